@@ -1,0 +1,56 @@
+# The commands of the project. `make` alone lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Extras the default tests need; everything else is installed by whoever wants it.
+EXTRAS := dev
+
+# Fast tests that guard the fixed names and contracts; add a file here when it is written.
+GUARDRAIL_TESTS := \
+	tests/test_import_isolation.py
+
+# One thread: on these small tensors a second one costs more than it brings.
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-slow guardrail lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make .venv and install esper in it (again only when the pins change)
+
+$(STAMP): pyproject.toml constraints.txt
+	@echo "setup: installing esper[$(EXTRAS)] into $(VENV) at the versions of constraints.txt"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+run: setup ## grow a small network on the digits data
+	$(BIN)/python -m esper.scripts.grow_digits
+
+lint: setup ## ruff, mypy and the import contracts
+	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+test: lint ## lint, then all tests but the slow ones
+	$(BIN)/python -m pytest
+
+test-slow: setup ## the slow tests alone (none written yet counts as passed)
+	$(BIN)/python -m pytest -m slow || [ $$? -eq 5 ]
+
+guardrail: setup ## the fast tests of names and contracts
+	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)
+
+bench: setup ## measure the throughput of a population
+	$(BIN)/python -m esper.scripts.benchmark_population
+
+clean: ## remove .venv, caches and build output
+	rm -rf $(VENV) .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""attention: channels weighed against each other (squeeze-excite)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.layers import BIRTH_SCALE, LayerScale, Linear
+
+SQUEEZE = 4
+"""The hidden layer has a quarter of the channels, two at least."""
+
+
+@blueprint("attention", topologies=("cnn",), min_width=2)
+class SqueezeExcite(nn.Module):
+    """Squeeze-excite: the activation times a learnt, image-dependent weight per channel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = max(2, width // SQUEEZE)
+        self.squeeze = Linear(width, hidden)
+        self.excite = Linear(hidden, width)
+        self.scale = LayerScale(width, BIRTH_SCALE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = x.mean(dim=(-2, -1))
+        weights = torch.tanh(self.excite(F.silu(self.squeeze(pooled))))
+        out: Tensor = self.scale(x * weights[..., None, None])
+        return out

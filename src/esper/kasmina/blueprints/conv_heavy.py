@@ -1,0 +1,27 @@
+"""conv_heavy: two 3x3 convolutions."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.layers import BIRTH_SCALE, ChannelNorm, Conv2d, LayerScale
+
+
+@blueprint("conv_heavy", topologies=("cnn",))
+class ConvHeavy(nn.Module):
+    """3x3 convolution, norm, ReLU, 3x3 convolution, norm, scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = Conv2d(width, width, 3)
+        self.norm1 = ChannelNorm(width)
+        self.conv2 = Conv2d(width, width, 3)
+        self.norm2 = ChannelNorm(width)
+        self.scale = LayerScale(width, BIRTH_SCALE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm1(self.conv1(x)))
+        out: Tensor = self.scale(self.norm2(self.conv2(h)))
+        return out

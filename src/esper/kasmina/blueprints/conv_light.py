@@ -1,0 +1,23 @@
+"""conv_light: one 3x3 convolution."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.layers import BIRTH_SCALE, ChannelNorm, Conv2d, LayerScale
+
+
+@blueprint("conv_light", topologies=("cnn",))
+class ConvLight(nn.Module):
+    """3x3 convolution, norm, scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = Conv2d(width, width, 3)
+        self.norm = ChannelNorm(width)
+        self.scale = LayerScale(width, BIRTH_SCALE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale(self.norm(self.conv(x)))
+        return out

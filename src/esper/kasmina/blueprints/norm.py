@@ -1,0 +1,22 @@
+"""norm: the cheapest seed, a re-normalised copy of the activation."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.layers import BIRTH_SCALE, ChannelNorm, LayerScale
+
+
+@blueprint("norm", topologies=("cnn",))
+class Norm(nn.Module):
+    """The normalised activation, scaled per channel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = ChannelNorm(width)
+        self.scale = LayerScale(width, BIRTH_SCALE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale(self.norm(x))
+        return out

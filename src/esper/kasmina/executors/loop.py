@@ -1,0 +1,153 @@
+"""The plain executor: one row after the other, each on its member's CUDA stream on a GPU.
+
+It runs hosts that cannot be vmapped, serves where it measures faster, and is the yardstick the
+fused executor is held against: a row's numbers do not depend on which other rows are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from esper.kasmina.blending import blend
+from esper.kasmina.executors.base import check_delta, check_input, set_training
+from esper.kasmina.network import StackedNetwork
+from esper.kasmina.rows import FROM_INPUT, RowPlan
+from esper.kasmina.store import ParameterStore
+from esper.leyline.actions import BlendStyle
+
+
+class LoopExecutor:
+    """Runs a plan row by row."""
+
+    name = "loop"
+
+    def __init__(self) -> None:
+        self._streams: list[torch.cuda.Stream] = []
+
+    def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
+        """Outputs `[R, B, ...]`."""
+        check_input(network, x)
+        set_training(network, training)
+        run = _LoopRun(network, x, plan, training)
+        outputs = []
+        with self._side_streams(network, plan) as streams:
+            for row in range(plan.table.rows):
+                member = int(plan.table.member_R[row])
+                with torch.cuda.stream(streams[member]) if streams else contextlib.nullcontext():
+                    outputs.append(run.row(row))
+        return torch.stack(outputs)
+
+    @contextlib.contextmanager
+    def _side_streams(
+        self, network: StackedNetwork, plan: RowPlan
+    ) -> Iterator[list[torch.cuda.Stream]]:
+        """One stream per member, behind what was asked before and ahead of what comes after."""
+        if network.device.type != "cuda":
+            yield []
+            return
+        while len(self._streams) < network.members:
+            self._streams.append(torch.cuda.Stream(network.device))  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream(network.device)
+        used = [self._streams[m] for m in sorted(set(plan.table.member_R.tolist()))]
+        for stream in used:
+            stream.wait_stream(current)
+        yield self._streams
+        for stream in used:
+            current.wait_stream(stream)
+
+
+@dataclass(slots=True)
+class _LoopRun:
+    """The state of one pass: parameters unbound once, activations other rows begin from."""
+
+    network: StackedNetwork
+    x: Tensor
+    plan: RowPlan
+    training: bool
+    rows_of: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
+    kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """(row, slot) -> activation there."""
+    wanted: set[tuple[int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        table = self.plan.table
+        late = table.start_R != FROM_INPUT
+        self.wanted = set(
+            zip(table.source_R[late].tolist(), table.start_R[late].tolist(), strict=True)
+        )
+        for store in (
+            self.network.host,
+            *self.network.banks.values(),
+            *self.network.gates.values(),
+        ):
+            self.rows_of[id(store)] = store.flat_EP.unbind(0)
+
+    def row(self, row: int) -> Tensor:
+        """One forward, from the input or from where the row begins."""
+        network, table = self.network, self.plan.table
+        member, start = int(table.member_R[row]), int(table.start_R[row])
+        shadow = bool(table.shadow_R[row])
+        state = self._state(network.host, member, frozen=shadow, keeps=self.training and not shadow)
+        if start == FROM_INPUT:
+            first, slot = 0, 0
+            h = self.x[0] if self.x.shape[0] == 1 else self.x[member]
+        else:
+            first, slot = network.slots[start].position + 1, start
+            kept = self.kept[int(table.source_R[row]), start]
+            h = self._through_slots(row, kept.detach() if shadow else kept, first - 1, slot)
+            slot = self._next_slot(first - 1)
+        for index in range(first, len(network.segments)):
+            segment = network.segments[index]
+            own = {local: state[name] for local, name in segment.names.items()}
+            h = functional_call(segment.module, own, (h,))
+            h = self._through_slots(row, h, index, slot)
+            slot = self._next_slot(index)
+        return h
+
+    def _next_slot(self, index: int) -> int:
+        """First slot behind segment `index`."""
+        return sum(spec.position <= index for spec in self.network.slots)
+
+    def _through_slots(self, row: int, h: Tensor, index: int, slot: int) -> Tensor:
+        """Apply the slots that stand right after segment `index`, from `slot` on."""
+        slots = self.network.slots
+        while slot < len(slots) and slots[slot].position == index:
+            self.network.check_activation(slot, h)
+            if (row, slot) in self.wanted:
+                self.kept[row, slot] = h
+            if self.plan.table.alpha_RS[row, slot] > 0:
+                h = self._apply_seed(row, slot, h)
+            slot += 1
+        return h
+
+    def _apply_seed(self, row: int, slot: int, h: Tensor) -> Tensor:
+        plan, network = self.plan, self.network
+        member, kind = int(plan.table.member_R[row]), int(plan.blueprint_RS[row, slot])
+        shadow = bool(plan.table.shadow_R[row])
+        frozen = shadow and int(plan.table.start_R[row]) != slot
+        seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
+        bank = network.bank(slot, kind)
+        delta = functional_call(bank.template, self._state(bank, member, frozen), (seed_in,))
+        check_delta(network, slot, kind, delta, h)
+        style = BlendStyle(plan.style_RS[row, slot])
+        gate = None
+        if style is BlendStyle.GATE:
+            gates = network.gate(slot)
+            gate = functional_call(gates.template, self._state(gates, member, frozen), (seed_in,))
+        alpha = torch.tensor(float(plan.table.alpha_RS[row, slot]), device=h.device, dtype=h.dtype)
+        code = torch.tensor(int(style), device=h.device)
+        return blend(h, delta, alpha, code, gate, frozenset({style}))
+
+    def _state(
+        self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False
+    ) -> dict[str, Tensor]:
+        """One member's parameters and buffers; `keeps`: buffer updates go to the member."""
+        flat = self.rows_of[id(store)][member]
+        fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
+        return store.named_row(flat.detach() if frozen else flat) | fixed

@@ -1,0 +1,130 @@
+"""The fused executor: all rows of a segment in one vmapped call, all rows of a seed in another.
+
+The number of Python calls depends on the host's segments and on which (slot, blueprint) pairs are
+live anywhere, never on the number of members or rows.
+
+Shape letters: R rows, G rows of one group, B batch; `...` the activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from esper.kasmina.blending import blend
+from esper.kasmina.executors.base import check_delta, check_input, set_training
+from esper.kasmina.network import Segment, StackedNetwork
+from esper.kasmina.rows import RowPlan, SeedGroup
+from esper.kasmina.store import ParameterStore
+from esper.leyline.actions import BlendStyle
+
+Named = dict[str, Tensor]
+
+
+class VmapExecutor:
+    """Runs a plan with `torch.func.vmap` over rows."""
+
+    name = "vmap"
+
+    def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
+        """Outputs `[R, B, ...]`."""
+        check_input(network, x)
+        set_training(network, training)
+        params = network.host.gather(plan.member_R, plan.shadow_R)
+        fixed = network.host.gather_fixed(plan.member_R)
+        h = _input_rows(x, plan)
+        active = plan.first_active
+        slot = 0
+        for index, segment in enumerate(network.segments):
+            h = _run_segment(segment, params, fixed, h, active)
+            while slot < len(network.slots) and network.slots[slot].position == index:
+                network.check_activation(slot, h[0])
+                h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
+                active = plan.active_S[slot]
+                for group in plan.groups_S[slot]:
+                    h = _apply_seeds(network, group, h)
+                slot += 1
+        if training and fixed:
+            _keep_buffers(network.host, fixed, plan)
+        return h
+
+
+def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
+    """The data of the rows that begin at the input; `[1, B, ...]` stays shared."""
+    if x.shape[0] == 1 or plan.member_R is None:
+        return x
+    return x.index_select(0, plan.member_R[: plan.first_active])
+
+
+def _run_segment(segment: Segment, params: Named, fixed: Named, h: Tensor, active: int) -> Tensor:
+    """One segment for the first `active` rows."""
+    state = {
+        local: (params[name] if name in params else fixed[name])[:active]
+        for local, name in segment.names.items()
+    }
+    shared = h.shape[0] == 1 and active > 1
+    if shared:
+        h = h[0]
+        if not state:
+            return segment.module(h).unsqueeze(0)  # type: ignore[no-any-return]
+    return _vmap_module(segment.module, state, h, None if shared else 0)
+
+
+def _vmap_module(
+    module: nn.Module, state: Mapping[str, Tensor], h: Tensor, h_dim: int | None
+) -> Tensor:
+    def one_row(row_state: Named, row_h: Tensor) -> Tensor:
+        out: Tensor = functional_call(module, row_state, (row_h,))
+        return out
+
+    out: Tensor = vmap(one_row, in_dims=(0, h_dim), randomness="different")(dict(state), h)
+    return out
+
+
+def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
+    """Append the rows that begin at this slot; a shadow takes its start without a way back."""
+    source = plan.source_S[slot]
+    if source is None:
+        return h
+    begun = h.detach() if plan.shadow_R is not None else h
+    return torch.cat([h, begun.index_select(0, source)])
+
+
+def _apply_seeds(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Tensor:
+    """Gather the rows of a group, run the blueprint, blend, write back."""
+    h_G = h.index_select(0, group.rows_G)
+    seed_in = h_G
+    if group.detached_G is not None:
+        seed_in = torch.where(_rowwise(group.detached_G, h_G), h_G.detach(), h_G)
+    bank = network.bank(group.slot, group.blueprint)
+    delta = _vmap_store(bank, group, seed_in)
+    check_delta(network, group.slot, group.blueprint, delta, h_G)
+    gate = None
+    if BlendStyle.GATE in group.present:
+        gate = _vmap_store(network.gate(group.slot), group, seed_in)
+    alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
+    out = blend(h_G, delta, alpha, _rowwise(group.style_G, h_G), gate, group.present)
+    return h.index_copy(0, group.rows_G, out)
+
+
+def _vmap_store(store: ParameterStore, group: SeedGroup, seed_in: Tensor) -> Tensor:
+    state = store.gather(group.members_G, group.frozen_G) | store.gather_fixed(group.members_G)
+    return _vmap_module(store.template, state, seed_in, 0)
+
+
+def _rowwise(values_G: Tensor, like: Tensor) -> Tensor:
+    """`[G]` shaped to broadcast over `[G, B, ...]`."""
+    return values_G.view(-1, *([1] * (like.ndim - 1)))
+
+
+def _keep_buffers(host: ParameterStore, fixed: Named, plan: RowPlan) -> None:
+    """Write buffers that whole rows updated (running statistics) back to their members."""
+    rows = plan.first_active
+    for name, stacked in host.fixed.items():
+        if plan.member_R is None:
+            stacked.copy_(fixed[name])
+        else:
+            stacked.index_copy_(0, plan.member_R[:rows], fixed[name][:rows])

@@ -1,0 +1,116 @@
+"""The convolutional host: blocks of convolution, norm, ReLU and max-pool, then mean and linear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.leyline.errors import EsperError
+from esper.leyline.slots import InjectionSpec, Topology, slot_id
+
+HEAD_GAIN = 0.5
+"""Keeps the logits small at birth, so the first loss is close to ln(classes)."""
+
+
+class ConvBlock(nn.Module):
+    """Convolution, norm, ReLU; the spatial size is kept."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__()
+        self.conv = Conv2d(in_channels, out_channels, kernel_size)
+        self.norm = ChannelNorm(out_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+class Pool(nn.Module):
+    """Max-pool by 2; a side that has shrunk to 1 stays 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        return F.max_pool2d(x, (min(2, height), min(2, width)))
+
+
+class Head(nn.Module):
+    """Mean over space, then a linear map to the classes."""
+
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.linear = Linear(channels, num_classes, gain=HEAD_GAIN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.mean(dim=(-2, -1)))
+        return out
+
+
+class CNNHost(nn.Module):
+    """A chain of blocks with doubling channels.
+
+    Slots: row 0 stands after each block, before pooling; row 1 after pooling. A block that does
+    not pool still has its row-1 slot, right behind the row-0 one.
+    """
+
+    topology: Topology = "cnn"
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        n_blocks: int = 3,
+        base_channels: int = 8,
+        pool_layers: int | None = None,
+        kernel_size: int = 3,
+    ) -> None:
+        """`pool_layers`: how many of the first blocks pool (default: all)."""
+        super().__init__()
+        pools = n_blocks if pool_layers is None else pool_layers
+        _check_sizes(num_classes, in_channels, n_blocks, base_channels, pools, kernel_size)
+        self.channels = tuple(base_channels * 2**i for i in range(n_blocks))
+        inputs = (in_channels, *self.channels[:-1])
+        self.blocks = nn.ModuleList(
+            ConvBlock(c_in, c_out, kernel_size)
+            for c_in, c_out in zip(inputs, self.channels, strict=True)
+        )
+        self.pools = nn.ModuleList(Pool() if i < pools else nn.Identity() for i in range(n_blocks))
+        self.head = Head(self.channels[-1], num_classes)
+
+    def segments(self) -> Sequence[nn.Module]:
+        """block, pool, block, pool, ..., head."""
+        chain = [m for pair in zip(self.blocks, self.pools, strict=True) for m in pair]
+        return (*chain, self.head)
+
+    def injection_specs(self) -> tuple[InjectionSpec, ...]:
+        """Two slots per block, in execution order."""
+        return tuple(
+            InjectionSpec(slot_id(row, col), channels, 2 * col + row, surface)
+            for col, channels in enumerate(self.channels)
+            for row, surface in enumerate(("pre_pool", "post_pool"))
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for segment in self.segments():
+            x = segment(x)
+        return x
+
+
+def _check_sizes(
+    num_classes: int, in_channels: int, n_blocks: int, base_channels: int, pools: int, kernel: int
+) -> None:
+    sizes = {
+        "num_classes": num_classes,
+        "in_channels": in_channels,
+        "n_blocks": n_blocks,
+        "base_channels": base_channels,
+        "kernel_size": kernel,
+    }
+    for name, value in sizes.items():
+        if value < 1:
+            raise EsperError(f"CNNHost {name}={value}: must be 1 or more")
+    if kernel % 2 == 0:
+        raise EsperError(f"CNNHost kernel_size={kernel}: must be odd, so that the size is kept")
+    if not 0 <= pools <= n_blocks:
+        raise EsperError(f"CNNHost pool_layers={pools}: must be between 0 and n_blocks={n_blocks}")

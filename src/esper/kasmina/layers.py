@@ -1,0 +1,159 @@
+"""The layers our own hosts and seeds are made of.
+
+Two things set them apart from torch's: every convolution goes through one function (`conv2d`), and
+each layer says how its parameters are drawn (`draws`), so that fresh values for many members can be
+written at once, without building one module per member.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina import rng
+from esper.leyline.streams import UInt64Array
+
+BIRTH_SCALE = 0.05
+"""LayerScale of a new seed: small enough to leave the host's output almost unchanged, large enough
+for gradients to flow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How one parameter gets its initial values."""
+
+    kind: Literal["uniform", "normal"]
+    scale: float
+    """Half-width of the uniform range, or standard deviation."""
+
+    def sample(self, keys: UInt64Array, count: int, device: torch.device) -> Tensor:
+        """`[len(keys), count]` initial values, one counter stream per row."""
+        if self.kind == "uniform":
+            return (rng.uniform(keys, count, device) * 2.0 - 1.0) * self.scale
+        return rng.normal(keys, count, device) * self.scale
+
+    def fill_(self, parameter: Tensor) -> None:
+        """Fill one parameter from torch's generator (a module built on its own)."""
+        with torch.no_grad():
+            if self.kind == "uniform":
+                parameter.uniform_(-self.scale, self.scale)
+            else:
+                parameter.normal_(0.0, self.scale)
+
+
+class DrawnModule(nn.Module):
+    """A module whose random parameters are described by `draws`; all others are constants."""
+
+    draws: dict[str, Draw]
+
+    def draw_parameters(self) -> None:
+        """Fill every drawn parameter and remember that it is untouched since."""
+        for name, draw in self.draws.items():
+            draw.fill_(self.get_parameter(name))
+        self._drawn_versions = {name: self.get_parameter(name)._version for name in self.draws}
+
+    def untouched_draws(self) -> dict[str, Draw]:
+        """The draws of parameters that nobody rescaled or re-initialised afterwards."""
+        return {
+            name: draw
+            for name, draw in self.draws.items()
+            if self.get_parameter(name)._version == self._drawn_versions[name]
+        }
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int) -> Tensor:
+    """The one door for convolutions of our own modules (stride 1), so one kernel can serve all."""
+    return F.conv2d(x, weight, bias, stride=1, padding=padding, groups=groups)
+
+
+class Conv2d(DrawnModule):
+    """Convolution with "same" padding, stride 1 and He-uniform weights; `zero=True` starts at 0."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        groups: int = 1,
+        bias: bool = False,
+        zero: bool = False,
+    ) -> None:
+        super().__init__()
+        fan_in = in_channels // groups * kernel_size**2
+        shape = (out_channels, in_channels // groups, kernel_size, kernel_size)
+        self.weight = nn.Parameter(torch.zeros(shape))
+        self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
+        self.padding = kernel_size // 2
+        self.groups = groups
+        self.draws = {} if zero else {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
+        self.draw_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv2d(x, self.weight, self.bias, self.padding, self.groups)
+
+    def extra_repr(self) -> str:
+        out_channels, in_channels, size, _ = self.weight.shape
+        return (
+            f"{in_channels * self.groups}, {out_channels}, kernel_size={size}, groups={self.groups}"
+        )
+
+
+class Linear(DrawnModule):
+    """Linear map with uniform weights of half-width `gain / sqrt(in_features)` and zero bias."""
+
+    def __init__(
+        self, in_features: int, out_features: int, *, bias: bool = True, gain: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(out_features, in_features))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self.draws = {"weight": Draw("uniform", gain / math.sqrt(in_features))} if gain else {}
+        self.draw_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        out_features, in_features = self.weight.shape
+        return f"{in_features}, {out_features}"
+
+
+class ChannelNorm(nn.Module):
+    """Group norm without running statistics, 16 channels a group at most.
+
+    Statistics are taken per sample, so a row with a seed switched off is never scored with
+    statistics gathered while it was on. One group has more than one value as long as the
+    activation has more than one value per sample.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.groups = math.gcd(channels, math.ceil(channels / 16))
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, self.groups, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, groups={self.groups}"
+
+
+class LayerScale(nn.Module):
+    """One learnt factor per channel (dimension 1), small but not zero at birth."""
+
+    def __init__(self, channels: int, initial: float) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.full((channels,), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma.view(-1, *([1] * (x.ndim - 2)))
+
+    def extra_repr(self) -> str:
+        return f"{self.gamma.shape[0]}"

@@ -1,0 +1,510 @@
+"""What stage each seed is in, what is legal next, and how alpha moves: arrays `[E, S]` on the host.
+
+A step calls `begin_step` before its train batches and `end_step` after its validation; actions
+come after that. So a seed germinated at the end of step t incubates in step t+1, and a ramp of
+n steps started at the end of step t is complete in step t+n.
+
+Shape letters: E members, S slots, N pairs (member, slot) named in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.kasmina.alpha import ramp_alpha
+from esper.kasmina.gates import GateConfig, fully_blended, ready_to_blend, worth_keeping
+from esper.leyline.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    TEMPOS,
+    AlphaCurve,
+    AlphaMode,
+    BlendStyle,
+    LifecycleOp,
+)
+from esper.leyline.arrays import Bools, Codes, Floats, Ints
+from esper.leyline.errors import EsperError, IllegalActionError
+from esper.leyline.signals import NO_BLUEPRINT, GateSignals
+from esper.leyline.slots import InjectionSpec
+from esper.leyline.stages import (
+    ADVANCE_TO,
+    COOLDOWN_CHAIN,
+    GATE_INTO,
+    OCCUPIED_STAGES,
+    PRUNABLE_STAGES,
+    TRANSITIONS,
+    Gate,
+    SeedStage,
+)
+
+IntLike = int | Sequence[int] | Ints
+
+_LEGAL_MOVE: Bools = np.array([[b in TRANSITIONS[a] for b in SeedStage] for a in SeedStage])
+
+
+@dataclass(frozen=True, slots=True)
+class LifecycleConfig:
+    """The rules of a seed's life."""
+
+    gates: GateConfig = field(default_factory=GateConfig)
+    """What the gates ask for."""
+    auto_forward_g1: bool = True
+    """Start incubation by itself, at the step after germination."""
+    auto_forward_g2: bool = False
+    """Start blending by itself as soon as G2 is open."""
+    auto_forward_g3: bool = True
+    """Go on probation by itself once alpha is 1."""
+    min_prune_age: int = 1
+    """Steps after germination before a seed may be pruned."""
+    seed_budget: int | None = None
+    """Seeds a member may hold at a time, permanent ones included; None: one in every slot."""
+    pruned_steps: int = 1
+    """Steps a slot stays PRUNED."""
+    embargoed_steps: int = 5
+    """Steps a slot stays EMBARGOED."""
+    resetting_steps: int = 1
+    """Steps a slot stays RESETTING."""
+
+    def __post_init__(self) -> None:
+        if self.seed_budget is not None and self.seed_budget < 0:
+            raise EsperError(f"seed_budget={self.seed_budget}: must be 0 or more, or None")
+        if min(self.pruned_steps, self.embargoed_steps, self.resetting_steps) < 1:
+            raise EsperError(
+                "cooldown steps must be 1 or more in each of PRUNED, EMBARGOED, RESETTING"
+            )
+
+    def cooldown_steps(self, stage: SeedStage) -> int:
+        """How long a slot rests in one of the cooldown stages."""
+        steps = (self.pruned_steps, self.embargoed_steps, self.resetting_steps)
+        return steps[COOLDOWN_CHAIN.index(stage)]
+
+
+class Lifecycle:
+    """The stages and alphas of all slots of all members."""
+
+    def __init__(
+        self, members: int, slots: Sequence[str], fits_SK: Bools, config: LifecycleConfig
+    ) -> None:
+        """`fits_SK[s, k]`: blueprint k fits slot s."""
+        self.config = config
+        self.slots = tuple(slots)
+        self.fits_SK = fits_SK
+        self.version = 0
+        """Grows whenever a stage or an alpha changes, so that derived tables can be cached."""
+        self._allocate(members)
+
+    def _allocate(self, members: int) -> None:
+        shape = (members, len(self.slots))
+        self.stage_ES: Codes = np.full(shape, SeedStage.DORMANT, dtype=np.int8)
+        self.blueprint_ES: Ints = np.full(shape, NO_BLUEPRINT, dtype=np.int64)
+        self.style_ES: Codes = np.zeros(shape, dtype=np.int8)
+        self.steps_in_stage_ES: Ints = np.zeros(shape, dtype=np.int64)
+        self.age_ES: Ints = np.zeros(shape, dtype=np.int64)
+        self.births_ES: Ints = np.zeros(shape, dtype=np.int64)
+        """Seeds germinated in the slot so far."""
+        self.pruning_ES: Bools = np.zeros(shape, dtype=np.bool_)
+        """Alpha is on its way to 0; the seed is frozen and then removed."""
+        self.alpha_ES: Floats = np.zeros(shape, dtype=np.float32)
+        self.mode_ES: Codes = np.full(shape, AlphaMode.HOLD, dtype=np.int8)
+        self.ramp_start_ES: Floats = np.zeros(shape, dtype=np.float32)
+        self.target_ES: Floats = np.zeros(shape, dtype=np.float32)
+        self.ramp_done_ES: Ints = np.zeros(shape, dtype=np.int64)
+        self.ramp_total_ES: Ints = np.zeros(shape, dtype=np.int64)
+        self.curve_ES: Codes = np.zeros(shape, dtype=np.int8)
+        self.tempo_ES: Ints = np.zeros(shape, dtype=np.int64)
+        """Steps the first blend will take."""
+        self.signals = GateSignals.unmeasured(*shape)
+
+    @property
+    def members(self) -> int:
+        """E."""
+        return int(self.stage_ES.shape[0])
+
+    def reset(self) -> None:
+        """All slots of all members dormant, as at the start of an episode."""
+        self._allocate(self.members)
+        self.version += 1
+
+    # ---- the clock ------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Before the train batches: incubation starts, ramps move one step."""
+        if self.config.auto_forward_g1:
+            self._enter(self._at(SeedStage.GERMINATED), SeedStage.TRAINING)
+        self._move_ramps()
+
+    def end_step(self, signals: GateSignals) -> None:
+        """After validation: count the step, cool down, note the signals, forward what may go."""
+        self._note(signals)
+        self.steps_in_stage_ES += 1
+        self.age_ES[self.occupied()] += 1
+        for stage, after in zip(COOLDOWN_CHAIN[-2::-1], COOLDOWN_CHAIN[:0:-1], strict=True):
+            rested = self.steps_in_stage_ES >= self.config.cooldown_steps(stage)
+            self._enter(self._at(stage) & rested, after)
+        if self.config.auto_forward_g3:
+            self._enter(self._at(SeedStage.BLENDING) & self.gate_open(Gate.G3), SeedStage.HOLDING)
+        if self.config.auto_forward_g2:
+            self._start_blend(self._at(SeedStage.TRAINING) & self.gate_open(Gate.G2))
+
+    def _note(self, signals: GateSignals) -> None:
+        """Keep the newest measured value of each signal (NaN: not measured this time)."""
+
+        def newer(old: Floats, new: Floats) -> Floats:
+            return np.where(np.isnan(new), old, new).astype(np.float32)
+
+        self.signals = replace(
+            signals,
+            contribution_ES=newer(self.signals.contribution_ES, signals.contribution_ES),
+            contribution_se_ES=newer(self.signals.contribution_se_ES, signals.contribution_se_ES),
+        )
+
+    def _move_ramps(self) -> None:
+        ramping = self.mode_ES != AlphaMode.HOLD
+        if not ramping.any():
+            return
+        self.ramp_done_ES[ramping] += 1
+        moved = ramp_alpha(
+            self.ramp_start_ES, self.target_ES, self.curve_ES, self.ramp_done_ES, self.ramp_total_ES
+        )
+        self.alpha_ES = np.where(ramping, moved, self.alpha_ES).astype(np.float32)
+        done = ramping & (self.ramp_done_ES >= self.ramp_total_ES)
+        self.mode_ES[done] = AlphaMode.HOLD
+        self.version += 1
+        self._remove(done & self.pruning_ES)
+
+    # ---- what is legal --------------------------------------------------------------------
+
+    def occupied(self) -> Bools:
+        """Slots in which a seed stands, permanent ones included."""
+        return np.isin(self.stage_ES, [int(s) for s in OCCUPIED_STAGES])
+
+    def ramp_steps_left(self) -> Ints:
+        """Steps until alpha reaches its target."""
+        ramping = self.mode_ES != AlphaMode.HOLD
+        return np.where(ramping, self.ramp_total_ES - self.ramp_done_ES, 0)
+
+    def cooldown_left(self) -> Ints:
+        """Steps until a cooling slot is dormant again."""
+        left = np.zeros_like(self.steps_in_stage_ES)
+        later = 0
+        for stage in COOLDOWN_CHAIN[-2::-1]:
+            later += self.config.cooldown_steps(stage)
+            left = np.where(self._at(stage), later - self.steps_in_stage_ES, left)
+        return left
+
+    def budget_left(self) -> Ints:
+        """`[E]`: seeds each member may still germinate."""
+        budget = self.config.seed_budget
+        limit = len(self.slots) if budget is None else budget
+        return np.asarray(limit - self.occupied().sum(axis=1), dtype=np.int64)
+
+    def gate_open(self, gate: Gate) -> Bools:
+        """Where the conditions of a gate hold, whatever stage the seed is in."""
+        if gate is Gate.G0:
+            room = (self.budget_left()[:, None] > 0) & np.any(self.fits_SK, axis=1, keepdims=True).T
+            return np.asarray(self._at(SeedStage.DORMANT) & room)
+        if gate is Gate.G1:
+            return np.asarray(self.age_ES >= 1)
+        if gate is Gate.G2:
+            return ready_to_blend(self.config.gates, self.steps_in_stage_ES, self.signals)
+        if gate is Gate.G3:
+            return fully_blended(self.alpha_ES) & ~self.pruning_ES
+        return worth_keeping(self.config.gates, self.signals)
+
+    def legal_ops(self) -> Bools:
+        """`[E, S, op]`: what may be asked of each slot now, gates included. WAIT always may."""
+        legal = np.zeros((*self.stage_ES.shape, len(LifecycleOp)), dtype=np.bool_)
+        steady = self.mode_ES == AlphaMode.HOLD
+        legal[..., LifecycleOp.WAIT] = True
+        legal[..., LifecycleOp.GERMINATE] = self.gate_open(Gate.G0)
+        for stage, after in ADVANCE_TO.items():
+            legal[..., LifecycleOp.ADVANCE] |= self._at(stage) & self.gate_open(GATE_INTO[after])
+        retargetable = self._at(SeedStage.BLENDING) | self._at(SeedStage.HOLDING)
+        legal[..., LifecycleOp.SET_ALPHA_TARGET] = retargetable & steady
+        old_enough = self.age_ES >= self.config.min_prune_age
+        prunable = np.isin(self.stage_ES, [int(s) for s in PRUNABLE_STAGES])
+        legal[..., LifecycleOp.PRUNE] = prunable & old_enough & steady
+        holding = self._at(SeedStage.HOLDING)
+        legal[..., LifecycleOp.FOSSILIZE] = holding & steady & self.gate_open(Gate.G5)
+        return legal
+
+    # ---- operations on arrays of members --------------------------------------------------
+
+    def germinate(
+        self,
+        members: IntLike,
+        slots: IntLike,
+        blueprints: IntLike,
+        style: IntLike = BlendStyle.ADD,
+        tempo: IntLike = TEMPOS[0],
+        alpha_target: float | Floats = 1.0,
+        curve: IntLike = AlphaCurve.LINEAR,
+    ) -> None:
+        """DORMANT -> GERMINATED. `tempo`, `alpha_target`, `curve` describe the first blend."""
+        at = self._pairs(members, slots)
+        kind = _whole("blueprint", blueprints, at)
+        self._check_choice("blueprint", kind, range(self.fits_SK.shape[1]))
+        self._check_choice("style", _whole("style", style, at), list(BlendStyle))
+        self._check_choice("tempo", _whole("tempo", tempo, at), TEMPOS)
+        self._check_choice("alpha_target", np.asarray(alpha_target), ALPHA_TARGETS)
+        self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
+        self._check_legal(LifecycleOp.GERMINATE, at)
+        self._check_fit(at, kind)
+        self._check_budget(at[0])
+        self._enter(self._mask(at), SeedStage.GERMINATED)
+        self.blueprint_ES[at] = kind
+        self.style_ES[at] = style
+        self.tempo_ES[at] = tempo
+        self.target_ES[at] = alpha_target
+        self.curve_ES[at] = curve
+        self.age_ES[at] = 0
+        self.births_ES[at] += 1
+        self._forget_signals(at)
+
+    def plant(self, members: IntLike, slots: IntLike, blueprints: IntLike, style: IntLike) -> None:
+        """A seed that is permanent from the start. Not a transition: the member is born with it."""
+        self.germinate(members, slots, blueprints, style)
+        at = self._pairs(members, slots)
+        self.stage_ES[at] = SeedStage.FOSSILIZED
+        self.alpha_ES[at] = 1.0
+        self.version += 1
+
+    def advance(self, members: IntLike, slots: IntLike) -> None:
+        """GERMINATED -> TRAINING, TRAINING -> BLENDING or BLENDING -> HOLDING, through the gate."""
+        at = self._pairs(members, slots)
+        self._check_legal(LifecycleOp.ADVANCE, at)
+        mask = self._mask(at)
+        moves = {stage: mask & self._at(stage) for stage in ADVANCE_TO}
+        self._enter(moves[SeedStage.GERMINATED], SeedStage.TRAINING)
+        self._enter(moves[SeedStage.BLENDING], SeedStage.HOLDING)
+        self._start_blend(moves[SeedStage.TRAINING])
+
+    def set_alpha_target(
+        self,
+        members: IntLike,
+        slots: IntLike,
+        target: float | Floats,
+        speed: IntLike = ALPHA_SPEEDS[1],
+        curve: IntLike = AlphaCurve.LINEAR,
+    ) -> None:
+        """Send alpha to a new target; below 1 a HOLDING seed goes back to BLENDING."""
+        at = self._pairs(members, slots)
+        self._check_choice("alpha_target", np.asarray(target), ALPHA_TARGETS)
+        self._check_choice("alpha_speed", _whole("alpha_speed", speed, at), ALPHA_SPEEDS)
+        self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
+        self._check_legal(LifecycleOp.SET_ALPHA_TARGET, at)
+        self.target_ES[at] = target
+        below = self._mask(at) & (self.target_ES < 1.0) & self._at(SeedStage.HOLDING)
+        self._enter(below, SeedStage.BLENDING)
+        self._start_ramp(at, self.target_ES[at], speed, curve)
+
+    def prune(
+        self,
+        members: IntLike,
+        slots: IntLike,
+        speed: IntLike = 0,
+        curve: IntLike = AlphaCurve.LINEAR,
+    ) -> None:
+        """Remove a seed: blended ones ramp to 0 first (`speed` steps, 0: at once), frozen."""
+        at = self._pairs(members, slots)
+        steps = _whole("alpha_speed", speed, at)
+        self._check_choice("alpha_speed", steps, ALPHA_SPEEDS)
+        self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
+        self._check_legal(LifecycleOp.PRUNE, at)
+        speed_ES = np.zeros_like(self.age_ES)
+        speed_ES[at] = steps
+        ramped = self._mask(at) & (self.alpha_ES > 0) & (speed_ES > 0)
+        self._enter(ramped & self._at(SeedStage.HOLDING), SeedStage.BLENDING)
+        where = np.nonzero(ramped)
+        curve_ES = np.zeros_like(self.curve_ES)
+        curve_ES[at] = curve
+        self.pruning_ES |= ramped
+        self._start_ramp(
+            where, np.zeros(len(where[0]), np.float32), speed_ES[where], curve_ES[where]
+        )
+        self._remove(self._mask(at) & ~ramped)
+
+    def fossilize(self, members: IntLike, slots: IntLike) -> None:
+        """HOLDING -> FOSSILIZED: the seed is permanent."""
+        at = self._pairs(members, slots)
+        self._check_legal(LifecycleOp.FOSSILIZE, at)
+        self._enter(self._mask(at), SeedStage.FOSSILIZED)
+
+    def uproot(self, mask_ES: Bools) -> None:
+        """Remove live seeds at once, whatever the rules say (a rollback); full cooldown follows."""
+        live = np.isin(self.stage_ES, [int(s) for s in PRUNABLE_STAGES])
+        self._remove(mask_ES & live)
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _at(self, stage: SeedStage) -> Bools:
+        return np.asarray(self.stage_ES == stage)
+
+    def _enter(self, mask: Bools, stage: SeedStage) -> None:
+        """Move masked slots into a stage; the transition table has the last word."""
+        if not mask.any():
+            return
+        if not _LEGAL_MOVE[self.stage_ES[mask], stage].all():
+            e, s = np.argwhere(mask & ~_LEGAL_MOVE[self.stage_ES, stage])[0]
+            now = SeedStage(self.stage_ES[e, s])
+            after = ", ".join(sorted(x.name for x in TRANSITIONS[now])) or "nothing"
+            raise IllegalActionError(
+                f"member {e} slot {self.slots[s]}: {now.name} -> {stage.name} is not a transition; "
+                f"{now.name} may be followed by {after}"
+            )
+        self.stage_ES[mask] = stage
+        self.steps_in_stage_ES[mask] = 0
+        self.version += 1
+
+    def _start_blend(self, mask: Bools) -> None:
+        """TRAINING -> BLENDING with the ramp chosen at germination."""
+        self._enter(mask, SeedStage.BLENDING)
+        at = np.nonzero(mask)
+        self._start_ramp(at, self.target_ES[at], self.tempo_ES[at], self.curve_ES[at])
+
+    def _start_ramp(
+        self, at: tuple[Ints, ...], target: Floats, steps: IntLike, curve: IntLike | Codes
+    ) -> None:
+        now = self.alpha_ES[at]
+        total = np.broadcast_to(np.asarray(steps, dtype=np.int64), now.shape)
+        moving = (target != now) & (total > 0)
+        up = np.where(target > now, AlphaMode.UP, AlphaMode.DOWN)
+        self.ramp_start_ES[at] = now
+        self.target_ES[at] = target
+        self.curve_ES[at] = curve
+        self.ramp_done_ES[at] = 0
+        self.ramp_total_ES[at] = total
+        self.mode_ES[at] = np.where(moving, up, AlphaMode.HOLD)
+        self.alpha_ES[at] = np.where(moving, now, target)
+        self.version += 1
+
+    def _remove(self, mask: Bools) -> None:
+        """Take seeds out and start the cooldown."""
+        if not mask.any():
+            return
+        self._enter(mask, SeedStage.PRUNED)
+        self.blueprint_ES[mask] = NO_BLUEPRINT
+        self.pruning_ES[mask] = False
+        self.alpha_ES[mask] = 0.0
+        self.target_ES[mask] = 0.0
+        self.mode_ES[mask] = AlphaMode.HOLD
+        self.ramp_done_ES[mask] = self.ramp_total_ES[mask] = 0
+        self.age_ES[mask] = 0
+        self._forget_signals(np.nonzero(mask))
+
+    def _forget_signals(self, at: tuple[Ints, ...]) -> None:
+        """What was measured of an earlier seed says nothing about the next one."""
+        per_slot = ("shadow_loss_ES", "grad_norm_ES", "contribution_ES", "contribution_se_ES")
+        fresh = {name: getattr(self.signals, name).copy() for name in per_slot}
+        for values in fresh.values():
+            values[at] = np.nan
+        self.signals = replace(self.signals, **fresh)
+
+    def _pairs(self, members: IntLike, slots: IntLike) -> tuple[Ints, Ints]:
+        """(member, slot) index arrays `[N]`, checked: in range, no pair twice."""
+        e, s = np.broadcast_arrays(np.atleast_1d(members), np.atleast_1d(slots))
+        e, s = e.astype(np.int64), s.astype(np.int64)
+        for name, values, limit in (("member", e, self.members), ("slot", s, len(self.slots))):
+            bad = values[(values < 0) | (values >= limit)]
+            if bad.size:
+                raise EsperError(f"{name} {bad[0]}: valid are 0 to {limit - 1}")
+        pairs, counts = np.unique(np.stack([e, s]), axis=1, return_counts=True)
+        if (counts > 1).any():
+            twice_e, twice_s = pairs[:, counts > 1][:, 0]
+            raise EsperError(
+                f"member {twice_e} slot {self.slots[twice_s]} is named twice in one call"
+            )
+        return e, s
+
+    def _mask(self, at: tuple[Ints, ...]) -> Bools:
+        mask = np.zeros_like(self.pruning_ES)
+        mask[at] = True
+        return mask
+
+    def _check_choice(self, name: str, values: npt.NDArray[np.generic], valid: object) -> None:
+        choices = np.asarray(list(valid), dtype=values.dtype)  # type: ignore[call-overload]
+        bad = values[~np.isin(values, choices)]
+        if bad.size:
+            listed = ", ".join(str(c) for c in choices.tolist())
+            raise EsperError(f"{name} {np.atleast_1d(bad)[0]}: choose from {listed}")
+
+    def _check_legal(self, op: LifecycleOp, at: tuple[Ints, Ints]) -> None:
+        legal = self.legal_ops()
+        refused = ~legal[(*at, np.full_like(at[0], int(op)))]
+        if refused.any():
+            e, s = at[0][refused][0], at[1][refused][0]
+            choices = ", ".join(o.name for o in LifecycleOp if legal[e, s, o])
+            raise IllegalActionError(
+                f"{op.name} of member {e} slot {self.slots[s]} is not legal "
+                f"({self._condition(int(e), int(s))}); legal there now: {choices}"
+            )
+
+    def _condition(self, e: int, s: int) -> str:
+        """The facts that decide what is legal in one slot, for an error line."""
+        return (
+            f"{SeedStage(self.stage_ES[e, s]).name} for {self.steps_in_stage_ES[e, s]} steps, "
+            f"age {self.age_ES[e, s]}, alpha {self.alpha_ES[e, s]:g} "
+            f"{AlphaMode(self.mode_ES[e, s]).name}, budget left {self.budget_left()[e]}"
+        )
+
+    def _check_fit(self, at: tuple[Ints, Ints], kind: Ints) -> None:
+        misfit = ~self.fits_SK[at[1], kind]
+        if misfit.any():
+            slot = self.slots[at[1][misfit][0]]
+            valid = np.flatnonzero(self.fits_SK[at[1][misfit][0]]).tolist()
+            raise EsperError(f"blueprint {kind[misfit][0]} does not fit slot {slot}: valid {valid}")
+
+    def _check_budget(self, members: Ints) -> None:
+        wanted = np.bincount(members, minlength=self.members)
+        left = self.budget_left()
+        if (wanted > left).any():
+            e = int(np.flatnonzero(wanted > left)[0])
+            raise IllegalActionError(
+                f"member {e}: {wanted[e]} seeds asked for, budget left {left[e]}; prune one first"
+            )
+
+
+def _whole(name: str, values: IntLike, at: tuple[Ints, Ints]) -> Ints:
+    """An argument as int64 `[N]`; fractions are refused."""
+    array = np.broadcast_to(np.asarray(values), at[0].shape)
+    if not np.issubdtype(array.dtype, np.integer):
+        raise EsperError(f"{name} {np.ravel(array)[:1].tolist()}: whole numbers are needed")
+    return array.astype(np.int64)
+
+
+class HasLifecycle(Protocol):
+    """A population, as far as these helpers need it."""
+
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+
+
+def advance_active_seed(population: HasLifecycle, members: IntLike, slot: int) -> Bools:
+    """Advance the seed of `slot` in each member where the gate passes; says where it did."""
+    life = population.lifecycle
+    wanted = np.atleast_1d(np.asarray(members, dtype=np.int64))
+    passes = life.legal_ops()[wanted, slot, LifecycleOp.ADVANCE]
+    if passes.any():
+        life.advance(wanted[passes], slot)
+    return np.asarray(passes)
+
+
+def resolve_target_slot(
+    slot_idx: int, enabled_slots: Sequence[str], slot_config: Sequence[InjectionSpec]
+) -> tuple[str, int]:
+    """Slot id and segment position of the slot a controller means by its index."""
+    if not 0 <= slot_idx < len(enabled_slots):
+        raise EsperError(
+            f"slot index {slot_idx}: {len(enabled_slots)} slots are enabled "
+            f"({', '.join(enabled_slots)}), valid are 0 to {len(enabled_slots) - 1}"
+        )
+    name = enabled_slots[slot_idx]
+    positions = {spec.slot_id: spec.position for spec in slot_config}
+    if name not in positions:
+        raise EsperError(f"slot {name!r} is not in the host: it has {', '.join(positions)}")
+    return name, positions[name]

@@ -1,0 +1,25 @@
+"""What a row is trained on and how it is judged: per-row loss and correct counts, stacked.
+
+Shape letters: R rows, B batch, K classes; language models have a time axis between B and K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+RowLoss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs `[R, B, ...]`, targets `[R, B, ...]`) -> loss `[R]`, the mean over everything else."""
+
+
+def cross_entropy(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
+    """Mean cross-entropy of each row, in nats."""
+    losses = F.cross_entropy(logits_RBK.flatten(0, -2), target_RB.flatten(), reduction="none")
+    return losses.view(logits_RBK.shape[0], -1).mean(dim=1)
+
+
+def count_correct(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
+    """How many predictions of each row are right."""
+    return (logits_RBK.argmax(dim=-1) == target_RB).flatten(1).sum(dim=1)

@@ -1,0 +1,99 @@
+"""One member of a population as a plain module, for reading, export and tests."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blending import blend
+from esper.kasmina.network import StackedNetwork
+from esper.kasmina.store import ParameterStore
+from esper.leyline.actions import BlendStyle
+from esper.leyline.slots import SlotReport
+from esper.leyline.stages import SeedStage
+
+
+class SeedView(nn.Module):
+    """One seed as it stands in a slot: delta, gate if it has one, and how it is blended."""
+
+    def __init__(self, delta: nn.Module, gate: nn.Module | None, report: SlotReport) -> None:
+        super().__init__()
+        self.delta = delta
+        self.gate = gate
+        self.stage = report.stage
+        self.style = BlendStyle[str(report.style)]
+        self.register_buffer("alpha", torch.tensor(report.alpha), persistent=False)
+        self.in_output = report.alpha > 0
+        """At alpha 0 the seed is not part of the computation."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        if not self.in_output:
+            return h
+        gate = self.gate(h) if self.gate is not None else None
+        alpha = self.get_buffer("alpha").to(h.dtype)
+        code = torch.tensor(int(self.style), device=h.device)
+        return blend(h, self.delta(h), alpha, code, gate, frozenset({self.style}))
+
+    def extra_repr(self) -> str:
+        return f"{self.stage.name}, {self.style.name}, alpha={float(self.get_buffer('alpha')):g}"
+
+
+class MorphogeneticModel(nn.Module):
+    """A member: its host with the seeds in their slots.
+
+    Parameters are views of the population's: they follow its training. Which seeds stand where,
+    and at what alpha, is as it was when the view was taken.
+    """
+
+    def __init__(
+        self, network: StackedNetwork, member: int, reports: Mapping[str, SlotReport]
+    ) -> None:
+        super().__init__()
+        self.member = member
+        self.host = _view(network.host, member)
+        self.seeds = nn.ModuleDict()
+        self._position = {spec.slot_id: spec.position for spec in network.slots}
+        names = [b.name for b in network.blueprints]
+        for slot, spec in enumerate(network.slots):
+            report = reports[spec.slot_id]
+            if report.blueprint is None:
+                continue
+            delta = _view(network.bank(slot, names.index(report.blueprint)), member)
+            gated = report.style == BlendStyle.GATE.name
+            gate = _view(network.gate(slot), member) if gated else None
+            self.seeds[spec.slot_id] = SeedView(delta, gate, report)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index, segment in enumerate(self.host.segments()):  # type: ignore[operator]
+            x = segment(x)
+            for slot, seed in self.seeds.items():
+                if self._position[slot] == index:
+                    x = seed(x)
+        return x
+
+    @property
+    def stages(self) -> dict[str, SeedStage]:
+        """Stage of each slot that holds a seed."""
+        return {slot: seed.stage for slot, seed in self.seeds.items()}  # type: ignore[misc]
+
+
+def _view(store: ParameterStore, member: int) -> nn.Module:
+    """A copy of the template whose parameters and buffers are the member's rows."""
+    module = copy.deepcopy(store.template)
+    values = store.named_row(store.flat_EP.detach()[member])
+    values |= {name: stacked[member] for name, stacked in store.fixed.items()}
+    shared: dict[int, nn.Parameter] = {}
+    first_name = {id(p): n for n, p in module.named_parameters()}
+    for prefix, child in module.named_modules():
+        path = f"{prefix}." if prefix else ""
+        for name, parameter in child.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in shared:
+                value = values[first_name[id(parameter)]]
+                shared[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+            child.register_parameter(name, shared[id(parameter)])
+        for name, _ in list(child.named_buffers(recurse=False)):
+            child.register_buffer(name, values[path + name])
+    return module

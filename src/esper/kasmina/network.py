@@ -1,0 +1,196 @@
+"""What a population computes with: the stacked host, its segments, and the banks of seeds.
+
+The network knows structure and parameters; stages and alphas are `lifecycle`'s, the order of
+computation is the executors'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blending import Gate
+from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
+from esper.kasmina.initial import Initialiser
+from esper.kasmina.store import ParameterStore
+from esper.leyline.errors import EsperError, ShapeError, unknown_name
+from esper.leyline.protocols import HostProtocol
+from esper.leyline.slots import InjectionSpec, Topology
+
+_PROBE_SHAPE: dict[Topology, tuple[int, ...]] = {"cnn": (4, 4), "transformer": (4,), "mlp": ()}
+"""Extra sizes of the activation on which a new seed's shape is tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One link of the host's chain; names map its own parameters to the host's."""
+
+    module: nn.Module
+    names: dict[str, str]
+    """Local name -> name in the host, so that a tied weight is one parameter."""
+
+
+class StackedNetwork:
+    """E hosts as one, with a bank of E seeds per (slot, blueprint) in use."""
+
+    def __init__(
+        self,
+        host_factory: Callable[[], nn.Module],
+        slots: Sequence[str],
+        blueprints: Sequence[str],
+        members: int,
+        device: torch.device,
+    ) -> None:
+        self.members = members
+        self.device = device
+        self.host = ParameterStore(Initialiser(host_factory), members, device)
+        template = _as_host(self.host.template)
+        self.topology: Topology = template.topology
+        self.segments = _segments(template)
+        self.slots = _chosen_slots(template, slots, len(self.segments))
+        self.blueprints = _chosen_blueprints(blueprints)
+        self.fits_SK = np.array(
+            [
+                [b.misfit(self.topology, slot.channels) is None for b in self.blueprints]
+                for slot in self.slots
+            ],
+            dtype=np.bool_,
+        ).reshape(len(self.slots), len(self.blueprints))
+        self.banks: dict[tuple[int, int], ParameterStore] = {}
+        """(slot, blueprint) -> E rows, allocated when first used."""
+        self.gates: dict[int, ParameterStore] = {}
+        """slot -> E gates, allocated when a seed with style GATE is first germinated there."""
+
+    def slot_index(self, slot: int | str) -> int:
+        """Index of a slot by id (an index passes through, checked)."""
+        ids = [spec.slot_id for spec in self.slots]
+        if isinstance(slot, str):
+            if slot not in ids:
+                raise unknown_name("slot", slot, ids, "in this population")
+            return ids.index(slot)
+        if not 0 <= slot < len(ids):
+            raise EsperError(f"slot index {slot}: valid are 0 to {len(ids) - 1} ({', '.join(ids)})")
+        return slot
+
+    def check_fit(self, slot: int, blueprint: int) -> None:
+        """A blueprint must fit its slot and keep its shape; the error says what fits there."""
+        names = [b.name for b in self.blueprints]
+        spec = self.slots[self.slot_index(slot)]
+        if not 0 <= blueprint < len(names):
+            raise EsperError(f"blueprint index {blueprint}: valid are 0 to {len(names) - 1}")
+        reason = self.blueprints[blueprint].misfit(self.topology, spec.channels)
+        if reason is not None:
+            fitting = [n for n, fits in zip(names, self.fits_SK[slot], strict=True) if fits]
+            raise EsperError(
+                f"blueprint {names[blueprint]!r} {reason}; "
+                f"slot {spec.slot_id} takes {', '.join(fitting) or 'none of the enabled ones'}"
+            )
+        self.bank(slot, blueprint)
+
+    def bank(self, slot: int, blueprint: int) -> ParameterStore:
+        """The bank of a blueprint in a slot; the first use allocates it and tries its shape."""
+        key = (slot, blueprint)
+        if key not in self.banks:
+            width = self.slots[slot].channels
+            recipe = self.blueprints[blueprint]
+            initialiser = Initialiser(lambda: recipe.factory(width))
+            self._try_shape(recipe, initialiser.template, width)
+            self.banks[key] = ParameterStore(initialiser, self.members, self.device)
+        return self.banks[key]
+
+    def gate(self, slot: int) -> ParameterStore:
+        """The gates of a slot."""
+        if slot not in self.gates:
+            width = self.slots[slot].channels
+            initialiser = Initialiser(lambda: Gate(width, self.topology))
+            self.gates[slot] = ParameterStore(initialiser, self.members, self.device)
+        return self.gates[slot]
+
+    def _try_shape(self, recipe: Blueprint, module: nn.Module, width: int) -> None:
+        space = _PROBE_SHAPE[self.topology]
+        shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
+        with torch.no_grad():
+            out = module(torch.zeros(shape))
+        if tuple(out.shape) != shape:
+            raise ShapeError(
+                f"blueprint {recipe.name!r} turns {shape} into {tuple(out.shape)}: "
+                f"a seed must keep the shape of its slot"
+            )
+
+    def check_activation(self, slot: int, h: Tensor) -> None:
+        """An activation (batch first) must have the channels its slot promises."""
+        spec = self.slots[slot]
+        found = h.shape[1] if self.topology == "cnn" else h.shape[-1]
+        if found != spec.channels:
+            raise ShapeError(
+                f"host {type(self.host.template).__name__} segment {spec.position} gives shape "
+                f"{tuple(h.shape)} at slot {spec.slot_id}: its injection spec promises "
+                f"{spec.channels} channels"
+            )
+
+
+def _as_host(module: nn.Module) -> HostProtocol:
+    if not isinstance(module, HostProtocol):
+        wanted = ("topology", "segments", "injection_specs", "forward")
+        missing = [name for name in wanted if not hasattr(module, name)]
+        raise EsperError(
+            f"{type(module).__name__} is not a host: HostProtocol asks for {', '.join(missing)}"
+        )
+    return module
+
+
+def _segments(host: HostProtocol) -> tuple[Segment, ...]:
+    """The host's chain, with each segment's names traced to the host's by identity."""
+    assert isinstance(host, nn.Module)
+    owners = {id(t): n for n, t in (*host.named_parameters(), *host.named_buffers())}
+    segments = []
+    for index, module in enumerate(host.segments()):
+        names = {}
+        for local, tensor in (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        ):
+            if id(tensor) not in owners:
+                raise EsperError(
+                    f"{type(host).__name__} segment {index} has {local!r}, which is not registered "
+                    f"in the host: make the segment's modules attributes of the host"
+                )
+            names[local] = owners[id(tensor)]
+        segments.append(Segment(module, names))
+    unused = set(owners.values()) - {name for s in segments for name in s.names.values()}
+    if unused:
+        raise EsperError(
+            f"{type(host).__name__} {sorted(unused)[0]!r} is in none of its segments: "
+            f"a parameter outside the chain would never train"
+        )
+    return tuple(segments)
+
+
+def _chosen_slots(
+    host: HostProtocol, slots: Sequence[str], segments: int
+) -> tuple[InjectionSpec, ...]:
+    """The asked-for slots in execution order."""
+    offered = {spec.slot_id: spec for spec in host.injection_specs()}
+    for slot in slots:
+        if slot not in offered:
+            raise unknown_name("slot", slot, offered, f"of {type(host).__name__}")
+    if len(set(slots)) != len(slots):
+        raise EsperError(f"slots {', '.join(slots)}: one is named twice")
+    chosen = sorted((offered[slot] for slot in slots), key=lambda spec: spec.position)
+    for spec in chosen:
+        if spec.position >= segments - 1:
+            raise EsperError(
+                f"slot {spec.slot_id} stands at position {spec.position}: the host has {segments} "
+                f"segments, and a slot stands before the last one (0 to {segments - 2})"
+            )
+    return tuple(chosen)
+
+
+def _chosen_blueprints(blueprints: Sequence[str]) -> tuple[Blueprint, ...]:
+    if len(set(blueprints)) != len(blueprints):
+        raise EsperError(f"blueprints {', '.join(blueprints)}: one is named twice")
+    return tuple(BlueprintRegistry.get(name) for name in blueprints)

@@ -1,0 +1,402 @@
+"""E members that train and grow side by side: stacked parameters, one lifecycle, two optimisers.
+
+    population = Population(CNNHost, ["r0c0", "r0c1"], ["conv_light"], members=8, seed=0)
+    population.germinate([0, 3], "r0c1", "conv_light")
+    population.begin_step()
+    for x_EB, y_EB in batches:
+        stats = population.train_batch(x_EB, y_EB)
+    population.end_step(signals)
+
+Nothing on this path loops over members in Python (under the vmap executor) or waits for a device.
+
+Shape letters: E members, R rows, S slots, B batch, K blueprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.executors.base import Executor
+from esper.kasmina.executors.loop import LoopExecutor
+from esper.kasmina.executors.vmap import VmapExecutor
+from esper.kasmina.lifecycle import IntLike, Lifecycle, LifecycleConfig
+from esper.kasmina.losses import RowLoss, count_correct, cross_entropy
+from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.network import StackedNetwork
+from esper.kasmina.optim import OptimConfig
+from esper.kasmina.probe import HostProbe, probe_host, seed_macs
+from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
+from esper.kasmina.training import TrainBatch, Trainer
+from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
+from esper.leyline.arrays import Floats, Ints
+from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.signals import NO_BLUEPRINT, GateSignals, SlotReports
+from esper.leyline.streams import UInt64Array, stream_keys
+
+EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": LoopExecutor}
+
+
+@dataclass(frozen=True, slots=True)
+class PopulationConfig:
+    """How a population trains and grows."""
+
+    executor: Literal["vmap", "loop"] = "vmap"
+    """`vmap` computes all members at once, `loop` one after the other; the numbers agree."""
+    host_lr: float = 0.05
+    """Learning rate of hosts and of permanent seeds."""
+    seed_lr: float = 0.05
+    """Learning rate of seeds until they are permanent."""
+    seed_lr_scaling: Literal["none", "weight_norm"] = "none"
+    """`weight_norm`: times the root-mean-square weight of the seed over the host's."""
+    detach_seed_input: bool = False
+    """Whether a seed on trial keeps its gradient from the host below it (the identity path does
+    not, ever)."""
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimiser's law, for hosts and seeds alike."""
+    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    """The rules of a seed's life."""
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise unknown_name("executor", self.executor, EXECUTORS)
+        if self.seed_lr_scaling not in ("none", "weight_norm"):
+            raise unknown_name("seed_lr_scaling", self.seed_lr_scaling, ("none", "weight_norm"))
+
+
+@dataclass(frozen=True, slots=True)
+class EvalBatch:
+    """What one validation batch tells about each row; device tensors, nothing waited for."""
+
+    loss_R: Tensor
+    correct_R: Tensor
+    """Right predictions, to be divided by the number of targets."""
+
+
+class Population:
+    """E hosts of one kind, their slots and the seeds in them."""
+
+    def __init__(
+        self,
+        host_factory: Callable[[], nn.Module],
+        slots: Sequence[str],
+        blueprints: Sequence[str],
+        members: int,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        config: PopulationConfig | None = None,
+        loss: RowLoss = cross_entropy,
+    ) -> None:
+        if members < 1:
+            raise EsperError(f"members={members}: a population needs at least 1")
+        self.config = config or PopulationConfig()
+        self.seed = seed
+        self.round = 0
+        self.device = torch.device(device)
+        self.loss = loss
+        self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
+        self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
+        self.executor: Executor = EXECUTORS[self.config.executor]()
+        self.trainer = Trainer(self.network, self.lifecycle, self.config.optim)
+        self.trainer.weight_norm_rates = self.config.seed_lr_scaling == "weight_norm"
+        self.set_rates(self.config.host_lr, self.config.seed_lr)
+        self.probe: HostProbe | None = None
+        self._plans: dict[str, tuple[int, RowPlan]] = {}
+        self._seed_macs: dict[tuple[int, int], int] = {}
+        self._draw_hosts()
+
+    # ---- what it is -----------------------------------------------------------------------
+
+    @property
+    def members(self) -> int:
+        """E."""
+        return self.network.members
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Slot ids in execution order: the order of every S axis."""
+        return tuple(spec.slot_id for spec in self.network.slots)
+
+    @property
+    def blueprints(self) -> tuple[str, ...]:
+        """Names of the enabled blueprints: the order of every K axis."""
+        return tuple(b.name for b in self.network.blueprints)
+
+    def member(self, index: int) -> MorphogeneticModel:
+        """One member as a plain module; its parameters are views of the population's."""
+        self._members(index)
+        reports = self.slot_reports()
+        by_slot = {slot: reports.report(index, s) for s, slot in enumerate(self.slots)}
+        return MorphogeneticModel(self.network, index, by_slot)
+
+    def reset(self, round_index: int) -> None:
+        """Start an episode: fresh hosts from the streams of that round, all slots dormant."""
+        self.round = round_index
+        self.lifecycle.reset()
+        self.trainer.forget()
+        self._draw_hosts()
+
+    def _draw_hosts(self) -> None:
+        everyone = np.arange(self.members)
+        self.network.host.draw(self._keys(everyone, "host"), self._index(everyone))
+
+    def _keys(self, members: Ints, *purpose: str | int | Ints) -> UInt64Array:
+        return stream_keys(self.seed, "round", self.round, "member", members, *purpose)
+
+    def _members(self, members: npt.ArrayLike) -> Ints:
+        """Member indices `[N]`, checked."""
+        wanted = np.atleast_1d(np.asarray(members, dtype=np.int64))
+        bad = wanted[(wanted < 0) | (wanted >= self.members)]
+        if bad.size:
+            raise EsperError(f"member {bad[0]}: valid are 0 to {self.members - 1}")
+        return wanted
+
+    def _index(self, members: Ints) -> Tensor:
+        return torch.from_numpy(members).to(self.device)
+
+    # ---- computing ------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        rows: npt.ArrayLike | RowTable | None = None,
+        alpha_RS: npt.ArrayLike | None = None,
+        training: bool = False,
+    ) -> Tensor:
+        """Outputs `[R, B, ...]` of rows: members (default: all), each with its row of alphas.
+
+        `x` is `[E, B, ...]`, or `[1, B, ...]` shared by all. Without `alpha_RS` members are taken
+        as they stand. A `RowTable` gives full control.
+        """
+        self._probe_once(x)
+        return self.executor.run(self.network, x, self._plan_for(rows, alpha_RS), training)
+
+    def evaluate(
+        self,
+        x: Tensor,
+        target: Tensor,
+        rows: npt.ArrayLike | RowTable | None = None,
+        alpha_RS: npt.ArrayLike | None = None,
+    ) -> EvalBatch:
+        """Loss and right predictions of rows on a batch, without training."""
+        with torch.no_grad():
+            self._probe_once(x)
+            plan = self._plan_for(rows, alpha_RS)
+            logits = self.executor.run(self.network, x, plan, training=False)
+            target_R = _row_targets(target, plan)
+            return EvalBatch(self.loss(logits, target_R), count_correct(logits, target_R))
+
+    def train_batch(self, x: Tensor, target: Tensor) -> TrainBatch:
+        """One batch for all members: hosts on their main rows, incubating seeds on shadow rows."""
+        self._probe_once(x)
+        plan = self._cached_plan("train", training_rows)
+        logits = self.executor.run(self.network, x, plan, training=True)
+        loss_R = self.loss(logits, _row_targets(target, plan))
+        loss_R.sum().backward()  # type: ignore[no-untyped-call]
+        return self.trainer.step(plan, loss_R.detach())
+
+    def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
+        """Learning rates, one for all members or one each; a schedule calls this every step."""
+        self.trainer.set_rates(host_lr, seed_lr)
+
+    def _plan_for(
+        self, rows: npt.ArrayLike | RowTable | None, alpha_RS: npt.ArrayLike | None
+    ) -> RowPlan:
+        if rows is None and alpha_RS is None:
+            return self._cached_plan("members", member_rows)
+        if isinstance(rows, RowTable):
+            table = rows
+        else:
+            member_R = np.arange(self.members) if rows is None else self._members(rows)
+            alphas = self.lifecycle.alpha_ES[member_R] if alpha_RS is None else alpha_RS
+            table = whole_rows(member_R, np.asarray(alphas, dtype=np.float32))
+        return make_plan(table, self.lifecycle, self.device, self.config.detach_seed_input)
+
+    def _cached_plan(self, name: str, rows: Callable[[Lifecycle], RowTable]) -> RowPlan:
+        """The plan of a standard set of rows, rebuilt only after a stage or an alpha changed."""
+        version, plan = self._plans.get(name, (-1, None))
+        if plan is None or version != self.lifecycle.version:
+            table = rows(self.lifecycle)
+            plan = make_plan(table, self.lifecycle, self.device, self.config.detach_seed_input)
+            self._plans[name] = (self.lifecycle.version, plan)
+        return plan
+
+    def _probe_once(self, x: Tensor) -> None:
+        if self.probe is None:
+            self.probe = probe_host(self.network, x[0])
+
+    # ---- growing --------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
+        """Before the train batches of a step: incubation starts, ramps move."""
+        self.lifecycle.begin_step()
+
+    def end_step(self, signals: GateSignals) -> None:
+        """After the validation of a step: counters, cooldown, gates."""
+        self.lifecycle.end_step(signals)
+
+    def germinate(
+        self,
+        members: IntLike,
+        slot: int | str | Ints,
+        blueprint: int | str | Ints,
+        style: IntLike = BlendStyle.ADD,
+        tempo: IntLike = TEMPOS[0],
+        alpha_target: float | Floats = 1.0,
+        curve: IntLike = AlphaCurve.LINEAR,
+    ) -> None:
+        """Put a fresh seed into a dormant slot of each member."""
+        members, slots, kinds = self._seed_places(members, slot, blueprint)
+        styles = np.broadcast_to(np.asarray(style), members.shape)
+        self.lifecycle.germinate(members, slots, kinds, styles, tempo, alpha_target, curve)
+        self._draw_seeds(members, slots, kinds, styles)
+
+    def plant(
+        self,
+        members: IntLike,
+        slot: int | str | Ints,
+        blueprint: int | str | Ints,
+        style: IntLike = BlendStyle.ADD,
+    ) -> None:
+        """Make a seed part of the member from the start, permanent at once (static baselines)."""
+        members, slots, kinds = self._seed_places(members, slot, blueprint)
+        styles = np.broadcast_to(np.asarray(style), members.shape)
+        self.lifecycle.plant(members, slots, kinds, styles)
+        self._draw_seeds(members, slots, kinds, styles)
+
+    def advance(self, members: IntLike, slot: int | str | Ints) -> None:
+        """Move seeds on to the next stage, through its gate."""
+        self.lifecycle.advance(members, self._slot(slot))
+
+    def set_alpha_target(
+        self,
+        members: IntLike,
+        slot: int | str | Ints,
+        target: float | Floats,
+        speed: IntLike = ALPHA_SPEEDS[1],
+        curve: IntLike = AlphaCurve.LINEAR,
+    ) -> None:
+        """Send the alpha of blended seeds to a new target."""
+        self.lifecycle.set_alpha_target(members, self._slot(slot), target, speed, curve)
+
+    def prune(
+        self,
+        members: IntLike,
+        slot: int | str | Ints,
+        speed: IntLike = 0,
+        curve: IntLike = AlphaCurve.LINEAR,
+    ) -> None:
+        """Remove seeds, blended ones by a ramp of `speed` steps."""
+        self.lifecycle.prune(members, self._slot(slot), speed, curve)
+
+    def fossilize(self, members: IntLike, slot: int | str | Ints) -> None:
+        """Make seeds permanent."""
+        self.lifecycle.fossilize(members, self._slot(slot))
+
+    def _slot(self, slot: int | str | Ints) -> int | Ints:
+        return self.network.slot_index(slot) if isinstance(slot, int | str) else slot
+
+    def _seed_places(
+        self, members: IntLike, slot: int | str | Ints, blueprint: int | str | Ints
+    ) -> tuple[Ints, Ints, Ints]:
+        """Index arrays `[N]` of members, slots and blueprints; every bank they need exists."""
+        kinds: npt.ArrayLike = blueprint
+        if isinstance(blueprint, str):
+            if blueprint not in self.blueprints:
+                raise unknown_name("blueprint", blueprint, self.blueprints, "in this population")
+            kinds = self.blueprints.index(blueprint)
+        places = np.broadcast_arrays(self._members(members), self._slot(slot), kinds)
+        for s, k in np.unique(np.stack(places[1:]), axis=1).T:
+            self.network.check_fit(int(s), int(k))
+        return places[0], places[1], places[2]
+
+    def _draw_seeds(
+        self, members: Ints, slots: Ints, kinds: Ints, styles: npt.NDArray[np.generic]
+    ) -> None:
+        """Fresh values for new seeds, from (seed, round, member, slot, birth): E plays no part."""
+        for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
+            at = (slots == s) & (kinds == k)
+            birth_N = self.lifecycle.births_ES[members[at], s]
+            keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
+            self.network.bank(int(s), int(k)).draw(keys, self._index(members[at]))
+            self.trainer.clear_rows((int(s), int(k)), self._index(members[at]))
+            gated = at & (styles == BlendStyle.GATE)
+            if gated.any():
+                index = self._index(members[gated])
+                self.network.gate(int(s)).draw(keys[styles[at] == BlendStyle.GATE], index)
+                self.trainer.clear_rows((int(s), "gate"), index)
+
+    # ---- what it costs --------------------------------------------------------------------
+
+    def slot_reports(self) -> SlotReports:
+        """What stands in every slot of every member."""
+        life = self.lifecycle
+        return SlotReports(
+            slot_ids=self.slots,
+            blueprints=self.blueprints,
+            stage_ES=life.stage_ES.copy(),
+            blueprint_ES=life.blueprint_ES.copy(),
+            style_ES=life.style_ES.copy(),
+            alpha_ES=life.alpha_ES.copy(),
+            alpha_target_ES=life.target_ES.copy(),
+            alpha_mode_ES=life.mode_ES.copy(),
+            ramp_steps_left_ES=life.ramp_steps_left(),
+            steps_in_stage_ES=life.steps_in_stage_ES.copy(),
+            age_ES=life.age_ES.copy(),
+            pruning_ES=life.pruning_ES.copy(),
+            cooldown_left_ES=life.cooldown_left(),
+            params_ES=self._per_seed(self._seed_params),
+            macs_ES=self._per_seed(self._macs_of),
+            contribution_ES=life.signals.contribution_ES,
+            contribution_se_ES=life.signals.contribution_se_ES,
+        )
+
+    def parameters_E(self) -> Ints:
+        """Parameters of each member as it would be exported now: host and blended seeds."""
+        blended = np.where(self.lifecycle.alpha_ES > 0, self._per_seed(self._seed_params), 0)
+        return np.asarray(self.network.host.parameters_per_member + blended.sum(axis=1))
+
+    def macs_E(self) -> Ints:
+        """Multiply-accumulates per sample of each member as it would be exported now."""
+        if self.probe is None:
+            raise EsperError("MACs are known after the first batch: the input's size decides them")
+        blended = np.where(self.lifecycle.alpha_ES > 0, self._per_seed(self._macs_of), 0)
+        return np.asarray(self.probe.host_macs + blended.sum(axis=1))
+
+    def _seed_params(self, slot: int, blueprint: int, gated: bool) -> int:
+        gate = self.network.gate(slot).parameters_per_member if gated else 0
+        return self.network.bank(slot, blueprint).parameters_per_member + gate
+
+    def _macs_of(self, slot: int, blueprint: int, gated: bool) -> int:
+        """0 until an input has been seen; a gate has element-wise work only."""
+        if self.probe is None:
+            return 0
+        if (slot, blueprint) not in self._seed_macs:
+            self._seed_macs[slot, blueprint] = seed_macs(self.network, self.probe, slot, blueprint)
+        return self._seed_macs[slot, blueprint]
+
+    def _per_seed(self, count: Callable[[int, int, bool], int]) -> Ints:
+        """`[E, S]`: a count of the seed that stands there, 0 where none does."""
+        life = self.lifecycle
+        gated_ES = life.style_ES == BlendStyle.GATE
+        out = np.zeros_like(life.blueprint_ES)
+        for s, k in self.network.banks:
+            here = life.blueprint_ES[:, s] == k
+            for gated in (False, True):
+                rows = here & (gated_ES[:, s] == gated)
+                if rows.any():
+                    out[rows, s] = count(s, k, gated)
+        return np.where(life.blueprint_ES == NO_BLUEPRINT, 0, out)
+
+
+def _row_targets(target: Tensor, plan: RowPlan) -> Tensor:
+    """The targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
+    if target.shape[0] == 1:
+        return target.expand(plan.table.rows, *target.shape[1:])
+    return target if plan.member_R is None else target.index_select(0, plan.member_R)

@@ -1,0 +1,97 @@
+"""Where stacked parameters live: one flat tensor `[E, P]` per module kind, with named views.
+
+All parameters of a host (or of one blueprint in one slot) of all members are rows of one tensor.
+An optimiser step, a clip, a snapshot or a reset is then a handful of operations whatever the
+module looks like. Buffers and parameters that do not train are stacked beside it.
+
+Shape letters: E members, R rows, P parameters of one member.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.initial import Initialiser
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import UInt64Array
+
+
+class ParameterStore:
+    """The stacked state of one module kind."""
+
+    def __init__(self, initialiser: Initialiser, members: int, device: torch.device) -> None:
+        self.members = members
+        self.device = device
+        self._initialiser = initialiser
+        self.template: nn.Module = initialiser.template.to(device)
+        """Structure only: its own parameters are never trained. It stays on a real device,
+        because a module on the meta device loses tied weights."""
+        trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}
+        dtypes = {p.dtype for p in trained.values()}
+        if len(dtypes) > 1:
+            raise EsperError(
+                f"{type(self.template).__name__} mixes parameter types "
+                f"{', '.join(sorted(map(str, dtypes)))}: use one"
+            )
+        self.shapes = {name: tuple(p.shape) for name, p in trained.items()}
+        self._sizes = [p.numel() for p in trained.values()]
+        dtype = next(iter(dtypes), torch.float32)
+        self.flat_EP = torch.zeros(members, sum(self._sizes), device=device, dtype=dtype)
+        self.flat_EP.requires_grad_(True)
+        self.fixed: dict[str, Tensor] = {
+            name: value.detach().expand(members, *value.shape).clone()
+            for name, value in (*self.template.named_parameters(), *self.template.named_buffers())
+            if name not in self.shapes
+        }
+        """Buffers and frozen parameters, `[E, ...]` each."""
+
+    @property
+    def parameters_per_member(self) -> int:
+        """P."""
+        return self.flat_EP.shape[1]
+
+    def named(self, flat_RP: Tensor) -> dict[str, Tensor]:
+        """Views of a `[R, P]` tensor by parameter name, `[R, ...]` each."""
+        parts = torch.split(flat_RP, self._sizes, dim=1)
+        return {
+            name: part.view(-1, *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def named_row(self, flat_P: Tensor) -> dict[str, Tensor]:
+        """Views of one row by parameter name."""
+        parts = torch.split(flat_P, self._sizes)
+        return {
+            name: part.view(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def draw(self, keys: UInt64Array, index_N: Tensor) -> None:
+        """Write fresh initial values into rows `index_N`, one stream key per row."""
+        values = self._initialiser.sample(keys, self.device)
+        if self.shapes:
+            flat = torch.cat([values[name].flatten(1) for name in self.shapes], dim=1)
+            self.flat_EP.detach().index_copy_(0, index_N, flat)
+        for name, stacked in self.fixed.items():
+            stacked.index_copy_(0, index_N, values[name])
+
+    def gather(self, member_R: Tensor | None, frozen_R: Tensor | None) -> dict[str, Tensor]:
+        """Parameters of rows: member `member_R[r]`'s for row r (None: every member once).
+
+        Rows marked in `frozen_R` read the same values but pass no gradient back to them.
+        """
+        flat = self.flat_EP if member_R is None else self.flat_EP.index_select(0, member_R)
+        if frozen_R is not None:
+            flat = torch.where(frozen_R[:, None], flat.detach(), flat)
+        return self.named(flat)
+
+    def gather_fixed(self, member_R: Tensor | None) -> dict[str, Tensor]:
+        """Buffers and frozen parameters of rows, copied: a row may write to its own."""
+        if member_R is None:
+            return {name: value.clone() for name, value in self.fixed.items()}
+        return {name: value.index_select(0, member_R) for name, value in self.fixed.items()}
+
+    def bytes(self) -> int:
+        """Memory of the stacked values, optimiser state not counted."""
+        return sum(t.numel() * t.element_size() for t in (self.flat_EP, *self.fixed.values()))

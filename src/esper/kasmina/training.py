@@ -1,0 +1,218 @@
+"""What happens to gradients: which parameters belong to which group, clipping, the two optimisers.
+
+Every parameter belongs to exactly one group at every moment: the host's to HOST; a seed's to SEED,
+FOSSIL or FROZEN by its stage; rows in which no seed stands to FROZEN.
+
+Shape letters: E members, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from esper.kasmina.lifecycle import Lifecycle
+from esper.kasmina.network import StackedNetwork
+from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
+from esper.kasmina.rows import RowPlan, upload
+from esper.kasmina.store import ParameterStore
+from esper.leyline.actions import BlendStyle
+from esper.leyline.arrays import Bools, Codes
+from esper.leyline.errors import EsperError
+from esper.leyline.stages import SeedStage
+
+HOST_KEY = "host"
+
+
+class ParameterGroup(IntEnum):
+    """How a parameter learns."""
+
+    FROZEN = 0
+    """Not at all."""
+    HOST = 1
+    """At the host's rate."""
+    SEED = 2
+    """At the seed's rate."""
+    FOSSIL = 3
+    """A permanent seed, at the host's rate; its optimiser state carries over."""
+
+
+_GROUP_OF_STAGE = np.array(
+    [
+        {
+            SeedStage.TRAINING: ParameterGroup.SEED,
+            SeedStage.BLENDING: ParameterGroup.SEED,
+            SeedStage.HOLDING: ParameterGroup.SEED,
+            SeedStage.FOSSILIZED: ParameterGroup.FOSSIL,
+        }.get(stage, ParameterGroup.FROZEN)
+        for stage in SeedStage
+    ],
+    dtype=np.int8,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """What one train batch tells; device tensors, nothing waited for. NaN: does not apply."""
+
+    loss_E: Tensor
+    """Loss of the main rows."""
+    shadow_loss_ES: Tensor
+    """Loss with the incubating seed of that slot switched on."""
+    host_grad_norm_E: Tensor
+    """Before clipping."""
+    grad_norm_ES: Tensor
+    """Before clipping, seeds that train only."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SlotUpdate:
+    """The rows of one bank (or gate bank) that train, and how fast; made once a step."""
+
+    key: Hashable
+    store: ParameterStore
+    slot: int
+    active_E: Tensor
+    fossil_E: Tensor
+
+
+class Trainer:
+    """Turns gradients into updates for the host and every bank."""
+
+    def __init__(self, network: StackedNetwork, life: Lifecycle, config: OptimConfig) -> None:
+        self.network = network
+        self.life = life
+        self.host_optimizer = StackedOptimizer(config)
+        self.seed_optimizer = StackedOptimizer(config)
+        self.weight_norm_rates = False
+        """Scale a seed's rate by its root-mean-square weight over the host's."""
+        self._updates: tuple[int, list[_SlotUpdate]] = (-1, [])
+
+    def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
+        """Learning rates, `[E]` or one for all."""
+        self.host_lr_E = self._rates("host_lr", host_lr)
+        self.seed_lr_E = self._rates("seed_lr", seed_lr)
+
+    def _rates(self, name: str, rates: npt.ArrayLike) -> Tensor:
+        values = np.asarray(rates, dtype=np.float32)
+        if values.ndim > 1 or values.size not in (1, self.network.members):
+            raise EsperError(
+                f"{name} has shape {values.shape}: give one rate, or {self.network.members}"
+            )
+        if not np.isfinite(values).all() or (values < 0).any():
+            raise EsperError(f"{name}={values.tolist()}: rates must be finite and 0 or more")
+        return upload(np.broadcast_to(values, (self.network.members,)), self.network.device)
+
+    def forget(self) -> None:
+        """Clear all moments, as at the start of an episode."""
+        self.host_optimizer.state.clear()
+        self.seed_optimizer.state.clear()
+
+    def clear_rows(self, key: Hashable, index_N: Tensor) -> None:
+        """Clear the moments of seeds just born."""
+        self.seed_optimizer.clear_rows(key, index_N)
+
+    def seed_groups(self) -> Codes:
+        """`[E, S]`: the group of the seed that stands there."""
+        groups = _GROUP_OF_STAGE[self.life.stage_ES]
+        return np.where(self.life.pruning_ES, np.int8(ParameterGroup.FROZEN), groups)
+
+    def groups(self) -> dict[tuple[str, str], Codes]:
+        """(owner, parameter) -> group `[E]`, for every parameter there is. For people and tests."""
+        host = np.full(self.network.members, ParameterGroup.HOST, dtype=np.int8)
+        out = {("host", name): host for name in self.network.host.shapes}
+        for key, store, slot, mine in self._seed_stores():
+            owner = f"{self.network.slots[slot].slot_id}/{self._owner_name(key)}"
+            group = np.where(mine, self.seed_groups()[:, slot], np.int8(ParameterGroup.FROZEN))
+            out |= {(owner, name): group for name in store.shapes}
+        return out
+
+    def _owner_name(self, key: tuple[int, int | str]) -> str:
+        part = key[1]
+        return part if isinstance(part, str) else self.network.blueprints[part].name
+
+    def _seed_stores(self) -> list[tuple[tuple[int, int | str], ParameterStore, int, Bools]]:
+        """Every bank and gate bank: key, store, slot, and the members whose seed is in it."""
+        life = self.life
+        banks: list[tuple[tuple[int, int | str], ParameterStore, int, Bools]] = [
+            ((s, k), store, s, life.blueprint_ES[:, s] == k)
+            for (s, k), store in self.network.banks.items()
+        ]
+        for s, store in self.network.gates.items():
+            gated = (life.style_ES[:, s] == BlendStyle.GATE) & life.occupied()[:, s]
+            banks.append(((s, "gate"), store, s, gated))
+        return banks
+
+    def step(self, plan: RowPlan, loss_R: Tensor) -> TrainBatch:
+        """Clip and update everything that trains, from the gradients of one backward pass."""
+        network = self.network
+        host_norm_E = gradient_norm(network.host)
+        slot_norms = self._slot_norms()
+        for update in self._slot_updates():
+            lr_E = torch.where(update.fossil_E, self.host_lr_E, self._seed_rates(update.store))
+            self.seed_optimizer.step(
+                update.key, update.store, lr_E, slot_norms.get(update.slot), update.active_E
+            )
+        self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E)
+        return self._statistics(plan, loss_R, host_norm_E, slot_norms)
+
+    def _slot_updates(self) -> list[_SlotUpdate]:
+        """Rows that train in each bank; rebuilt only after a stage changed."""
+        if self._updates[0] != self.life.version:
+            device = self.network.device
+            updates = []
+            for key, store, slot, mine in self._seed_stores():
+                group = np.where(mine, self.seed_groups()[:, slot], np.int8(ParameterGroup.FROZEN))
+                if (group != ParameterGroup.FROZEN).any():
+                    active = upload(group != ParameterGroup.FROZEN, device)
+                    fossil = upload(group == ParameterGroup.FOSSIL, device)
+                    updates.append(_SlotUpdate(key, store, slot, active, fossil))
+            self._updates = (self.life.version, updates)
+        return self._updates[1]
+
+    def _seed_rates(self, store: ParameterStore) -> Tensor:
+        if not self.weight_norm_rates:
+            return self.seed_lr_E
+        with torch.no_grad():
+            new = store.flat_EP.square().mean(dim=1)
+            old = self.network.host.flat_EP.square().mean(dim=1)
+            return self.seed_lr_E * (new / old.clamp(min=1e-12)).sqrt()
+
+    def _slot_norms(self) -> dict[int, Tensor]:
+        """slot -> gradient norm `[E]` of the seed there, gate included."""
+        stores: dict[int, list[ParameterStore]] = {}
+        for update in self._slot_updates():
+            stores.setdefault(update.slot, []).append(update.store)
+        norms = {slot: gradient_norm(*group) for slot, group in stores.items()}
+        return {slot: norm for slot, norm in norms.items() if norm is not None}
+
+    def _statistics(
+        self,
+        plan: RowPlan,
+        loss_R: Tensor,
+        host_norm_E: Tensor | None,
+        slot_norms: dict[int, Tensor],
+    ) -> TrainBatch:
+        members, slots = self.network.members, len(self.network.slots)
+        shadow = loss_R.new_full((members * slots,), torch.nan)
+        if plan.shadow_place is not None:
+            shadow[plan.shadow_place] = loss_R[members:]
+        grads = loss_R.new_full((slots, members), torch.nan)
+        for update in self._slot_updates():
+            if update.slot in slot_norms:
+                row = torch.where(update.active_E, slot_norms[update.slot], grads[update.slot])
+                grads[update.slot] = row
+        if host_norm_E is None:
+            host_norm_E = torch.zeros_like(loss_R[:members])
+        return TrainBatch(
+            loss_E=loss_R[:members],
+            shadow_loss_ES=shadow.view(members, slots),
+            host_grad_norm_E=host_norm_E,
+            grad_norm_ES=grads.T,
+        )

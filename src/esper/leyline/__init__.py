@@ -1,0 +1,294 @@
+"""What everyone agrees on: enums, records and the interfaces between the rooms.
+
+Imports nothing else of esper and no torch. Names load when first used (PEP 562), so importing
+the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+_NAMES_IN: dict[str, tuple[str, ...]] = {
+    "errors": (
+        "EsperError",
+        "UnknownNameError",
+        "IllegalActionError",
+        "ShapeError",
+        "unknown_name",
+    ),
+    "stages": (
+        "SeedStage",
+        "Gate",
+        "TRANSITIONS",
+        "GATE_INTO",
+        "ADVANCE_TO",
+        "COOLDOWN_CHAIN",
+        "PRUNABLE_STAGES",
+        "LIVE_STAGES",
+        "OCCUPIED_STAGES",
+        "BLENDED_STAGES",
+        "FULL_ALPHA_STAGES",
+        "COOLING_STAGES",
+        "can_follow",
+    ),
+    "slots": (
+        "Topology",
+        "TOPOLOGIES",
+        "slot_id",
+        "parse_slot_id",
+        "InjectionSpec",
+        "SlotReport",
+    ),
+    "streams": (
+        "GOLDEN",
+        "MIX_1",
+        "MIX_2",
+        "UInt64Array",
+        "mix64",
+        "stream_keys",
+        "stream_seed",
+    ),
+    "arrays": (
+        "Floats",
+        "Doubles",
+        "Ints",
+        "Codes",
+        "Bools",
+        "ArrayStruct",
+        "require_equal_lengths",
+        "require_choice",
+    ),
+    "actions": (
+        "LifecycleOp",
+        "BlendStyle",
+        "AlphaMode",
+        "AlphaCurve",
+        "TEMPOS",
+        "ALPHA_TARGETS",
+        "ALPHA_SPEEDS",
+        "ActionHead",
+        "HEADS_BY_OP",
+        "HEAD_CHOICES",
+        "NO_SLOT",
+        "VetoReason",
+        "ActionSpec",
+        "ActionOutcome",
+    ),
+    "masks": ("ActionMasks",),
+    "signals": (
+        "HISTORY_LENGTH",
+        "NO_BLUEPRINT",
+        "PanicKind",
+        "CounterfactualGap",
+        "GateSignals",
+        "Counterfactuals",
+        "GovernorVerdicts",
+        "SlotReports",
+        "TrainingSignals",
+    ),
+    "execution": (
+        "BootstrapTargets",
+        "ActionExecutionResult",
+    ),
+    "rewards": (
+        "RewardInputs",
+        "RewardComponentsTelemetry",
+    ),
+    "payloads": (
+        "Payload",
+        "RunStatus",
+        "CheckpointReason",
+        "RunStarted",
+        "RunFinished",
+        "CheckpointSaved",
+        "CheckpointLoaded",
+        "PruneCause",
+        "StepCompleted",
+        "LastAction",
+        "EpisodeOutcome",
+        "SeedGerminated",
+        "SeedStageChanged",
+        "SeedGateEvaluated",
+        "SeedFossilized",
+        "SeedPruned",
+        "SlotPayload",
+        "CounterfactualsMeasured",
+        "CounterfactualUnavailable",
+        "GovernorPanic",
+        "GovernorRollback",
+        "LayerGradientStats",
+        "PPOUpdateMetrics",
+        "PPOUpdated",
+        "ActionDistribution",
+        "MaskHitRates",
+        "RewardSummary",
+        "StepPhase",
+        "Throughput",
+        "PhaseTime",
+        "PhaseProfile",
+        "AnomalyKind",
+        "AnomalyDetected",
+        "AnomalyReport",
+    ),
+    "records": (
+        "PolicyDecision",
+        "StepRecord",
+        "Rollout",
+        "BatchSummary",
+    ),
+    "codec": ("Json", "from_json", "read_enum", "read_record", "to_json"),
+    "telemetry": (
+        "SCHEMA_VERSION",
+        "TelemetryLevel",
+        "TelemetryConfig",
+        "TelemetryEventType",
+        "EVENT_TYPE_OF",
+        "TelemetryEvent",
+    ),
+    "protocols": (
+        "HostProtocol",
+        "RewardProtocol",
+        "PolicyProtocol",
+        "EngineListener",
+        "SinkProtocol",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
+
+__all__ = sorted(_MODULE_OF)
+
+if TYPE_CHECKING:
+    from esper.leyline.actions import ALPHA_SPEEDS as ALPHA_SPEEDS
+    from esper.leyline.actions import ALPHA_TARGETS as ALPHA_TARGETS
+    from esper.leyline.actions import HEAD_CHOICES as HEAD_CHOICES
+    from esper.leyline.actions import HEADS_BY_OP as HEADS_BY_OP
+    from esper.leyline.actions import NO_SLOT as NO_SLOT
+    from esper.leyline.actions import TEMPOS as TEMPOS
+    from esper.leyline.actions import ActionHead as ActionHead
+    from esper.leyline.actions import ActionOutcome as ActionOutcome
+    from esper.leyline.actions import ActionSpec as ActionSpec
+    from esper.leyline.actions import AlphaCurve as AlphaCurve
+    from esper.leyline.actions import AlphaMode as AlphaMode
+    from esper.leyline.actions import BlendStyle as BlendStyle
+    from esper.leyline.actions import LifecycleOp as LifecycleOp
+    from esper.leyline.actions import VetoReason as VetoReason
+    from esper.leyline.arrays import ArrayStruct as ArrayStruct
+    from esper.leyline.arrays import Bools as Bools
+    from esper.leyline.arrays import Codes as Codes
+    from esper.leyline.arrays import Doubles as Doubles
+    from esper.leyline.arrays import Floats as Floats
+    from esper.leyline.arrays import Ints as Ints
+    from esper.leyline.arrays import require_choice as require_choice
+    from esper.leyline.arrays import require_equal_lengths as require_equal_lengths
+    from esper.leyline.codec import Json as Json
+    from esper.leyline.codec import from_json as from_json
+    from esper.leyline.codec import read_enum as read_enum
+    from esper.leyline.codec import read_record as read_record
+    from esper.leyline.codec import to_json as to_json
+    from esper.leyline.errors import EsperError as EsperError
+    from esper.leyline.errors import IllegalActionError as IllegalActionError
+    from esper.leyline.errors import ShapeError as ShapeError
+    from esper.leyline.errors import UnknownNameError as UnknownNameError
+    from esper.leyline.errors import unknown_name as unknown_name
+    from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
+    from esper.leyline.execution import BootstrapTargets as BootstrapTargets
+    from esper.leyline.masks import ActionMasks as ActionMasks
+    from esper.leyline.payloads import ActionDistribution as ActionDistribution
+    from esper.leyline.payloads import AnomalyDetected as AnomalyDetected
+    from esper.leyline.payloads import AnomalyKind as AnomalyKind
+    from esper.leyline.payloads import AnomalyReport as AnomalyReport
+    from esper.leyline.payloads import CheckpointLoaded as CheckpointLoaded
+    from esper.leyline.payloads import CheckpointReason as CheckpointReason
+    from esper.leyline.payloads import CheckpointSaved as CheckpointSaved
+    from esper.leyline.payloads import CounterfactualsMeasured as CounterfactualsMeasured
+    from esper.leyline.payloads import CounterfactualUnavailable as CounterfactualUnavailable
+    from esper.leyline.payloads import EpisodeOutcome as EpisodeOutcome
+    from esper.leyline.payloads import GovernorPanic as GovernorPanic
+    from esper.leyline.payloads import GovernorRollback as GovernorRollback
+    from esper.leyline.payloads import LastAction as LastAction
+    from esper.leyline.payloads import LayerGradientStats as LayerGradientStats
+    from esper.leyline.payloads import MaskHitRates as MaskHitRates
+    from esper.leyline.payloads import Payload as Payload
+    from esper.leyline.payloads import PhaseProfile as PhaseProfile
+    from esper.leyline.payloads import PhaseTime as PhaseTime
+    from esper.leyline.payloads import PPOUpdated as PPOUpdated
+    from esper.leyline.payloads import PPOUpdateMetrics as PPOUpdateMetrics
+    from esper.leyline.payloads import PruneCause as PruneCause
+    from esper.leyline.payloads import RewardSummary as RewardSummary
+    from esper.leyline.payloads import RunFinished as RunFinished
+    from esper.leyline.payloads import RunStarted as RunStarted
+    from esper.leyline.payloads import RunStatus as RunStatus
+    from esper.leyline.payloads import SeedFossilized as SeedFossilized
+    from esper.leyline.payloads import SeedGateEvaluated as SeedGateEvaluated
+    from esper.leyline.payloads import SeedGerminated as SeedGerminated
+    from esper.leyline.payloads import SeedPruned as SeedPruned
+    from esper.leyline.payloads import SeedStageChanged as SeedStageChanged
+    from esper.leyline.payloads import SlotPayload as SlotPayload
+    from esper.leyline.payloads import StepCompleted as StepCompleted
+    from esper.leyline.payloads import StepPhase as StepPhase
+    from esper.leyline.payloads import Throughput as Throughput
+    from esper.leyline.protocols import EngineListener as EngineListener
+    from esper.leyline.protocols import HostProtocol as HostProtocol
+    from esper.leyline.protocols import PolicyProtocol as PolicyProtocol
+    from esper.leyline.protocols import RewardProtocol as RewardProtocol
+    from esper.leyline.protocols import SinkProtocol as SinkProtocol
+    from esper.leyline.records import BatchSummary as BatchSummary
+    from esper.leyline.records import PolicyDecision as PolicyDecision
+    from esper.leyline.records import Rollout as Rollout
+    from esper.leyline.records import StepRecord as StepRecord
+    from esper.leyline.rewards import RewardComponentsTelemetry as RewardComponentsTelemetry
+    from esper.leyline.rewards import RewardInputs as RewardInputs
+    from esper.leyline.signals import HISTORY_LENGTH as HISTORY_LENGTH
+    from esper.leyline.signals import NO_BLUEPRINT as NO_BLUEPRINT
+    from esper.leyline.signals import CounterfactualGap as CounterfactualGap
+    from esper.leyline.signals import Counterfactuals as Counterfactuals
+    from esper.leyline.signals import GateSignals as GateSignals
+    from esper.leyline.signals import GovernorVerdicts as GovernorVerdicts
+    from esper.leyline.signals import PanicKind as PanicKind
+    from esper.leyline.signals import SlotReports as SlotReports
+    from esper.leyline.signals import TrainingSignals as TrainingSignals
+    from esper.leyline.slots import TOPOLOGIES as TOPOLOGIES
+    from esper.leyline.slots import InjectionSpec as InjectionSpec
+    from esper.leyline.slots import SlotReport as SlotReport
+    from esper.leyline.slots import Topology as Topology
+    from esper.leyline.slots import parse_slot_id as parse_slot_id
+    from esper.leyline.slots import slot_id as slot_id
+    from esper.leyline.stages import ADVANCE_TO as ADVANCE_TO
+    from esper.leyline.stages import BLENDED_STAGES as BLENDED_STAGES
+    from esper.leyline.stages import COOLDOWN_CHAIN as COOLDOWN_CHAIN
+    from esper.leyline.stages import COOLING_STAGES as COOLING_STAGES
+    from esper.leyline.stages import FULL_ALPHA_STAGES as FULL_ALPHA_STAGES
+    from esper.leyline.stages import GATE_INTO as GATE_INTO
+    from esper.leyline.stages import LIVE_STAGES as LIVE_STAGES
+    from esper.leyline.stages import OCCUPIED_STAGES as OCCUPIED_STAGES
+    from esper.leyline.stages import PRUNABLE_STAGES as PRUNABLE_STAGES
+    from esper.leyline.stages import TRANSITIONS as TRANSITIONS
+    from esper.leyline.stages import Gate as Gate
+    from esper.leyline.stages import SeedStage as SeedStage
+    from esper.leyline.stages import can_follow as can_follow
+    from esper.leyline.streams import GOLDEN as GOLDEN
+    from esper.leyline.streams import MIX_1 as MIX_1
+    from esper.leyline.streams import MIX_2 as MIX_2
+    from esper.leyline.streams import UInt64Array as UInt64Array
+    from esper.leyline.streams import mix64 as mix64
+    from esper.leyline.streams import stream_keys as stream_keys
+    from esper.leyline.streams import stream_seed as stream_seed
+    from esper.leyline.telemetry import EVENT_TYPE_OF as EVENT_TYPE_OF
+    from esper.leyline.telemetry import SCHEMA_VERSION as SCHEMA_VERSION
+    from esper.leyline.telemetry import TelemetryConfig as TelemetryConfig
+    from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent
+    from esper.leyline.telemetry import TelemetryEventType as TelemetryEventType
+    from esper.leyline.telemetry import TelemetryLevel as TelemetryLevel
+else:  # hidden from type checkers, to whom it would make every misspelt name valid
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'esper.leyline' has no attribute {name!r}")
+        value = getattr(import_module(f"esper.leyline.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,250 @@
+"""What a controller may ask for: operations, the heads that spell them out, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from esper.leyline.arrays import (
+    ArrayStruct,
+    Bools,
+    Codes,
+    Ints,
+    require_choice,
+    require_equal_lengths,
+)
+from esper.leyline.errors import EsperError
+
+
+class LifecycleOp(IntEnum):
+    """What a controller does to a member at a step."""
+
+    WAIT = 0
+    GERMINATE = 1
+    ADVANCE = 2
+    SET_ALPHA_TARGET = 3
+    PRUNE = 4
+    FOSSILIZE = 5
+
+
+class BlendStyle(IntEnum):
+    """How a seed's delta d enters the host activation h, at strength a. Fixed at germination."""
+
+    ADD = 0
+    """h + a * d"""
+    MULTIPLY = 1
+    """h * (1 + a * tanh(d))"""
+    GATE = 2
+    """h + a * g(h) * d"""
+
+
+class AlphaMode(IntEnum):
+    """What the alpha controller of a slot is doing."""
+
+    HOLD = 0
+    UP = 1
+    DOWN = 2
+
+
+class AlphaCurve(IntEnum):
+    """The shape of a ramp; all are monotone and exact at both ends."""
+
+    LINEAR = 0
+    COSINE = 1
+    SIGMOID_6 = 2
+    SIGMOID_12 = 3
+    SIGMOID_24 = 4
+
+
+TEMPOS: Final = (3, 5, 8)
+"""Steps the first blend takes."""
+ALPHA_TARGETS: Final = (0.5, 0.7, 1.0)
+"""Strengths a seed can be blended to."""
+ALPHA_SPEEDS: Final = (0, 3, 5, 8)
+"""Steps a retarget or a prune ramp takes; 0 is at once."""
+
+
+class ActionHead(IntEnum):
+    """The factors of an action, in the order they are sampled."""
+
+    OP = 0
+    SLOT = 1
+    BLUEPRINT = 2
+    STYLE = 3
+    TEMPO = 4
+    ALPHA_TARGET = 5
+    ALPHA_SPEED = 6
+    ALPHA_CURVE = 7
+
+
+_H = ActionHead
+HEADS_BY_OP: Final[Mapping[LifecycleOp, frozenset[ActionHead]]] = MappingProxyType(
+    {
+        LifecycleOp.WAIT: frozenset({_H.OP}),
+        LifecycleOp.GERMINATE: frozenset(_H) - {_H.ALPHA_SPEED},
+        LifecycleOp.ADVANCE: frozenset({_H.OP, _H.SLOT}),
+        LifecycleOp.SET_ALPHA_TARGET: frozenset(
+            {_H.OP, _H.SLOT, _H.ALPHA_TARGET, _H.ALPHA_SPEED, _H.ALPHA_CURVE}
+        ),
+        LifecycleOp.PRUNE: frozenset({_H.OP, _H.SLOT, _H.ALPHA_SPEED, _H.ALPHA_CURVE}),
+        LifecycleOp.FOSSILIZE: frozenset({_H.OP, _H.SLOT}),
+    }
+)
+"""Which heads count for each operation; the others have log-probability and entropy 0."""
+
+HEAD_CHOICES: Final[Mapping[ActionHead, tuple[str, ...]]] = MappingProxyType(
+    {
+        _H.OP: tuple(op.name for op in LifecycleOp),
+        _H.STYLE: tuple(style.name for style in BlendStyle),
+        _H.TEMPO: tuple(str(steps) for steps in TEMPOS),
+        _H.ALPHA_TARGET: tuple(str(alpha) for alpha in ALPHA_TARGETS),
+        _H.ALPHA_SPEED: tuple(str(steps) for steps in ALPHA_SPEEDS),
+        _H.ALPHA_CURVE: tuple(curve.name for curve in AlphaCurve),
+    }
+)
+"""Readable choices of the heads that do not depend on the host (slot and blueprint do)."""
+
+NO_SLOT: Final = -1
+"""In place of a slot index: no slot is meant (WAIT)."""
+
+
+class VetoReason(IntEnum):
+    """Why an action was not carried out. The first reason that applies, in this order, is named."""
+
+    NONE = 0
+    """It was carried out (WAIT always is)."""
+    GOVERNOR = 1
+    """The member was rolled back at this step; what the controller saw is gone."""
+    SLOT_NOT_DORMANT = 2
+    """GERMINATE: a seed stands there, or the slot still cools down."""
+    BUDGET_SPENT = 3
+    """GERMINATE: the member holds as many seeds as it may."""
+    BLUEPRINT_MISFIT = 4
+    """GERMINATE: the blueprint does not fit the host's topology or the slot's width."""
+    WRONG_STAGE = 5
+    """ADVANCE, SET_ALPHA_TARGET, PRUNE, FOSSILIZE: not from the stage the slot is in."""
+    RAMPING = 6
+    """SET_ALPHA_TARGET, PRUNE, FOSSILIZE: alpha is still moving (a prune under way included)."""
+    TOO_YOUNG = 7
+    """PRUNE: the seed is younger than `min_prune_age`."""
+    GATE_CLOSED = 8
+    """ADVANCE, FOSSILIZE: the gate into the next stage does not pass."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionSpec(ArrayStruct):
+    """What every member is asked to do: one index `[E]` per head, fields in `ActionHead` order.
+
+    Heads that do not count for a member's operation hold any valid index; nobody reads them.
+
+    >>> ActionSpec.wait(2).describe(0, ["r0c0"], ["norm"])
+    'WAIT'
+    """
+
+    op: Ints
+    """`LifecycleOp`."""
+    slot: Ints
+    """Index into the enabled slots."""
+    blueprint: Ints
+    """Index into the host's blueprints."""
+    style: Ints
+    """`BlendStyle`."""
+    tempo: Ints
+    """Index into `TEMPOS`."""
+    alpha_target: Ints
+    """Index into `ALPHA_TARGETS`."""
+    alpha_speed: Ints
+    """Index into `ALPHA_SPEEDS`."""
+    alpha_curve: Ints
+    """`AlphaCurve`."""
+
+    def __post_init__(self) -> None:
+        require_equal_lengths(self)
+        for head in ActionHead:
+            choices = len(HEAD_CHOICES[head]) if head in HEAD_CHOICES else None
+            require_choice(head.name.lower(), self.of(head), choices, "action")
+
+    def sizes(self) -> dict[str, int]:
+        """E, the number of members."""
+        return {"E": len(self.op)}
+
+    @property
+    def members(self) -> int:
+        """E."""
+        return len(self.op)
+
+    def of(self, head: ActionHead) -> Ints:
+        """The indices `[E]` of one head."""
+        indices: Ints = getattr(self, head.name.lower())
+        return indices
+
+    @classmethod
+    def wait(cls, members: int) -> ActionSpec:
+        """WAIT for every member."""
+        if members < 1:
+            raise EsperError(f"actions for {members} members: at least 1 is needed")
+        return cls(*(np.zeros(members, dtype=np.int64) for _ in ActionHead))
+
+    def describe(self, member: int, slots: Sequence[str], blueprints: Sequence[str]) -> str:
+        """The heads that count for one member, in words: `PRUNE r0c1 alpha_speed=3 ...`."""
+        op = LifecycleOp(self.op[member])
+        words = [op.name]
+        for head in ActionHead:
+            if head not in HEADS_BY_OP[op] or head is ActionHead.OP:
+                continue
+            choice = int(self.of(head)[member])
+            if head is ActionHead.SLOT:
+                words.append(_named("slot", choice, slots, member))
+            elif head is ActionHead.BLUEPRINT:
+                words.append(_named("blueprint", choice, blueprints, member))
+            else:
+                words.append(f"{head.name.lower()}={HEAD_CHOICES[head][choice]}")
+        return " ".join(words)
+
+
+def _named(kind: str, index: int, names: Sequence[str], member: int) -> str:
+    if index >= len(names):
+        raise EsperError(
+            f"action of member {member}: {kind} {index}, but there are {len(names)} "
+            f"({', '.join(names)})"
+        )
+    return names[index]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionOutcome(ArrayStruct):
+    """What came of every member's action; all arrays `[E]`."""
+
+    veto: Codes
+    """`VetoReason`; NONE where the action was carried out."""
+    target_slot: Ints
+    """The slot that was meant, carried out or not; `NO_SLOT` for WAIT."""
+    stage_before: Codes
+    """`SeedStage` of that slot before the action; -1 for WAIT."""
+    stage_after: Codes
+    """`SeedStage` of that slot after it; -1 for WAIT."""
+
+    def __post_init__(self) -> None:
+        require_equal_lengths(self)
+        require_choice("veto", self.veto, len(VetoReason), "outcome")
+
+    def sizes(self) -> dict[str, int]:
+        """E, the number of members."""
+        return {"E": len(self.veto)}
+
+    @property
+    def executed(self) -> Bools:
+        """Where the action was carried out `[E]`: no reason against it."""
+        return np.asarray(self.veto == VetoReason.NONE)
+
+    @classmethod
+    def waited(cls, members: int) -> ActionOutcome:
+        """The outcome of WAIT for every member."""
+        none = np.full(members, -1, dtype=np.int8)
+        veto = np.full(members, VetoReason.NONE, dtype=np.int8)
+        return cls(veto, np.full(members, NO_SLOT, dtype=np.int64), none, none.copy())

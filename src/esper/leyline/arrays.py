@@ -1,0 +1,135 @@
+"""What structs of arrays share: dtypes, and field names that say the shape.
+
+A field `loss_E` or `alpha_ES` is an array whose axes are the capital letters after its last
+underscore. Within one struct, equal letters mean equal sizes; that is checked at construction.
+
+Letters: E members, S slots, N occurrences, K blueprints, O operations, A action heads, Z stages,
+L last values, P parts of a reward.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.errors import EsperError
+
+Floats = npt.NDArray[np.float32]
+"""Measurements and signals; NaN where nothing was measured."""
+Doubles = npt.NDArray[np.float64]
+"""Scores and rewards, whose differences must add up."""
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int8]
+"""Values of an `IntEnum`; -1 where there is none."""
+Bools = npt.NDArray[np.bool_]
+
+_LETTERS: Final = re.compile(r"_([A-Z]+)$")
+_SHARED: Final = "ES"
+"""Letters that keep their size across nested structs; the others are local to one struct."""
+
+_LAYOUTS: dict[type, tuple[tuple[str, str], ...]] = {}
+
+
+def _layout(cls: type) -> tuple[tuple[str, str], ...]:
+    """(field name, shape letters) of each field of a struct; no letters: not an array."""
+    if cls not in _LAYOUTS:
+        found = ((f.name, _LETTERS.search(f.name)) for f in fields(cls))
+        _LAYOUTS[cls] = tuple((name, match[1] if match else "") for name, match in found)
+    return _LAYOUTS[cls]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrayStruct:
+    """A frozen struct of arrays: shapes agree, and `==` compares contents (NaN equals NaN)."""
+
+    def __post_init__(self) -> None:
+        self.sizes()
+
+    def sizes(self) -> dict[str, int]:
+        """The size of each shape letter; disagreement is an error that names the field."""
+        known: dict[str, int] = {}
+        for name, letters in _layout(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, ArrayStruct):
+                inner = value.sizes().items()
+                found = tuple((letter, size) for letter, size in inner if letter in _SHARED)
+            elif letters:
+                found = self._axes(name, letters, value)
+            else:
+                continue
+            for letter, size in found:
+                if known.setdefault(letter, size) != size:
+                    raise EsperError(
+                        f"{type(self).__name__}.{name}: {letter} is {size}, "
+                        f"but {known[letter]} in the fields before it"
+                    )
+        return known
+
+    def _axes(
+        self, name: str, letters: str, value: npt.NDArray[np.generic]
+    ) -> tuple[tuple[str, int], ...]:
+        """(letter, size) of each axis of one array field."""
+        shape = np.shape(value)
+        if len(shape) != len(letters):
+            raise EsperError(
+                f"{type(self).__name__}.{name}: shape {shape}, expected axes [{', '.join(letters)}]"
+            )
+        return tuple(zip(letters, shape, strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return _same_fields(self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(left: object, right: object) -> bool:
+    """Equal contents, where NaN equals NaN."""
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        floating = left.dtype.kind == "f" and right.dtype.kind == "f"
+        return np.array_equal(left, right, equal_nan=floating)
+    if isinstance(left, float) and isinstance(right, float) and left != left:
+        return right != right
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(_same, left, right))
+    if is_dataclass(left) and type(left) is type(right):
+        return _same_fields(left, right)
+    return bool(left == right)
+
+
+def _same_fields(left: object, right: object) -> bool:
+    """Equal contents of two dataclasses of one type."""
+    return all(_same(getattr(left, n), getattr(right, n)) for n, _ in _layout(type(left)))
+
+
+def require_equal_lengths(struct: ArrayStruct) -> None:
+    """Refuse a struct whose fields are not all arrays `[E]` of one length, E at least 1."""
+    expected: tuple[int, ...] | None = None
+    for field in fields(struct):
+        shape = np.shape(getattr(struct, field.name))
+        expected = expected or shape
+        if shape != expected or len(shape) != 1 or shape[0] < 1:
+            raise EsperError(
+                f"{type(struct).__name__}.{field.name}: shape {shape}, expected one value for each "
+                f"of the {expected[0] if expected else 'E'} members"
+            )
+
+
+def require_choice(
+    name: str, values: npt.NDArray[np.generic], choices: int | None, where: str
+) -> None:
+    """Refuse `[E]` values that are not whole numbers in 0..choices-1 (None: no upper end)."""
+    if not np.issubdtype(values.dtype, np.integer):
+        raise EsperError(f"{where}: {name} has dtype {values.dtype}, expected whole numbers")
+    whole = values.astype(np.int64)
+    beyond = whole < 0 if choices is None else (whole < 0) | (whole >= choices)
+    bad = np.flatnonzero(beyond)
+    if bad.size:
+        member = int(bad[0])
+        valid = "0 or more" if choices is None else f"0 to {choices - 1}"
+        raise EsperError(f"{where} of member {member}: {name} {whole[member]}, valid: {valid}")

@@ -1,0 +1,136 @@
+"""How records become JSON and come back, by their type hints.
+
+Arrays become lists and get their dtype back from the hint; an empty array comes back one-
+dimensional. Enum members are written by name. NaN and infinities, which JSON does not have, are
+written as the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Final, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from esper.leyline.errors import EsperError, unknown_name
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+_NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
+_T = TypeVar("_T")
+_EnumT = TypeVar("_EnumT", bound=Enum)
+
+
+def to_json(value: object) -> Json:
+    """Plain JSON data for a record or anything that may stand in one."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, np.ndarray):
+        finite = value.dtype.kind != "f" or bool(np.isfinite(value).all())
+        listed: Json = value.tolist()
+        return listed if finite else to_json(listed)
+    if isinstance(value, np.generic):
+        return to_json(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _non_finite(value)
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, (tuple, list)):
+        return [to_json(item) for item in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+    raise EsperError(f"{type(value).__name__} {value!r}: no JSON form; use numbers, text, arrays")
+
+
+def _non_finite(value: float) -> str:
+    nan, positive, negative = _NON_FINITE
+    if math.isnan(value):
+        return nan
+    return positive if value > 0 else negative
+
+
+def from_json(hint: object, data: object, where: str) -> object:
+    """The value of type `hint` that `to_json` wrote as `data`; `where` names it in errors."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        (present,) = (arg for arg in args if arg is not NoneType)
+        return None if data is None else from_json(present, data, where)
+    if origin is np.ndarray:
+        (scalar,) = get_args(args[1])
+        return _read_array(scalar, data, where)
+    if origin is tuple:
+        return _read_tuple(args, data, where)
+    if not isinstance(hint, type):
+        raise EsperError(f"{where}: no JSON form for the type {hint}")
+    if issubclass(hint, Enum):
+        return read_enum(hint, data, where)
+    if is_dataclass(hint):
+        return read_record(hint, data, where)
+    return _read_scalar(hint, data, where)
+
+
+def read_enum(cls: type[_EnumT], data: object, where: str) -> _EnumT:
+    """The member of an enum that was written by name."""
+    if not isinstance(data, str) or data not in cls.__members__:
+        raise unknown_name(cls.__name__, data, cls.__members__, f"in {where}")
+    return cls[data]
+
+
+def read_record(cls: type[_T], data: object, where: str, **narrowed: object) -> _T:
+    """The dataclass that was written as an object; `narrowed` gives a field a closer type."""
+    entries = _require(dict, data, where)
+    hints = _field_hints(cls) | narrowed
+    for name in entries:
+        if name not in hints:
+            raise unknown_name("field", name, hints, f"in {where}")
+    for name in hints:
+        if name not in entries:
+            raise EsperError(f"{where}: field {name!r} is missing")
+    build: Callable[..., _T] = cls
+    return build(**{n: from_json(hint, entries[n], f"{where}.{n}") for n, hint in hints.items()})
+
+
+def _read_array(scalar: type[np.generic], data: object, where: str) -> object:
+    try:
+        return np.array(_require(list, data, where), dtype=scalar)
+    except (ValueError, OverflowError, TypeError) as error:
+        raise EsperError(f"{where}: not an array of {scalar.__name__} ({error})") from None
+
+
+def _read_tuple(args: tuple[object, ...], data: object, where: str) -> tuple[object, ...]:
+    items = _require(list, data, where)
+    hints = [args[0]] * len(items) if args[-1] is Ellipsis else list(args)
+    if len(hints) != len(items):
+        raise EsperError(f"{where}: {len(items)} items, expected {len(hints)}")
+    pairs = zip(hints, items, strict=True)
+    return tuple(from_json(hint, item, f"{where}[{i}]") for i, (hint, item) in enumerate(pairs))
+
+
+def _read_scalar(hint: type, data: object, where: str) -> object:
+    if hint is float and isinstance(data, str) and data in _NON_FINITE:
+        return float(data)
+    if hint is float and type(data) is int:
+        return float(data)
+    if hint is int and isinstance(data, bool):
+        raise EsperError(f"{where}: {data!r}, expected int")
+    return _require(hint, data, where)
+
+
+def _require(kind: type[_T], data: object, where: str) -> _T:
+    if not isinstance(data, kind):
+        raise EsperError(f"{where}: {data!r}, expected {kind.__name__}")
+    return data
+
+
+_HINTS: dict[type, dict[str, object]] = {}
+
+
+def _field_hints(cls: type) -> dict[str, object]:
+    """Field name -> type of a dataclass, resolved once."""
+    if cls not in _HINTS:
+        hints = get_type_hints(cls)
+        _HINTS[cls] = {f.name: hints[f.name] for f in fields(cls)}
+    return _HINTS[cls]

@@ -1,0 +1,71 @@
+"""What each head may choose. Heads are sampled in order, so a mask may depend on choices before it.
+
+Shape letters: E members, O operations, S slots, K blueprints; each of the other heads has its own:
+Y styles, M tempos, T alpha targets, V alpha speeds, U alpha curves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
+from esper.leyline.arrays import ArrayStruct, Bools
+from esper.leyline.errors import EsperError
+
+_LETTER_OF = {
+    ActionHead.OP: "O",
+    ActionHead.STYLE: "Y",
+    ActionHead.TEMPO: "M",
+    ActionHead.ALPHA_TARGET: "T",
+    ActionHead.ALPHA_SPEED: "V",
+    ActionHead.ALPHA_CURVE: "U",
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActionMasks(ArrayStruct):
+    """True: may be chosen. A frozen head is a mask with one True. An empty mask is an error."""
+
+    op_EO: Bools
+    """Operations that are legal in at least one slot; WAIT always."""
+    slot_EOS: Bools
+    """Slots in which the chosen operation is legal. The row of WAIT is not read."""
+    blueprint_SK: Bools
+    """Blueprints that fit the chosen slot; the same for all members."""
+    style_Y: Bools
+    tempo_M: Bools
+    alpha_target_T: Bools
+    alpha_speed_V: Bools
+    alpha_curve_U: Bools
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes()
+        for head, letter in _LETTER_OF.items():
+            if sizes[letter] != len(HEAD_CHOICES[head]):
+                raise EsperError(
+                    f"ActionMasks: {sizes[letter]} choices for {head.name}, "
+                    f"there are {len(HEAD_CHOICES[head])} ({', '.join(HEAD_CHOICES[head])})"
+                )
+        self._refuse_empty()
+
+    def _refuse_empty(self) -> None:
+        """Every choice that may be reached leaves at least one choice to each later head."""
+        stuck = np.flatnonzero(~self.op_EO.any(axis=1))
+        if stuck.size:
+            raise EsperError(f"empty mask: member {stuck[0]} has no legal operation, not even WAIT")
+        placed = self.op_EO.copy()
+        placed[:, LifecycleOp.WAIT] = False
+        nowhere = np.argwhere(placed & ~self.slot_EOS.any(axis=2))
+        if nowhere.size:
+            member, op = nowhere[0]
+            raise EsperError(f"empty mask: member {member}, {LifecycleOp(op).name} in no slot")
+        can_germinate = placed[:, LifecycleOp.GERMINATE, None]
+        asked = (self.slot_EOS[:, LifecycleOp.GERMINATE] & can_germinate).any(axis=0)
+        barren = np.flatnonzero(asked & ~self.blueprint_SK.any(axis=1))
+        if barren.size:
+            raise EsperError(f"empty mask: no blueprint for slot {barren[0]}, where one may grow")
+        for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):
+            if not getattr(self, name).any():
+                raise EsperError(f"empty mask: {name} allows nothing; freeze a head to one choice")

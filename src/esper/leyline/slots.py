@@ -1,0 +1,84 @@
+"""Where seeds can stand: slot ids, the places a host offers, and the per-slot report for people."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from esper.leyline.errors import EsperError
+from esper.leyline.stages import SeedStage
+
+Topology = Literal["cnn", "transformer", "mlp"]
+TOPOLOGIES: Final[tuple[Topology, ...]] = ("cnn", "transformer", "mlp")
+
+_SLOT_ID: Final = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
+
+
+def slot_id(row: int, col: int) -> str:
+    """The id of the slot in surface row `row`, column `col`.
+
+    >>> slot_id(0, 2)
+    'r0c2'
+    """
+    if row < 0 or col < 0:
+        raise EsperError(f"slot row {row}, column {col}: both must be 0 or more")
+    return f"r{row}c{col}"
+
+
+def parse_slot_id(text: str) -> tuple[int, int]:
+    """Row and column of a slot id.
+
+    >>> parse_slot_id("r1c10")
+    (1, 10)
+    """
+    match = _SLOT_ID.fullmatch(text)
+    if match is None:
+        raise EsperError(f"slot id {text!r}: expected r<row>c<col>, for example 'r0c1'")
+    return int(match[1]), int(match[2])
+
+
+@dataclass(frozen=True, slots=True)
+class InjectionSpec:
+    """One place in a host where a seed may be grown."""
+
+    slot_id: str
+    """`r<row>c<col>`; the row is the surface, the column counts along the host."""
+    channels: int
+    """Channels (cnn) or width (transformer, mlp) of the activation there."""
+    position: int
+    """The slot stands right after the segment with this index."""
+    surface: str
+    """What the row means to this host, for example `pre_pool` or `after_mlp`."""
+
+    def __post_init__(self) -> None:
+        parse_slot_id(self.slot_id)
+        if self.channels < 1 or self.position < 0:
+            raise EsperError(
+                f"slot {self.slot_id}: channels {self.channels} must be 1 or more "
+                f"and position {self.position} 0 or more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReport:
+    """What stands in one slot of one member, readable."""
+
+    member: int
+    slot_id: str
+    stage: SeedStage
+    blueprint: str | None
+    style: str | None
+    alpha: float
+    alpha_target: float
+    ramp_steps_left: int
+    steps_in_stage: int
+    age: int
+    """Steps since germination; 0 in a slot without a seed."""
+    pruning: bool
+    cooldown_left: int
+    params: int
+    """Parameters of the seed that stands there (0 when none)."""
+    contribution: float
+    """Last measured counterfactual contribution, NaN when never measured."""
+    contribution_se: float

@@ -1,0 +1,51 @@
+"""Where randomness comes from: a key for each named stream, the same whatever E is.
+
+A stream is named by a path such as (seed, round, member, "slot", "r0c1"). Its key is a 64-bit hash
+of that path. Integer parts may be arrays, so the keys of all members come from one call.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+GOLDEN: Final = 0x9E3779B97F4A7C15
+"""Odd constant near 2**64 / golden ratio: the step between consecutive counters."""
+MIX_1: Final = 0xBF58476D1CE4E5B9
+MIX_2: Final = 0x94D049BB133111EB
+"""Multipliers of the 64-bit finaliser (splitmix64)."""
+
+UInt64Array = npt.NDArray[np.uint64]
+
+
+def mix64(bits: UInt64Array) -> UInt64Array:
+    """Scramble 64-bit words so that each input bit reaches every output bit."""
+    with np.errstate(over="ignore"):
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(MIX_1)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(MIX_2)
+    return np.asarray(bits ^ (bits >> np.uint64(31)), dtype=np.uint64)
+
+
+def stream_keys(seed: int, *path: str | int | npt.NDArray[np.int64]) -> UInt64Array:
+    """Keys of the streams named by `path`; array parts broadcast against each other.
+
+    >>> one = stream_keys(7, "round", 0, "member", 3)
+    >>> many = stream_keys(7, "round", 0, "member", np.arange(8))
+    >>> bool(many[3] == one)
+    True
+    """
+    key = mix64(np.asarray(np.uint64(seed & 0xFFFFFFFFFFFFFFFF)))
+    for part in path:
+        word = zlib.crc32(part.encode()) if isinstance(part, str) else np.asarray(part)
+        with np.errstate(over="ignore"):
+            step = mix64(np.asarray(word, dtype=np.int64).astype(np.uint64) + np.uint64(GOLDEN))
+            key = mix64((key ^ step) + np.uint64(GOLDEN))
+    return key
+
+
+def stream_seed(seed: int, *path: str | int) -> int:
+    """The key of one stream as a non-negative seed for a library's generator."""
+    return int(stream_keys(seed, *path)) & 0x7FFFFFFFFFFFFFFF

@@ -1,0 +1,164 @@
+"""What is recorded: levels, event types, and the event that carries a payload.
+
+`TelemetryEventType` is the one table: a line there is an event's name, its payload and the level
+from which it is recorded.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
+from types import MappingProxyType
+from typing import Final
+
+from esper.leyline import payloads as p
+from esper.leyline.codec import Json, read_enum, read_record, to_json
+from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.records import BatchSummary
+
+SCHEMA_VERSION: Final = 1
+"""Grows when an event type or a payload changes so that older readers would misread it."""
+
+
+class TelemetryLevel(IntEnum):
+    """How much is recorded; each level includes the ones below it."""
+
+    OFF = 0
+    MINIMAL = 1
+    """Runs, rounds, episodes, and whatever went wrong."""
+    NORMAL = 2
+    """Also seeds, the learner, rewards and speed."""
+    DEBUG = 3
+    """Also every step, every gate, per-layer gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """What a run records. Nothing here changes what a run computes."""
+
+    level: TelemetryLevel = TelemetryLevel.NORMAL
+    """How much is recorded."""
+    step_events: bool = False
+    """Record STEP_COMPLETED and LAST_ACTION at every level but OFF."""
+    escalation_level: TelemetryLevel = TelemetryLevel.DEBUG
+    """The level an anomaly raises recording to."""
+    escalation_rounds: int = 5
+    """Rounds until the level falls back; 0 never raises it."""
+    queue_size: int = 8192
+    """Events that may wait for the writer; further ones are dropped and counted."""
+
+    def __post_init__(self) -> None:
+        if self.escalation_rounds < 0:
+            raise EsperError(f"escalation_rounds={self.escalation_rounds}: must be 0 or more")
+        if self.queue_size < 1:
+            raise EsperError(f"queue_size={self.queue_size}: must be 1 or more")
+
+
+class TelemetryEventType(Enum):
+    """Every event: its payload class and the level from which it is recorded."""
+
+    RUN_STARTED = (p.RunStarted, TelemetryLevel.MINIMAL)
+    RUN_FINISHED = (p.RunFinished, TelemetryLevel.MINIMAL)
+    ROUND_COMPLETED = (BatchSummary, TelemetryLevel.MINIMAL)
+    EPISODE_OUTCOME = (p.EpisodeOutcome, TelemetryLevel.MINIMAL)
+    STEP_COMPLETED = (p.StepCompleted, TelemetryLevel.DEBUG)
+    LAST_ACTION = (p.LastAction, TelemetryLevel.DEBUG)
+    SEED_GERMINATED = (p.SeedGerminated, TelemetryLevel.NORMAL)
+    SEED_STAGE_CHANGED = (p.SeedStageChanged, TelemetryLevel.NORMAL)
+    SEED_GATE_EVALUATED = (p.SeedGateEvaluated, TelemetryLevel.DEBUG)
+    SEED_FOSSILIZED = (p.SeedFossilized, TelemetryLevel.NORMAL)
+    SEED_PRUNED = (p.SeedPruned, TelemetryLevel.NORMAL)
+    COUNTERFACTUALS_MEASURED = (p.CounterfactualsMeasured, TelemetryLevel.NORMAL)
+    COUNTERFACTUAL_UNAVAILABLE = (p.CounterfactualUnavailable, TelemetryLevel.DEBUG)
+    PPO_UPDATED = (p.PPOUpdated, TelemetryLevel.NORMAL)
+    ACTION_DISTRIBUTION = (p.ActionDistribution, TelemetryLevel.NORMAL)
+    MASK_HIT_RATES = (p.MaskHitRates, TelemetryLevel.NORMAL)
+    REWARD_SUMMARY = (p.RewardSummary, TelemetryLevel.NORMAL)
+    THROUGHPUT = (p.Throughput, TelemetryLevel.NORMAL)
+    PHASE_PROFILE = (p.PhaseProfile, TelemetryLevel.NORMAL)
+    GOVERNOR_PANIC = (p.GovernorPanic, TelemetryLevel.MINIMAL)
+    GOVERNOR_ROLLBACK = (p.GovernorRollback, TelemetryLevel.MINIMAL)
+    ANOMALY_DETECTED = (p.AnomalyDetected, TelemetryLevel.MINIMAL)
+    CHECKPOINT_SAVED = (p.CheckpointSaved, TelemetryLevel.MINIMAL)
+    CHECKPOINT_LOADED = (p.CheckpointLoaded, TelemetryLevel.MINIMAL)
+
+    def __init__(self, payload_class: type[p.Payload], level: TelemetryLevel) -> None:
+        self.payload_class = payload_class
+        self.level = level
+
+    def recorded_at(self, level: TelemetryLevel) -> bool:
+        """Whether a run at `level` records events of this type."""
+        return level >= self.level
+
+
+EVENT_TYPE_OF: Final[Mapping[type[p.Payload], TelemetryEventType]] = MappingProxyType(
+    {kind.payload_class: kind for kind in TelemetryEventType}
+)
+"""Payload class -> event type, the same table read backwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryEvent:
+    """One thing that happened, when and where.
+
+    >>> event = TelemetryEvent.of(p.CheckpointLoaded("runs/a/round-7", rounds_done=7))
+    >>> event.type.name, TelemetryEvent.from_json_dict(event.to_json_dict()) == event
+    ('CHECKPOINT_LOADED', True)
+    """
+
+    type: TelemetryEventType
+    payload: p.Payload
+    round_index: int | None = None
+    """None outside rounds."""
+    step: int | None = None
+    """Step of the episode; None for what is about a round or a run."""
+    env_id: int | None = None
+    """The one member it is about; None where the payload has columns over members."""
+    device: str | None = None
+    wall_time: float = field(default_factory=time.time)
+    """Seconds since 1970, for people; nothing is computed from it."""
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if type(self.payload) is not self.type.payload_class:
+            raise EsperError(
+                f"event {self.type.name}: payload is {type(self.payload).__name__}, "
+                f"expected {self.type.payload_class.__name__}"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        payload: p.Payload,
+        round_index: int | None = None,
+        step: int | None = None,
+        env_id: int | None = None,
+        device: str | None = None,
+    ) -> TelemetryEvent:
+        """The event that carries this payload; its type follows from the payload's class."""
+        kind = EVENT_TYPE_OF.get(type(payload))
+        if kind is None:
+            raise unknown_name("payload", type(payload).__name__, _payload_names())
+        return cls(kind, payload, round_index, step, env_id, device)
+
+    def to_json_dict(self) -> dict[str, Json]:
+        """Plain JSON data, strict JSON included: no NaN literal (see `codec`)."""
+        return {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json_dict(cls, data: dict[str, Json]) -> TelemetryEvent:
+        """The event `to_json_dict` was called on; another schema version is refused by name."""
+        version = data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise EsperError(
+                f"event schema version {version}: this Esper reads version {SCHEMA_VERSION}; "
+                f"read the run with the release that wrote it"
+            )
+        kind = read_enum(TelemetryEventType, data.get("type"), "event.type")
+        return read_record(cls, data, f"event {kind.name}", payload=kind.payload_class)
+
+
+def _payload_names() -> list[str]:
+    return [kind.payload_class.__name__ for kind in TelemetryEventType]

@@ -1,0 +1,62 @@
+"""A blended or permanent seed never cuts the host off from its gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import CNN_BLUEPRINTS, batch, bring_to, make_population
+
+from esper.leyline import BlendStyle, SeedStage
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("stage", [SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED])
+@pytest.mark.parametrize("style", list(BlendStyle))
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_every_segment_before_a_seed_receives_a_gradient(executor, style, stage, detach):
+    population = make_population(members=2, executor=executor, detach_seed_input=detach)
+    for slot, name in zip(population.slots, ("conv_light", "attention", "conv_heavy"), strict=True):
+        bring_to(population, stage, [0, 1], slot, name, style=style, tempo=8)
+    x, y = batch(2)
+    population.loss(population.forward(x, training=True), y).sum().backward()
+    grads = population.network.host.named(population.network.host.flat_EP.grad)
+    for name, grad in grads.items():
+        norms = grad.flatten(1).norm(dim=1)
+        assert (norms > 0).all(), f"{name} of every member"
+        assert torch.isfinite(norms).all()
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_detached_input_keeps_the_seed_out_of_the_host_gradient(executor):
+    """With the seed's input detached, the host's gradient passes the identity path alone."""
+    populations = {
+        detach: make_population(members=1, executor=executor, detach_seed_input=detach)
+        for detach in (False, True)
+    }
+    grads = {}
+    for detach, population in populations.items():
+        bring_to(population, SeedStage.HOLDING, [0], "r0c1", "conv_light")
+        x, y = batch(1)
+        population.loss(population.forward(x, training=True), y).sum().backward()
+        grads[detach] = population.network.host.named(population.network.host.flat_EP.grad)
+    assert not torch.equal(
+        grads[False]["blocks.0.conv.weight"], grads[True]["blocks.0.conv.weight"]
+    )
+    torch.testing.assert_close(
+        grads[False]["head.linear.weight"], grads[True]["head.linear.weight"]
+    )
+
+
+@pytest.mark.parametrize("name", CNN_BLUEPRINTS)
+def test_alpha_zero_means_not_computed_at_all(name):
+    """NaN in a seed that is switched off in a row does not touch the row."""
+    from support import poison
+
+    population = make_population(members=2)
+    bring_to(population, SeedStage.HOLDING, [0, 1], "r0c1", name)
+    poison(population, "r0c1", name, member=0)
+    x, _ = batch(2)
+    off = population.forward(x, alpha_RS=torch.zeros(2, 3).numpy())
+    assert torch.isfinite(off).all()
+    assert torch.isnan(population.forward(x)[0]).all()
+    assert torch.isfinite(population.forward(x)[1]).all()

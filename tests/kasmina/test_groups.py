@@ -1,0 +1,144 @@
+"""Every parameter belongs to exactly one optimiser group at every moment, and acts like it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support import batch, bring_to, make_population, pass_step
+
+from esper.kasmina import OptimConfig, Population
+from esper.kasmina.training import ParameterGroup
+from esper.leyline import BlendStyle, SeedStage
+
+KIND = 1  # conv_light
+EXPECTED = {
+    SeedStage.GERMINATED: ParameterGroup.FROZEN,
+    SeedStage.TRAINING: ParameterGroup.SEED,
+    SeedStage.BLENDING: ParameterGroup.SEED,
+    SeedStage.HOLDING: ParameterGroup.SEED,
+    SeedStage.FOSSILIZED: ParameterGroup.FOSSIL,
+    SeedStage.PRUNED: ParameterGroup.FROZEN,
+}
+
+
+def with_seed(stage: SeedStage, style: BlendStyle = BlendStyle.ADD, **settings) -> Population:
+    """Member 0 bare, member 1 with a conv_light in r0c1 at `stage`."""
+    population = make_population(members=2, **settings)
+    if stage is SeedStage.PRUNED:
+        bring_to(population, SeedStage.TRAINING, [1], "r0c1", "conv_light", style=style)
+        pass_step(population)
+        population.prune([1], "r0c1")
+    else:
+        bring_to(population, stage, [1], "r0c1", "conv_light", style=style)
+    if stage is SeedStage.BLENDING:
+        population.begin_step()
+    return population
+
+
+@pytest.mark.parametrize("style", [BlendStyle.ADD, BlendStyle.GATE])
+@pytest.mark.parametrize("stage", list(EXPECTED))
+def test_each_parameter_is_in_exactly_one_group(stage, style):
+    population = with_seed(stage, style)
+    groups = population.trainer.groups()
+    stores = {"host": population.network.host, "r0c1/conv_light": population.network.banks[1, KIND]}
+    if style is BlendStyle.GATE:
+        stores["r0c1/gate"] = population.network.gates[1]
+    assert set(groups) == {(o, n) for o, store in stores.items() for n in store.shapes}
+    for (owner, _), group_E in groups.items():
+        assert np.isin(group_E, [int(g) for g in ParameterGroup]).all()
+        if owner == "host":
+            assert (group_E == ParameterGroup.HOST).all()
+        else:
+            assert group_E.tolist() == [ParameterGroup.FROZEN, EXPECTED[stage]]
+
+
+@pytest.mark.parametrize("style", [BlendStyle.ADD, BlendStyle.GATE])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize("stage", list(EXPECTED))
+def test_a_parameter_moves_if_and_only_if_its_group_trains(stage, kind, style):
+    """Weight decay would move a row that is updated by mistake, so it is on."""
+    population = with_seed(stage, style, optim=OptimConfig(kind=kind, weight_decay=0.1))
+    stores = {"host": population.network.host, "r0c1/conv_light": population.network.banks[1, KIND]}
+    if style is BlendStyle.GATE:
+        stores["r0c1/gate"] = population.network.gates[1]
+    before = {owner: store.flat_EP.detach().clone() for owner, store in stores.items()}
+    groups = population.trainer.groups()
+    population.train_batch(*batch(2))
+    for owner, store in stores.items():
+        moved = (store.flat_EP.detach() != before[owner]).any(dim=1)
+        group_E = next(g for (o, _), g in groups.items() if o == owner)
+        assert moved.tolist() == (group_E != ParameterGroup.FROZEN).tolist(), owner
+
+
+def test_gate_of_a_seed_with_another_style_is_left_alone():
+    population = make_population(members=2, optim=OptimConfig(kind="adamw", weight_decay=0.1))
+    bring_to(population, SeedStage.HOLDING, [0], "r0c1", "conv_light", style=BlendStyle.GATE)
+    bring_to(population, SeedStage.HOLDING, [1], "r0c1", "conv_light", style=BlendStyle.ADD)
+    before = population.network.gates[1].flat_EP.detach().clone()
+    population.train_batch(*batch(2))
+    after = population.network.gates[1].flat_EP.detach()
+    assert not torch.equal(before[0], after[0])
+    assert torch.equal(before[1], after[1])
+
+
+def test_fossilising_changes_the_rate_and_nothing_else():
+    """Values and optimiser state carry over; from then on the host's rate applies."""
+    population = with_seed(SeedStage.HOLDING)
+    population.set_rates(host_lr=0.0, seed_lr=0.05)
+    population.train_batch(*batch(2))
+    bank = population.network.banks[1, KIND].flat_EP
+    key = (1, KIND)
+    values = bank.detach().clone()
+    state = {k: v.clone() for k, v in population.trainer.seed_optimizer.state[key].items()}
+    x, _ = batch(2)
+    out = population.forward(x).detach().clone()
+    population.fossilize([1], "r0c1")
+    assert torch.equal(bank.detach(), values)
+    for name, value in state.items():
+        assert torch.equal(population.trainer.seed_optimizer.state[key][name], value)
+    assert torch.equal(population.forward(x), out)
+    population.train_batch(*batch(2))
+    assert torch.equal(bank.detach(), values), "the host's rate is 0"
+    assert not torch.equal(
+        population.trainer.seed_optimizer.state[key]["momentum"], state["momentum"]
+    )
+
+
+def test_seeds_learn_at_their_own_rate():
+    moves = []
+    for seed_lr in (0.01, 0.02):
+        fresh = with_seed(SeedStage.HOLDING, optim=OptimConfig(clip_norm=None, momentum=0.0))
+        fresh.set_rates(0.05, seed_lr)
+        before = fresh.network.banks[1, KIND].flat_EP.detach().clone()
+        fresh.train_batch(*batch(2))
+        moves.append(fresh.network.banks[1, KIND].flat_EP.detach()[1] - before[1])
+    torch.testing.assert_close(moves[1], 2 * moves[0], rtol=1e-3, atol=1e-7)
+
+
+def test_rate_scaled_by_weight_norm():
+    """The seed's step is the plain step times rms(seed) / rms(host)."""
+    moves, ratio = {}, 0.0
+    for scaling in ("none", "weight_norm"):
+        p = with_seed(SeedStage.HOLDING, optim=OptimConfig(momentum=0.0), seed_lr_scaling=scaling)
+        bank, host = p.network.banks[1, KIND].flat_EP, p.network.host.flat_EP
+        before = bank.detach().clone()
+        ratio = (bank[1].square().mean() / host[1].square().mean()).sqrt().item()
+        p.train_batch(*batch(2))
+        moves[scaling] = bank.detach()[1] - before[1]
+    torch.testing.assert_close(moves["weight_norm"], ratio * moves["none"], rtol=1e-2, atol=1e-6)
+
+
+def test_a_reborn_seed_starts_without_its_predecessors_momentum():
+    population = with_seed(SeedStage.HOLDING)
+    population.train_batch(*batch(2))
+    first = population.network.banks[1, KIND].flat_EP.detach()[1].clone()
+    population.prune([1], "r0c1", speed=0)
+    for _ in range(7):
+        pass_step(population)
+    population.germinate([1], "r0c1", "conv_light")
+    assert not population.trainer.seed_optimizer.state[1, KIND]["momentum"][1].any()
+    second = population.network.banks[1, KIND].flat_EP.detach()[1]
+    assert not torch.equal(first, second)
+    drawn = population.network.banks[1, KIND].named_row(second)
+    assert (drawn["scale.gamma"] == drawn["scale.gamma"][0]).all(), "fresh initial values"

@@ -1,0 +1,100 @@
+"""What does an import of Esper cost, and do both copies of the pins agree?
+
+Each import is measured in a fresh interpreter, because this one may already hold torch.
+"""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE = ROOT / "src"
+
+HEAVY = {"torch", "scipy", "sklearn", "matplotlib", "pyarrow", "rich", "tyro"}
+IMPORT_LIMIT_MS = 100.0
+
+
+def run_python(code: str) -> str:
+    """Standard output of `code` in a fresh interpreter; its traceback if it fails."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """Top-level packages in memory after importing `modules`."""
+    out = run_python(f"import sys, {', '.join(modules)}; print(*sys.modules)")
+    return {name.partition(".")[0] for name in out.split()}
+
+
+def dotted_name(path: Path) -> str:
+    """The import name of a source file."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def names_of(pattern: str) -> list[str]:
+    """Import names of the source files that match a pattern."""
+    return sorted(dotted_name(path) for path in SOURCE.glob(pattern))
+
+
+@pytest.mark.parametrize("package", names_of("esper/**/__init__.py"))
+def test_package_init_is_lazy(package: str):
+    assert loaded_by(package) & HEAVY == set()
+
+
+def test_import_esper_loads_no_numpy():
+    assert loaded_by("esper") & {"numpy"} == set()
+
+
+def test_no_module_of_leyline_loads_torch():
+    """Its `__init__` is lazy, so every module is imported by name."""
+    assert loaded_by(*names_of("esper/leyline/**/*.py")) & {"torch"} == set()
+
+
+def test_import_esper_is_fast():
+    code = (
+        "from time import perf_counter; start = perf_counter(); import esper; "
+        "print((perf_counter() - start) * 1000)"
+    )
+    best_ms = min(float(run_python(code)) for _ in range(5))
+    assert best_ms < IMPORT_LIMIT_MS
+
+
+def test_version_is_that_of_the_project():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert run_python("import esper; print(esper.__version__)").strip() == project["version"]
+
+
+def test_unknown_attribute_is_named():
+    import esper
+
+    with pytest.raises(AttributeError, match="'grwo'"):
+        _ = esper.grwo
+
+
+def constraints() -> list[str]:
+    """The pins of constraints.txt without its comments."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_uv_reads_the_same_pins():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    pins = constraints()
+    block = "\n".join(f'    "{pin}",' for pin in pins)
+    assert project["tool"]["uv"]["constraint-dependencies"] == pins, (
+        f"set constraint-dependencies in [tool.uv] of pyproject.toml to:\n{block}"
+    )
+
+
+def test_pins_are_exact():
+    assert all(pin.count("==") == 1 and "+" not in pin for pin in constraints())
+
+
+def test_pins_name_no_cuda_package():
+    names = [pin.partition("==")[0] for pin in constraints()]
+    assert not [n for n in names if n.startswith(("nvidia", "cuda", "triton", "torchvision"))]
