@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import CNN_BLUEPRINTS
 from torch import Tensor, nn
 
 from esper.kasmina import BlueprintRegistry
 from esper.kasmina.blending import Gate, blend
 from esper.kasmina.rng import forked_rng
 from esper.leyline import BlendStyle
+from support import CNN_BLUEPRINTS
 
 STYLES = list(BlendStyle)
 CASES = [

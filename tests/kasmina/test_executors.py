@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import DEVICES, batch, bring_to, make_population
 
 from esper.kasmina import OptimConfig, Population
 from esper.kasmina.rows import RowTable
 from esper.leyline import BlendStyle, SeedStage
+from support import DEVICES, batch, bring_to, make_population
 
 SIX = ("r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2")
 

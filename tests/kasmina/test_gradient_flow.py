@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import CNN_BLUEPRINTS, batch, bring_to, make_population
 
 from esper.leyline import BlendStyle, SeedStage
+from support import CNN_BLUEPRINTS, batch, bring_to, make_population
 
 
 @pytest.mark.parametrize("detach", [False, True])

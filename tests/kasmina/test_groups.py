@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import batch, bring_to, make_population, pass_step
 
 from esper.kasmina import OptimConfig, Population
 from esper.kasmina.training import ParameterGroup
 from esper.leyline import BlendStyle, SeedStage
+from support import batch, bring_to, make_population, pass_step
 
 KIND = 1  # conv_light
 EXPECTED = {

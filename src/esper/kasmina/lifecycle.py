@@ -45,6 +45,8 @@ from esper.leyline.stages import (
 IntLike = int | Sequence[int] | Ints
 
 _LEGAL_MOVE: Bools = np.array([[b in TRANSITIONS[a] for b in SeedStage] for a in SeedStage])
+_OCCUPIED: Bools = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
+_PRUNABLE: Bools = np.array([stage in PRUNABLE_STAGES for stage in SeedStage])
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +183,7 @@ class Lifecycle:
 
     def occupied(self) -> Bools:
         """Slots in which a seed stands, permanent ones included."""
-        return np.isin(self.stage_ES, [int(s) for s in OCCUPIED_STAGES])
+        return _OCCUPIED[self.stage_ES]
 
     def ramp_steps_left(self) -> Ints:
         """Steps until alpha reaches its target."""
@@ -227,8 +229,7 @@ class Lifecycle:
         retargetable = self._at(SeedStage.BLENDING) | self._at(SeedStage.HOLDING)
         legal[..., LifecycleOp.SET_ALPHA_TARGET] = retargetable & steady
         old_enough = self.age_ES >= self.config.min_prune_age
-        prunable = np.isin(self.stage_ES, [int(s) for s in PRUNABLE_STAGES])
-        legal[..., LifecycleOp.PRUNE] = prunable & old_enough & steady
+        legal[..., LifecycleOp.PRUNE] = _PRUNABLE[self.stage_ES] & old_enough & steady
         holding = self._at(SeedStage.HOLDING)
         legal[..., LifecycleOp.FOSSILIZE] = holding & steady & self.gate_open(Gate.G5)
         return legal
@@ -246,6 +247,28 @@ class Lifecycle:
         curve: IntLike = AlphaCurve.LINEAR,
     ) -> None:
         """DORMANT -> GERMINATED. `tempo`, `alpha_target`, `curve` describe the first blend."""
+        at = self.check_germinate(members, slots, blueprints, style, tempo, alpha_target, curve)
+        self._enter(self._mask(at), SeedStage.GERMINATED)
+        self.blueprint_ES[at] = blueprints
+        self.style_ES[at] = style
+        self.tempo_ES[at] = tempo
+        self.target_ES[at] = alpha_target
+        self.curve_ES[at] = curve
+        self.age_ES[at] = 0
+        self.births_ES[at] += 1
+        self._forget_signals(at)
+
+    def check_germinate(
+        self,
+        members: IntLike,
+        slots: IntLike,
+        blueprints: IntLike,
+        style: IntLike,
+        tempo: IntLike,
+        alpha_target: float | Floats,
+        curve: IntLike,
+    ) -> tuple[Ints, Ints]:
+        """Refuse what `germinate` would refuse, and change nothing; the (member, slot) pairs."""
         at = self._pairs(members, slots)
         kind = _whole("blueprint", blueprints, at)
         self._check_choice("blueprint", kind, range(self.fits_SK.shape[1]))
@@ -256,19 +279,10 @@ class Lifecycle:
         self._check_legal(LifecycleOp.GERMINATE, at)
         self._check_fit(at, kind)
         self._check_budget(at[0])
-        self._enter(self._mask(at), SeedStage.GERMINATED)
-        self.blueprint_ES[at] = kind
-        self.style_ES[at] = style
-        self.tempo_ES[at] = tempo
-        self.target_ES[at] = alpha_target
-        self.curve_ES[at] = curve
-        self.age_ES[at] = 0
-        self.births_ES[at] += 1
-        self._forget_signals(at)
+        return at
 
-    def plant(self, members: IntLike, slots: IntLike, blueprints: IntLike, style: IntLike) -> None:
-        """A seed that is permanent from the start. Not a transition: the member is born with it."""
-        self.germinate(members, slots, blueprints, style)
+    def make_native(self, members: IntLike, slots: IntLike) -> None:
+        """Permanent from the start. Not a transition: the member is born with the seed."""
         at = self._pairs(members, slots)
         self.stage_ES[at] = SeedStage.FOSSILIZED
         self.alpha_ES[at] = 1.0
@@ -337,8 +351,7 @@ class Lifecycle:
 
     def uproot(self, mask_ES: Bools) -> None:
         """Remove live seeds at once, whatever the rules say (a rollback); full cooldown follows."""
-        live = np.isin(self.stage_ES, [int(s) for s in PRUNABLE_STAGES])
-        self._remove(mask_ES & live)
+        self._remove(mask_ES & _PRUNABLE[self.stage_ES])
 
     # ---- inside ---------------------------------------------------------------------------
 

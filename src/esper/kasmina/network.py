@@ -77,7 +77,7 @@ class StackedNetwork:
         return slot
 
     def check_fit(self, slot: int, blueprint: int) -> None:
-        """A blueprint must fit its slot and keep its shape; the error says what fits there."""
+        """A blueprint must fit its slot; the error says what does."""
         names = [b.name for b in self.blueprints]
         spec = self.slots[self.slot_index(slot)]
         if not 0 <= blueprint < len(names):
@@ -89,7 +89,6 @@ class StackedNetwork:
                 f"blueprint {names[blueprint]!r} {reason}; "
                 f"slot {spec.slot_id} takes {', '.join(fitting) or 'none of the enabled ones'}"
             )
-        self.bank(slot, blueprint)
 
     def bank(self, slot: int, blueprint: int) -> ParameterStore:
         """The bank of a blueprint in a slot; the first use allocates it and tries its shape."""

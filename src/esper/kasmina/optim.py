@@ -9,6 +9,7 @@ Shape letters: E members, P parameters of one member.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
@@ -131,10 +132,15 @@ class StackedOptimizer:
         steps = state["steps"] + 1
         mean = torch.lerp(state["mean"], grad, 1 - beta1)
         square = beta2 * state["square"] + (1 - beta2) * grad * grad
-        denominator = square.sqrt() / (1 - beta2**steps).sqrt() + self.config.eps
+        denominator = square.sqrt() / _debias(beta2, steps).sqrt() + self.config.eps
         decayed = values * (1 - lr_E1 * self.config.weight_decay)
-        fresh = decayed - lr_E1 / (1 - beta1**steps) * mean / denominator
+        fresh = decayed - lr_E1 / _debias(beta1, steps) * mean / denominator
         return fresh, {"mean": mean, "square": square, "steps": steps}
+
+
+def _debias(beta: float, steps: Tensor) -> Tensor:
+    """1 - beta**steps, without the cancellation of float32."""
+    return -torch.expm1(steps * math.log(beta))
 
 
 def _keep(old: Tensor, fresh: Tensor, active_E: Tensor | None) -> None:

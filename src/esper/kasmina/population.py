@@ -254,7 +254,11 @@ class Population:
         """Put a fresh seed into a dormant slot of each member."""
         members, slots, kinds = self._seed_places(members, slot, blueprint)
         styles = np.broadcast_to(np.asarray(style), members.shape)
-        self.lifecycle.germinate(members, slots, kinds, styles, tempo, alpha_target, curve)
+        choices = (members, slots, kinds, styles, tempo, alpha_target, curve)
+        self.lifecycle.check_germinate(*choices)
+        for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
+            self.network.bank(int(s), int(k))
+        self.lifecycle.germinate(*choices)
         self._draw_seeds(members, slots, kinds, styles)
 
     def plant(
@@ -265,10 +269,8 @@ class Population:
         style: IntLike = BlendStyle.ADD,
     ) -> None:
         """Make a seed part of the member from the start, permanent at once (static baselines)."""
-        members, slots, kinds = self._seed_places(members, slot, blueprint)
-        styles = np.broadcast_to(np.asarray(style), members.shape)
-        self.lifecycle.plant(members, slots, kinds, styles)
-        self._draw_seeds(members, slots, kinds, styles)
+        self.germinate(members, slot, blueprint, style)
+        self.lifecycle.make_native(members, self._slot(slot))
 
     def advance(self, members: IntLike, slot: int | str | Ints) -> None:
         """Move seeds on to the next stage, through its gate."""
@@ -305,7 +307,7 @@ class Population:
     def _seed_places(
         self, members: IntLike, slot: int | str | Ints, blueprint: int | str | Ints
     ) -> tuple[Ints, Ints, Ints]:
-        """Index arrays `[N]` of members, slots and blueprints; every bank they need exists."""
+        """Index arrays `[N]` of members, slots and blueprints that fit."""
         kinds: npt.ArrayLike = blueprint
         if isinstance(blueprint, str):
             if blueprint not in self.blueprints:

@@ -71,7 +71,7 @@ class ParameterStore:
         """Write fresh initial values into rows `index_N`, one stream key per row."""
         values = self._initialiser.sample(keys, self.device)
         if self.shapes:
-            flat = torch.cat([values[name].flatten(1) for name in self.shapes], dim=1)
+            flat = torch.cat([values[n].reshape(len(keys), -1) for n in self.shapes], dim=1)
             self.flat_EP.detach().index_copy_(0, index_N, flat)
         for name, stacked in self.fixed.items():
             stacked.index_copy_(0, index_N, values[name])

@@ -18,6 +18,9 @@ MIX_1: Final = 0xBF58476D1CE4E5B9
 MIX_2: Final = 0x94D049BB133111EB
 """Multipliers of the 64-bit finaliser (splitmix64)."""
 
+_TEXT: Final = 1 << 48
+"""Keeps text parts of a path apart from small integers."""
+
 UInt64Array = npt.NDArray[np.uint64]
 
 
@@ -37,9 +40,9 @@ def stream_keys(seed: int, *path: str | int | npt.NDArray[np.int64]) -> UInt64Ar
     >>> bool(many[3] == one)
     True
     """
-    key = mix64(np.asarray(np.uint64(seed & 0xFFFFFFFFFFFFFFFF)))
+    key = mix64(np.asarray(np.uint64((seed + MIX_1) & 0xFFFFFFFFFFFFFFFF)))
     for part in path:
-        word = zlib.crc32(part.encode()) if isinstance(part, str) else np.asarray(part)
+        word = _TEXT + zlib.crc32(part.encode()) if isinstance(part, str) else np.asarray(part)
         with np.errstate(over="ignore"):
             step = mix64(np.asarray(word, dtype=np.int64).astype(np.uint64) + np.uint64(GOLDEN))
             key = mix64((key ^ step) + np.uint64(GOLDEN))

@@ -1,0 +1,47 @@
+"""How a file for people comes to be: whole, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from esper.leyline.errors import EsperError
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write under a temporary name beside `path`, sync, rename; a failure leaves the old file."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise
+
+
+def _umask() -> int:
+    """The process's umask, which can only be read by setting it."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def require_writable(path: Path, flag: str) -> None:
+    """Make the folder of `path` and try it, so that a run is not lost when it ends."""
+    if path.is_dir():
+        raise EsperError(f"{flag} {path} is a folder: name a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise EsperError(
+            f"{flag} {path} cannot be written ({error.strerror}): choose another place"
+        ) from error

@@ -1,0 +1,53 @@
+"""How stages are shown: one word and one colour for each, in pictures, tables and progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from esper.leyline.stages import SeedStage
+
+_S = SeedStage
+
+STAGE_WORDS: Final[Mapping[SeedStage, str]] = MappingProxyType(
+    {
+        _S.DORMANT: "empty",
+        _S.GERMINATED: "sown",
+        _S.TRAINING: "incubating",
+        _S.BLENDING: "blending",
+        _S.HOLDING: "probation",
+        _S.FOSSILIZED: "permanent",
+        _S.PRUNED: "pruned",
+        _S.EMBARGOED: "embargoed",
+        _S.RESETTING: "resetting",
+    }
+)
+
+STAGE_NOTES: Final[Mapping[SeedStage, str]] = MappingProxyType(
+    {
+        _S.TRAINING: "learns unseen",
+        _S.BLENDING: "strength 0 to 1",
+        _S.HOLDING: "full strength, judged",
+        _S.EMBARGOED: "slot rests",
+    }
+)
+"""A few words more, where the name of a stage does not say enough."""
+
+STAGE_COLOURS: Final[Mapping[SeedStage, str]] = MappingProxyType(
+    {
+        _S.DORMANT: "#eceff1",
+        _S.GERMINATED: "#fff3b0",
+        _S.TRAINING: "#ffd166",
+        _S.BLENDING: "#a8d99c",
+        _S.HOLDING: "#4fae78",
+        _S.FOSSILIZED: "#14532d",
+        _S.PRUNED: "#b0a8b9",
+        _S.EMBARGOED: "#cfc9d4",
+        _S.RESETTING: "#dedae1",
+    }
+)
+
+LEAVING_WORD: Final = "blending out"
+LEAVING_COLOUR: Final = "#e5737f"
+"""A pruned seed while its alpha falls to 0; its stage is still BLENDING."""

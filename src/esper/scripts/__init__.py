@@ -1,0 +1,1 @@
+"""The doors: commands a person starts."""

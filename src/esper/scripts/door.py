@@ -1,0 +1,62 @@
+"""How a command begins and ends: the command line into a config, refusals into one line.
+
+Exit status: 0 done, 2 refused (one line on stderr says why), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, TypeVar
+
+from esper.leyline.errors import EsperError
+
+C = TypeVar("C")
+
+REFUSED: Final = 2
+INTERRUPTED: Final = 130
+
+
+def enter(config: type[C], job: Callable[[C], None], argv: Sequence[str] | None = None) -> int:
+    """Do `job` with the config the command line describes; the exit status."""
+    try:
+        job(read_command_line(config, argv))
+    except EsperError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def read_command_line(config: type[C], argv: Sequence[str] | None = None) -> C:
+    """The config; a mistake in a flag is an `EsperError` of one line."""
+    import tyro
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            return tyro.cli(config, args=argv)
+    except SystemExit as stop:
+        if stop.code == REFUSED:
+            raise EsperError(one_line(complaint.getvalue())) from None
+        raise
+
+
+def one_line(boxed: str) -> str:
+    """The message of a box that tyro draws, with the flag it suggests, as one line."""
+    lines = [line.strip(" │|") for line in boxed.splitlines()]
+    paragraphs: list[list[str]] = [[]]
+    for line in lines[1:-1]:
+        if re.fullmatch("[─-]+", line):
+            paragraphs.append([])
+        else:
+            paragraphs[-1].append(line)
+    message = " ".join(paragraphs[0]).rstrip(".")
+    suggested = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", boxed.replace("│", ""))
+    hint = f"did you mean {suggested[1]}? " if suggested else ""
+    return f"{message}: {hint}--help lists the flags"

@@ -1,0 +1,95 @@
+"""The smallest task: scikit-learn's 1,797 handwritten digits of 8x8 pixels, cut into four parts.
+
+`val_control` and `val_score` are cut out of what may be trained on; `test` is for the last line of
+a report. The cut is stratified, and the same whatever the run's seed: two runs differ in their
+initial weights and batches, never in what they are judged on.
+
+Shape letters: N images, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.arrays import Floats, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
+
+Pixels = npt.NDArray[np.uint8]
+
+CLASSES: Final = 10
+
+SHARES: Final = {"train": 0.55, "val_control": 0.125, "val_score": 0.125, "test": 0.2}
+"""Which share of each class goes into which part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DigitsPart:
+    """Images and what they show."""
+
+    images_NCHW: Pixels
+    """Brightness from 0 to 16."""
+    labels_N: Ints
+    source_N: Ints
+    """Where each image stands in scikit-learn's arrays."""
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DigitsSplit:
+    """The four parts; no image is in two of them."""
+
+    train: DigitsPart
+    val_control: DigitsPart
+    """Steers growth: gates and counterfactuals read it."""
+    val_score: DigitsPart
+    """Learning curves, and the choice between settings."""
+    test: DigitsPart
+    """Read once, at the end."""
+    mean: float
+    """Of the training images' pixels."""
+    std: float
+    """Of the training images' pixels."""
+
+    def normalised(self, part: DigitsPart) -> Floats:
+        """Images as float32, mean 0 and deviation 1 over the training part."""
+        return ((part.images_NCHW.astype(np.float32) - self.mean) / self.std).astype(np.float32)
+
+
+def load_digits_split(split_seed: int = 0) -> DigitsSplit:
+    """Load the data and cut it; the same seed always gives the same cut."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images_NCHW = np.asarray(data.images, dtype=np.uint8)[:, None]
+    labels_N = np.asarray(data.target, dtype=np.int64)
+    cut = stratified_cut(labels_N, tuple(SHARES.values()), split_seed)
+    parts = {
+        name: DigitsPart(images_NCHW[index], labels_N[index], index)
+        for name, index in zip(SHARES, cut, strict=True)
+    }
+    pixels = parts["train"].images_NCHW.astype(np.float64)
+    return DigitsSplit(**parts, mean=float(pixels.mean()), std=float(pixels.std()))
+
+
+def stratified_cut(labels_N: Ints, shares: Sequence[float], seed: int) -> tuple[Ints, ...]:
+    """Indices of each part, sorted: every class is divided in the same shares, to one image."""
+    if min(shares) <= 0 or not np.isclose(sum(shares), 1.0):
+        raise EsperError(f"shares {tuple(shares)}: each must be above 0, and together they are 1")
+    edges = np.cumsum(shares)[:-1]
+    parts: list[list[Ints]] = [[] for _ in shares]
+    for label in np.unique(labels_N):
+        members = np.flatnonzero(labels_N == label)
+        generator = np.random.default_rng(stream_seed(seed, "split", "class", int(label)))
+        shuffled = generator.permutation(members)
+        pieces = np.split(shuffled, np.rint(edges * len(members)).astype(np.int64))
+        for part, piece in zip(parts, pieces, strict=True):
+            part.append(piece)
+    return tuple(np.sort(np.concatenate(pieces)) for pieces in parts)

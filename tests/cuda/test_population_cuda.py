@@ -1,0 +1,38 @@
+"""On a GPU: a train batch and a validation batch never wait for the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from support import batch, bring_to, make_population
+
+from esper.leyline import BlendStyle, SeedStage
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_no_synchronisation_inside_a_step(executor):
+    population = make_population(4, executor, device="cuda")
+    bring_to(population, SeedStage.FOSSILIZED, [0, 1], "r0c0", "conv_light", style=BlendStyle.GATE)
+    bring_to(population, SeedStage.BLENDING, [2, 3], "r0c1", "conv_heavy", tempo=8)
+    bring_to(population, SeedStage.TRAINING, [1, 3], "r0c2", "attention")
+    x, y = batch(4, device="cuda")
+    population.train_batch(x, y)
+    population.evaluate(x, y)
+    off = np.zeros((4, 3), dtype=np.float32)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        population.begin_step()  # alphas move: the plans are made anew and go up without waiting
+        stats = population.train_batch(x, y)
+        result = population.evaluate(x, y)
+        population.evaluate(x, y, alpha_RS=off)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(stats.loss_E).all()
+    assert torch.isfinite(result.loss_R).all()
