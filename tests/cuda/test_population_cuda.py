@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support import batch, bring_to, make_population
 
 from esper.leyline import BlendStyle, SeedStage
+from support import batch, bring_to, make_population
 
 pytestmark = [
     pytest.mark.cuda,

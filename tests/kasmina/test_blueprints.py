@@ -32,8 +32,7 @@ class Slot(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         gate = self.gate(h) if self.gate is not None else None
-        code = torch.tensor(int(self.style))
-        return blend(h, self.delta(h), torch.tensor(1.0), code, gate, frozenset({self.style}))
+        return blend(h, self.delta(h), 1.0, self.style, gate)
 
 
 def slot_and_input(name: str, style: BlendStyle, width: int) -> tuple[Slot, Tensor]:

@@ -5,8 +5,7 @@
     GATE      h + a * g(h) * d
 
 All three keep the identity path: at a = 0 the host passes through untouched, and at any a the
-host's gradient does too. The functions work on one row, or on stacked rows with row-wise `alpha`
-and `style` shaped to broadcast.
+host's gradient does too.
 """
 
 from __future__ import annotations
@@ -35,25 +34,38 @@ class Gate(nn.Module):
         return torch.sigmoid(self.weight.view(shape) * h + self.bias.view(shape))
 
 
+def update_of(style: BlendStyle, h: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
+    """What one operator adds to h at full strength; `gate` is g(h), which GATE needs."""
+    if style is BlendStyle.MULTIPLY:
+        return h * torch.tanh(delta)
+    if style is BlendStyle.GATE:
+        assert gate is not None, "a seed with style GATE has its gate from birth"
+        return gate * delta
+    return delta
+
+
 def blend(
-    h: Tensor,
-    delta: Tensor,
-    alpha: Tensor,
-    style: Tensor,
-    gate: Tensor | None,
+    h: Tensor, delta: Tensor, alpha: Tensor | float, style: BlendStyle, gate: Tensor | None
+) -> Tensor:
+    """h with the seed blended in at strength alpha."""
+    return h + alpha * update_of(style, h, delta, gate)
+
+
+def blend_rows(
+    h_G: Tensor,
+    delta_G: Tensor,
+    alpha_G: Tensor,
+    style_G: Tensor,
+    gate_G: Tensor | None,
     present: frozenset[BlendStyle],
 ) -> Tensor:
-    """Blend stacked rows, each with its own operator.
+    """Blend stacked rows, each with its own operator; `alpha_G` and `style_G` broadcast.
 
-    `present` says which operators occur, so that nothing is computed for those that do not; `gate`
-    is g(h), needed where GATE occurs. A row's unused operators are selected away, never
-    multiplied by 0.
+    `present` says which operators occur: nothing is computed for the others. What a row's own
+    operator does not use is selected away, never multiplied by 0.
     """
-    update = delta
-    if BlendStyle.MULTIPLY in present:
-        update = torch.where(style == int(BlendStyle.MULTIPLY), h * torch.tanh(delta), update)
-    if BlendStyle.GATE in present:
-        if gate is None:
-            raise AssertionError("blend: GATE is present but no gate was computed")
-        update = torch.where(style == int(BlendStyle.GATE), gate * delta, update)
-    return h + alpha * update
+    first, *others = sorted(present)
+    update = update_of(first, h_G, delta_G, gate_G)
+    for style in others:
+        update = torch.where(style_G == int(style), update_of(style, h_G, delta_G, gate_G), update)
+    return h_G + alpha_G * update

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blending import blend
@@ -25,20 +24,16 @@ class SeedView(nn.Module):
         self.gate = gate
         self.stage = report.stage
         self.style = BlendStyle[str(report.style)]
-        self.register_buffer("alpha", torch.tensor(report.alpha), persistent=False)
-        self.in_output = report.alpha > 0
-        """At alpha 0 the seed is not part of the computation."""
+        self.alpha = report.alpha
 
     def forward(self, h: Tensor) -> Tensor:
-        if not self.in_output:
+        if self.alpha == 0:  # not part of the computation
             return h
         gate = self.gate(h) if self.gate is not None else None
-        alpha = self.get_buffer("alpha").to(h.dtype)
-        code = torch.tensor(int(self.style), device=h.device)
-        return blend(h, self.delta(h), alpha, code, gate, frozenset({self.style}))
+        return blend(h, self.delta(h), self.alpha, self.style, gate)
 
     def extra_repr(self) -> str:
-        return f"{self.stage.name}, {self.style.name}, alpha={float(self.get_buffer('alpha')):g}"
+        return f"{self.stage.name}, {self.style.name}, alpha={self.alpha:g}"
 
 
 class MorphogeneticModel(nn.Module):

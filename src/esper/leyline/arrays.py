@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.errors import EsperError
 
-Floats = npt.NDArray[np.float32]
+# Spelt out, because `npt.NDArray[...]` hides ndarray and dtype from `get_args` since numpy 2.5,
+# and records are read back by their type hints.
+_Shape = tuple[Any, ...]
+Floats = np.ndarray[_Shape, np.dtype[np.float32]]
 """Measurements and signals; NaN where nothing was measured."""
-Doubles = npt.NDArray[np.float64]
+Doubles = np.ndarray[_Shape, np.dtype[np.float64]]
 """Scores and rewards, whose differences must add up."""
-Ints = npt.NDArray[np.int64]
-Codes = npt.NDArray[np.int8]
+Ints = np.ndarray[_Shape, np.dtype[np.int64]]
+Codes = np.ndarray[_Shape, np.dtype[np.int8]]
 """Values of an `IntEnum`; -1 where there is none."""
-Bools = npt.NDArray[np.bool_]
+Bools = np.ndarray[_Shape, np.dtype[np.bool_]]
 
 _LETTERS: Final = re.compile(r"_([A-Z]+)$")
 _SHARED: Final = "ES"

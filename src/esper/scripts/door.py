@@ -48,15 +48,18 @@ def read_command_line(config: type[C], argv: Sequence[str] | None = None) -> C:
 
 
 def one_line(boxed: str) -> str:
-    """The message of a box that tyro draws, with the flag it suggests, as one line."""
-    lines = [line.strip(" │|") for line in boxed.splitlines()]
+    """The message of a box that tyro draws, with the flag it suggests, as one line.
+
+    The box is title, message, more, each behind a rule; in ASCII the title is a paragraph too.
+    """
     paragraphs: list[list[str]] = [[]]
-    for line in lines[1:-1]:
-        if re.fullmatch("[─-]+", line):
+    for line in boxed.splitlines():
+        if re.fullmatch(r"\s*([╭╰].*|[│\s]*[─-]+[│\s]*)", line):
             paragraphs.append([])
         else:
-            paragraphs[-1].append(line)
-    message = " ".join(paragraphs[0]).rstrip(".")
-    suggested = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", boxed.replace("│", ""))
+            paragraphs[-1].append(line.strip("│ "))
+    filled = [" ".join(lines).strip() for lines in paragraphs if any(lines)]
+    message, *more = filled if boxed.startswith("╭") else filled[1:]
+    suggested = re.search(r"Perhaps you meant: (--[\w.-]+)", " ".join(more))
     hint = f"did you mean {suggested[1]}? " if suggested else ""
-    return f"{message}: {hint}--help lists the flags"
+    return f"{message.rstrip('.')}: {hint}--help lists the flags"

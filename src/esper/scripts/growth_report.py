@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -22,6 +21,7 @@ from esper.leyline.codec import Json, to_json
 from esper.leyline.stages import SeedStage
 from esper.scripts.growth_config import ARM_LABELS, Arm, GrowDigits
 from esper.scripts.growth_run import RunResult, SeedLives
+from esper.scripts.machine import describe
 
 
 def print_report(console: Console, config: GrowDigits, results: Sequence[RunResult]) -> None:
@@ -155,13 +155,12 @@ def write_numbers(config: GrowDigits, results: Sequence[RunResult], seconds: flo
     """Everything measured, and what it was measured with, as JSON beside the picture."""
     record: dict[str, Json] = {
         "config": _config_json(config),
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "device": device_name(config.device),
+        "machine": {**describe(torch.device(config.device))},
         "runs": [_run_json(result) for result in results],
         "paired_difference": {
             other.value: _difference_json(results, other) for other in config.arms[1:]
         },
-        "timing": {"seconds": round(seconds, 1), "threads": torch.get_num_threads()},
+        "seconds": round(seconds, 1),
     }
     text = json.dumps(record, indent=1, allow_nan=False) + "\n"
     write_whole(config.numbers_path, text.encode())
@@ -187,9 +186,3 @@ def _difference_json(results: Sequence[RunResult], other: Arm) -> dict[str, Json
         "low": to_json(float(low)),
         "high": to_json(float(high)),
     }
-
-
-def device_name(device: str) -> str:
-    """The device in words."""
-    place = torch.device(device)
-    return torch.cuda.get_device_name(place) if place.type == "cuda" else platform.machine()

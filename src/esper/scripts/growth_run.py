@@ -19,10 +19,10 @@ from esper.kasmina import CNNHost, Population, PopulationConfig
 from esper.kasmina.training import TrainBatch
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
-from esper.leyline.errors import EsperError
 from esper.leyline.signals import GateSignals
 from esper.leyline.stages import BLENDED_STAGES, LIVE_STAGES, SeedStage
 from esper.scripts.growth_config import BLUEPRINTS, Arm, GrowDigits
+from esper.scripts.machine import usable_device
 from esper.tasks.digits import CLASSES, DigitsPart, DigitsSplit
 from esper.tasks.order import epoch_order
 
@@ -56,12 +56,7 @@ class DigitsOnDevice:
     @classmethod
     def of(cls, split: DigitsSplit, device: str) -> DigitsOnDevice:
         """All parts of a split."""
-        try:
-            place = torch.device(device)
-            torch.zeros(1, device=place)
-        except (RuntimeError, AssertionError) as error:
-            reason = str(error).splitlines()[0]
-            raise EsperError(f"--device {device}: cannot be used here ({reason})") from error
+        place = usable_device(device)
         parts = (split.train, split.val_control, split.val_score, split.test)
         return cls(*(Examples.of(split, part, place) for part in parts))
 

@@ -140,9 +140,7 @@ class _LoopRun:
         if style is BlendStyle.GATE:
             gates = network.gate(slot)
             gate = functional_call(gates.template, self._state(gates, member, frozen), (seed_in,))
-        alpha = torch.tensor(float(plan.table.alpha_RS[row, slot]), device=h.device, dtype=h.dtype)
-        code = torch.tensor(int(style), device=h.device)
-        return blend(h, delta, alpha, code, gate, frozenset({style}))
+        return blend(h, delta, float(plan.table.alpha_RS[row, slot]), style, gate)
 
     def _state(
         self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from esper.kasmina.blending import blend
+from esper.kasmina.blending import blend_rows
 from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.network import Segment, StackedNetwork
 from esper.kasmina.rows import RowPlan, SeedGroup
@@ -106,7 +106,7 @@ def _apply_seeds(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Tensor
     if BlendStyle.GATE in group.present:
         gate = _vmap_store(network.gate(group.slot), group, seed_in)
     alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
-    out = blend(h_G, delta, alpha, _rowwise(group.style_G, h_G), gate, group.present)
+    out = blend_rows(h_G, delta, alpha, _rowwise(group.style_G, h_G), gate, group.present)
     return h.index_copy(0, group.rows_G, out)
 
 

@@ -1,0 +1,44 @@
+"""What a command computes on: the device it was asked for, in words."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from esper.leyline.errors import EsperError
+
+_CPU_INFO: Final = Path("/proc/cpuinfo")
+
+
+def usable_device(name: str) -> torch.device:
+    """The device behind `--device`, tried with one number."""
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without CUDA
+        reason = str(error).splitlines()[0]
+        raise EsperError(f"--device {name}: cannot be used here ({reason})") from error
+    return device
+
+
+def describe(device: torch.device) -> dict[str, str]:
+    """What belongs beside every number that was measured."""
+    return {
+        "device": f"{device} ({_device_name(device)})",
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()

@@ -1,0 +1,55 @@
+"""The progress display: about ten plain lines without a terminal, live with one."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from esper.karn import GrowthProgress, t_interval
+from esper.karn.progress import GrowthStatus
+from esper.leyline.stages import SeedStage
+
+STATUS = GrowthStatus({"grown": 0.5, "alone": 0.25}, {SeedStage.TRAINING: 4, SeedStage.HOLDING: 0})
+
+
+def shown(total: int, terminal: bool) -> str:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=100)
+    with GrowthProgress(total, member_steps=16, console=console) as progress:
+        for done in range(1, total + 1):
+            progress.step(done, STATUS)
+    return out.getvalue()
+
+
+def test_plain_lines_where_there_is_no_terminal():
+    lines = shown(total=40, terminal=False).splitlines()
+    assert len(lines) == 10
+    assert "\x1b" not in "".join(lines)
+    assert lines[-1].startswith("step 40/40 (")
+    for part in ("member-steps/s", "0:00 left", "grown 50.0 %, alone 25.0 %", "4 incubating"):
+        assert part in lines[-1]
+    assert "probation" not in lines[-1]
+
+
+def test_short_runs_show_every_step():
+    assert len(shown(total=3, terminal=False).splitlines()) == 3
+
+
+def test_a_terminal_gets_a_live_display():
+    text = shown(total=5, terminal=True)
+    assert "\x1b[" in text
+    assert "5/5" in text
+    assert "grown 50.0 %" in text
+
+
+def test_interval_is_that_of_students_t():
+    mean, low, high = t_interval(np.array([1.0, 2.0, 3.0, 4.0]))
+    assert mean == 2.5
+    # t(0.975, 3) = 3.1824; standard error = 1.29099 / 2
+    assert np.allclose([low, high], [2.5 - 2.05426, 2.5 + 2.05426], atol=1e-4)
+
+
+def test_one_value_has_no_interval():
+    mean, low, high = t_interval(np.array([3.0]))
+    assert mean == 3.0
+    assert np.isnan([low, high]).all()
