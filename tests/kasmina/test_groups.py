@@ -75,6 +75,7 @@ def test_gate_of_a_seed_with_another_style_is_left_alone():
     population = make_population(members=2, optim=OptimConfig(kind="adamw", weight_decay=0.1))
     bring_to(population, SeedStage.HOLDING, [0], "r0c1", "conv_light", style=BlendStyle.GATE)
     bring_to(population, SeedStage.HOLDING, [1], "r0c1", "conv_light", style=BlendStyle.ADD)
+    population.network.gates[1].flat_EP.detach().fill_(0.5)  # something that decay would move
     before = population.network.gates[1].flat_EP.detach().clone()
     population.train_batch(*batch(2))
     after = population.network.gates[1].flat_EP.detach()
