@@ -17,7 +17,7 @@ CASES = [
     (name, style, width)
     for name in CNN_BLUEPRINTS
     for style in STYLES
-    for width in sorted({BlueprintRegistry.get(name).min_width, 2, 3, 8, 17, 32, 128})
+    for width in sorted({BlueprintRegistry.get(name, "cnn").min_width, 2, 3, 8, 17, 32, 128})
 ]
 
 
@@ -26,7 +26,7 @@ class Slot(nn.Module):
 
     def __init__(self, name: str, style: BlendStyle, width: int) -> None:
         super().__init__()
-        self.delta = BlueprintRegistry.get(name).factory(width)
+        self.delta = BlueprintRegistry.get(name, "cnn").factory(width)
         self.gate = Gate(width, "cnn") if style is BlendStyle.GATE else None
         self.style = style
 
@@ -102,11 +102,11 @@ def test_a_blueprint_is_one_decorator():
             return 0.01 * x
 
     try:
-        entry = BlueprintRegistry.get("test_twice")
+        entry = BlueprintRegistry.get("test_twice", "cnn")
         assert entry.description == "Doubles a little."
         with pytest.raises(EsperError, match="already registered"):
             blueprint("test_twice", topologies=("cnn",))(Twice)
     finally:
         BlueprintRegistry.unregister("test_twice")
     with pytest.raises(EsperError, match="unknown blueprint 'test_twice'"):
-        BlueprintRegistry.get("test_twice")
+        BlueprintRegistry.get("test_twice", "cnn")

@@ -146,14 +146,17 @@ class ChannelNorm(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """One learnt factor per channel (dimension 1), small but not zero at birth."""
+    """One learnt factor per channel, small but not zero at birth: the end of every seed of ours.
 
-    def __init__(self, channels: int, initial: float) -> None:
+    Channels are the last axis, or the one before `space` axes (2 for images).
+    """
+
+    def __init__(self, channels: int, space: int = 0, initial: float = BIRTH_SCALE) -> None:
         super().__init__()
-        self.gamma = nn.Parameter(torch.full((channels,), initial))
+        self.gamma = nn.Parameter(torch.full((channels, *[1] * space), initial))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma.view(-1, *([1] * (x.ndim - 2)))
+        return x * self.gamma
 
     def extra_repr(self) -> str:
         return f"{self.gamma.shape[0]}"

@@ -52,12 +52,9 @@ class StackedNetwork:
         self.topology: Topology = template.topology
         self.segments = _segments(template)
         self.slots = _chosen_slots(template, slots, len(self.segments))
-        self.blueprints = _chosen_blueprints(blueprints)
+        self.blueprints = _chosen_blueprints(blueprints, self.topology)
         self.fits_SK = np.array(
-            [
-                [b.misfit(self.topology, slot.channels) is None for b in self.blueprints]
-                for slot in self.slots
-            ],
+            [[b.misfit(slot.channels) is None for b in self.blueprints] for slot in self.slots],
             dtype=np.bool_,
         ).reshape(len(self.slots), len(self.blueprints))
         self.banks: dict[tuple[int, int], ParameterStore] = {}
@@ -82,7 +79,7 @@ class StackedNetwork:
         spec = self.slots[self.slot_index(slot)]
         if not 0 <= blueprint < len(names):
             raise EsperError(f"blueprint index {blueprint}: valid are 0 to {len(names) - 1}")
-        reason = self.blueprints[blueprint].misfit(self.topology, spec.channels)
+        reason = self.blueprints[blueprint].misfit(spec.channels)
         if reason is not None:
             fitting = [n for n, fits in zip(names, self.fits_SK[slot], strict=True) if fits]
             raise EsperError(
@@ -189,7 +186,7 @@ def _chosen_slots(
     return tuple(chosen)
 
 
-def _chosen_blueprints(blueprints: Sequence[str]) -> tuple[Blueprint, ...]:
+def _chosen_blueprints(blueprints: Sequence[str], topology: Topology) -> tuple[Blueprint, ...]:
     if len(set(blueprints)) != len(blueprints):
         raise EsperError(f"blueprints {', '.join(blueprints)}: one is named twice")
-    return tuple(BlueprintRegistry.get(name) for name in blueprints)
+    return tuple(BlueprintRegistry.get(name, topology) for name in blueprints)

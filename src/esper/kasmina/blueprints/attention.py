@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import BIRTH_SCALE, LayerScale, Linear
+from esper.kasmina.layers import LayerScale, Linear
 
 SQUEEZE = 4
 """The hidden layer has a quarter of the channels, two at least."""
@@ -22,7 +22,7 @@ class SqueezeExcite(nn.Module):
         hidden = max(2, width // SQUEEZE)
         self.squeeze = Linear(width, hidden)
         self.excite = Linear(hidden, width)
-        self.scale = LayerScale(width, BIRTH_SCALE)
+        self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
         pooled = x.mean(dim=(-2, -1))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import BIRTH_SCALE, ChannelNorm, Conv2d, LayerScale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
 
 
 @blueprint("conv_heavy", topologies=("cnn",))
@@ -19,7 +19,7 @@ class ConvHeavy(nn.Module):
         self.norm1 = ChannelNorm(width)
         self.conv2 = Conv2d(width, width, 3)
         self.norm2 = ChannelNorm(width)
-        self.scale = LayerScale(width, BIRTH_SCALE)
+        self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norm1(self.conv1(x)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import BIRTH_SCALE, ChannelNorm, Conv2d, LayerScale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
 
 
 @blueprint("conv_light", topologies=("cnn",))
@@ -16,7 +16,7 @@ class ConvLight(nn.Module):
         super().__init__()
         self.conv = Conv2d(width, width, 3)
         self.norm = ChannelNorm(width)
-        self.scale = LayerScale(width, BIRTH_SCALE)
+        self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.scale(self.norm(self.conv(x)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import BIRTH_SCALE, ChannelNorm, LayerScale
+from esper.kasmina.layers import ChannelNorm, LayerScale
 
 
 @blueprint("norm", topologies=("cnn",))
@@ -15,7 +15,7 @@ class Norm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = ChannelNorm(width)
-        self.scale = LayerScale(width, BIRTH_SCALE)
+        self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.scale(self.norm(x))

@@ -39,56 +39,56 @@ class Blueprint:
     """Width -> a module that maps an activation to a delta of the same shape."""
     description: str
 
-    def misfit(self, topology: Topology, width: int) -> str | None:
-        """Why this blueprint cannot stand in such a slot, or None if it can."""
-        if topology not in self.topologies:
-            return f"is for {' and '.join(self.topologies)} hosts, this one is {topology}"
+    def misfit(self, width: int) -> str | None:
+        """Why this blueprint cannot stand in a slot of that width, or None if it can."""
         if width < self.min_width:
             return f"needs a width of at least {self.min_width}, the slot has {width}"
         return None
 
 
 class BlueprintRegistry:
-    """All blueprints by name."""
+    """All blueprints, by topology and name: `attention` is one thing in a CNN, another in a GPT."""
 
-    _entries: ClassVar[dict[str, Blueprint]] = {}
+    _entries: ClassVar[dict[tuple[Topology, str], Blueprint]] = {}
     _discovered: ClassVar[bool] = False
 
     @classmethod
     def register(cls, entry: Blueprint) -> None:
-        """Add a blueprint; a name can be taken once."""
-        if entry.name in cls._entries:
-            raise EsperError(f"blueprint {entry.name!r} is already registered: choose another name")
+        """Add a blueprint; in each topology a name can be taken once."""
         if not entry.topologies or any(t not in TOPOLOGIES for t in entry.topologies):
             raise EsperError(
                 f"blueprint {entry.name!r} topologies {entry.topologies!r}: "
                 f"choose from {', '.join(TOPOLOGIES)}"
             )
-        cls._entries[entry.name] = entry
+        for topology in entry.topologies:
+            if (topology, entry.name) in cls._entries:
+                raise EsperError(
+                    f"blueprint {entry.name!r} is already registered for {topology} hosts: "
+                    f"choose another name"
+                )
+        cls._entries |= {(topology, entry.name): entry for topology in entry.topologies}
 
     @classmethod
     def unregister(cls, name: str) -> None:
         """Forget a blueprint (a user's own, after an experiment)."""
-        cls.get(name)
-        del cls._entries[name]
+        found = [key for key in cls._entries if key[1] == name]
+        if not found:
+            raise unknown_name("blueprint", name, sorted({n for _, n in cls._entries}))
+        for key in found:
+            del cls._entries[key]
 
     @classmethod
-    def get(cls, name: str, where: str = "") -> Blueprint:
-        """The blueprint of that name, or an error with the nearest one."""
-        cls._discover()
-        if name not in cls._entries:
-            raise unknown_name("blueprint", name, sorted(cls._entries), where)
-        return cls._entries[name]
+    def get(cls, name: str, topology: Topology) -> Blueprint:
+        """The blueprint of that name for such hosts, or an error with the nearest one."""
+        if name not in cls.names(topology):
+            raise unknown_name("blueprint", name, cls.names(topology), f"for {topology} hosts")
+        return cls._entries[topology, name]
 
     @classmethod
-    def names(cls, topology: Topology | None = None) -> tuple[str, ...]:
-        """All names, or those that fit a topology, sorted."""
+    def names(cls, topology: Topology) -> tuple[str, ...]:
+        """All names that fit such hosts, sorted."""
         cls._discover()
-        return tuple(
-            sorted(
-                n for n, b in cls._entries.items() if topology is None or topology in b.topologies
-            )
-        )
+        return tuple(sorted(name for at, name in cls._entries if at == topology))
 
     @classmethod
     def _discover(cls) -> None:

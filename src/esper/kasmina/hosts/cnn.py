@@ -27,14 +27,6 @@ class ConvBlock(nn.Module):
         return F.relu(self.norm(self.conv(x)))
 
 
-class Pool(nn.Module):
-    """Max-pool by 2; a side that has shrunk to 1 stays 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        height, width = x.shape[-2:]
-        return F.max_pool2d(x, (min(2, height), min(2, width)))
-
-
 class Head(nn.Module):
     """Mean over space, then a linear map to the classes."""
 
@@ -75,7 +67,10 @@ class CNNHost(nn.Module):
             ConvBlock(c_in, c_out, kernel_size)
             for c_in, c_out in zip(inputs, self.channels, strict=True)
         )
-        self.pools = nn.ModuleList(Pool() if i < pools else nn.Identity() for i in range(n_blocks))
+        # ceil_mode: a side that has shrunk to 1 stays 1
+        self.pools = nn.ModuleList(
+            nn.MaxPool2d(2, ceil_mode=True) if i < pools else nn.Identity() for i in range(n_blocks)
+        )
         self.head = Head(self.channels[-1], num_classes)
 
     def segments(self) -> Sequence[nn.Module]:
