@@ -14,6 +14,7 @@ Shape letters: E members, R rows, S slots, B batch, K blueprints.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,9 +24,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.executors.base import Executor
-from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.executors.vmap import VmapExecutor
+from esper.kasmina.executors.base import check_input
+from esper.kasmina.executors.choice import (
+    EXECUTOR_NAMES,
+    ExecutorChoice,
+    ExecutorName,
+    choose_executor,
+)
 from esper.kasmina.lifecycle import IntLike, Lifecycle, LifecycleConfig
 from esper.kasmina.losses import RowLoss, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
@@ -40,15 +45,16 @@ from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.signals import NO_BLUEPRINT, GateSignals, SlotReports
 from esper.leyline.streams import UInt64Array, stream_keys
 
-EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": LoopExecutor}
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PopulationConfig:
     """How a population trains and grows."""
 
-    executor: Literal["vmap", "loop"] = "vmap"
-    """`vmap` computes all members at once, `loop` one after the other; the numbers agree."""
+    executor: ExecutorName = "auto"
+    """`vmap` computes all members at once, `loop` one after the other; the numbers agree. `auto`
+    takes vmap unless the host cannot be vmapped."""
     host_lr: float = 0.05
     """Learning rate of hosts and of permanent seeds."""
     seed_lr: float = 0.05
@@ -64,8 +70,8 @@ class PopulationConfig:
     """The rules of a seed's life."""
 
     def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise unknown_name("executor", self.executor, EXECUTORS)
+        if self.executor not in EXECUTOR_NAMES:
+            raise unknown_name("executor", self.executor, EXECUTOR_NAMES)
         if self.seed_lr_scaling not in ("none", "weight_norm"):
             raise unknown_name("seed_lr_scaling", self.seed_lr_scaling, ("none", "weight_norm"))
 
@@ -102,7 +108,8 @@ class Population:
         self.loss = loss
         self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
-        self.executor: Executor = EXECUTORS[self.config.executor]()
+        self.choice: ExecutorChoice | None = None
+        """The executor and why, known from the first input on."""
         self.trainer = Trainer(self.network, self.lifecycle, self.config.optim)
         self.trainer.weight_norm_rates = self.config.seed_lr_scaling == "weight_norm"
         self.set_rates(self.config.host_lr, self.config.seed_lr)
@@ -174,8 +181,7 @@ class Population:
         `x` is `[E, B, ...]`, or `[1, B, ...]` shared by all. Without `alpha_RS` members are taken
         as they stand. A `RowTable` gives full control.
         """
-        self._probe_once(x)
-        return self.executor.run(self.network, x, self._plan_for(rows, alpha_RS), training)
+        return self._run(x, self._plan_for(rows, alpha_RS), training)
 
     def evaluate(
         self,
@@ -186,17 +192,15 @@ class Population:
     ) -> EvalBatch:
         """Loss and right predictions of rows on a batch, without training."""
         with torch.no_grad():
-            self._probe_once(x)
             plan = self._plan_for(rows, alpha_RS)
-            logits = self.executor.run(self.network, x, plan, training=False)
+            logits = self._run(x, plan, training=False)
             target_R = _row_targets(target, plan)
             return EvalBatch(self.loss(logits, target_R), count_correct(logits, target_R))
 
     def train_batch(self, x: Tensor, target: Tensor) -> TrainBatch:
         """One batch for all members: hosts on their main rows, incubating seeds on shadow rows."""
-        self._probe_once(x)
         plan = self._cached_plan("train", training_rows)
-        logits = self.executor.run(self.network, x, plan, training=True)
+        logits = self._run(x, plan, training=True)
         loss_R = self.loss(logits, _row_targets(target, plan))
         loss_R.sum().backward()  # type: ignore[no-untyped-call]
         return self.trainer.step(plan, loss_R.detach())
@@ -227,9 +231,20 @@ class Population:
             self._plans[name] = (self.lifecycle.version, plan)
         return plan
 
-    def _probe_once(self, x: Tensor) -> None:
-        if self.probe is None:
-            self.probe = probe_host(self.network, x[0])
+    def _run(self, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
+        if self.choice is None:
+            self.choice = self._meet(x)
+        return self.choice.executor.run(self.network, x, plan, training)
+
+    def _meet(self, x: Tensor) -> ExecutorChoice:
+        """What the first input tells: whether the host's chain holds, and who can run it."""
+        check_input(self.network, x)
+        self.probe = probe_host(self.network, x[0])
+        with torch.enable_grad():
+            choice = choose_executor(self.config.executor, self.network, self.lifecycle, x)
+        if self.config.executor == "auto" and choice.executor.name == "loop":
+            logger.warning("executor loop, member by member: %s", choice.reason)
+        return choice
 
     # ---- growing --------------------------------------------------------------------------
 
