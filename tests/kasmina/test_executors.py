@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from esper.kasmina import OptimConfig, Population
+from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig
 from esper.kasmina.rows import RowTable
 from esper.leyline import BlendStyle, SeedStage
 from support import DEVICES, KINDS, batch, bring_to, make_population
@@ -166,6 +167,32 @@ def test_a_row_that_begins_at_a_slot_equals_the_whole_forward(executor, kind):
         whole = population.forward(x, [1, 3], off)
         torch.testing.assert_close(out[:5], population.forward(x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out[5:], whole, rtol=1e-5, atol=1e-5)
+
+
+class DropsInput(MLPHost):
+    """Its first segment has no parameters, but is random."""
+
+    def __init__(self) -> None:
+        super().__init__(in_features=9, num_classes=5, width=12, n_layers=2)
+        self.drop = nn.Dropout(0.5)
+
+    def segments(self):
+        return (self.drop, *super().segments())
+
+    def injection_specs(self):
+        return ()
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_dropout_of_a_shared_input_is_each_members_own(executor):
+    population = Population(DropsInput, (), (), 4, config=PopulationConfig(executor=executor))
+    flat = population.network.host.flat_EP.detach()
+    flat.copy_(flat[:1].expand_as(flat).clone())  # copies of one member
+    x, _ = batch(1, kind="mlp")
+    out = population.forward(x, training=True)
+    assert not torch.allclose(out[0], out[1], atol=1e-4)
+    still = population.forward(x)
+    torch.testing.assert_close(still[0], still[1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("device", DEVICES)
