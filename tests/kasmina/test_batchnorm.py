@@ -94,7 +94,7 @@ def test_only_a_member_as_it_stands_writes_statistics_and_only_once(executor):
     on, off = [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]
     table = RowTable(
         member_R=np.array([2, 1, 0, 2, 0, 1, 0]),
-        alpha_RS=np.array([on, off, on, on, [0.5, 0, 0], off, off], dtype=np.float32),
+        alpha_RS=np.array([on, off, on, on, [0.5, 0, 0], on, off], dtype=np.float32),
         start_R=np.array([FROM_INPUT] * 5 + [1, 1]),
         source_R=np.array([0, 0, 0, 0, 0, 1, 2]),
         shadow_R=np.zeros(7, dtype=np.bool_),

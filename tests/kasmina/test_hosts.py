@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from esper.kasmina import CNNHost, MLPHost, Population, TransformerHost
 from esper.kasmina.counting import count_macs, count_parameters
 from esper.kasmina.rng import forked_rng
+from esper.kasmina.sequence import CausalAttention, FeedForward
 from esper.leyline import BlendStyle, HostProtocol, SeedStage
 from support import bring_to, make_population
 
@@ -97,6 +98,13 @@ def test_rows_are_surfaces(host, surfaces):
     row_of = {s.surface: int(s.slot_id[1]) for s in specs}
     assert [int(s.slot_id[1]) for s in specs] == [row_of[s] for s in surfaces]
     assert sorted(row_of.values()) == list(range(len(row_of)))
+
+
+def test_transformer_slots_stand_behind_what_their_surface_names():
+    host = TransformerHost(n_layer=3)
+    for spec in host.injection_specs():
+        expected = CausalAttention if spec.surface == "after_attention" else FeedForward
+        assert isinstance(host.segments()[spec.position].inner, expected), spec.slot_id
 
 
 def test_parameters_of_the_known_hosts():
