@@ -5,17 +5,38 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from esper.kasmina import OptimConfig, Population
+from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig
 from esper.kasmina.rows import RowTable
 from esper.leyline import BlendStyle, SeedStage
-from support import DEVICES, batch, bring_to, make_population
+from support import DEVICES, KINDS, batch, bring_to, make_population
 
 SIX = ("r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2")
 
 
-def mixed(executor: str, device: str = "cpu", optim: OptimConfig | None = None) -> Population:
+def mixed(
+    executor: str, device: str = "cpu", optim: OptimConfig | None = None, kind: str = "cnn"
+) -> Population:
     """Five members with seeds of all kinds in all stages, one member bare."""
+    if kind == "cnn":
+        return mixed_cnn(executor, device, optim)
+    p = make_population(5, executor, device=device, optim=optim, kind=kind)
+    first, second, third = p.slots
+    names = KINDS[kind].blueprints
+    bring_to(p, SeedStage.FOSSILIZED, [0, 1], first, names[0])
+    bring_to(p, SeedStage.FOSSILIZED, [2], first, names[-1], style=BlendStyle.MULTIPLY)
+    bring_to(p, SeedStage.HOLDING, [1, 3], second, names[1], style=BlendStyle.GATE)
+    bring_to(p, SeedStage.BLENDING, [0, 2], second, names[-2], tempo=8)
+    bring_to(p, SeedStage.TRAINING, [3, 1], third, names[-1], style=BlendStyle.MULTIPLY)
+    bring_to(p, SeedStage.TRAINING, [3], first, names[2], style=BlendStyle.GATE)
+    bring_to(p, SeedStage.TRAINING, [2], third, names[3])
+    p.begin_step()
+    return p
+
+
+def mixed_cnn(executor: str, device: str, optim: OptimConfig | None) -> Population:
+    """The same with two seeds at the same place of a block: row 0 and row 1."""
     p = make_population(5, executor, slots=SIX, device=device, optim=optim)
     bring_to(p, SeedStage.FOSSILIZED, [0, 1], "r0c0", "conv_light")
     bring_to(p, SeedStage.FOSSILIZED, [2], "r0c0", "attention", style=BlendStyle.MULTIPLY)
@@ -33,22 +54,25 @@ def state_of(population: Population) -> dict[str, torch.Tensor]:
     stores = {"host": population.network.host}
     stores |= {f"bank {k}": s for k, s in population.network.banks.items()}
     stores |= {f"gate {k}": s for k, s in population.network.gates.items()}
-    return {name: store.flat_EP.detach() for name, store in stores.items()}
+    state = {name: store.flat_EP.detach() for name, store in stores.items()}
+    return state | {f"host {name}": v for name, v in population.network.host.fixed.items()}
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-def test_vmap_equals_loop_over_three_steps_with_mixed_topologies(kind, device):
-    optim = OptimConfig(kind=kind, weight_decay=0.01)
-    fused, plain = mixed("vmap", device, optim), mixed("loop", device, optim)
+@pytest.mark.parametrize(
+    ("kind", "law"), [("cnn", "adamw"), ("transformer", "adamw"), *[(k, "sgd") for k in KINDS]]
+)
+def test_vmap_equals_loop_over_three_steps_with_mixed_topologies(kind, law, device):
+    optim = OptimConfig(kind=law, weight_decay=0.01)
+    fused, plain = mixed("vmap", device, optim, kind), mixed("loop", device, optim, kind)
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-3, "atol": 1e-4}
-    if kind == "adamw":  # the sign-like first steps magnify rounding of tiny gradients
+    if law == "adamw":  # the sign-like first steps magnify rounding of tiny gradients
         for population in (fused, plain):
             population.set_rates(1e-3, 1e-3)
     stages = {SeedStage(s).name for s in np.unique(fused.lifecycle.stage_ES)}
     assert stages >= {"TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "DORMANT"}
     for step in range(3):
-        x, y = batch(5, seed=step, device=device)
+        x, y = batch(5, seed=step, device=device, kind=kind)
         left, right = fused.train_batch(x, y), plain.train_batch(x, y)
         for name in ("loss_E", "shadow_loss_ES", "host_grad_norm_E", "grad_norm_ES"):
             torch.testing.assert_close(
@@ -64,13 +88,16 @@ def test_vmap_equals_loop_over_three_steps_with_mixed_topologies(kind, device):
         torch.testing.assert_close(value, right_state[name], **tolerance)
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_member_view_gives_the_members_output(executor):
-    population = mixed(executor)
-    x, _ = batch(5)
+def test_member_view_gives_the_members_output(executor, kind):
+    population = mixed(executor, kind=kind)
+    x, y = batch(5, kind=kind)
+    population.train_batch(x, y)
     out = population.forward(x)
     for i in range(5):
-        torch.testing.assert_close(population.member(i)(x[i]), out[i], rtol=1e-5, atol=1e-5)
+        alone = population.member(i).eval()(x[i])
+        torch.testing.assert_close(alone, out[i], rtol=1e-5, atol=1e-5)
 
 
 def test_member_view_follows_training_and_is_an_ordinary_module():
@@ -85,38 +112,46 @@ def test_member_view_follows_training_and_is_an_ordinary_module():
     assert "seeds.r0c0.delta.conv.weight" in names
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_shared_batch_equals_the_same_batch_given_to_each(executor):
-    population = mixed(executor)
-    x, y = batch(1)
+def test_shared_batch_equals_the_same_batch_given_to_each(executor, kind):
+    population = mixed(executor, kind=kind)
+    x, y = batch(1, kind=kind)
     shared = population.evaluate(x, y)
-    each = population.evaluate(x.expand(5, -1, -1, -1, -1), y.expand(5, -1))
+    each = population.evaluate(x.expand(5, *x.shape[1:]), y.expand(5, *y.shape[1:]))
     torch.testing.assert_close(shared.loss_R, each.loss_R, rtol=1e-5, atol=1e-6)
     assert torch.equal(shared.correct_R, each.correct_R)
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_rows_of_chosen_members_and_alphas(executor):
+def test_rows_of_chosen_members_and_alphas(executor, kind):
     """Repeated and reordered members, each with its own alphas, equal the same row asked alone."""
-    population = mixed(executor)
-    x, _ = batch(5)
+    population = mixed(executor, kind=kind)
+    for step in range(3):  # seeds whose last map starts at 0 have moved by then
+        population.train_batch(*batch(5, seed=step, kind=kind))
+    x, _ = batch(5, kind=kind)
     rows = np.array([3, 0, 3, 2])
     alpha = population.lifecycle.alpha_ES[rows].copy()
-    alpha[0, population.slots.index("r0c1")] = 0.0
+    slot = "r1c0" if kind == "transformer" else "r0c1"
+    alpha[0, population.slots.index(slot)] = 0.0
     alpha[3, population.slots.index("r0c0")] = 0.25
     out = population.forward(x, rows, alpha)
     for r, member in enumerate(rows):
         alone = population.forward(x, [member], alpha[r : r + 1])
         torch.testing.assert_close(out[r], alone[0], rtol=1e-5, atol=1e-5)
-    assert not torch.allclose(out[0], out[2])
+    assert not torch.allclose(out[0], out[2], rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_a_row_that_begins_at_a_slot_equals_the_whole_forward(executor):
+def test_a_row_that_begins_at_a_slot_equals_the_whole_forward(executor, kind):
     """A common prefix computed once gives the numbers of computing it again."""
-    population = mixed(executor)
-    x, _ = batch(5)
-    s = population.slots.index("r0c1")
+    population = mixed(executor, kind=kind)
+    for step in range(3):
+        population.train_batch(*batch(5, seed=step, kind=kind))
+    x, _ = batch(5, kind=kind)
+    s = population.slots.index("r1c0" if kind == "transformer" else "r0c1")
     main = population.lifecycle.alpha_ES
     off = main[[1, 3]].copy()
     off[:, s] = 0.0
@@ -134,24 +169,55 @@ def test_a_row_that_begins_at_a_slot_equals_the_whole_forward(executor):
     torch.testing.assert_close(out[5:], whole, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+class DropsInput(MLPHost):
+    """Its first segment has no parameters, but is random."""
+
+    def __init__(self) -> None:
+        super().__init__(in_features=9, num_classes=5, width=12, n_layers=2)
+        self.drop = nn.Dropout(0.5)
+
+    def segments(self):
+        return (self.drop, *super().segments())
+
+    def injection_specs(self):
+        return ()
+
+
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
-def test_member_does_not_depend_on_how_many_there_are(executor, device):
+def test_dropout_of_a_shared_input_is_each_members_own(executor):
+    population = Population(DropsInput, (), (), 4, config=PopulationConfig(executor=executor))
+    flat = population.network.host.flat_EP.detach()
+    flat.copy_(flat[:1].expand_as(flat).clone())  # copies of one member
+    x, _ = batch(1, kind="mlp")
+    out = population.forward(x, training=True)
+    assert not torch.allclose(out[0], out[1], atol=1e-4)
+    still = population.forward(x)
+    torch.testing.assert_close(still[0], still[1], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("executor", "kind"),
+    [("loop", "cnn"), ("vmap", "cnn"), ("vmap", "transformer"), ("vmap", "mlp")],
+)
+def test_member_does_not_depend_on_how_many_there_are(executor, kind, device):
     """Initial weights of host and seeds bit-identical, 20 batches within 1e-5 (1e-3 on a GPU)."""
     losses = {}
-    for members in (1, 3, 8):
-        population = make_population(members, executor, seed=4, device=device)
+    counts = (1, 3, 8) if kind == "cnn" else (1, 4)
+    for members in counts:
+        population = make_population(members, executor, seed=4, device=device, kind=kind)
         everyone = list(range(members))
         start = population.network.host.flat_EP.detach()[0].clone()
-        bring_to(population, SeedStage.HOLDING, everyone, "r0c1", "conv_heavy")
-        bring_to(population, SeedStage.TRAINING, everyone, "r0c2", "attention")
+        held, trained = population.blueprints[2:4]
+        bring_to(population, SeedStage.HOLDING, everyone, population.slots[1], held)
+        bring_to(population, SeedStage.TRAINING, everyone, population.slots[2], trained)
         seed = population.network.banks[1, 2].flat_EP.detach()[0].clone()
         trace = [
-            population.train_batch(*batch(members, seed=b, device=device)).loss_E[0]
+            population.train_batch(*batch(members, b, device=device, kind=kind)).loss_E[0]
             for b in range(20)
         ]
         losses[members] = (start, seed, torch.stack(trace))
-    for members in (3, 8):
+    for members in counts[1:]:
         assert torch.equal(losses[members][0], losses[1][0])
         assert torch.equal(losses[members][1], losses[1][1])
         tolerance = 1e-5 if device == "cpu" else 1e-3

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from esper.kasmina import Population
 from esper.leyline import BlendStyle, SeedStage
-from support import CNN_BLUEPRINTS, batch, bring_to, make_population
+from support import KINDS, batch, bring_to, make_population, poison
 
 
 @pytest.mark.parametrize("detach", [False, True])
@@ -17,7 +18,31 @@ def test_every_segment_before_a_seed_receives_a_gradient(executor, style, stage,
     population = make_population(members=2, executor=executor, detach_seed_input=detach)
     for slot, name in zip(population.slots, ("conv_light", "attention", "conv_heavy"), strict=True):
         bring_to(population, stage, [0, 1], slot, name, style=style, tempo=8)
-    x, y = batch(2)
+    assert_every_host_gradient_alive(population, "cnn")
+
+
+@pytest.mark.parametrize(
+    ("executor", "stage"), [("vmap", SeedStage.HOLDING), ("loop", SeedStage.FOSSILIZED)]
+)
+@pytest.mark.parametrize("style", list(BlendStyle))
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("transformer", ("attention", "mlp", "lora")),
+        ("transformer", ("lora_large", "norm", "mlp_small")),
+        ("mlp", ("norm", "gate", "mlp")),
+        ("batchnorm", ("depthwise", "bottleneck", "conv_small")),
+    ],
+)
+def test_every_segment_of_any_host_receives_a_gradient(kind, names, style, executor, stage):
+    population = make_population(members=2, executor=executor, kind=kind)
+    for slot, name in zip(population.slots, names, strict=True):
+        bring_to(population, stage, [0, 1], slot, name, style=style)
+    assert_every_host_gradient_alive(population, kind)
+
+
+def assert_every_host_gradient_alive(population: Population, kind: str) -> None:
+    x, y = batch(2, kind=kind)
     population.loss(population.forward(x, training=True), y).sum().backward()
     grads = population.network.host.named(population.network.host.flat_EP.grad)
     for name, grad in grads.items():
@@ -47,15 +72,15 @@ def test_detached_input_keeps_the_seed_out_of_the_host_gradient(executor):
     )
 
 
-@pytest.mark.parametrize("name", CNN_BLUEPRINTS)
-def test_alpha_zero_means_not_computed_at_all(name):
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind in KINDS for name in KINDS[kind].blueprints]
+)
+def test_alpha_zero_means_not_computed_at_all(kind, name):
     """NaN in a seed that is switched off in a row does not touch the row."""
-    from support import poison
-
-    population = make_population(members=2)
+    population = make_population(members=2, kind=kind)
     bring_to(population, SeedStage.HOLDING, [0, 1], "r0c1", name)
     poison(population, "r0c1", name, member=0)
-    x, _ = batch(2)
+    x, _ = batch(2, kind=kind)
     off = population.forward(x, alpha_RS=torch.zeros(2, 3).numpy())
     assert torch.isfinite(off).all()
     assert torch.isnan(population.forward(x)[0]).all()

@@ -7,11 +7,19 @@ import pytest
 import torch
 
 from esper.kasmina import OptimConfig, Population
+from esper.kasmina.store import ParameterStore
 from esper.kasmina.training import ParameterGroup
 from esper.leyline import BlendStyle, SeedStage
-from support import batch, bring_to, make_population, pass_step
+from support import KINDS, batch, bring_to, make_population, pass_step
 
 KIND = 1  # conv_light
+STYLES = [("cnn", BlendStyle.ADD)] + [(kind, BlendStyle.GATE) for kind in KINDS]
+LAWS = [
+    ("cnn", BlendStyle.ADD, "sgd"),
+    ("cnn", BlendStyle.GATE, "sgd"),
+    ("cnn", BlendStyle.ADD, "adamw"),
+    *[(kind, BlendStyle.GATE, "adamw") for kind in KINDS],
+]
 EXPECTED = {
     SeedStage.GERMINATED: ParameterGroup.FROZEN,
     SeedStage.TRAINING: ParameterGroup.SEED,
@@ -22,28 +30,38 @@ EXPECTED = {
 }
 
 
-def with_seed(stage: SeedStage, style: BlendStyle = BlendStyle.ADD, **settings) -> Population:
-    """Member 0 bare, member 1 with a conv_light in r0c1 at `stage`."""
-    population = make_population(members=2, **settings)
+def with_seed(
+    stage: SeedStage, style: BlendStyle = BlendStyle.ADD, kind: str = "cnn", **settings
+) -> Population:
+    """Member 0 bare, member 1 with a seed (cnn: conv_light) in its second slot at `stage`."""
+    population = make_population(members=2, kind=kind, **settings)
+    slot, name = population.slots[1], KINDS[kind].seed
     if stage is SeedStage.PRUNED:
-        bring_to(population, SeedStage.TRAINING, [1], "r0c1", "conv_light", style=style)
+        bring_to(population, SeedStage.TRAINING, [1], slot, name, style=style)
         pass_step(population)
-        population.prune([1], "r0c1")
+        population.prune([1], slot)
     else:
-        bring_to(population, stage, [1], "r0c1", "conv_light", style=style)
+        bring_to(population, stage, [1], slot, name, style=style)
     if stage is SeedStage.BLENDING:
         population.begin_step()
     return population
 
 
-@pytest.mark.parametrize("style", [BlendStyle.ADD, BlendStyle.GATE])
+def stores_of(population: Population) -> dict[str, ParameterStore]:
+    """Owner -> store, as `Trainer.groups` names them."""
+    slot, network = population.slots[1], population.network
+    stores = {"host": network.host}
+    stores |= {f"{slot}/{population.blueprints[k]}": bank for (_, k), bank in network.banks.items()}
+    return stores | {f"{slot}/gate": gate for gate in network.gates.values()}
+
+
+@pytest.mark.parametrize(("kind", "style"), STYLES)
 @pytest.mark.parametrize("stage", list(EXPECTED))
-def test_each_parameter_is_in_exactly_one_group(stage, style):
-    population = with_seed(stage, style)
+def test_each_parameter_is_in_exactly_one_group(stage, kind, style):
+    population = with_seed(stage, style, kind)
     groups = population.trainer.groups()
-    stores = {"host": population.network.host, "r0c1/conv_light": population.network.banks[1, KIND]}
-    if style is BlendStyle.GATE:
-        stores["r0c1/gate"] = population.network.gates[1]
+    stores = stores_of(population)
+    assert len(stores) == (3 if style is BlendStyle.GATE else 2)
     assert set(groups) == {(o, n) for o, store in stores.items() for n in store.shapes}
     for (owner, _), group_E in groups.items():
         assert np.isin(group_E, [int(g) for g in ParameterGroup]).all()
@@ -53,18 +71,18 @@ def test_each_parameter_is_in_exactly_one_group(stage, style):
             assert group_E.tolist() == [ParameterGroup.FROZEN, EXPECTED[stage]]
 
 
-@pytest.mark.parametrize("style", [BlendStyle.ADD, BlendStyle.GATE])
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+@pytest.mark.parametrize(("kind", "style", "law"), LAWS)
 @pytest.mark.parametrize("stage", list(EXPECTED))
-def test_a_parameter_moves_if_and_only_if_its_group_trains(stage, kind, style):
+def test_a_parameter_moves_if_and_only_if_its_group_trains(stage, kind, style, law):
     """Weight decay would move a row that is updated by mistake, so it is on."""
-    population = with_seed(stage, style, optim=OptimConfig(kind=kind, weight_decay=0.1))
-    stores = {"host": population.network.host, "r0c1/conv_light": population.network.banks[1, KIND]}
-    if style is BlendStyle.GATE:
-        stores["r0c1/gate"] = population.network.gates[1]
+    population = with_seed(stage, style, kind, optim=OptimConfig(kind=law, weight_decay=0.1))
+    stores = stores_of(population)
+    for owner, store in stores.items():
+        if owner != "host":
+            store.flat_EP.detach()[0] = 0.5  # no seed stands there, but decay would move it
     before = {owner: store.flat_EP.detach().clone() for owner, store in stores.items()}
     groups = population.trainer.groups()
-    population.train_batch(*batch(2))
+    population.train_batch(*batch(2, kind=kind))
     for owner, store in stores.items():
         moved = (store.flat_EP.detach() != before[owner]).any(dim=1)
         group_E = next(g for (o, _), g in groups.items() if o == owner)

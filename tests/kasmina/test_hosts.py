@@ -7,10 +7,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from esper.kasmina import CNNHost, Population
+from esper.kasmina import CNNHost, MLPHost, Population, TransformerHost
 from esper.kasmina.counting import count_macs, count_parameters
 from esper.kasmina.rng import forked_rng
+from esper.kasmina.sequence import CausalAttention, FeedForward
 from esper.leyline import BlendStyle, HostProtocol, SeedStage
 from support import bring_to, make_population
 
@@ -23,33 +25,86 @@ HOSTS = [
 ]
 
 
-@pytest.mark.parametrize("settings", HOSTS)
+TRANSFORMERS = [
+    {"vocab": 16, "n_embd": 8, "n_head": 2, "n_layer": 1, "block_size": 32},
+    {"vocab": 256, "n_embd": 64, "n_head": 4, "n_layer": 2, "block_size": 32},
+    {"vocab": 16, "n_embd": 128, "n_head": 4, "n_layer": 1, "block_size": 16},
+    {"vocab": 65, "n_embd": 192, "n_head": 6, "n_layer": 6, "block_size": 16},
+]
+MLPS = [
+    {"in_features": 8, "num_classes": 10, "width": 2, "n_layers": 1},
+    {"in_features": 64, "num_classes": 10, "width": 32, "n_layers": 2},
+    {"in_features": 784, "num_classes": 100, "width": 128, "n_layers": 6},
+]
+CASES = [
+    *[(CNNHost, settings) for settings in HOSTS],
+    *[(TransformerHost, settings) for settings in TRANSFORMERS],
+    *[(MLPHost, settings) for settings in MLPS],
+]
+
+
+def inputs(host: nn.Module, settings: dict[str, int], samples: int) -> tuple[Tensor, int]:
+    """A batch such a host takes, and how many choices it has."""
+    if isinstance(host, TransformerHost):
+        shape = (samples, settings["block_size"])
+        return torch.randint(0, settings["vocab"], shape), settings["vocab"]
+    if isinstance(host, MLPHost):
+        return torch.randn(samples, settings["in_features"]), settings["num_classes"]
+    return torch.randn(samples, settings["in_channels"], 16, 16), settings["num_classes"]
+
+
+@pytest.mark.parametrize(("make", "settings"), CASES)
 @pytest.mark.parametrize("seed", range(3))
-def test_first_loss_is_within_10_percent_of_chance(settings, seed):
+def test_first_loss_is_within_10_percent_of_chance(make, settings, seed):
     with forked_rng(seed):
-        host = CNNHost(**settings)
-        x = torch.randn(256, settings["in_channels"], 16, 16)
-        y = torch.randint(0, settings["num_classes"], (256,))
-    loss = F.cross_entropy(host(x), y).item()
-    assert abs(loss / math.log(settings["num_classes"]) - 1) < 0.1
+        host = make(**settings)
+        x, choices = inputs(host, settings, 256 if make is not TransformerHost else 32)
+        logits = host(x).flatten(0, -2)
+        y = torch.randint(0, choices, (len(logits),))
+    loss = F.cross_entropy(logits, y).item()
+    assert abs(loss / math.log(choices) - 1) < 0.1
 
 
-@pytest.mark.parametrize("settings", HOSTS)
-def test_forward_equals_the_chain_and_slots_sit_where_they_say(settings):
-    host = CNNHost(**settings)
+@pytest.mark.parametrize(("make", "settings"), CASES)
+def test_forward_equals_the_chain_and_slots_sit_where_they_say(make, settings):
+    with forked_rng(0):
+        host = make(**settings)
+        x, choices = inputs(host, settings, 2)
     assert isinstance(host, HostProtocol)
-    x = torch.randn(2, settings["in_channels"], 8, 8)
     h = x
     widths = {}
     for index, segment in enumerate(host.segments()):
         h = segment(h)
-        widths[index] = h.shape[1]
+        widths[index] = h.shape[1 if make is CNNHost else -1]
     assert torch.equal(h, host(x))
-    for spec in host.injection_specs():
+    assert h.shape == (*(x.shape if make is TransformerHost else x.shape[:1]), choices)
+    specs = host.injection_specs()
+    assert [s.position for s in specs] == sorted({s.position for s in specs})
+    for spec in specs:
         assert widths[spec.position] == spec.channels
-    before = [s for s in host.injection_specs() if s.slot_id.startswith("r0")]
-    assert all(s.surface == "pre_pool" for s in before)
-    assert len(before) == host.channels.__len__()
+
+
+@pytest.mark.parametrize(
+    ("host", "surfaces"),
+    [
+        (CNNHost(n_blocks=2), ["pre_pool", "post_pool"] * 2),
+        (TransformerHost(n_layer=2), ["after_attention", "after_mlp"] * 2),
+        (MLPHost(n_layers=2), ["after_block"] * 2),
+    ],
+)
+def test_rows_are_surfaces(host, surfaces):
+    specs = host.injection_specs()
+    assert [s.surface for s in specs] == surfaces
+    row_of = {s.surface: int(s.slot_id[1]) for s in specs}
+    assert [int(s.slot_id[1]) for s in specs] == [row_of[s] for s in surfaces]
+    assert sorted(row_of.values()) == list(range(len(row_of)))
+
+
+def test_transformer_slots_stand_behind_what_their_surface_names():
+    host = TransformerHost(n_layer=3)
+    for spec in host.injection_specs():
+        expected = CausalAttention if spec.surface == "after_attention" else FeedForward
+        assert isinstance(host.segments()[spec.position].inner, expected), spec.slot_id
 
 
 def test_parameters_of_the_known_hosts():
@@ -58,6 +113,26 @@ def test_parameters_of_the_known_hosts():
     assert count_parameters(CNNHost(10, 3, 3, 8)) == baseline == 6418
     impaired = (3 * 1 + 1 * 2 + 2 * 4) + 2 * (1 + 2 + 4) + 4 * 10 + 10
     assert count_parameters(CNNHost(10, 3, 3, 1, kernel_size=1)) == impaired == 77
+
+
+def test_parameters_and_macs_of_a_transformer_counted_by_hand():
+    """Tied head counted once; norms 2 C; attention 4 C^2 + C; MLP 8 C^2 + 5 C."""
+    vocab, width, layers, block = 13, 8, 3, 10
+    host = TransformerHost(vocab, width, n_head=2, n_layer=layers, block_size=block)
+    layer = (2 * width + 4 * width**2 + width) + (2 * width + 8 * width**2 + 5 * width)
+    by_hand = vocab * width + block * width + layers * layer + 2 * width
+    assert count_parameters(host) == by_hand == 2744
+    time = 7
+    attention = time * 4 * width**2 + 2 * time**2 * width
+    macs = layers * (attention + time * 8 * width**2) + time * width * vocab
+    assert count_macs(host, torch.zeros(4, time, dtype=torch.int64)) == macs
+
+
+def test_parameters_and_macs_of_an_mlp_counted_by_hand():
+    """Linear maps without bias, norms 2 C, a head with bias."""
+    host = MLPHost(in_features=9, num_classes=5, width=12, n_layers=3)
+    assert count_parameters(host) == (9 * 12 + 2 * 12 * 12) + 3 * 2 * 12 + 12 * 5 + 5
+    assert count_macs(host, torch.zeros(4, 9)) == 9 * 12 + 2 * 12 * 12 + 12 * 5
 
 
 def test_macs_of_a_host_counted_by_hand():

@@ -8,19 +8,44 @@ import torch
 
 from esper.kasmina import OptimConfig, Population
 from esper.leyline import BlendStyle, SeedStage
-from support import CNN_BLUEPRINTS, DEVICES, batch, bring_to, make_population, poison
+from support import (
+    CNN_BLUEPRINTS,
+    DEVICES,
+    KINDS,
+    batch,
+    bring_to,
+    host_state,
+    learnable,
+    make_population,
+    poison,
+)
 
 EXECUTORS = ["vmap", "loop"]
+CNN_CASES = [("cnn", name, style) for name in CNN_BLUEPRINTS for style in BlendStyle]
+OTHER_CASES = [  # every blueprint once, the styles in turn
+    (kind, name, list(BlendStyle)[i % 3])
+    for kind in KINDS
+    if kind != "cnn"
+    for i, name in enumerate(KINDS[kind].blueprints)
+]
 
 
-def host_state_after(population: Population, batches: int = 3) -> tuple[list, torch.Tensor]:
-    """Losses of the main rows and the hosts' parameters after a few batches."""
+def state_after(population: Population, kind: str, batches: int = 3) -> dict[str, torch.Tensor]:
+    """Losses of the main rows, the hosts' parameters and buffers after a few batches."""
     device = str(population.device)
     losses = [
-        population.train_batch(*batch(population.members, seed=b, device=device)).loss_E
+        population.train_batch(*batch(population.members, b, device=device, kind=kind)).loss_E
         for b in range(batches)
     ]
-    return losses, population.network.host.flat_EP.detach().clone()
+    return {"losses": torch.stack(losses)} | host_state(population)
+
+
+def assert_same_state(
+    executor: str, left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]
+) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        assert_same(executor, value, right[name])
 
 
 def assert_same(executor: str, left: torch.Tensor, right: torch.Tensor) -> None:
@@ -30,35 +55,38 @@ def assert_same(executor: str, left: torch.Tensor, right: torch.Tensor) -> None:
         torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6)
 
 
-def bare_and_incubating(executor: str, name: str, style: BlendStyle, device: str = "cpu"):
+def bare_and_incubating(
+    executor: str, name: str, style: BlendStyle, device: str = "cpu", kind: str = "cnn"
+) -> tuple[Population, Population]:
     """The same population twice; one has seeds in TRAINING in every slot, members mixed."""
-    bare = make_population(members=3, executor=executor, device=device)
-    grown = make_population(members=3, executor=executor, device=device)
-    for slot, members in (("r0c0", [0, 1]), ("r0c1", [1]), ("r0c2", [0, 1, 2])):
+    bare = make_population(members=3, executor=executor, device=device, kind=kind)
+    grown = make_population(members=3, executor=executor, device=device, kind=kind)
+    for slot, members in zip(grown.slots, ([0, 1], [1], [0, 1, 2]), strict=True):
         bring_to(grown, SeedStage.TRAINING, members, slot, name, style=style)
     return bare, grown
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("style", list(BlendStyle))
-@pytest.mark.parametrize("name", CNN_BLUEPRINTS)
+@pytest.mark.parametrize(("kind", "name", "style"), CNN_CASES + OTHER_CASES)
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_host_trains_as_if_the_seed_were_not_there(executor, name, style, device):
-    bare, grown = bare_and_incubating(executor, name, style, device)
-    x, _ = batch(3, seed=9, device=device)
+def test_host_trains_as_if_the_seed_were_not_there(executor, kind, name, style, device):
+    """Outputs, losses, parameters and running statistics."""
+    bare, grown = bare_and_incubating(executor, name, style, device, kind)
+    x, _ = batch(3, seed=9, device=device, kind=kind)
     assert_same(executor, bare.forward(x), grown.forward(x))
-    bare_losses, bare_host = host_state_after(bare)
-    grown_losses, grown_host = host_state_after(grown)
-    for left, right in zip(bare_losses, grown_losses, strict=True):
-        assert_same(executor, left, right)
-    assert_same(executor, bare_host, grown_host)
+    assert_same_state(executor, state_after(bare, kind), state_after(grown, kind))
+    assert_same(executor, bare.forward(x), grown.forward(x))
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("cnn", "conv_heavy"), ("transformer", "mlp"), ("mlp", "gate"), ("batchnorm", "bottleneck")],
+)
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_the_seed_itself_learns_from_the_task_loss(executor):
-    _, grown = bare_and_incubating(executor, "conv_heavy", BlendStyle.ADD)
+def test_the_seed_itself_learns_from_the_task_loss(executor, kind, name):
+    _, grown = bare_and_incubating(executor, name, BlendStyle.ADD, kind=kind)
     grown.set_rates(host_lr=0.0, seed_lr=0.05)
-    x, y = batch(3)
+    x, y = batch(3, kind=kind)
     first = grown.train_batch(x, y)
     for _ in range(30):
         last = grown.train_batch(x, y)
@@ -71,53 +99,57 @@ def test_the_seed_itself_learns_from_the_task_loss(executor):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_nan_in_an_incubating_seed_stays_there(executor, device):
-    bare, grown = bare_and_incubating(executor, "conv_light", BlendStyle.ADD, device)
-    poison(grown, "r0c0", "conv_light", member=1)
-    bare_losses, bare_host = host_state_after(bare)
-    grown_losses, grown_host = host_state_after(grown)
-    assert_same(executor, bare_losses[-1], grown_losses[-1])
-    assert_same(executor, bare_host, grown_host)
-    slot, kind = 0, grown.blueprints.index("conv_light")
-    bank = grown.network.banks[slot, kind].flat_EP.detach()
+def test_nan_in_an_incubating_seed_stays_there(executor, kind, device):
+    name = KINDS[kind].seed
+    bare, grown = bare_and_incubating(executor, name, BlendStyle.ADD, device, kind)
+    poison(grown, "r0c0", name, member=1)
+    assert_same_state(executor, state_after(bare, kind), state_after(grown, kind))
+    bank_key = (0, grown.blueprints.index(name))
+    bank = grown.network.banks[bank_key].flat_EP.detach()
     assert torch.isnan(bank[1]).all()
     assert torch.isfinite(bank[0]).all(), "the neighbour in the same bank"
     for key, other in grown.network.banks.items():
-        if key != (slot, kind):
+        if key != bank_key:
             assert torch.isfinite(other.flat_EP).all(), "seeds of the same member elsewhere"
 
 
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_a_shadow_row_trains_its_own_seed_only(executor):
+def test_a_shadow_row_trains_its_own_seed_only(executor, kind):
     """Seeds further down are part of the shadow's computation but learn nothing from it."""
-    grown = make_population(members=2, executor=executor, optim=OptimConfig(clip_norm=None))
-    alone = make_population(members=2, executor=executor, optim=OptimConfig(clip_norm=None))
+    optim, name = OptimConfig(clip_norm=None), KINDS[kind].seed
+    grown, alone = (make_population(2, executor, optim=optim, kind=kind) for _ in range(2))
+    first, _, last = grown.slots
     for population in (grown, alone):
-        bring_to(population, SeedStage.HOLDING, [0, 1], "r0c2", "conv_light")
-    bring_to(grown, SeedStage.TRAINING, [0], "r0c0", "conv_light")
-    x, y = batch(2)
+        bring_to(population, SeedStage.HOLDING, [0, 1], last, name)
+    bring_to(grown, SeedStage.TRAINING, [0], first, name)
+    x, y = batch(2, kind=kind)
     grown.train_batch(x, y)
     alone.train_batch(x, y)
-    key = (2, grown.blueprints.index("conv_light"))
+    key = (2, grown.blueprints.index(name))
     assert_same(executor, alone.network.banks[key].flat_EP, grown.network.banks[key].flat_EP)
 
 
-@pytest.mark.parametrize("style", list(BlendStyle))
-def test_blending_an_incubated_seed_does_not_raise_the_held_out_loss(style):
+@pytest.mark.parametrize(
+    ("kind", "name", "style"),
+    [
+        *[("cnn", "conv_heavy", style) for style in BlendStyle],
+        ("transformer", "attention", BlendStyle.ADD),
+        ("transformer", "mlp", BlendStyle.GATE),
+        ("mlp", "mlp", BlendStyle.MULTIPLY),
+        ("batchnorm", "bottleneck", BlendStyle.ADD),
+    ],
+)
+def test_blending_an_incubated_seed_does_not_raise_the_held_out_loss(kind, name, style):
     """Incubate, then alpha 0.1: the held-out loss rises by no more than a tolerance."""
-    population = make_population(members=3)
-    generator = torch.Generator().manual_seed(5)
-    prototypes = torch.randn(5, 1, 8, 8, generator=generator)
-
-    def sample(count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        y = torch.randint(0, 5, (3, count), generator=generator)
-        return prototypes[y] + 0.8 * torch.randn(3, count, 1, 8, 8, generator=generator), y
-
+    population = make_population(members=3, kind=kind)
+    sample = learnable(kind, members=3)
     for _ in range(20):
         population.train_batch(*sample(32))
-    slot = "r0c1"
-    bring_to(population, SeedStage.TRAINING, [0, 1, 2], slot, "conv_heavy", style=style)
+    slot = population.slots[1]
+    bring_to(population, SeedStage.TRAINING, [0, 1, 2], slot, name, style=style)
     for _ in range(40):
         population.train_batch(*sample(32))
     x, y = sample(400)
@@ -125,7 +157,10 @@ def test_blending_an_incubated_seed_does_not_raise_the_held_out_loss(style):
     alpha = np.zeros((3, 3), dtype=np.float32)
     alpha[:, population.slots.index(slot)] = 0.1
     little = population.evaluate(x, y, alpha_RS=alpha).loss_R
-    assert (little - off).max() < 0.02
+    # running statistics are of the seed switched off: a little of it does not quite fit them
+    assert (little - off).max() < (0.05 if kind == "batchnorm" else 0.02)
+    if kind == "batchnorm":
+        return
     alpha[alpha > 0] = 1.0
     whole = population.evaluate(x, y, alpha_RS=alpha).loss_R
     assert (whole - off).mean() < 0.05, "even all at once, what incubated is not a stranger"

@@ -13,9 +13,11 @@ from esper.kasmina import (
     BlueprintRegistry,
     CNNHost,
     LifecycleConfig,
+    MLPHost,
     OptimConfig,
     Population,
     PopulationConfig,
+    TransformerHost,
     blueprint,
 )
 from esper.kasmina.gates import GateConfig
@@ -23,7 +25,9 @@ from esper.kasmina.lifecycle import advance_active_seed, resolve_target_slot
 from esper.leyline import InjectionSpec, SeedStage
 from esper.leyline.errors import EsperError
 from support import (
+    BLOCK,
     CNN_BLUEPRINTS,
+    KINDS,
     ROW_0,
     batch,
     bring_to,
@@ -290,10 +294,46 @@ def test_bad_argument_is_named(action, word):
         (lambda: CNNHost(kernel_size=2), "must be odd"),
         (lambda: CNNHost(pool_layers=4), "between 0 and n_blocks=3"),
         (lambda: CNNHost(base_channels=0), "base_channels=0"),
+        (lambda: TransformerHost(n_embd=10, n_head=4), "n_embd=10, n_head=4"),
+        (lambda: TransformerHost(vocab=1), "vocab=1: must be 2 or more"),
+        (lambda: TransformerHost(n_layer=0), "n_layer=0: must be 1 or more"),
+        (lambda: TransformerHost(block_size=0), "block_size=0"),
+        (lambda: TransformerHost(dropout=1.0), "dropout=1.0"),
+        (lambda: MLPHost(width=1), "width=1: must be 2 or more"),
+        (lambda: MLPHost(n_layers=0), "n_layers=0"),
+        (lambda: MLPHost(in_features=0), "in_features=0"),
     ],
 )
 def test_bad_settings_are_named(action, word):
     assert word in refused(action)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (torch.zeros(3, 2, BLOCK + 1, dtype=torch.int64), ["7 tokens", "block_size=6"]),
+        (torch.zeros(3, 2, BLOCK), ["float32", "token ids [batch, time]"]),
+        (torch.zeros(3, BLOCK, dtype=torch.int64), ["int64", "token ids [batch, time]"]),
+    ],
+)
+def test_text_a_transformer_cannot_take(x, words):
+    population = make_population(kind="transformer")
+    before = snapshot(population)
+    line = refused(lambda: population.forward(x))
+    for word in words:
+        assert word in line
+    assert_unchanged(population, before)
+    population.forward(torch.zeros(3, 2, BLOCK, dtype=torch.int64))
+    line = refused(lambda: population.forward(x))
+    assert words[-1] in line, "after the first batch too"
+
+
+def test_blueprint_of_another_topology():
+    host = KINDS["mlp"].host
+    line = refused(lambda: build(host=host, slots=("r0c0",), blueprints=("lora",)))
+    assert "unknown blueprint 'lora' for mlp hosts" in line
+    line = refused(lambda: build(blueprints=("mlp",)))
+    assert "for cnn hosts" in line
 
 
 def test_seed_budget_is_checked_over_the_whole_call():

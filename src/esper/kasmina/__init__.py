@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
     from esper.kasmina.hosts.cnn import CNNHost
+    from esper.kasmina.hosts.mlp import MLPHost
+    from esper.kasmina.hosts.transformer import TransformerHost
     from esper.kasmina.lifecycle import Lifecycle, LifecycleConfig
     from esper.kasmina.member import MorphogeneticModel
     from esper.kasmina.optim import OptimConfig
@@ -18,10 +20,12 @@ _HOME = {
     "CNNHost": "hosts.cnn",
     "Lifecycle": "lifecycle",
     "LifecycleConfig": "lifecycle",
+    "MLPHost": "hosts.mlp",
     "MorphogeneticModel": "member",
     "OptimConfig": "optim",
     "Population": "population",
     "PopulationConfig": "population",
+    "TransformerHost": "hosts.transformer",
     "blueprint": "blueprints.registry",
 }
 
@@ -30,10 +34,12 @@ __all__ = [
     "CNNHost",
     "Lifecycle",
     "LifecycleConfig",
+    "MLPHost",
     "MorphogeneticModel",
     "OptimConfig",
     "Population",
     "PopulationConfig",
+    "TransformerHost",
     "blueprint",
 ]
 

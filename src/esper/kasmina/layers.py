@@ -105,15 +105,25 @@ class Conv2d(DrawnModule):
 
 
 class Linear(DrawnModule):
-    """Linear map with uniform weights of half-width `gain / sqrt(in_features)` and zero bias."""
+    """Linear map with uniform weights of half-width `gain / sqrt(in_features)` and zero bias.
+
+    `gain=0` starts at 0; `draw` replaces the uniform range.
+    """
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool = True, gain: float = 1.0
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        gain: float = 1.0,
+        draw: Draw | None = None,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
-        self.draws = {"weight": Draw("uniform", gain / math.sqrt(in_features))} if gain else {}
+        draw = draw or Draw("uniform", gain / math.sqrt(in_features))
+        self.draws = {"weight": draw} if draw.scale else {}
         self.draw_parameters()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -109,8 +109,10 @@ class StackedNetwork:
     def _try_shape(self, recipe: Blueprint, module: nn.Module, width: int) -> None:
         space = _PROBE_SHAPE[self.topology]
         shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
+        module.eval()  # a trial leaves no trace in running statistics
         with torch.no_grad():
             out = module(torch.zeros(shape))
+        module.train()
         if tuple(out.shape) != shape:
             raise ShapeError(
                 f"blueprint {recipe.name!r} turns {shape} into {tuple(out.shape)}: "

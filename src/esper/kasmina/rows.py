@@ -108,6 +108,10 @@ class RowPlan:
     blueprint_RS: Ints
     style_RS: Codes
     detached_RS: Bools
+    main_R: Bools
+    """Rows whose running statistics become the host's: a member as it stands, once."""
+    keeps_RS: Bools
+    """Rows whose running statistics become the seed's: those that train it, once."""
     members: int
     member_R: Tensor | None
     """None where the rows are exactly the members in order."""
@@ -139,6 +143,9 @@ def make_plan(
     on_trial = np.isin(stage_RS, [int(SeedStage.BLENDING), int(SeedStage.HOLDING)])
     detached_RS = on_trial & detach_seed_input
     style_RS = life.style_ES[table.member_R]
+    main_R = _main_rows(table, life)
+    own_RS = table.shadow_R[:, None] & (table.start_R[:, None] == np.arange(len(life.slots)))
+    keeps_RS = live_RS & (own_RS | (main_R[:, None] & ~life.pruning_ES[table.member_R]))
     slots = range(len(life.slots))
     everyone = np.array_equal(table.member_R, np.arange(life.members))
     groups = tuple(
@@ -155,6 +162,8 @@ def make_plan(
         blueprint_RS=blueprint_RS,
         style_RS=style_RS,
         detached_RS=detached_RS,
+        main_R=main_R,
+        keeps_RS=keeps_RS,
         members=life.members,
         member_R=None if everyone else upload(table.member_R, device),
         shadow_R=upload(table.shadow_R, device) if table.shadow_R.any() else None,
@@ -163,6 +172,16 @@ def make_plan(
         groups_S=groups,
         shadow_place=_shadow_place(table, device),
     )
+
+
+def _main_rows(table: RowTable, life: Lifecycle) -> Bools:
+    """Whole rows of members as they stand, each member's first."""
+    stands = (table.alpha_RS == life.alpha_ES[table.member_R]).all(axis=1)
+    rows = np.flatnonzero((table.start_R == FROM_INPUT) & ~table.shadow_R & stands)
+    _, first = np.unique(table.member_R[rows], return_index=True)
+    main_R = np.zeros(table.rows, dtype=np.bool_)
+    main_R[rows[first]] = True
+    return main_R
 
 
 def _shadow_place(table: RowTable, device: torch.device) -> Tensor | None:

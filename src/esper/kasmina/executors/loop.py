@@ -93,7 +93,8 @@ class _LoopRun:
         network, table = self.network, self.plan.table
         member, start = int(table.member_R[row]), int(table.start_R[row])
         shadow = bool(table.shadow_R[row])
-        state = self._state(network.host, member, frozen=shadow, keeps=self.training and not shadow)
+        keeps = self.training and bool(self.plan.main_R[row])
+        state = self._state(network.host, member, frozen=shadow, keeps=keeps)
         if start == FROM_INPUT:
             first, slot = 0, 0
             h = self.x[0] if self.x.shape[0] == 1 else self.x[member]
@@ -133,7 +134,9 @@ class _LoopRun:
         frozen = shadow and int(plan.table.start_R[row]) != slot
         seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
-        delta = functional_call(bank.template, self._state(bank, member, frozen), (seed_in,))
+        keeps = self.training and bool(plan.keeps_RS[row, slot])
+        state = self._state(bank, member, frozen, keeps)
+        delta = functional_call(bank.template, state, (seed_in,))
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])
         gate = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
@@ -17,9 +18,10 @@ from torch.func import functional_call, vmap
 from esper.kasmina.blending import blend_rows
 from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.network import Segment, StackedNetwork
-from esper.kasmina.rows import RowPlan, SeedGroup
+from esper.kasmina.rows import RowPlan, SeedGroup, upload
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
+from esper.leyline.arrays import Bools, Ints
 
 Named = dict[str, Tensor]
 
@@ -45,10 +47,10 @@ class VmapExecutor:
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
                 for group in plan.groups_S[slot]:
-                    h = _apply_seeds(network, group, h)
+                    h = _apply_seeds(network, plan, group, h, training)
                 slot += 1
         if training and fixed:
-            _keep_buffers(network.host, fixed, plan)
+            _keep_buffers(network.host, fixed, plan.table.member_R, plan.main_R)
         return h
 
 
@@ -65,12 +67,13 @@ def _run_segment(segment: Segment, params: Named, fixed: Named, h: Tensor, activ
         local: (params[name] if name in params else fixed[name])[:active]
         for local, name in segment.names.items()
     }
-    shared = h.shape[0] == 1 and active > 1
-    if shared:
-        h = h[0]
-        if not state:
-            return segment.module(h).unsqueeze(0)  # type: ignore[no-any-return]
-    return _vmap_module(segment.module, state, h, None if shared else 0)
+    if h.shape[0] > 1 or active == 1:
+        return _vmap_module(segment.module, state, h, 0)
+    if state:
+        return _vmap_module(segment.module, state, h[0], None)
+    if segment.module.training:  # dropout: every row has its own
+        return _vmap_module(segment.module, state, h.expand(active, *h.shape[1:]), 0)
+    return segment.module(h[0]).unsqueeze(0)  # type: ignore[no-any-return]
 
 
 def _vmap_module(
@@ -93,25 +96,31 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
     return torch.cat([h, begun.index_select(0, source)])
 
 
-def _apply_seeds(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Tensor:
+def _apply_seeds(
+    network: StackedNetwork, plan: RowPlan, group: SeedGroup, h: Tensor, training: bool
+) -> Tensor:
     """Gather the rows of a group, run the blueprint, blend, write back."""
     h_G = h.index_select(0, group.rows_G)
     seed_in = h_G
     if group.detached_G is not None:
         seed_in = torch.where(_rowwise(group.detached_G, h_G), h_G.detach(), h_G)
     bank = network.bank(group.slot, group.blueprint)
-    delta = _vmap_store(bank, group, seed_in)
+    fixed = bank.gather_fixed(group.members_G)
+    delta = _vmap_store(bank, group, fixed, seed_in)
+    if training and fixed:
+        rows = np.flatnonzero(plan.blueprint_RS[:, group.slot] == group.blueprint)
+        _keep_buffers(bank, fixed, plan.table.member_R[rows], plan.keeps_RS[rows, group.slot])
     check_delta(network, group.slot, group.blueprint, delta, h_G)
     gate = None
     if BlendStyle.GATE in group.present:
-        gate = _vmap_store(network.gate(group.slot), group, seed_in)
+        gate = _vmap_store(network.gate(group.slot), group, {}, seed_in)
     alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
     out = blend_rows(h_G, delta, alpha, _rowwise(group.style_G, h_G), gate, group.present)
     return h.index_copy(0, group.rows_G, out)
 
 
-def _vmap_store(store: ParameterStore, group: SeedGroup, seed_in: Tensor) -> Tensor:
-    state = store.gather(group.members_G, group.frozen_G) | store.gather_fixed(group.members_G)
+def _vmap_store(store: ParameterStore, group: SeedGroup, fixed: Named, seed_in: Tensor) -> Tensor:
+    state = store.gather(group.members_G, group.frozen_G) | fixed
     return _vmap_module(store.template, state, seed_in, 0)
 
 
@@ -120,11 +129,15 @@ def _rowwise(values_G: Tensor, like: Tensor) -> Tensor:
     return values_G.view(-1, *([1] * (like.ndim - 1)))
 
 
-def _keep_buffers(host: ParameterStore, fixed: Named, plan: RowPlan) -> None:
-    """Write buffers that whole rows updated (running statistics) back to their members."""
-    rows = plan.first_active
-    for name, stacked in host.fixed.items():
-        if plan.member_R is None:
-            stacked.copy_(fixed[name])
-        else:
-            stacked.index_copy_(0, plan.member_R[:rows], fixed[name][:rows])
+def _keep_buffers(store: ParameterStore, fixed: Named, member_R: Ints, keeps_R: Bools) -> None:
+    """Write buffers that chosen rows updated (running statistics) back to their members."""
+    rows = np.flatnonzero(keeps_R)
+    everyone = np.array_equal(member_R[rows], np.arange(store.members))
+    in_front = np.array_equal(rows, np.arange(len(rows)))
+    if everyone and in_front:  # a train batch: nothing to look up
+        for name, stacked in store.fixed.items():
+            stacked.copy_(fixed[name][: store.members])
+        return
+    rows_K, members_K = upload(rows, store.device), upload(member_R[rows], store.device)
+    for name, stacked in store.fixed.items():
+        stacked.index_copy_(0, members_K, fixed[name].index_select(0, rows_K))

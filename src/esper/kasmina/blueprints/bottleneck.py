@@ -1,0 +1,36 @@
+"""bottleneck: a 3x3 convolution on few channels."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
+
+SQUEEZE = 4
+"""The hidden layers have a quarter of the channels."""
+LEAST_HIDDEN = 8
+"""But at least this many: on narrow slots the seed brings width of its own."""
+
+
+@blueprint("bottleneck", topologies=("cnn",))
+class Bottleneck(nn.Module):
+    """1x1 convolution to few channels, 3x3 convolution there, 1x1 back, each with a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        hidden = max(LEAST_HIDDEN, width // SQUEEZE)
+        self.down = Conv2d(width, hidden, 1)
+        self.norm1 = ChannelNorm(hidden)
+        self.conv = Conv2d(hidden, hidden, 3)
+        self.norm2 = ChannelNorm(hidden)
+        self.up = Conv2d(hidden, width, 1)
+        self.norm3 = ChannelNorm(width)
+        self.scale = LayerScale(width, space=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.norm1(self.down(x)))
+        h = F.relu(self.norm2(self.conv(h)))
+        out: Tensor = self.scale(self.norm3(self.up(h)))
+        return out

@@ -1,0 +1,22 @@
+"""conv_small: one 1x1 convolution, purely linear."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import blueprint
+from esper.kasmina.layers import Conv2d, LayerScale
+
+
+@blueprint("conv_small", topologies=("cnn",))
+class ConvSmall(nn.Module):
+    """1x1 convolution, scale: linear without a bias, so it can be merged into what comes next."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = Conv2d(width, width, 1)
+        self.scale = LayerScale(width, space=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.scale(self.conv(x))
+        return out

@@ -1,0 +1,88 @@
+"""What sequence and vector networks are made of: causal attention and a feed-forward pair.
+
+Both work on the last axis (and attention on the one before it, time), so hosts and seeds share
+them. Shapes are never asked for their number of axes: the same code runs stacked and traced.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina.layers import Draw, Linear
+
+ZERO = Draw("normal", 0.0)
+"""A last map that starts at 0: exactly no change at birth, whatever the activation's scale."""
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention of `[..., T, D]` in which a position sees itself and earlier ones.
+
+    Plain matrix products: under vmap, torch's fused attention has no batching rule on the CPU and
+    runs member by member. CPU time of `vmap(functional_call(CausalAttention))` and its backward,
+    E=8, one thread, median of 40, plain against fused: 5.0 / 8.5 ms (batch 32, 16 positions, width
+    16), 12.5 / 15.5 (16, 32, 32), 25 / 37 (32, 32, 64), 41 / 38 (16, 64, 64), 66 / 48 (8, 128, 64).
+    """
+    size = q.shape[-2]
+    hidden = q.new_full((size, size), float("-inf")).triu(1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    mixed: Tensor = (scores + hidden).softmax(dim=-1) @ v
+    return mixed
+
+
+class CausalAttention(nn.Module):
+    """Multi-head causal self-attention `[..., T, C]`.
+
+    Queries, keys and values have no bias: a bias of the keys would never receive a gradient.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        draw: Draw | None = None,
+        last_draw: Draw | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(width, 3 * width, bias=False, draw=draw)
+        self.out = Linear(width, width, draw=last_draw)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, dim=-1)
+        mixed = causal_attention(self._by_head(q), self._by_head(k), self._by_head(v))
+        out: Tensor = self.dropout(self.out(mixed.transpose(-3, -2).flatten(-2)))
+        return out
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        """`[..., T, C]` -> `[..., heads, T, D]`."""
+        split: Tensor = x.unflatten(-1, (self.heads, -1))  # type: ignore[no-untyped-call]
+        return split.transpose(-3, -2)
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+
+class FeedForward(nn.Module):
+    """Linear, GELU, linear on the last axis."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        draw: Draw | None = None,
+        last_draw: Draw | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.up = Linear(width, hidden, draw=draw)
+        self.down = Linear(hidden, width, draw=last_draw)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.down(F.gelu(self.up(x))))
+        return out
