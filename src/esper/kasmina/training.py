@@ -160,7 +160,13 @@ class Trainer:
                 update.key, update.store, lr_E, slot_norms.get(update.slot), update.active_E
             )
         self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E)
+        self._drop_gradients()
         return self._statistics(plan, loss_R, host_norm_E, slot_norms)
+
+    def _drop_gradients(self) -> None:
+        """What a frozen seed was sent (pruned by a ramp) must not reach the next one in its bank."""
+        for store in (*self.network.banks.values(), *self.network.gates.values()):
+            store.flat_EP.grad = None
 
     def _slot_updates(self) -> list[_SlotUpdate]:
         """Rows that train in each bank; rebuilt only after a stage changed."""
