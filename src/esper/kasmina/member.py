@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blending import blend
@@ -48,6 +50,11 @@ class MorphogeneticModel(nn.Module):
     ) -> None:
         super().__init__()
         self.member = member
+        self.topology = network.topology
+        self.slots = network.slots
+        """The enabled ones in execution order, with or without a seed."""
+        self.reports = tuple(reports[spec.slot_id] for spec in network.slots)
+        """What stands in each of them."""
         self.host = _view(network.host, member)
         self.seeds = nn.ModuleDict()
         self._position = {spec.slot_id: spec.position for spec in network.slots}
@@ -68,6 +75,26 @@ class MorphogeneticModel(nn.Module):
                 if self._position[slot] == index:
                     x = seed(x)
         return x
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the member into the folder `path`; a save that is there is replaced at once."""
+        from esper.kasmina.saving import save_member  # which imports this module
+
+        save_member(self, path)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        host_factory: Callable[[], nn.Module],
+        device: str | torch.device = "cpu",
+    ) -> MorphogeneticModel:
+        """The member saved in `path`, on its own: its parameters are no one else's.
+
+        The host's code is not in the save: give the factory it was made with.
+        """
+        from esper.kasmina.saving import load_member
+
+        return load_member(path, host_factory, device)
 
     @property
     def stages(self) -> dict[str, SeedStage]:
