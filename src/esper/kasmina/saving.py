@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -101,7 +100,7 @@ class PopulationContent:
     """Name of the loss it trained on, which is code and not in the save."""
     config: PopulationConfig
     probe: HostProbe | None
-    executor: Literal["vmap", "loop"] | None
+    executor: str | None
     """The one in use, which `auto` may have found by a trial; None before the first input."""
     host_store: StoreSpec
     banks: tuple[BankSpec, ...]
@@ -152,7 +151,7 @@ def load_population(
     )
     population.round = content.round
     population.probe = content.probe
-    if executor is None and content.executor is not None:  # a trial now might end otherwise
+    if executor is None and content.executor in _EXECUTORS:  # a trial now might end otherwise
         population.choice = ExecutorChoice(_EXECUTORS[content.executor](), "as in the save")
     _allocate(population, content)
     _check_stores(content, _describe(population), saved.where)
