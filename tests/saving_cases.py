@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from esper.kasmina import MorphogeneticModel, OptimConfig, Population, files
-from esper.kasmina.saving import population_tensors
 from esper.leyline import BlendStyle, EsperError, LifecycleOp, SeedStage
 from support import batch, bring_to, good_signals, make_population, pass_step, tiny_host
 
@@ -92,12 +91,29 @@ def _act(p: Population, step: int) -> None:
         p.advance(e, s)
 
 
-def bits(population: Population) -> dict[str, bytes]:
-    """Every tensor and array, to be compared bit for bit (NaN included)."""
-    named = population_tensors(population)
-    values = {name: value.cpu().contiguous().numpy().tobytes() for name, value in named.items()}
-    facts = (population.seed, population.round, population.config, population.probe)
-    return values | {"facts": repr(facts).encode()}
+def state(p: Population) -> dict[str, torch.Tensor]:
+    """Every tensor and array of a population, found without the code that saves them."""
+    out = {n: torch.from_numpy(v) for n, v in vars(p.lifecycle).items() if n.endswith("_ES")}
+    signals = p.lifecycle.signals
+    out |= {f"signals {n}": torch.from_numpy(getattr(signals, n)) for n in signals.__slots__}
+    stores = {"host": p.network.host}
+    stores |= {f"bank {key}": store for key, store in p.network.banks.items()}
+    stores |= {f"gate {key}": store for key, store in p.network.gates.items()}
+    for owner, store in stores.items():
+        out[owner] = store.flat_EP.detach()
+        out |= {f"{owner} {name}": value for name, value in store.fixed.items()}
+        assert store.flat_EP.grad is None
+    for optimizer in (p.trainer.host_optimizer, p.trainer.seed_optimizer):
+        for key, moments in optimizer.state.items():
+            out |= {f"moments {key} {name}": value for name, value in moments.items()}
+    out |= {"host_lr": p.trainer.host_lr_E, "seed_lr": p.trainer.seed_lr_E}
+    return out | {"legal": torch.from_numpy(p.lifecycle.legal_ops())}
+
+
+def bits(p: Population) -> dict[str, str]:
+    """All of a population, to be compared bit for bit (NaN included), orders kept."""
+    facts = (p.seed, p.round, p.config, p.probe, list(p.network.banks), list(p.network.gates))
+    return raw(state(p)) | {"facts": repr(facts)}
 
 
 def raw(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
@@ -115,8 +131,9 @@ def outputs(model: Population | MorphogeneticModel) -> torch.Tensor:
 def population_story(folder: str) -> dict[str, str]:
     """In a fresh process: load, look, go on, start the next round."""
     p = Population.load(folder, tiny_host)
-    told = raw({"outputs": outputs(p)}) | raw(train_on(p))
-    return told | raw(population_tensors(p)) | next_round(p)
+    told = {f"at once {name}": value for name, value in bits(p).items()}
+    told |= raw({"outputs": outputs(p)}) | raw(train_on(p))
+    return told | bits(p) | next_round(p)
 
 
 def next_round(p: Population) -> dict[str, str]:
@@ -124,7 +141,7 @@ def next_round(p: Population) -> dict[str, str]:
     p.reset(p.round + 1)
     p.plant([0], "r0c0", "conv_light")
     p.train_batch(*batch(p.members, 7))
-    return {f"next {n}": v for n, v in raw(population_tensors(p)).items()}
+    return {f"next {name}": value for name, value in bits(p).items()}
 
 
 def member_stories(folder: str) -> list[dict[str, str]]:
@@ -162,7 +179,7 @@ def small(mark: int) -> Population:
     return p
 
 
-def found(folder: str | Path, known: dict[str, dict[str, bytes]]) -> str:
+def found(folder: str | Path, known: dict[str, dict[str, str]]) -> str:
     """Which of the known states a folder holds, whole; an error where it is none of them."""
     held = bits(Population.load(folder, tiny_host))
     (name,) = (name for name, state in known.items() if state == held)

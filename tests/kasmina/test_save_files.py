@@ -172,11 +172,16 @@ def test_content_of_another_make_is_named(folder):
 
 
 def damage(path: Path, draw: np.random.Generator) -> str:
-    """Flip a byte, cut the file or add to it, somewhere."""
+    """Flip a byte, change a digit, cut the file, add to it or blank a part, somewhere."""
     blob = bytearray(path.read_bytes())
-    at, kind = int(draw.integers(len(blob))), draw.choice(["flip", "flip", "cut", "grow", "blank"])
+    at = int(draw.integers(len(blob)))
+    kind = draw.choice(["flip", "digit", "cut", "grow", "blank"])
+    digits = [i for i, byte in enumerate(blob) if chr(byte).isdecimal() and byte < 128]
     if kind == "flip":
         blob[at] ^= int(draw.integers(1, 256))
+    elif kind == "digit":
+        at = int(draw.choice(digits))
+        blob[at] = ord("0") + (blob[at] - ord("0") + int(draw.integers(1, 10))) % 10
     elif kind == "cut":
         del blob[at:]
     elif kind == "grow":
@@ -201,7 +206,7 @@ def test_damage_is_refused_in_one_line_or_loads_identically(trials, made, tmp_pa
             lines.append(str(error))
         shutil.rmtree(spoilt)
     assert not any("\n" in line for line in lines)
-    assert trials > len(lines) > 0.9 * trials, "spaces of the manifest do not matter, all else does"
+    assert len(lines) > 0.9 * trials, "only the spaces of the manifest do not matter"
 
 
 # ---- interrupted ------------------------------------------------------------------------
