@@ -34,7 +34,7 @@ from saving_cases import (
     small,
     train_on,
 )
-from support import batch, bring_to, good_signals, make_population, pass_step, tiny_host
+from support import KINDS, batch, bring_to, good_signals, make_population, pass_step, tiny_host
 
 
 def refused(action: Callable[[], object]) -> str:
@@ -217,6 +217,24 @@ class TiedHost(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.outer(self.inner(x))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_hosts_and_blueprints_of_every_topology(kind, tmp_path):
+    p, made = make_population(2, "loop", kind=kind), KINDS[kind]
+    for index, name in enumerate(made.blueprints):  # an mlp blueprint is called `gate`: no gate
+        p.plant([index % 2], made.slots[index // 2], name, style=BlendStyle.GATE)
+    p.train_batch(*batch(2, kind=kind))
+    p.save(tmp_path)
+    loaded = Population.load(tmp_path, made.host)
+    assert bits(loaded) == bits(p)
+    x, y = batch(2, seed=1, kind=kind)
+    p.train_batch(x, y)
+    loaded.train_batch(x, y)
+    assert bits(loaded) == bits(p)
+    p.member(1).save(tmp_path)
+    again = MorphogeneticModel.load(tmp_path, made.host)
+    assert torch.equal(again.eval()(x[1]), p.member(1).eval()(x[1]))
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
