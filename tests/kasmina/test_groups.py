@@ -161,3 +161,14 @@ def test_a_reborn_seed_starts_without_its_predecessors_momentum():
     assert not torch.equal(first, second)
     drawn = population.network.banks[1, KIND].named_row(second)
     assert (drawn["scale.gamma"] == drawn["scale.gamma"][0]).all(), "fresh initial values"
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_a_seed_pruned_by_a_ramp_leaves_no_gradient_for_the_next_one(executor):
+    """Frozen, but in the forward pass: what is sent to it must not wait for its successor."""
+    population = with_seed(SeedStage.HOLDING, BlendStyle.GATE, executor=executor)
+    population.prune([1], "r0c1", speed=3)
+    pass_step(population, train=True)
+    assert 0 < population.lifecycle.alpha_ES[1, 1] < 1
+    for store in (*population.network.banks.values(), *population.network.gates.values()):
+        assert store.flat_EP.grad is None

@@ -5,7 +5,7 @@ import math
 from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ from esper.leyline import (
     TelemetryEventType,
     TelemetryLevel,
     UnknownNameError,
+    from_json,
     payloads,
 )
 
@@ -216,3 +217,10 @@ def test_config_refuses_what_cannot_work(bad: dict[str, int]):
     (name, value), *_ = bad.items()
     with pytest.raises(EsperError, match=f"{name}={value}"):
         TelemetryConfig(**bad)
+
+
+def test_a_literal_is_read_by_its_values():
+    assert from_json(Literal["sgd", "adamw"], "adamw", "optim.kind") == "adamw"
+    for wrong in ("adam", 3, None, ["sgd"]):
+        with pytest.raises(UnknownNameError, match=r"in optim\.kind.*valid: sgd, adamw"):
+            from_json(Literal["sgd", "adamw"], wrong, "optim.kind")

@@ -10,7 +10,7 @@ Shape letters: E members, S slots, N pairs (member, slot) named in one call.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 import numpy as np
@@ -127,6 +127,11 @@ class Lifecycle:
         """E."""
         return int(self.stage_ES.shape[0])
 
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Everything that changes in a life, by name; not copies, so a save can be read into it."""
+        own = {name: value for name, value in vars(self).items() if name.endswith("_ES")}
+        return own | {f.name: getattr(self.signals, f.name) for f in fields(self.signals)}
+
     def reset(self) -> None:
         """All slots of all members dormant, as at the start of an episode."""
         self._allocate(self.members)
@@ -159,8 +164,11 @@ class Lifecycle:
         def newer(old: Floats, new: Floats) -> Floats:
             return np.where(np.isnan(new), old, new).astype(np.float32)
 
-        self.signals = replace(
+        self.signals = replace(  # copies: what the gates read is no one else's to change
             signals,
+            host_loss_E=np.array(signals.host_loss_E, dtype=np.float32),
+            shadow_loss_ES=np.array(signals.shadow_loss_ES, dtype=np.float32),
+            grad_norm_ES=np.array(signals.grad_norm_ES, dtype=np.float32),
             contribution_ES=newer(self.signals.contribution_ES, signals.contribution_ES),
             contribution_se_ES=newer(self.signals.contribution_se_ES, signals.contribution_se_ES),
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blending import blend
@@ -48,6 +50,11 @@ class MorphogeneticModel(nn.Module):
     ) -> None:
         super().__init__()
         self.member = member
+        self.topology = network.topology
+        self.slots = network.slots
+        """The enabled ones in execution order, with or without a seed."""
+        self.reports = tuple(reports[spec.slot_id] for spec in network.slots)
+        """What stands in each of them."""
         self.host = _view(network.host, member)
         self.seeds = nn.ModuleDict()
         self._position = {spec.slot_id: spec.position for spec in network.slots}
@@ -69,6 +76,26 @@ class MorphogeneticModel(nn.Module):
                     x = seed(x)
         return x
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the member into the folder `path`; a save that is there is replaced at once."""
+        from esper.kasmina.saving import save_member  # which imports this module
+
+        save_member(self, path)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        host_factory: Callable[[], nn.Module],
+        device: str | torch.device = "cpu",
+    ) -> MorphogeneticModel:
+        """The member saved in `path`, on its own: its parameters are no one else's.
+
+        The host's code is not in the save: give the factory it was made with.
+        """
+        from esper.kasmina.saving import load_member
+
+        return load_member(path, host_factory, device)
+
     @property
     def stages(self) -> dict[str, SeedStage]:
         """Stage of each slot that holds a seed."""
@@ -81,14 +108,13 @@ def _view(store: ParameterStore, member: int) -> nn.Module:
     values = store.named_row(store.flat_EP.detach()[member])
     values |= {name: stacked[member] for name, stacked in store.fixed.items()}
     shared: dict[int, nn.Parameter] = {}
-    first_name = {id(p): n for n, p in module.named_parameters()}
-    for prefix, child in module.named_modules():
-        path = f"{prefix}." if prefix else ""
+    first_name = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
+    for child in module.modules():
         for name, parameter in child.named_parameters(recurse=False, remove_duplicate=False):
             if id(parameter) not in shared:
                 value = values[first_name[id(parameter)]]
                 shared[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
             child.register_parameter(name, shared[id(parameter)])
-        for name, _ in list(child.named_buffers(recurse=False)):
-            child.register_buffer(name, values[path + name])
+        for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False):
+            child._buffers[name] = values[first_name[id(buffer)]]  # stays persistent or not
     return module

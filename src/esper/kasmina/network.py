@@ -48,7 +48,7 @@ class StackedNetwork:
         self.members = members
         self.device = device
         self.host = ParameterStore(Initialiser(host_factory), members, device)
-        template = _as_host(self.host.template)
+        template = as_host(self.host.template)
         self.topology: Topology = template.topology
         self.segments = _segments(template)
         self.slots = _chosen_slots(template, slots, len(self.segments))
@@ -131,7 +131,8 @@ class StackedNetwork:
             )
 
 
-def _as_host(module: nn.Module) -> HostProtocol:
+def as_host(module: nn.Module) -> HostProtocol:
+    """A module known to be a host, or an error that says what it lacks."""
     if not isinstance(module, HostProtocol):
         wanted = ("topology", "segments", "injection_specs", "forward")
         missing = [name for name in wanted if not hasattr(module, name)]

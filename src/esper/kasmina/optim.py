@@ -91,7 +91,7 @@ class StackedOptimizer:
             if self.config.clip_norm is not None and norm_E is not None:
                 grad = grad * (self.config.clip_norm / (norm_E + 1e-6)).clamp(max=1.0)[:, None]
             values = store.flat_EP.detach()
-            state = self._state(key, values)
+            state = self.moments(key, values)
             law = self._sgd if self.config.kind == "sgd" else self._adamw
             fresh_values, fresh_state = law(values, grad, state, lr_E[:, None])
             _keep(values, fresh_values, active_E)
@@ -103,7 +103,8 @@ class StackedOptimizer:
         for value in self.state.get(key, {}).values():
             value.index_fill_(0, index_N, 0)
 
-    def _state(self, key: Hashable, values: Tensor) -> dict[str, Tensor]:
+    def moments(self, key: Hashable, values: Tensor) -> dict[str, Tensor]:
+        """The state kept for a store, made of zeros when first asked for."""
         if key not in self.state:
             if self.config.kind == "sgd":
                 self.state[key] = {"momentum": torch.zeros_like(values)}

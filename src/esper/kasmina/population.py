@@ -15,6 +15,7 @@ Shape letters: E members, R rows, S slots, B batch, K blueprints.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -38,7 +39,7 @@ from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig
 from esper.kasmina.probe import HostProbe, probe_host, seed_macs
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
-from esper.kasmina.training import TrainBatch, Trainer
+from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError, unknown_name
@@ -166,6 +167,31 @@ class Population:
 
     def _index(self, members: Ints) -> Tensor:
         return torch.from_numpy(members).to(self.device)
+
+    # ---- keeping --------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write everything into the folder `path`; a save that is there is replaced at once."""
+        from esper.kasmina.saving import save_population  # which imports this module
+
+        save_population(self, path)
+
+    @staticmethod
+    def load(
+        path: str | os.PathLike[str],
+        host_factory: Callable[[], nn.Module],
+        device: str | torch.device = "cpu",
+        executor: ExecutorName | None = None,
+        loss: RowLoss = cross_entropy,
+    ) -> Population:
+        """The population saved in `path`, to go on as if it had never stopped.
+
+        Factory and loss are code, not in the save: give those it was made with. `executor`: in
+        place of the saved setting.
+        """
+        from esper.kasmina.saving import load_population
+
+        return load_population(path, host_factory, device, executor, loss)
 
     # ---- computing ------------------------------------------------------------------------
 
@@ -347,7 +373,7 @@ class Population:
             if gated.any():
                 index = self._index(members[gated])
                 self.network.gate(int(s)).draw(keys[styles[at] == BlendStyle.GATE], index)
-                self.trainer.clear_rows((int(s), "gate"), index)
+                self.trainer.clear_rows((int(s), GATE_KEY), index)
 
     # ---- what it costs --------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 
 HOST_KEY = "host"
+GATE_KEY = "gate"
+"""Optimiser keys: HOST_KEY, (slot, blueprint) for a bank, (slot, GATE_KEY) for gates."""
 
 
 class ParameterGroup(IntEnum):
@@ -146,7 +148,7 @@ class Trainer:
         ]
         for s, store in self.network.gates.items():
             gated = (life.style_ES[:, s] == BlendStyle.GATE) & life.occupied()[:, s]
-            banks.append(((s, "gate"), store, s, gated))
+            banks.append(((s, GATE_KEY), store, s, gated))
         return banks
 
     def step(self, plan: RowPlan, loss_R: Tensor) -> TrainBatch:
@@ -160,7 +162,13 @@ class Trainer:
                 update.key, update.store, lr_E, slot_norms.get(update.slot), update.active_E
             )
         self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E)
+        self._drop_gradients()
         return self._statistics(plan, loss_R, host_norm_E, slot_norms)
+
+    def _drop_gradients(self) -> None:
+        """What a frozen seed was sent (pruned by a ramp) must not reach its successor."""
+        for store in (*self.network.banks.values(), *self.network.gates.values()):
+            store.flat_EP.grad = None
 
     def _slot_updates(self) -> list[_SlotUpdate]:
         """Rows that train in each bank; rebuilt only after a stage changed."""

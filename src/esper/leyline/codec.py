@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Final, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -58,6 +58,10 @@ def from_json(hint: object, data: object, where: str) -> object:
     if origin in (Union, UnionType):
         (present,) = (arg for arg in args if arg is not NoneType)
         return None if data is None else from_json(present, data, where)
+    if origin is Literal:
+        if data not in args:
+            raise unknown_name("value", data, map(str, args), f"in {where}")
+        return data
     if origin is np.ndarray:
         (scalar,) = get_args(args[1])
         return _read_array(scalar, data, where)

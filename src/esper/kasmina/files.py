@@ -1,0 +1,266 @@
+"""How a save lies on disk: a folder with a manifest and one file of tensors, never half-written.
+
+    folder/manifest.json                  what it is, checksums, everything but tensors
+    folder/tensors-<hash>.safetensors     the tensors, named after their content
+
+Each file is written under a temporary name, flushed to the disk and renamed; the manifest comes
+last. Until its rename the folder holds the old save, from then on the new one, whenever the
+process dies. What an interrupted save left behind is removed by the next one. One writer at a time.
+
+Nothing is unpickled, and nothing is believed before its checksum is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+import esper
+from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.errors import EsperError, unknown_name
+
+FORMAT: Final = "esper-save"
+SCHEMA: Final = 1
+"""Grows with every change of the manifest or of the tensors' names that old readers would not
+understand. The envelope (`format`, `schema`, `kind`, `checksum`) never changes."""
+MANIFEST: Final = "manifest.json"
+
+Kind = Literal["population", "member"]
+_LOADER: Final[dict[Kind, str]] = {
+    "population": "Population.load",
+    "member": "MorphogeneticModel.load",
+}
+_TENSORS: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+_TEMPORARY: Final = re.compile(rf"({_TENSORS.pattern}|{re.escape(MANIFEST)})\.tmp")
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFile:
+    """The file of tensors that belongs to a manifest."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A save as read, its checksums right."""
+
+    where: str
+    """The folder, for errors."""
+    content: Json
+    tensors: dict[str, Tensor]
+
+
+# ---- writing ------------------------------------------------------------------------------
+
+
+def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str, Tensor]) -> None:
+    """Make `path` hold this save in place of the one it may hold; all of it or nothing.
+
+    `content` is a record; tensors may lie on any device (they are copied to the host).
+    """
+    folder = Path(path)
+    blob = save_tensors({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
+    digest = hashlib.sha256(blob).hexdigest()
+    file = TensorFile(f"tensors-{digest[:16]}.safetensors", len(blob), digest)
+    manifest: dict[str, Json] = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "kind": kind,
+        "versions": {"esper": esper.__version__, "torch": str(torch.__version__)},
+        "tensors": to_json(file),
+        "content": to_json(content),
+    }
+    manifest["checksum"] = _checksum(manifest)
+    try:
+        _make_folder(folder)
+        _sweep(folder, _in_use(folder))
+        _place(folder, file.name, blob)
+        _place(folder, MANIFEST, json.dumps(manifest, indent=1).encode())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            _sweep(folder, _in_use(folder))
+        raise _unwritable(folder, error) from error
+    with contextlib.suppress(OSError):  # the save is whole; the next one sweeps again
+        _sweep(folder, {file.name})
+
+
+def _unwritable(folder: Path, error: OSError) -> EsperError:
+    fix = "free some space" if error.errno in _FULL else "check its permissions"
+    return EsperError(
+        f"cannot save to {folder}: {error.strerror or error}; {fix} or choose another folder "
+        f"(a save that was there is kept until the new one is whole)"
+    )
+
+
+def _make_folder(folder: Path) -> None:
+    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for place in missing:
+        _sync_folder(place.parent)
+
+
+def _place(folder: Path, name: str, data: bytes) -> None:
+    """Write a file so that it appears whole or not at all, and outlasts a power cut."""
+    temporary = folder / f"{name}.tmp"
+    with open(temporary, "wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(temporary, folder / name)
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable (some network file systems have no such call)."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _in_use(folder: Path) -> set[str]:
+    """Tensor files the folder's present save needs; all of them where that cannot be told."""
+    try:
+        manifest = _parse((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return set()
+    except ValueError:
+        manifest = {"format": FORMAT}
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise EsperError(
+            f"{folder / MANIFEST} belongs to something else than Esper: choose another folder"
+        )
+    file = manifest.get("tensors")
+    if _intact(manifest) and isinstance(file, dict):
+        return {str(file.get("name"))}
+    return {name for name in os.listdir(folder) if _TENSORS.fullmatch(name)}
+
+
+def _sweep(folder: Path, keep: set[str]) -> None:
+    """Remove what interrupted and earlier saves left; files that are not ours stay."""
+    for name in os.listdir(folder):
+        if _TEMPORARY.fullmatch(name) or (_TENSORS.fullmatch(name) and name not in keep):
+            os.unlink(folder / name)
+
+
+# ---- reading ------------------------------------------------------------------------------
+
+
+def read_save(path: PathLike, kind: Kind) -> Saved:
+    """Everything a folder holds, checked; what is wrong with it is refused in one line."""
+    folder = Path(path)
+    if not os.path.isdir(folder):
+        found = "is a file" if os.path.exists(folder) else "does not exist"
+        raise EsperError(f"{folder} {found}: give the folder of a save")
+    manifest = _read_manifest(folder)
+    file = read_record(TensorFile, manifest.get("tensors"), f"{folder / MANIFEST} tensors")
+    _check_kind(folder, manifest.get("kind"), kind)
+    return Saved(str(folder), manifest.get("content"), _read_tensors(folder, file))
+
+
+def _read_manifest(folder: Path) -> dict[str, Json]:
+    path = folder / MANIFEST
+    raw = _read(path)
+    try:
+        manifest = _parse(raw)
+    except ValueError as error:
+        raise EsperError(f"{path} is damaged, not JSON ({error}): load another save") from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise EsperError(f"{path} is no manifest of Esper: give the folder of a save")
+    if not _intact(manifest):
+        raise EsperError(f"{path} is damaged, its checksum is wrong: load another save")
+    _check_schema(path, manifest)
+    return manifest
+
+
+def _check_schema(path: Path, manifest: dict[str, Json]) -> None:
+    schema = manifest.get("schema")
+    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+        raise EsperError(f"{path}: schema {schema!r}, expected a number from 1 to {SCHEMA}")
+    if schema > SCHEMA:
+        raise EsperError(
+            f"{path} was written by a newer Esper (schema {schema}, versions "
+            f"{manifest.get('versions')!r}); this one reads up to schema {SCHEMA}: update esper"
+        )
+
+
+def _check_kind(folder: Path, found: Json, wanted: Kind) -> None:
+    if found not in _LOADER:
+        raise unknown_name("kind", found, _LOADER, f"in {folder / MANIFEST}")
+    if found != wanted:
+        raise EsperError(f"{folder} holds a {found}, not a {wanted}: load it with {_LOADER[found]}")
+
+
+def _read_tensors(folder: Path, file: TensorFile) -> dict[str, Tensor]:
+    path = folder / file.name
+    if not _TENSORS.fullmatch(file.name):
+        raise EsperError(f"{folder / MANIFEST}: {file.name!r} is no name of a tensor file")
+    blob = _read(path)
+    if len(blob) != file.bytes:
+        raise EsperError(f"{path} is damaged, {len(blob)} bytes of {file.bytes}: load another save")
+    if hashlib.sha256(blob).hexdigest() != file.sha256:
+        raise EsperError(f"{path} is damaged, its checksum is wrong: load another save")
+    try:
+        return load_tensors(blob)
+    except SafetensorError as error:
+        raise EsperError(f"{path} is no safetensors file ({error}): load another save") from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise EsperError(
+            f"{path} is missing: give the folder of a whole save, or load another one"
+        ) from None
+    except OSError as error:
+        raise EsperError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _parse(raw: bytes) -> Json:
+    """JSON as it was written; ValueError for anything else."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is not JSON")
+
+    try:
+        data: Json = json.loads(raw.decode(), parse_constant=refuse)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return data
+
+
+def _intact(manifest: Mapping[str, Json]) -> bool:
+    return manifest.get("checksum") == _checksum(manifest)
+
+
+def _checksum(manifest: Mapping[str, Json]) -> str:
+    """Of everything else in it, in canonical form: sorted keys, no spaces, ASCII."""
+    rest = {key: value for key, value in manifest.items() if key != "checksum"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,379 @@
+"""What is saved of a population or a member, and what must fit when it is loaded.
+
+A population's save holds all it takes to go on as if it had never stopped: stacked values,
+optimiser moments, the arrays of the lifecycle, rates and settings. A member's save holds one model
+with the seeds that stand in it, in whatever stage. The host's code is the user's: a factory that
+builds something else than what was saved is refused by naming the difference.
+
+A load builds a new object of the same structure, lists its tensors under the same names as the
+save does, and copies. So each fact is written down once, here or in the class that owns it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints.registry import BlueprintRegistry
+from esper.kasmina.executors.base import Executor
+from esper.kasmina.executors.choice import ExecutorChoice, ExecutorName
+from esper.kasmina.executors.loop import LoopExecutor
+from esper.kasmina.executors.vmap import VmapExecutor
+from esper.kasmina.files import PathLike, Saved, read_save, write_save
+from esper.kasmina.initial import build, named_state
+from esper.kasmina.losses import RowLoss
+from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.network import StackedNetwork, as_host
+from esper.kasmina.optim import StackedOptimizer
+from esper.kasmina.population import Population, PopulationConfig
+from esper.kasmina.probe import HostProbe
+from esper.kasmina.store import ParameterStore
+from esper.kasmina.training import GATE_KEY, HOST_KEY
+from esper.leyline.codec import read_record
+from esper.leyline.errors import EsperError
+from esper.leyline.slots import InjectionSpec, SlotReport, Topology
+
+HostFactory = Callable[[], nn.Module]
+_EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": LoopExecutor}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One parameter or buffer of one model."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSpec:
+    """What the rows of a store are made of, in the order they lie in."""
+
+    parameters: tuple[TensorSpec, ...]
+    fixed: tuple[TensorSpec, ...]
+    """Buffers and frozen parameters."""
+    moments: tuple[str, ...]
+    """What the optimiser keeps of them; nothing before their first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class BankSpec:
+    """One bank of seeds."""
+
+    slot: str
+    blueprint: str
+    store: StoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GateSpec:
+    """The gates of one slot."""
+
+    slot: str
+    store: StoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """The kind of host, and the enabled slots in execution order."""
+
+    class_name: str
+    topology: Topology
+    slots: tuple[InjectionSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PopulationContent:
+    """A population without its tensors."""
+
+    host: HostSpec
+    members: int
+    seed: int
+    round: int
+    blueprints: tuple[str, ...]
+    loss: str
+    """Name of the loss it trained on, which is code and not in the save."""
+    config: PopulationConfig
+    probe: HostProbe | None
+    executor: str | None
+    """The one in use, which `auto` may have found by a trial; None before the first input."""
+    host_store: StoreSpec
+    banks: tuple[BankSpec, ...]
+    """In the order they were first used, which sums over banks follow."""
+    gates: tuple[GateSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberContent:
+    """A member without its tensors."""
+
+    host: HostSpec
+    member: int
+    reports: tuple[SlotReport, ...]
+    """What stands in each slot, in the order of the slots."""
+    tensors: tuple[TensorSpec, ...]
+
+
+# ---- populations --------------------------------------------------------------------------
+
+
+def save_population(population: Population, path: PathLike) -> None:
+    """Write a population into a folder, in place of the save that may be there."""
+    write_save(path, "population", _describe(population), population_tensors(population))
+
+
+def load_population(
+    path: PathLike,
+    host_factory: HostFactory,
+    device: str | torch.device,
+    executor: ExecutorName | None,
+    loss: RowLoss,
+) -> Population:
+    """The population a folder holds, to go on from there."""
+    saved = read_save(path, "population")
+    content = read_record(PopulationContent, saved.content, saved.where)
+    _check_host(content.host, host_factory, saved.where)
+    _check_registered(content.blueprints, content.host.topology, saved.where)
+    if content.loss != _loss_name(loss):
+        raise EsperError(
+            f"{saved.where} was trained on the loss {content.loss!r}, given {_loss_name(loss)!r}: "
+            f"pass that one as loss=, and set population.loss afterwards if it is to change"
+        )
+    config = content.config if executor is None else replace(content.config, executor=executor)
+    slots = [spec.slot_id for spec in content.host.slots]
+    population = Population(
+        host_factory, slots, content.blueprints, content.members, content.seed, device, config, loss
+    )
+    population.round = content.round
+    population.probe = content.probe
+    if executor is None and content.executor in _EXECUTORS:  # a trial now might end otherwise
+        population.choice = ExecutorChoice(_EXECUTORS[content.executor](), "as in the save")
+    _allocate(population, content)
+    _check_stores(content, _describe(population), saved.where)
+    _fill(population_tensors(population), saved)
+    return population
+
+
+def population_tensors(population: Population) -> dict[str, Tensor]:
+    """All that changes while a population lives, by its name in a save; not copies."""
+    out: dict[str, Tensor] = {}
+    for name, store, moments in _stores(population):
+        out[f"{name}/values"] = store.flat_EP.detach()
+        out |= {f"{name}/fixed/{fixed}": value for fixed, value in store.fixed.items()}
+        out |= {f"{name}/optimizer/{moment}": value for moment, value in moments.items()}
+    for array_name, array in population.lifecycle.arrays().items():
+        out[f"lifecycle/{array_name}"] = torch.from_numpy(array)
+    out["rates/host_lr_E"] = population.trainer.host_lr_E
+    out["rates/seed_lr_E"] = population.trainer.seed_lr_E
+    return out
+
+
+def _stores(population: Population) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
+    """Every store: its name in a save, itself, what the optimiser keeps of it."""
+    network, trainer = population.network, population.trainer
+    seeds = trainer.seed_optimizer.state
+    yield "host", network.host, trainer.host_optimizer.state.get(HOST_KEY, {})
+    for (s, k), bank in network.banks.items():
+        name = f"bank/{population.slots[s]}/{population.blueprints[k]}"
+        yield name, bank, seeds.get((s, k), {})
+    for s, gates in network.gates.items():
+        yield f"gate/{population.slots[s]}", gates, seeds.get((s, GATE_KEY), {})
+
+
+def _describe(population: Population) -> PopulationContent:
+    network = population.network
+    specs = [_store_spec(store, tuple(moments)) for _, store, moments in _stores(population)]
+    banks, gates = specs[1 : 1 + len(network.banks)], specs[1 + len(network.banks) :]
+    slots, names = population.slots, population.blueprints
+    return PopulationContent(
+        host=_host_spec(network),
+        members=population.members,
+        seed=population.seed,
+        round=population.round,
+        blueprints=names,
+        loss=_loss_name(population.loss),
+        config=population.config,
+        probe=population.probe,
+        executor=population.choice.executor.name if population.choice else None,
+        host_store=specs[0],
+        banks=tuple(
+            BankSpec(slots[s], names[k], spec)
+            for (s, k), spec in zip(network.banks, banks, strict=True)
+        ),
+        gates=tuple(GateSpec(slots[s], spec) for s, spec in zip(network.gates, gates, strict=True)),
+    )
+
+
+def _host_spec(network: StackedNetwork) -> HostSpec:
+    return HostSpec(type(network.host.template).__name__, network.topology, network.slots)
+
+
+def _store_spec(store: ParameterStore, moments: tuple[str, ...]) -> StoreSpec:
+    dtype = _dtype_name(store.flat_EP)
+    return StoreSpec(
+        tuple(TensorSpec(name, shape, dtype) for name, shape in store.shapes.items()),
+        tuple(TensorSpec(n, tuple(v.shape[1:]), _dtype_name(v)) for n, v in store.fixed.items()),
+        moments,
+    )
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _loss_name(loss: RowLoss) -> str:
+    return str(getattr(loss, "__qualname__", type(loss).__qualname__))
+
+
+def _allocate(population: Population, content: PopulationContent) -> None:
+    """Banks, gates and moments of a save, not filled yet."""
+    network, trainer = population.network, population.trainer
+    if content.host_store.moments:
+        _start_moments(trainer.host_optimizer, HOST_KEY, network.host)
+    for bank in content.banks:
+        s, k = population.slots.index(bank.slot), population.blueprints.index(bank.blueprint)
+        store = network.bank(s, k)
+        if bank.store.moments:
+            _start_moments(trainer.seed_optimizer, (s, k), store)
+    for gate in content.gates:
+        s = population.slots.index(gate.slot)
+        store = network.gate(s)
+        if gate.store.moments:
+            _start_moments(trainer.seed_optimizer, (s, GATE_KEY), store)
+
+
+def _start_moments(optimizer: StackedOptimizer, key: object, store: ParameterStore) -> None:
+    optimizer.moments(key, store.flat_EP.detach())
+
+
+# ---- members ------------------------------------------------------------------------------
+
+
+def save_member(model: MorphogeneticModel, path: PathLike) -> None:
+    """Write one member into a folder, in place of the save that may be there."""
+    # Copies: a member's parameters may be views of one tensor, which safetensors refuses.
+    tensors = {name: value.detach().clone() for name, value in named_state(model)}
+    content = MemberContent(
+        host=HostSpec(type(model.host).__name__, model.topology, model.slots),
+        member=model.member,
+        reports=model.reports,
+        tensors=_tensor_specs(tensors),
+    )
+    write_save(path, "member", content, tensors)
+
+
+def load_member(
+    path: PathLike, host_factory: HostFactory, device: str | torch.device
+) -> MorphogeneticModel:
+    """The member a folder holds, with parameters of its own."""
+    saved = read_save(path, "member")
+    content = read_record(MemberContent, saved.content, saved.where)
+    _check_host(content.host, host_factory, saved.where)
+    reports = {report.slot_id: report for report in content.reports}
+    kinds = tuple(sorted({r.blueprint for r in content.reports if r.blueprint is not None}))
+    _check_registered(kinds, content.host.topology, saved.where)
+    slots = [spec.slot_id for spec in content.host.slots]
+    alone = StackedNetwork(host_factory, slots, kinds, members=1, device=torch.device(device))
+    model = copy.deepcopy(MorphogeneticModel(alone, 0, reports))
+    model.member = content.member
+    own = dict(named_state(model))
+    _check_tensors(content.tensors, _tensor_specs(own), "member", saved.where)
+    _fill(own, saved)
+    return model
+
+
+def _tensor_specs(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(n, tuple(v.shape), _dtype_name(v)) for n, v in tensors.items())
+
+
+# ---- what must fit ------------------------------------------------------------------------
+
+
+def _check_host(saved: HostSpec, host_factory: HostFactory, where: str) -> None:
+    """The factory builds a host of the saved class and topology, with the saved slots."""
+    host = build(host_factory, 0)
+    offered = {spec.slot_id: spec for spec in as_host(host).injection_specs()}
+    found = HostSpec(type(host).__name__, as_host(host).topology, tuple(offered.values()))
+    for name in ("class_name", "topology"):
+        if getattr(found, name) != getattr(saved, name):
+            raise _misfit(where, f"host {name}", getattr(saved, name), getattr(found, name))
+    for spec in saved.slots:
+        if offered.get(spec.slot_id) != spec:
+            raise _misfit(where, f"slot {spec.slot_id}", spec, offered.get(spec.slot_id))
+
+
+def _check_registered(blueprints: tuple[str, ...], topology: Topology, where: str) -> None:
+    known = BlueprintRegistry.names(topology)
+    for name in blueprints:
+        if name not in known:
+            raise EsperError(
+                f"{where} holds the blueprint {name!r}, which is not registered for {topology} "
+                f"hosts: import the module that registers it (known: {', '.join(known)})"
+            )
+
+
+def _check_stores(saved: PopulationContent, found: PopulationContent, where: str) -> None:
+    """Every store of the population just built is laid out as the save's."""
+    pairs = [("host " + saved.host.class_name, saved.host_store, found.host_store)]
+    pairs += [
+        (f"blueprint {a.blueprint} in slot {a.slot}", a.store, b.store)
+        for a, b in zip(saved.banks, found.banks, strict=True)
+    ]
+    pairs += [
+        (f"gate in slot {a.slot}", a.store, b.store)
+        for a, b in zip(saved.gates, found.gates, strict=True)
+    ]
+    for owner, old, new in pairs:
+        _check_tensors(old.parameters, new.parameters, f"{owner} parameter", where)
+        _check_tensors(old.fixed, new.fixed, f"{owner} buffer", where)
+        if old.moments != new.moments:
+            raise _misfit(where, f"{owner} optimiser state", old.moments, new.moments)
+
+
+def _check_tensors(
+    saved: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...], owner: str, where: str
+) -> None:
+    """The same tensors in the same order; the first difference is named."""
+    old, new = {spec.name: spec for spec in saved}, {spec.name: spec for spec in found}
+    for name in (*old, *new):
+        if old.get(name) != new.get(name):
+            raise _misfit(where, f"{owner} {name!r}", old.get(name), new.get(name))
+    if tuple(old) != tuple(new):
+        raise _misfit(where, f"{owner} order", tuple(old), tuple(new))
+
+
+def _misfit(where: str, what: str, saved: object, found: object) -> EsperError:
+    return EsperError(
+        f"{where} {what}: saved {_shown(saved)}, the host factory and blueprints now give "
+        f"{_shown(found)}; load with the code it was saved with"
+    )
+
+
+def _shown(value: object) -> str:
+    """Short enough for one line."""
+    if value is None:
+        return "none"
+    if isinstance(value, TensorSpec):
+        return f"{value.shape} {value.dtype}"
+    if isinstance(value, InjectionSpec):
+        return f"{value.channels} channels after segment {value.position} ({value.surface})"
+    return repr(value)
+
+
+def _fill(own: Mapping[str, Tensor], saved: Saved) -> None:
+    """Copy the saved tensors into those of an object just built."""
+    for name in (*own, *saved.tensors):
+        old, new = saved.tensors.get(name), own.get(name)
+        if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:
+            (old_spec, new_spec) = (
+                None if t is None else TensorSpec(name, tuple(t.shape), _dtype_name(t))
+                for t in (old, new)
+            )
+            raise _misfit(saved.where, f"tensor {name!r}", old_spec, new_spec)
+    for name, tensor in own.items():
+        tensor.copy_(saved.tensors[name])
