@@ -52,7 +52,7 @@ def stores_of(population: Population) -> dict[str, ParameterStore]:
     slot, network = population.slots[1], population.network
     stores = {"host": network.host}
     stores |= {f"{slot}/{population.blueprints[k]}": bank for (_, k), bank in network.banks.items()}
-    return stores | {f"{slot}/gate": gate for gate in network.gates.values()}
+    return stores | {f"{slot}/blend_gate": gate for gate in network.gates.values()}
 
 
 @pytest.mark.parametrize(("kind", "style"), STYLES)

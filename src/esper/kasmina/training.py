@@ -28,7 +28,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 
 HOST_KEY = "host"
-GATE_KEY = "gate"
+GATE_KEY = "blend_gate"
 """Optimiser keys: HOST_KEY, (slot, blueprint) for a bank, (slot, GATE_KEY) for gates."""
 
 
