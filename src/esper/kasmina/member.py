@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import blend
 from esper.kasmina.network import StackedNetwork
+from esper.kasmina.plain import to_plain
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.slots import SlotReport
@@ -50,7 +51,7 @@ class MorphogeneticModel(nn.Module):
         self.member = member
         self.host = _view(network.host, member)
         self.seeds = nn.ModuleDict()
-        self._position = {spec.slot_id: spec.position for spec in network.slots}
+        self.positions = {spec.slot_id: spec.position for spec in network.slots}
         names = [b.name for b in network.blueprints]
         for slot, spec in enumerate(network.slots):
             report = reports[spec.slot_id]
@@ -65,9 +66,13 @@ class MorphogeneticModel(nn.Module):
         for index, segment in enumerate(self.host.segments()):  # type: ignore[operator]
             x = segment(x)
             for slot, seed in self.seeds.items():
-                if self._position[slot] == index:
+                if self.positions[slot] == index:
                     x = seed(x)
         return x
+
+    def to_plain(self) -> fx.GraphModule:
+        """The member as it stands, as a graph of torch modules with parameters of its own."""
+        return to_plain(self)
 
     @property
     def stages(self) -> dict[str, SeedStage]:
