@@ -1,4 +1,4 @@
-"""How a file for people comes to be: whole, or not at all."""
+"""How a file comes to be: whole, or not at all."""
 
 from __future__ import annotations
 
