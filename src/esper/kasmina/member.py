@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import blend
+from esper.kasmina.counting import count_parameters
+from esper.kasmina.describe import describe
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.plain import to_plain
 from esper.kasmina.store import ParameterStore
@@ -45,10 +47,17 @@ class MorphogeneticModel(nn.Module):
     """
 
     def __init__(
-        self, network: StackedNetwork, member: int, reports: Mapping[str, SlotReport]
+        self,
+        network: StackedNetwork,
+        member: int,
+        reports: Mapping[str, SlotReport],
+        host_macs: int | None = None,
     ) -> None:
+        """`host_macs`: of the host alone, None while no input has been seen."""
         super().__init__()
         self.member = member
+        self.reports = tuple(reports.values())
+        self.host_macs = host_macs
         self.host = _view(network.host, member)
         self.seeds = nn.ModuleDict()
         self.positions = {spec.slot_id: spec.position for spec in network.slots}
@@ -73,6 +82,14 @@ class MorphogeneticModel(nn.Module):
     def to_plain(self) -> fx.GraphModule:
         """The member as it stands, as a graph of torch modules with parameters of its own."""
         return to_plain(self)
+
+    def describe(self) -> str:
+        """What stands where, since when and at what cost: a small table."""
+        parameters = count_parameters(self.host)
+        return describe(type(self.host).__name__, parameters, self.host_macs, self.reports)
+
+    def __repr__(self) -> str:
+        return f"MorphogeneticModel, member {self.member}: {self.describe()}"
 
     @property
     def stages(self) -> dict[str, SeedStage]:

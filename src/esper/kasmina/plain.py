@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -227,6 +228,16 @@ class _Tracer(fx.Tracer):
         while len(self.module_stack) > depth:
             self.module_stack.popitem()
 
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """`for part in x.chunk(3)` has as many parts as it asks for; other loops are unknown."""
+        node, count = obj.node, None
+        if node.target in ("chunk", torch.chunk):
+            count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+        if isinstance(count, int):
+            parts = [operator.getitem(obj, index) for index in range(count)]
+            return iter(parts)
+        return super().iter(obj)
+
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         """As in torch; the cache is kept, because taking back a node must take it out of there."""
         self._attributes = parameter_proxy_cache
@@ -244,6 +255,7 @@ def _without_leftovers(whole: fx.GraphModule) -> fx.GraphModule:
     whole.graph._tracer_cls = None  # a pickled graph would name our tracer
     for node in whole.graph.nodes:
         node.meta.clear()
+        node.type = None  # a hint of our source as text, which cannot be pickled
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()
     return plain
