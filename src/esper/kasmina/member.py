@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from esper.kasmina.blending import blend
 from esper.kasmina.counting import count_parameters
@@ -56,11 +57,13 @@ class MorphogeneticModel(nn.Module):
         """`host_macs`: of the host alone, None while no input has been seen."""
         super().__init__()
         self.member = member
-        self.reports = tuple(reports.values())
-        self.host_macs = host_macs
+        self.slots = network.slots
+        """The enabled ones in execution order, with or without a seed."""
+        self.reports = tuple(reports[spec.slot_id] for spec in network.slots)
+        """What stands in each of them."""
         self.host = _view(network.host, member)
         self.seeds = nn.ModuleDict()
-        self.positions = {spec.slot_id: spec.position for spec in network.slots}
+        self._position = {spec.slot_id: spec.position for spec in network.slots}
         names = [b.name for b in network.blueprints]
         for slot, spec in enumerate(network.slots):
             report = reports[spec.slot_id]
@@ -70,16 +73,22 @@ class MorphogeneticModel(nn.Module):
             gated = report.style == BlendStyle.GATE.name
             gate = _view(network.gate(slot), member) if gated else None
             self.seeds[spec.slot_id] = SeedView(delta, gate, report)
+        self.host_macs = host_macs
 
     def forward(self, x: Tensor) -> Tensor:
         for index, segment in enumerate(self.host.segments()):  # type: ignore[operator]
             x = segment(x)
             for slot, seed in self.seeds.items():
-                if self.positions[slot] == index:
+                if self._position[slot] == index:
                     x = seed(x)
         return x
 
-    def to_plain(self) -> fx.GraphModule:
+    @property
+    def stages(self) -> dict[str, SeedStage]:
+        """Stage of each slot that holds a seed."""
+        return {slot: seed.stage for slot, seed in self.seeds.items()}  # type: ignore[misc]
+
+    def to_plain(self) -> GraphModule:
         """The member as it stands, as a graph of torch modules with parameters of its own."""
         return to_plain(self)
 
@@ -90,11 +99,6 @@ class MorphogeneticModel(nn.Module):
 
     def __repr__(self) -> str:
         return f"MorphogeneticModel, member {self.member}: {self.describe()}"
-
-    @property
-    def stages(self) -> dict[str, SeedStage]:
-        """Stage of each slot that holds a seed."""
-        return {slot: seed.stage for slot, seed in self.seeds.items()}  # type: ignore[misc]
 
 
 def _view(store: ParameterStore, member: int) -> nn.Module:

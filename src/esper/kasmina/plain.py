@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from esper.kasmina.blending import Gate
 from esper.kasmina.folding import drop_identities, fold_scales, merge_linear_seeds
 from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.leyline.slots import InjectionSpec
 
 if TYPE_CHECKING:
     from esper.kasmina.member import MorphogeneticModel
@@ -33,7 +34,7 @@ def to_plain(member: MorphogeneticModel) -> fx.GraphModule:
     user's class. `plain.meta["untraced"]` names them, and a line is logged.
     """
     segments, seeds = _copies(member)
-    chain = _Chain(_links(segments, seeds, member.positions))
+    chain = _Chain(_links(segments, seeds, member.slots))
     tracer = _Tracer()
     graph = tracer.trace(chain.eval())
     whole = fx.GraphModule(chain, graph, f"Plain{type(member.host).__name__}")
@@ -172,7 +173,7 @@ def _own_buffers(module: nn.Module) -> None:
 def _links(
     segments: Sequence[tuple[str | None, nn.Module]],
     seeds: Mapping[str, nn.Module],
-    positions: Mapping[str, int],
+    slots: Sequence[InjectionSpec],
 ) -> list[tuple[str, nn.Module, bool]]:
     names = [name or f"segment{index}" for index, (name, _) in enumerate(segments)]
     folder = "seeds"
@@ -181,9 +182,9 @@ def _links(
     links = []
     for index, (_, module) in enumerate(segments):
         links.append((names[index], module, False))
-        for slot, seed in seeds.items():
-            if positions[slot] == index:
-                links.append((f"{folder}.{slot}", seed, True))
+        for spec in slots:
+            if spec.position == index and spec.slot_id in seeds:
+                links.append((f"{folder}.{spec.slot_id}", seeds[spec.slot_id], True))
     return links
 
 
