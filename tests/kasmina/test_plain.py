@@ -59,6 +59,18 @@ class Twice(nn.Module):
         return out
 
 
+class TwoWays(nn.Module):
+    """d is used scaled and as it is: a factor may not be folded into it."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = Conv2d(width, width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        d = self.conv(x)
+        return 0.5 * d + torch.tanh(d)
+
+
 class Tied(nn.Module):
     """Two convolutions with one weight."""
 
@@ -105,6 +117,7 @@ CNN_SEEDS = {
     "t_dropout": lambda w: scaled(Conv2d(w, w, 1), nn.Dropout(0.5), width=w),
     "t_square": Square,
     "t_twice": Twice,
+    "t_two_ways": TwoWays,
     "t_tied": Tied,
     "t_residual": Residual,
 }
@@ -529,15 +542,26 @@ class Undecided(nn.Module):
         return -h if float(x.detach().sum()) > 1e9 else h + self.gain
 
 
+class Gain(nn.Module):
+    """Uses a parameter of another part."""
+
+    def __init__(self, gain: nn.Parameter) -> None:
+        super().__init__()
+        self.gain = gain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gain
+
+
 def undecided_host() -> UserHost:
-    body = chain(nn.Linear(6, WIDTH), Undecided(), nn.GELU())
-    return UserHost(WIDTH, (0, 1), body=body, more=Linear(WIDTH, WIDTH), head=Linear(WIDTH, 3))
+    undecided = Undecided()
+    body = chain(nn.Linear(6, WIDTH), undecided, nn.GELU())
+    return UserHost(WIDTH, (0, 1), body=body, more=Gain(undecided.gain), head=Linear(WIDTH, 3))
 
 
 def test_part_that_cannot_be_traced_stays_whole_and_is_named(caplog):
-    config_seeds = [("r0c1", "t_lora4", BlendStyle.ADD, 0.5)]
-    population = planted(undecided_host, ["r0c0", "r0c1"], *config_seeds)
-    model = population.member(0)
+    seed = ("r0c1", "t_lora4", BlendStyle.ADD, 0.5)
+    model = planted(undecided_host, ["r0c0", "r0c1"], seed).member(0)
     x = torch.randn(4, 6)
     plain = model.to_plain()
     assert (plain(x) - model.eval()(x)).abs().max() <= TOLERANCE
