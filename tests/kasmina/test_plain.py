@@ -475,6 +475,29 @@ def test_batch_norm_statistics_come_along_and_are_its_own():
     assert torch.equal(population.network.host.fixed["body.1.running_mean"], kept)
 
 
+class Weighted(nn.Module):
+    """A linear map times a fixed vector."""
+
+    def __init__(self, vector: Tensor) -> None:
+        super().__init__()
+        self.linear = Linear(WIDTH, WIDTH)
+        self.register_buffer("vector", vector)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * self.vector
+        return out
+
+
+def test_buffer_of_two_parts_stays_one():
+    def host() -> UserHost:
+        vector = torch.linspace(0.5, 1.5, WIDTH)
+        return UserHost(WIDTH, (0,), one=Weighted(vector), two=Weighted(vector))
+
+    population = planted(host, ["r0c0"], ("r0c0", "t_lora1", BlendStyle.ADD, 0.5), members=2)
+    plain = assert_same_output(population, 1, torch.randn(4, WIDTH))
+    assert [name for name, _ in plain.named_buffers()] == ["one.vector"]
+
+
 class Embed(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -107,14 +107,13 @@ def _view(store: ParameterStore, member: int) -> nn.Module:
     values = store.named_row(store.flat_EP.detach()[member])
     values |= {name: stacked[member] for name, stacked in store.fixed.items()}
     shared: dict[int, nn.Parameter] = {}
-    first_name = {id(p): n for n, p in module.named_parameters()}
-    for prefix, child in module.named_modules():
-        path = f"{prefix}." if prefix else ""
+    first_name = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
+    for child in module.modules():
         for name, parameter in child.named_parameters(recurse=False, remove_duplicate=False):
             if id(parameter) not in shared:
                 value = values[first_name[id(parameter)]]
                 shared[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
             child.register_parameter(name, shared[id(parameter)])
-        for name, _ in list(child.named_buffers(recurse=False)):
-            child.register_buffer(name, values[path + name])
+        for name, buffer in list(child.named_buffers(recurse=False, remove_duplicate=False)):
+            child.register_buffer(name, values[first_name[id(buffer)]])
     return module

@@ -156,18 +156,20 @@ def _copies(
     )
     names = {id(module): name for name, module in host.named_modules()}
     segments = list(host.segments())  # type: ignore[operator]
-    for module in (*segments, *seeds.values()):
-        _own_buffers(module)
+    _own_buffers((*segments, *seeds.values()))
     done: dict[nn.Module, nn.Module] = {}
     named = [(names.get(id(s)), _converted(s, done)) for s in segments]
     return named, {slot: _converted(seed, done) for slot, seed in seeds.items()}
 
 
-def _own_buffers(module: nn.Module) -> None:
+def _own_buffers(modules: Sequence[nn.Module]) -> None:
     """A deep copy of a buffer drags the storage of all members along; a clone is one row."""
-    for part in module.modules():
+    parts = dict.fromkeys(part for module in modules for part in module.modules())
+    buffers = [buffer for part in parts for buffer in part.buffers(recurse=False)]
+    clones = {id(buffer): buffer.clone() for buffer in buffers}
+    for part in parts:
         for name, buffer in part._buffers.items():
-            part._buffers[name] = None if buffer is None else buffer.clone()
+            part._buffers[name] = None if buffer is None else clones[id(buffer)]
 
 
 def _links(
