@@ -38,7 +38,7 @@ def test_report_reads_one_slot(build):
     slots = build(SlotReports, {"blueprints": ("norm", "conv_light")})
     slots.blueprint_ES[:] = NO_BLUEPRINT
     slots.pruning_ES[:] = False
-    counts = ("ramp_steps_left", "steps_in_stage", "age", "cooldown_left", "params")
+    counts = ("ramp_steps_left", "steps_in_stage", "age", "cooldown_left", "params", "macs")
     for value, name in enumerate(counts, start=10):
         getattr(slots, f"{name}_ES")[1, 0] = value
     slots.stage_ES[1, 0] = SeedStage.BLENDING
@@ -50,7 +50,7 @@ def test_report_reads_one_slot(build):
     assert (report.member, report.slot_id, report.stage) == (1, "r0c0", SeedStage.BLENDING)
     assert (report.blueprint, report.style) == ("conv_light", "GATE")
     assert (report.alpha, report.alpha_target) == (0.25, 0.5)
-    assert [getattr(report, name) for name in counts] == [10, 11, 12, 13, 14]
+    assert [getattr(report, name) for name in counts] == [10, 11, 12, 13, 14, 15]
     assert (report.contribution, report.contribution_se) == (0.125, 0.0625)
     empty = slots.report(0, 1)
     assert (empty.slot_id, empty.stage, empty.blueprint) == ("r0c1", SeedStage.DORMANT, None)

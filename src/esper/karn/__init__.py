@@ -6,7 +6,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.karn.files import write_whole
     from esper.karn.growth_picture import Curve, LifeLines, draw_growth
     from esper.karn.intervals import Interval, t_interval
     from esper.karn.progress import GrowthProgress
@@ -18,7 +17,6 @@ _HOME = {
     "LifeLines": "growth_picture",
     "draw_growth": "growth_picture",
     "t_interval": "intervals",
-    "write_whole": "files",
 }
 
 __all__ = [
@@ -28,7 +26,6 @@ __all__ = [
     "LifeLines",
     "draw_growth",
     "t_interval",
-    "write_whole",
 ]
 
 

@@ -27,10 +27,10 @@ class Gate(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
         self.bias = nn.Parameter(torch.full((width,), OPEN_GATE))
-        self._channels_first = topology == "cnn"
+        self.channels_first = topology == "cnn"
 
     def forward(self, h: Tensor) -> Tensor:
-        shape = (-1, *([1] * (h.ndim - 2))) if self._channels_first else (-1,)
+        shape = (-1, *([1] * (h.ndim - 2))) if self.channels_first else (-1,)
         return torch.sigmoid(self.weight.view(shape) * h + self.bias.view(shape))
 
 

@@ -32,6 +32,7 @@ from torch import Tensor
 import esper
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.files import sync_folder, write_whole
 
 FORMAT: Final = "esper-save"
 SCHEMA: Final = 1
@@ -45,9 +46,8 @@ _LOADER: Final[dict[Kind, str]] = {
     "member": "MorphogeneticModel.load",
 }
 _TENSORS: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
-_TEMPORARY: Final = re.compile(rf"({_TENSORS.pattern}|{re.escape(MANIFEST)})\.tmp")
+_TEMPORARY: Final = re.compile(rf"\.({_TENSORS.pattern}|{re.escape(MANIFEST)})\.\w+\.tmp")
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)
 
 PathLike = str | os.PathLike[str]
 
@@ -95,8 +95,8 @@ def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str
     try:
         _make_folder(folder)
         _sweep(folder, _in_use(folder))
-        _place(folder, file.name, blob)
-        _place(folder, MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_whole(folder / file.name, blob)
+        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
     except OSError as error:
         with contextlib.suppress(OSError):
             _sweep(folder, _in_use(folder))
@@ -117,30 +117,7 @@ def _make_folder(folder: Path) -> None:
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:
-        _sync_folder(place.parent)
-
-
-def _place(folder: Path, name: str, data: bytes) -> None:
-    """Write a file so that it appears whole or not at all, and outlasts a power cut."""
-    temporary = folder / f"{name}.tmp"
-    with open(temporary, "wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    os.replace(temporary, folder / name)
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable (some network file systems have no such call)."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
-    finally:
-        os.close(descriptor)
+        sync_folder(place.parent)
 
 
 def _in_use(folder: Path) -> set[str]:

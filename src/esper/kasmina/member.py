@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
 
 from esper.kasmina.blending import blend
+from esper.kasmina.counting import count_parameters
+from esper.kasmina.describe import describe
 from esper.kasmina.network import StackedNetwork
+from esper.kasmina.plain import to_plain
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.slots import SlotReport
@@ -42,12 +46,18 @@ class MorphogeneticModel(nn.Module):
     """A member: its host with the seeds in their slots.
 
     Parameters are views of the population's: they follow its training. Which seeds stand where,
-    and at what alpha, is as it was when the view was taken.
+    and at what alpha, is as it was when the view was taken. It comes in eval mode: in training
+    mode a host with BatchNorm would write to the population's running statistics.
     """
 
     def __init__(
-        self, network: StackedNetwork, member: int, reports: Mapping[str, SlotReport]
+        self,
+        network: StackedNetwork,
+        member: int,
+        reports: Mapping[str, SlotReport],
+        host_macs: int | None = None,
     ) -> None:
+        """`host_macs`: of the host alone, None while no input has been seen."""
         super().__init__()
         self.member = member
         self.topology = network.topology
@@ -67,6 +77,8 @@ class MorphogeneticModel(nn.Module):
             gated = report.style == BlendStyle.GATE.name
             gate = _view(network.gate(slot), member) if gated else None
             self.seeds[spec.slot_id] = SeedView(delta, gate, report)
+        self.host_macs = host_macs
+        self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
         for index, segment in enumerate(self.host.segments()):  # type: ignore[operator]
@@ -100,6 +112,18 @@ class MorphogeneticModel(nn.Module):
     def stages(self) -> dict[str, SeedStage]:
         """Stage of each slot that holds a seed."""
         return {slot: seed.stage for slot, seed in self.seeds.items()}  # type: ignore[misc]
+
+    def to_plain(self) -> GraphModule:
+        """The member as it stands, as a graph of torch modules with parameters of its own."""
+        return to_plain(self)
+
+    def describe(self) -> str:
+        """What stands where, since when and at what cost: a small table."""
+        parameters = count_parameters(self.host)
+        return describe(type(self.host).__name__, parameters, self.host_macs, self.reports)
+
+    def __repr__(self) -> str:
+        return f"MorphogeneticModel, member {self.member}: {self.describe()}"
 
 
 def _view(store: ParameterStore, member: int) -> nn.Module:

@@ -141,7 +141,8 @@ class Population:
         self._members(index)
         reports = self.slot_reports()
         by_slot = {slot: reports.report(index, s) for s, slot in enumerate(self.slots)}
-        return MorphogeneticModel(self.network, index, by_slot)
+        host_macs = None if self.probe is None else self.probe.host_macs
+        return MorphogeneticModel(self.network, index, by_slot, host_macs)
 
     def reset(self, round_index: int) -> None:
         """Start an episode: fresh hosts from the streams of that round, all slots dormant."""

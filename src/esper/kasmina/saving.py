@@ -116,6 +116,7 @@ class MemberContent:
     member: int
     reports: tuple[SlotReport, ...]
     """What stands in each slot, in the order of the slots."""
+    host_macs: int | None
     tensors: tuple[TensorSpec, ...]
 
 
@@ -262,6 +263,7 @@ def save_member(model: MorphogeneticModel, path: PathLike) -> None:
         host=HostSpec(type(model.host).__name__, model.topology, model.slots),
         member=model.member,
         reports=model.reports,
+        host_macs=model.host_macs,
         tensors=_tensor_specs(tensors),
     )
     write_save(path, "member", content, tensors)
@@ -279,7 +281,7 @@ def load_member(
     _check_registered(kinds, content.host.topology, saved.where)
     slots = [spec.slot_id for spec in content.host.slots]
     alone = StackedNetwork(host_factory, slots, kinds, members=1, device=torch.device(device))
-    model = copy.deepcopy(MorphogeneticModel(alone, 0, reports))
+    model = copy.deepcopy(MorphogeneticModel(alone, 0, reports, content.host_macs))
     model.member = content.member
     own = dict(named_state(model))
     _check_tensors(content.tensors, _tensor_specs(own), "member", saved.where)

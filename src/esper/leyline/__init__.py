@@ -17,6 +17,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "ShapeError",
         "unknown_name",
     ),
+    "files": ("write_whole", "require_writable"),
     "stages": (
         "SeedStage",
         "Gate",
@@ -193,6 +194,8 @@ if TYPE_CHECKING:
     from esper.leyline.errors import unknown_name as unknown_name
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
+    from esper.leyline.files import require_writable as require_writable
+    from esper.leyline.files import write_whole as write_whole
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.payloads import ActionDistribution as ActionDistribution
     from esper.leyline.payloads import AnomalyDetected as AnomalyDetected

@@ -175,6 +175,7 @@ class SlotReports(ArrayStruct):
             pruning=bool(self.pruning_ES[at]),
             cooldown_left=int(self.cooldown_left_ES[at]),
             params=int(self.params_ES[at]),
+            macs=int(self.macs_ES[at]),
             contribution=float(self.contribution_ES[at]),
             contribution_se=float(self.contribution_se_ES[at]),
         )

@@ -79,6 +79,8 @@ class SlotReport:
     cooldown_left: int
     params: int
     """Parameters of the seed that stands there (0 when none)."""
+    macs: int
+    """Its multiply-accumulates for one sample (0 when none, or before the first batch)."""
     contribution: float
     """Last measured counterfactual contribution, NaN when never measured."""
     contribution_se: float

@@ -61,7 +61,7 @@ def main() -> int:
 def benchmark(config: BenchmarkPopulation) -> None:
     """Time every population, print two lines for each, write the numbers."""
     config.check()
-    from esper.karn.files import require_writable, write_whole
+    from esper.leyline.files import require_writable, write_whole
 
     require_writable(config.out, "--out")
 

@@ -39,7 +39,7 @@ def grow_digits(config: GrowDigits) -> None:
     config.check()
     from rich.console import Console
 
-    from esper.karn.files import require_writable
+    from esper.leyline.files import require_writable
 
     require_writable(config.out, "--out")
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)

@@ -50,7 +50,7 @@ def main() -> int:
 
 def tune_digits(config: TuneDigits) -> None:
     """Train every choice, print one line each, best last."""
-    from esper.karn.files import require_writable, write_whole
+    from esper.leyline.files import require_writable, write_whole
     from esper.scripts.growth_run import DigitsOnDevice
     from esper.tasks.digits import load_digits_split
 

@@ -1,13 +1,17 @@
-"""How a file for people comes to be: whole, or not at all."""
+"""How a file comes to be: whole, or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from pathlib import Path
+from typing import Final
 
 from esper.leyline.errors import EsperError
+
+_NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -20,10 +24,23 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fchmod(file.fileno(), 0o666 & ~_umask())
             os.fsync(file.fileno())
         os.replace(name, path)
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder outlast a power cut, where the file system can."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FOLDER_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -1,0 +1,145 @@
+"""A member for other programs: torch's `.pt2` and ONNX, for batches of any size, written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.util
+import io
+import logging
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.member import MorphogeneticModel
+from esper.leyline.errors import EsperError
+from esper.leyline.files import require_writable, write_whole
+
+PathLike = str | os.PathLike[str]
+T = TypeVar("T")
+
+_ONNX_PACKAGES = ("onnx", "onnxscript")
+_INSTALL = "pip install 'esper-morph[export]'"
+
+
+def export_pt2(model: nn.Module, path: PathLike, example: Tensor) -> None:
+    """Write `model` (a member, or what `to_plain` gave) so that `torch.export.load` reads it.
+
+    `example` is a batch of inputs; the file takes batches of any size. Needs no Esper to run.
+    """
+    target = _checked_path(path)
+    plain, batch = _checked_model(model, example)
+    program = _asked("torch.export", lambda: _program(plain, batch))
+    content = io.BytesIO()
+    torch.export.save(program, content)
+    _write(target, content.getvalue())
+
+
+def export_onnx(model: nn.Module, path: PathLike, example: Tensor) -> None:
+    """Write `model` (a member, or what `to_plain` gave) as ONNX, input `x`, output `y`.
+
+    `example` is a batch of inputs; the file takes batches of any size. Needs the extra `export`.
+    """
+    missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EsperError(f"ONNX export needs {' and '.join(missing)}: {_INSTALL}")
+    target = _checked_path(path)
+    plain, batch = _checked_model(model, example)
+    _write(target, _asked("torch.onnx", lambda: _onnx(plain, batch)))
+
+
+def _program(plain: nn.Module, batch: Tensor) -> torch.export.ExportedProgram:
+    return torch.export.export(plain, (batch,), dynamic_shapes=_any_batch())
+
+
+def _onnx(plain: nn.Module, batch: Tensor) -> bytes:
+    program = torch.onnx.export(
+        plain,
+        (batch,),
+        dynamo=True,
+        dynamic_shapes=_any_batch(),
+        input_names=["x"],
+        output_names=["y"],
+        verbose=False,
+    )
+    assert program is not None, "the dynamo exporter returns its program"
+    content: bytes = program.model_proto.SerializeToString()
+    return content
+
+
+def _any_batch() -> tuple[dict[int, object]]:
+    """One input whose first axis may have any size."""
+    return ({0: torch.export.Dim("batch", min=1)},)
+
+
+def _checked_path(path: PathLike) -> Path:
+    target = Path(path)
+    require_writable(target, "export to")
+    return target
+
+
+def _checked_model(model: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+    """The plain model in eval mode, and a batch of two, because torch takes 1 for a constant."""
+    if not isinstance(example, Tensor) or example.ndim < 1 or len(example) < 1:
+        raise EsperError(f"example {_shape(example)}: give a tensor, batch first, of 1 or more")
+    plain = model.to_plain() if isinstance(model, MorphogeneticModel) else copy.deepcopy(model)
+    batch = example[:1].expand(2, *example.shape[1:]).clone()
+    try:
+        with torch.no_grad():
+            out = plain.eval()(batch)
+    except Exception as error:  # the model's own complaint, whatever its type
+        raise EsperError(
+            f"example of shape {tuple(example.shape)} does not go through the model "
+            f"({_first_line(error)}): give a batch as it is trained on"
+        ) from error
+    if not isinstance(out, Tensor) or out.shape[:1] != batch.shape[:1]:
+        raise EsperError(f"a batch of 2 becomes {_shape(out)}: an output is a tensor, batch first")
+    return plain, batch
+
+
+def _asked(exporter: str, export: Callable[[], T]) -> T:
+    """What torch's exporter gives; its pages of complaint become one line."""
+    try:
+        with _quiet():
+            return export()
+    except Exception as error:  # exporters raise errors of many kinds
+        raise EsperError(
+            f"{exporter} cannot take this model ({_first_line(error)}): "
+            f"look at to_plain().meta['untraced'] for parts that depend on the data"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch's exporters warn of torch's own old calls and of packages we do not want."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _write(target: Path, content: bytes) -> None:
+    try:
+        write_whole(target, content)
+    except OSError as error:
+        raise EsperError(
+            f"export to {target} failed ({error.strerror}): an older file is still there"
+        ) from error
+
+
+def _shape(value: object) -> object:
+    return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason")

@@ -1,0 +1,297 @@
+"""What a traced member does not need: identities, scales that a layer can take in, linear seeds.
+
+Every pass leaves the function as it is and makes the graph smaller. Host parts of a user's are not
+touched: only modules below `seeds` (paths that end in a dot) are changed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+
+_SPACE: dict[type[nn.Module], int] = {
+    nn.Linear: 0,
+    nn.LayerNorm: 0,
+    nn.Conv2d: 2,
+    nn.GroupNorm: 2,
+    nn.BatchNorm2d: 2,
+}
+"""Modules that end in one factor (and offset) per channel -> axes behind the channel's."""
+
+
+def drop_identities(plain: fx.GraphModule) -> None:
+    """Take out modules that hand their input on."""
+    for node in list(plain.graph.nodes):
+        if _calls_with_one(node) and _is_identity(plain.get_submodule(node.target)):
+            node.replace_all_uses_with(node.args[0])
+            plain.graph.erase_node(node)
+
+
+def _is_identity(module: nn.Module) -> bool:
+    return type(module) is nn.Identity or (type(module) is nn.Dropout and module.p == 0)
+
+
+# ---- scales -------------------------------------------------------------------------------
+
+
+def fold_scales(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
+    """Multiply constants and per-channel scales of seeds into the layer they follow.
+
+    In graph order, so a seed's own scale comes before the alpha behind it.
+    """
+    for node in list(plain.graph.nodes):
+        for value, factor in _operands(node, operator.mul, torch.mul):
+            scale = _scale(plain, factor, seeds)
+            if scale is not None and (_is_one(scale) or _absorb(plain, value, scale, seeds)):
+                node.replace_all_uses_with(value)
+                plain.graph.erase_node(node)
+                break
+    plain.graph.eliminate_dead_code()
+
+
+def _scale(plain: fx.GraphModule, factor: object, seeds: Sequence[str]) -> float | Tensor | None:
+    """A number, or a seed's parameter that nothing else uses; None for anything else."""
+    if isinstance(factor, int | float):
+        return float(factor)
+    if isinstance(factor, fx.Node) and factor.op == "get_attr" and len(factor.users) == 1:
+        path, name = str(factor.target).rpartition(".")[::2]
+        parameter = plain.get_submodule(path)._parameters.get(name)
+        if _below(factor, seeds) and parameter is not None and _unshared(plain, [parameter]):
+            return parameter
+    return None
+
+
+def _is_one(scale: float | Tensor) -> bool:
+    return not isinstance(scale, Tensor) and scale == 1
+
+
+def _absorb(
+    plain: fx.GraphModule, node: fx.Node, scale: float | Tensor, seeds: Sequence[str]
+) -> bool:
+    """Scale what `node` computes at its source, if it is used nowhere else and can be."""
+    if len(node.users) != 1:
+        return False
+    if node.op == "call_module":
+        module = _own_module(plain, node, seeds)
+        return module is not None and _scale_affine(module, scale)
+    for value, factor in _operands(node, operator.mul, torch.mul):
+        inner = _scale(plain, factor, seeds)
+        if isinstance(inner, Tensor) and _scale_parameter(inner, scale):
+            return True
+        if _absorb(plain, value, scale, seeds):
+            return True
+    return False
+
+
+def _scale_affine(module: nn.Module, scale: float | Tensor) -> bool:
+    """Scale the output channels of a module that has a weight, and perhaps a bias, for each."""
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    if type(module) not in _SPACE or weight is None:
+        return False
+    if not isinstance(module, nn.Linear | nn.Conv2d) and weight.ndim != 1:
+        return False
+    if isinstance(scale, Tensor):
+        if tuple(scale.shape) != (weight.shape[0], *[1] * _SPACE[type(module)]):
+            return False
+        if any(p is not None and p.requires_grad != scale.requires_grad for p in (weight, bias)):
+            return False
+    with torch.no_grad():
+        for parameter in (weight, bias):
+            if parameter is not None:
+                shaped = (
+                    scale.view(-1, *[1] * (parameter.ndim - 1))
+                    if isinstance(scale, Tensor)
+                    else scale
+                )
+                parameter.mul_(shaped)
+    return True
+
+
+def _scale_parameter(parameter: Tensor, scale: float | Tensor) -> bool:
+    if isinstance(scale, Tensor) and (
+        scale.shape != parameter.shape or scale.requires_grad != parameter.requires_grad
+    ):
+        return False
+    with torch.no_grad():
+        parameter.mul_(scale)
+    return True
+
+
+# ---- linear seeds -------------------------------------------------------------------------
+
+
+def merge_linear_seeds(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
+    """`h + W h` becomes `(I + W) h` where neither parameters nor MACs rise."""
+    for node in list(plain.graph.nodes):
+        for h, delta in _operands(node, operator.add, torch.add):
+            chain = _linear_chain(plain, delta, h, seeds)
+            merged = _merged([module for _, module in chain])
+            if merged is None:
+                continue
+            last = chain[-1][0]
+            path, name = str(last.target).rpartition(".")[::2]
+            setattr(plain.get_submodule(path), name, merged)
+            last.args = (h,)
+            node.replace_all_uses_with(last)
+            plain.graph.erase_node(node)
+            break
+    plain.graph.eliminate_dead_code()
+
+
+def _linear_chain(
+    plain: fx.GraphModule, end: object, start: object, seeds: Sequence[str]
+) -> list[tuple[fx.Node, nn.Linear | nn.Conv2d]]:
+    """The linear layers that lead from `start` to `end`; empty where something else is there."""
+    chain: list[tuple[fx.Node, nn.Linear | nn.Conv2d]] = []
+    while isinstance(end, fx.Node) and end is not start:
+        module = _own_module(plain, end, seeds)
+        if len(end.users) != 1 or not isinstance(module, nn.Linear | nn.Conv2d):
+            return []
+        chain.insert(0, (end, module))
+        end = end.args[0]
+    return chain
+
+
+@dataclass(slots=True)
+class _Map:
+    """A linear map in double precision; a convolution has stride 1 and keeps the size."""
+
+    weight: Tensor
+    bias: Tensor | None
+    groups: int = 1
+
+    @classmethod
+    def of(cls, module: nn.Linear | nn.Conv2d) -> _Map | None:
+        """None for a convolution of another kind."""
+        bias = None if module.bias is None else module.bias.detach().double()
+        weight = module.weight.detach().double()
+        if isinstance(module, nn.Linear):
+            return cls(weight, bias)
+        same = tuple((size - 1) // 2 for size in module.kernel_size)
+        simple = (module.stride, module.dilation, module.padding) == ((1, 1), (1, 1), same)
+        odd = all(size % 2 for size in module.kernel_size)
+        zeros = module.padding_mode == "zeros"
+        return cls(weight, bias, module.groups) if simple and odd and zeros else None
+
+    @property
+    def pointwise(self) -> bool:
+        return all(size == 1 for size in self.weight.shape[2:])
+
+    def then(self, after: _Map) -> _Map | None:
+        """First this, then `after`; None where borders or groups would make it another map."""
+        if self.groups != 1 or after.groups != 1 or self.weight.ndim != after.weight.ndim:
+            return None
+        if not after.pointwise and not (self.pointwise and self.bias is None):
+            return None  # the border pads what lies between the two with zeros
+        weight = torch.einsum("om...,mi...->oi...", after.weight, self.weight)
+        bias = after.bias
+        if self.bias is not None:
+            through = after.weight.flatten(1) @ self.bias
+            bias = through if bias is None else bias + through
+        return _Map(weight, bias)
+
+    def plus_identity(self) -> _Map | None:
+        """This map added to its input; None where input and output differ in size."""
+        out_channels, per_group, *sizes = self.weight.shape
+        if out_channels != per_group * self.groups:
+            return None
+        weight = self.weight.clone()
+        centre = weight
+        channel = torch.arange(out_channels, device=weight.device)
+        for size in sizes:  # a view of the centre: an output sees its own place there
+            centre = centre.select(2, size // 2)
+        centre[channel, channel % per_group] += 1
+        return _Map(weight, self.bias, self.groups)
+
+    def module(self, like: nn.Linear | nn.Conv2d) -> nn.Linear | nn.Conv2d:
+        """A torch module, in the precision of `like`."""
+        out_channels, per_group, *sizes = self.weight.shape
+        bias = self.bias is not None
+        made: nn.Linear | nn.Conv2d
+        if isinstance(like, nn.Linear):
+            made = nn.Linear(per_group, out_channels, bias=bias, device="meta")
+        else:
+            made = nn.Conv2d(
+                per_group * self.groups,
+                out_channels,
+                (sizes[0], sizes[1]),
+                padding=(sizes[0] // 2, sizes[1] // 2),
+                groups=self.groups,
+                bias=bias,
+                device="meta",
+            )
+        made.weight = nn.Parameter(self.weight.to(like.weight.dtype), like.weight.requires_grad)
+        if self.bias is not None:
+            made.bias = nn.Parameter(self.bias.to(like.weight.dtype), like.weight.requires_grad)
+        return made.train(like.training)
+
+
+def _merged(modules: Sequence[nn.Linear | nn.Conv2d]) -> nn.Linear | nn.Conv2d | None:
+    """One module for input plus chain; None where that is not the same or costs more.
+
+    At stride 1 and equal size, MACs are weights times positions: one comparison serves both.
+    """
+    if not modules or len({p.requires_grad for m in modules for p in m.parameters()}) != 1:
+        return None
+    whole = _Map.of(modules[0])
+    for module in modules[1:]:
+        after = _Map.of(module)
+        whole = whole.then(after) if whole is not None and after is not None else None
+    whole = whole.plus_identity() if whole is not None else None
+    if whole is None:
+        return None
+    merged = whole.module(modules[-1])
+    dearer = merged.weight.numel() > sum(m.weight.numel() for m in modules)
+    larger = _count(merged) > sum(_count(m) for m in modules)
+    return None if dearer or larger else merged
+
+
+def _count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+# ---- reading the graph --------------------------------------------------------------------------
+
+
+def _operands(node: fx.Node, *functions: object) -> Iterator[tuple[fx.Node, object]]:
+    """Both ways round, the operands of a plain `a * b` or `a + b` (not of `a * a`)."""
+    if node.op != "call_function" or node.target not in functions:
+        return
+    if len(node.args) == 2 and not node.kwargs and node.args[0] is not node.args[1]:
+        for one, other in (node.args, node.args[::-1]):
+            if isinstance(one, fx.Node):
+                yield one, other
+
+
+def _calls_with_one(node: fx.Node) -> bool:
+    """A module called with its input alone."""
+    return node.op == "call_module" and len(node.args) == 1 and not node.kwargs
+
+
+def _below(node: fx.Node, seeds: Sequence[str]) -> bool:
+    return str(node.target).startswith(tuple(seeds))
+
+
+def _own_module(plain: fx.GraphModule, node: fx.Node, seeds: Sequence[str]) -> nn.Module | None:
+    """The seed's module that a node calls, if nothing else uses it or its parameters."""
+    if not _calls_with_one(node) or not _below(node, seeds):
+        return None
+    path = str(node.target)
+    module = plain.get_submodule(path)
+    uses = [n for n in plain.graph.nodes if n.op in ("call_module", "get_attr")]
+    others = [n for n in uses if n is not node and f"{n.target}.".startswith(f"{path}.")]
+    hooked = module._forward_hooks or module._forward_pre_hooks
+    if others or hooked or not _unshared(plain, list(module.parameters())):
+        return None
+    return module
+
+
+def _unshared(plain: nn.Module, parameters: Sequence[Tensor]) -> bool:
+    """Whether each parameter stands in one place only: a tied one must keep its value."""
+    wanted = {id(p) for p in parameters}
+    found = [p for _, p in plain.named_parameters(remove_duplicate=False) if id(p) in wanted]
+    return len(found) == len(wanted)

@@ -1,0 +1,264 @@
+"""A member without Esper: one graph of ordinary torch modules with the same output.
+
+Layers of ours become torch's (`PLAIN`, the only table), the chain of segments and live seeds is
+traced with torch's modules as leaves, and `folding` takes away what the graph does not need. A
+blueprint or host made of known layers needs no entry anywhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from esper.kasmina.blending import Gate
+from esper.kasmina.folding import drop_identities, fold_scales, merge_linear_seeds
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.leyline.slots import InjectionSpec
+
+if TYPE_CHECKING:
+    from esper.kasmina.member import MorphogeneticModel
+
+_log = logging.getLogger(__name__)
+
+
+def to_plain(member: MorphogeneticModel) -> fx.GraphModule:
+    """The member as a graph of torch modules with parameters of its own, in eval mode.
+
+    Parts whose Python depends on the data cannot be traced: they stay whole, as modules of the
+    user's class. `plain.meta["untraced"]` names them, and a line is logged.
+    """
+    segments, seeds = _copies(member)
+    chain = _Chain(_links(segments, seeds, member.slots))
+    tracer = _Tracer()
+    graph = tracer.trace(chain.eval())
+    whole = fx.GraphModule(chain, graph, f"Plain{type(member.host).__name__}")
+    drop_identities(whole)
+    fold_scales(whole, chain.seed_paths)
+    merge_linear_seeds(whole, chain.seed_paths)
+    plain = _without_leftovers(whole)
+    plain.meta["untraced"] = untraced = tracer.left_whole(plain.graph)
+    if untraced:
+        reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
+        _log.warning("kept whole, as they cannot be traced: %s", reasons)
+    return plain.eval()
+
+
+# ---- our layers, as torch's ---------------------------------------------------------------
+
+
+def _conv2d(layer: Conv2d) -> nn.Module:
+    out_channels, per_group, size, _ = layer.weight.shape
+    plain = nn.Conv2d(
+        per_group * layer.groups,
+        out_channels,
+        size,
+        padding=layer.padding,
+        groups=layer.groups,
+        bias=layer.bias is not None,
+        device="meta",
+    )
+    return _holding(plain, layer)
+
+
+def _linear(layer: Linear) -> nn.Module:
+    out_features, in_features = layer.weight.shape
+    bias = layer.bias is not None
+    return _holding(nn.Linear(in_features, out_features, bias=bias, device="meta"), layer)
+
+
+def _channel_norm(layer: ChannelNorm) -> nn.Module:
+    return _holding(nn.GroupNorm(layer.groups, layer.weight.shape[0], device="meta"), layer)
+
+
+def _holding(plain: nn.Module, layer: nn.Module) -> nn.Module:
+    """`plain` with the layer's own parameters: what was tied stays tied. (It was made on the meta
+    device, where initial values cost nothing and draw nothing.)"""
+    for name, parameter in layer.named_parameters(recurse=False):
+        plain.register_parameter(name, parameter)
+    return plain
+
+
+class _ChannelGate(nn.Module):
+    """A gate whose parameters have the shape they are used in, so that it can be traced."""
+
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
+        shape = (-1, 1, 1) if gate.channels_first else (-1,)
+        self.weight = nn.Parameter(gate.weight.detach().view(shape), gate.weight.requires_grad)
+        self.bias = nn.Parameter(gate.bias.detach().view(shape), gate.bias.requires_grad)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.sigmoid(self.weight * h + self.bias)
+
+
+PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
+    Conv2d: _conv2d,
+    Linear: _linear,
+    ChannelNorm: _channel_norm,
+    Gate: _ChannelGate,
+}
+"""Each layer of ours that is not traced as it stands -> the module that takes its place."""
+
+
+def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """`module` with every layer of ours replaced; a module that is used twice is one again."""
+    if module not in done:
+        make = PLAIN.get(type(module))
+        done[module] = module if make is None else make(module)
+        if make is None:
+            for name, child in module._modules.items():
+                if child is not None:
+                    module._modules[name] = _converted(child, done)
+    return done[module]
+
+
+# ---- the chain ----------------------------------------------------------------------------
+
+
+class _Chain(nn.Module):
+    """Named links, run one after the other; parameters keep the names they have in the host."""
+
+    def __init__(self, links: Sequence[tuple[str, nn.Module, bool]]) -> None:
+        """A link: its path, the module, whether it is a seed."""
+        super().__init__()
+        self.seed_paths = tuple(f"{path}." for path, _, is_seed in links if is_seed)
+        self._links = [module for _, module, _ in links]
+        for path, module, _ in links:
+            _install(self, path, module)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for link in self._links:
+            x = link(x)
+        return x
+
+
+def _install(root: nn.Module, path: str, module: nn.Module) -> None:
+    *above, name = path.split(".")
+    for part in above:
+        if part not in root._modules:
+            root.add_module(part, nn.Module())
+        root = root.get_submodule(part)
+    root.add_module(name, module)
+
+
+def _copies(
+    member: MorphogeneticModel,
+) -> tuple[list[tuple[str | None, nn.Module]], dict[str, nn.Module]]:
+    """Segments (with their names in the host) and live seeds: copies, made of torch's layers."""
+    host, seeds = copy.deepcopy(
+        (member.host, {slot: seed for slot, seed in member.seeds.items() if seed.alpha})
+    )
+    names = {id(module): name for name, module in host.named_modules()}
+    segments = list(host.segments())  # type: ignore[operator]
+    _own_buffers((*segments, *seeds.values()))
+    done: dict[nn.Module, nn.Module] = {}
+    named = [(names.get(id(s)), _converted(s, done)) for s in segments]
+    return named, {slot: _converted(seed, done) for slot, seed in seeds.items()}
+
+
+def _own_buffers(modules: Sequence[nn.Module]) -> None:
+    """A deep copy of a buffer drags the storage of all members along; a clone is one row."""
+    parts = dict.fromkeys(part for module in modules for part in module.modules())
+    buffers = [buffer for part in parts for buffer in part.buffers(recurse=False)]
+    clones = {id(buffer): buffer.clone() for buffer in buffers}
+    for part in parts:
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else clones[id(buffer)]
+
+
+def _links(
+    segments: Sequence[tuple[str | None, nn.Module]],
+    seeds: Mapping[str, nn.Module],
+    slots: Sequence[InjectionSpec],
+) -> list[tuple[str, nn.Module, bool]]:
+    names = [name or f"segment{index}" for index, (name, _) in enumerate(segments)]
+    folder = "seeds"
+    while any(name.split(".")[0] == folder for name in names):
+        folder += "_"
+    links = []
+    for index, (_, module) in enumerate(segments):
+        links.append((names[index], module, False))
+        for spec in slots:
+            if spec.position == index and spec.slot_id in seeds:
+                links.append((f"{folder}.{spec.slot_id}", seeds[spec.slot_id], True))
+    return links
+
+
+# ---- tracing ------------------------------------------------------------------------------
+
+
+class _Tracer(fx.Tracer):
+    """Traces through everything but torch's modules; what cannot be traced stays a module."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.untraced: dict[str, str] = {}
+        """Path -> why."""
+        self._attributes: dict[str, fx.Proxy] = {}
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The innermost module that fails becomes one node; its caller is traced on."""
+        nodes, depth = len(self.graph.nodes), len(self.module_stack)
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception as error:  # a user's Python may fail on a proxy in any way
+            path = self.path_of_module(m)
+            self._take_back(nodes, depth)
+            self.untraced[path] = str(error).split("\n")[0] or type(error).__name__
+            return self.create_proxy("call_module", path, args, kwargs)
+
+    def _take_back(self, nodes: int, depth: int) -> None:
+        """Forget what was recorded since the graph had so many nodes."""
+        for node in list(self.graph.nodes)[: nodes - 1 : -1]:
+            self.graph.erase_node(node)
+            stale = [name for name, proxy in self._attributes.items() if proxy.node is node]
+            for name in stale:
+                del self._attributes[name]
+        while len(self.module_stack) > depth:
+            self.module_stack.popitem()
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """`for part in x.chunk(3)` has as many parts as it asks for; other loops are unknown."""
+        node, count = obj.node, None
+        if node.target in ("chunk", torch.chunk):
+            count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
+        if isinstance(count, int):
+            parts = [operator.getitem(obj, index) for index in range(count)]
+            return iter(parts)
+        return super().iter(obj)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        """As in torch; the cache is kept, because taking back a node must take it out of there."""
+        self._attributes = parameter_proxy_cache
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def left_whole(self, graph: fx.Graph) -> tuple[str, ...]:
+        """Paths of the untraceable modules that are in the graph."""
+        called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
+        return tuple(path for path in self.untraced if path in called)
+
+
+def _without_leftovers(whole: fx.GraphModule) -> fx.GraphModule:
+    """The same graph with only what it refers to, and no trace of how it was made."""
+    whole.graph.eliminate_dead_code()
+    whole.graph._tracer_cls = None  # a pickled graph would name our tracer
+    for node in whole.graph.nodes:
+        node.meta.clear()
+        node.type = None  # a hint of our source as text, which cannot be pickled
+    plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
+    plain.graph.lint()
+    return plain

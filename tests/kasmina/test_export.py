@@ -1,0 +1,214 @@
+"""An exported member runs without Esper, at any batch size; a file is whole or not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import MorphogeneticModel
+from esper.kasmina.export import export_onnx, export_pt2
+from esper.kasmina.rng import forked_rng
+from esper.leyline import BlendStyle
+from esper.leyline.errors import EsperError
+from support import make_population
+
+BATCHES = (1, 5)
+onnx_installed = all(importlib.util.find_spec(n) for n in ("onnx", "onnxruntime", "onnxscript"))
+needs_onnx = pytest.mark.skipif(
+    not onnx_installed, reason="needs the extra: pip install 'esper-morph[export]'"
+)
+
+WITHOUT_ESPER = """
+import sys
+
+class NoEsper:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "esper":
+            raise ModuleNotFoundError(f"{name} is kept out")
+
+sys.meta_path.insert(0, NoEsper())
+try:
+    import esper
+except ModuleNotFoundError:
+    pass
+else:
+    sys.exit("esper is not kept out")
+
+import numpy as np
+import torch
+
+inputs = np.load("inputs.npz")
+models = {
+    "pt2": torch.export.load("member.pt2").module(),
+    "pickled": torch.load("plain.pt", weights_only=False),
+}
+outputs = {
+    f"{name} {batch}": model(torch.from_numpy(inputs[batch])).detach().numpy()
+    for name, model in models.items() for batch in inputs
+}
+assert not [name for name in sys.modules if name.split(".")[0] == "esper"]
+np.savez("outputs.npz", **outputs)
+"""
+
+
+def member() -> MorphogeneticModel:
+    """Seeds of each style at alphas between 0 and 1."""
+    population = make_population(members=2, slots=("r0c0", "r1c0", "r0c1", "r0c2"))
+    seeds = [("r0c0", "attention"), ("r1c0", "norm"), ("r0c1", "conv_light")]
+    for (slot, name), style, alpha in zip(seeds, BlendStyle, (0.4, 0.6, 1.0), strict=True):
+        population.plant([0, 1], slot, name, style)
+        population.lifecycle.alpha_ES[:, population.slots.index(slot)] = alpha
+    network = population.network
+    with forked_rng(2), torch.no_grad():
+        for store in (network.host, *network.banks.values(), *network.gates.values()):
+            store.flat_EP.add_(0.2 * torch.randn(store.flat_EP.shape))
+    return population.member(1).eval()
+
+
+def images(size: int = 4) -> Tensor:
+    with forked_rng(size):
+        return torch.randn(size, 1, 8, 8)
+
+
+def output(model: nn.Module, size: int) -> np.ndarray:
+    with torch.no_grad():
+        return model(images(size)).numpy()
+
+
+def refused(action: Callable[[], object]) -> str:
+    with pytest.raises(EsperError) as error:
+        action()
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+def test_exported_member_runs_in_a_process_without_esper(tmp_path):
+    model = member()
+    export_pt2(model, tmp_path / "member.pt2", images())
+    torch.save(model.to_plain(), tmp_path / "plain.pt")
+    np.savez(tmp_path / "inputs.npz", **{str(b): images(b).numpy() for b in BATCHES})
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", WITHOUT_ESPER], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    outputs = np.load(tmp_path / "outputs.npz")
+    assert len(outputs.files) == 2 * len(BATCHES)
+    for name in outputs.files:
+        expected = output(model, int(name.split()[1]))
+        np.testing.assert_allclose(outputs[name], expected, rtol=0, atol=1e-5)
+
+
+@needs_onnx
+def test_onnx_member_runs_in_onnxruntime(tmp_path):
+    import onnxruntime
+
+    model = member()
+    export_onnx(model, tmp_path / "member.onnx", images())
+    session = onnxruntime.InferenceSession(tmp_path / "member.onnx")
+    for size in BATCHES:
+        (found,) = session.run(["y"], {"x": images(size).numpy()})
+        np.testing.assert_allclose(found, output(model, size), rtol=0, atol=1e-4)
+
+
+def test_an_example_of_one_still_gives_any_batch_size(tmp_path):
+    plain = member().to_plain().train()
+    export_pt2(plain, tmp_path / "member.pt2", images(1))
+    assert plain.training, "left as it was"
+    loaded = torch.export.load(tmp_path / "member.pt2").module()
+    for size in BATCHES:
+        np.testing.assert_allclose(output(loaded, size), output(plain.eval(), size), atol=1e-5)
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name in packages else find(name, *a)
+    )
+
+
+def test_missing_extra_is_named_with_the_command(tmp_path, monkeypatch):
+    without(monkeypatch, "onnx", "onnxscript")
+    line = refused(lambda: export_onnx(member(), tmp_path / "member.onnx", images()))
+    assert line == "ONNX export needs onnx and onnxscript: pip install 'esper-morph[export]'"
+    assert os.listdir(tmp_path) == []
+
+
+def exporters() -> list[object]:
+    return [pytest.param(export_pt2), pytest.param(export_onnx, marks=needs_onnx)]
+
+
+@pytest.mark.parametrize("export", exporters())
+def test_wrong_example_is_refused_in_one_line(export, tmp_path):
+    model, path = member(), tmp_path / "member"
+    for example, words in [
+        (torch.zeros(4, 3, 8, 8), "example of shape (4, 3, 8, 8) does not go through"),
+        (torch.zeros(4, 8), "example of shape (4, 8) does not go through"),
+        (torch.zeros(0, 1, 8, 8), "example (0, 1, 8, 8): give a tensor, batch first"),
+        (torch.tensor(1.0), "example (): give a tensor"),
+        ([1.0], "example list: give a tensor"),
+    ]:
+        assert words in refused(lambda example=example: export(model, path, example))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("export", exporters())
+def test_place_that_cannot_be_written_is_refused_in_one_line(export, tmp_path):
+    (tmp_path / "file").write_text("here")
+    line = refused(lambda: export(member(), tmp_path / "file" / "member", images()))
+    assert "cannot be written (File exists)" in line
+    assert "is a folder" in refused(lambda: export(member(), tmp_path, images()))
+
+
+@pytest.mark.parametrize("export", exporters())
+def test_failed_export_leaves_the_old_file(export, tmp_path, monkeypatch):
+    path = tmp_path / "member"
+    path.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    assert "No space left" in refused(lambda: export(member(), path, images()))
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["member"]
+
+
+class Wavering(nn.Module):
+    """Python that depends on the data: runs, but cannot be exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize("export", exporters())
+def test_model_that_cannot_be_exported_is_refused_in_one_line(export, tmp_path):
+    path = tmp_path / "member"
+    path.write_text("old")
+    assert "cannot take this model" in refused(lambda: export(Wavering(), path, images()))
+    assert path.read_text() == "old"
+
+
+class Flat(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten()
+
+
+def test_output_without_a_batch_axis_is_refused(tmp_path):
+    path = tmp_path / "member"
+    line = refused(lambda: export_pt2(Flat(), path, images()))
+    assert "a batch of 2 becomes (128,)" in line
+
+
+def test_missing_folder_is_made(tmp_path: Path):
+    export_pt2(member(), tmp_path / "new" / "member.pt2", images())
+    assert os.listdir(tmp_path / "new") == ["member.pt2"]
