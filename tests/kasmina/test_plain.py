@@ -4,236 +4,43 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, fx, nn
+from torch import nn
 
 from esper.kasmina import BlueprintRegistry, Population
-from esper.kasmina.blueprints.registry import Blueprint
 from esper.kasmina.counting import count_macs, count_parameters
-from esper.kasmina.layers import Conv2d, LayerScale, Linear
-from esper.kasmina.rng import forked_rng
-from esper.leyline import BlendStyle, InjectionSpec, LifecycleOp, SeedStage
+from esper.leyline import BlendStyle, LifecycleOp, SeedStage
+from plain_support import (
+    AREA,
+    CNN_SEEDS,
+    RANKS,
+    SLOTS,
+    WIDTH,
+    UserCNN,
+    assert_same_output,
+    called,
+    chain,
+    classes_of,
+    grown,
+    images,
+    planted,
+    seeds_of_our_own,
+    stir,
+    vector_host,
+)
 from support import CNN_BLUEPRINTS, batch, bring_to, good_signals, make_population, tiny_host
-
-SLOTS = ("r0c0", "r1c0", "r0c1", "r0c2")
-WIDTH, AREA = 8, 16
-"""Of slot r0c1 on 8x8 images."""
-TOLERANCE = 1e-5
-
-
-# ---- seeds of our own: linear ones, and ones a careless fold would break ----------------------
-
-
-def chain(*layers: nn.Module) -> nn.Sequential:
-    return nn.Sequential(*layers)
-
-
-class Square(nn.Module):
-    """d * d: a factor may not be folded into d."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = Conv2d(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        d = self.conv(x)
-        return d * d
-
-
-class Twice(nn.Module):
-    """One convolution used twice: a factor may not be folded into it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = Conv2d(width, width, 1)
-        self.scale = LayerScale(width, space=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale(self.conv(self.conv(x)))
-        return out
-
-
-class TwoWays(nn.Module):
-    """d is used scaled and as it is: a factor may not be folded into it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = Conv2d(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        d = self.conv(x)
-        return 0.5 * d + torch.tanh(d)
-
-
-class Tied(nn.Module):
-    """Two convolutions with one weight."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.first = Conv2d(width, width, 1)
-        self.last = Conv2d(width, width, 1)
-        self.last.weight = self.first.weight
-        self.scale = LayerScale(width, space=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale(self.last(torch.relu(self.first(x))))
-        return out
-
-
-class Residual(nn.Module):
-    """A linear seed with a residual path inside, and a factor written in Python."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv = Conv2d(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 0.1 * (x + 0.5 * self.conv(x))
-
-
-def scaled(*layers: nn.Module, width: int) -> nn.Sequential:
-    return chain(*layers, LayerScale(width, space=2))
-
-
-CNN_SEEDS = {
-    "t_line": lambda w: scaled(Conv2d(w, w, 1), width=w),
-    "t_line_bias": lambda w: scaled(Conv2d(w, w, 1, bias=True), width=w),
-    "t_line_3x3": lambda w: scaled(Conv2d(w, w, 3), width=w),
-    "t_depthwise": lambda w: scaled(Conv2d(w, w, 3, groups=w), width=w),
-    "t_grouped": lambda w: scaled(Conv2d(w, w, 3, groups=2), width=w),
-    "t_narrow": lambda w: scaled(Conv2d(w, w // 4, 1), Conv2d(w // 4, w, 1), width=w),
-    "t_wide": lambda w: scaled(Conv2d(w, w, 1), Conv2d(w, w, 1), width=w),
-    "t_three_one": lambda w: scaled(Conv2d(w, w, 3), Conv2d(w, w, 1), width=w),
-    "t_one_three": lambda w: scaled(Conv2d(w, w, 1), Conv2d(w, w, 3), width=w),
-    "t_bias_three": lambda w: scaled(Conv2d(w, w, 1, bias=True), Conv2d(w, w, 3), width=w),
-    "t_three_three": lambda w: scaled(Conv2d(w, w, 3), Conv2d(w, w, 3), width=w),
-    "t_two_scales": lambda w: scaled(nn.GELU(), LayerScale(w, space=2), width=w),
-    "t_dropout": lambda w: scaled(Conv2d(w, w, 1), nn.Dropout(0.5), width=w),
-    "t_square": Square,
-    "t_twice": Twice,
-    "t_two_ways": TwoWays,
-    "t_tied": Tied,
-    "t_residual": Residual,
-}
-RANKS = (1, 3, 4, 6)
-MLP_SEEDS = {
-    f"t_lora{rank}": lambda w, rank=rank: chain(
-        Linear(w, rank, bias=False), Linear(rank, w, bias=False), LayerScale(w)
-    )
-    for rank in RANKS
-}
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _seeds_of_our_own() -> Iterator[None]:
-    for topology, seeds in (("cnn", CNN_SEEDS), ("mlp", MLP_SEEDS)):
-        for name, factory in seeds.items():
-            BlueprintRegistry.register(Blueprint(name, (topology,), 1, factory, "for a test"))
-    yield
-    for name in (*CNN_SEEDS, *MLP_SEEDS):
-        BlueprintRegistry.unregister(name)
-
-
-# ---- hosts of a user's -------------------------------------------------------------------------
-
-
-class UserHost(nn.Module):
-    """A chain of named segments with a slot behind some of them."""
-
-    topology = "mlp"
-
-    def __init__(self, width: int, slots: Sequence[int], **segments: nn.Module) -> None:
-        super().__init__()
-        self.width, self.slots = width, slots
-        for name, segment in segments.items():
-            self.add_module(name, segment)
-        self.names = tuple(segments)
-
-    def segments(self) -> tuple[nn.Module, ...]:
-        return tuple(self.get_submodule(name) for name in self.names)
-
-    def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        return tuple(
-            InjectionSpec(f"r0c{col}", self.width, position, "after")
-            for col, position in enumerate(self.slots)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        for segment in self.segments():
-            x = segment(x)
-        return x
-
-
-class UserCNN(UserHost):
-    topology = "cnn"
-
-
-def vector_host() -> UserHost:
-    return UserHost(WIDTH, (0,), body=chain(nn.Linear(6, WIDTH), nn.GELU()), head=nn.Linear(8, 3))
-
-
-# ---- helpers -----------------------------------------------------------------------------------
-
-
-def grown(*seeds: tuple[str, str, BlendStyle, float], members: int = 1) -> Population:
-    """Members of the tiny host with seeds (slot, blueprint, style, alpha), parameters stirred."""
-    return planted(tiny_host, SLOTS, *seeds, members=members)
-
-
-def planted(
-    host: object,
-    slots: Sequence[str],
-    *seeds: tuple[str, str, BlendStyle, float],
-    members: int = 1,
-) -> Population:
-    names = sorted({name for _, name, _, _ in seeds})
-    population = Population(host, slots, names, members)  # type: ignore[arg-type]
-    everyone = list(range(members))
-    for slot, name, style, alpha in seeds:
-        population.plant(everyone, slot, name, style)
-        population.lifecycle.alpha_ES[:, population.slots.index(slot)] = alpha
-    stir(population)
-    return population
-
-
-def stir(population: Population) -> None:
-    """Move every parameter, so that channels differ and no constant hides a wrong axis."""
-    network = population.network
-    with forked_rng(5), torch.no_grad():
-        for store in (network.host, *network.banks.values(), *network.gates.values()):
-            store.flat_EP.add_(0.2 * torch.randn(store.flat_EP.shape))
-
-
-def images(size: int = 4) -> Tensor:
-    return batch(1, seed=3, size=size)[0][0]
-
-
-def assert_same_output(population: Population, member: int, x: Tensor) -> fx.GraphModule:
-    model = population.member(member)
-    plain = model.to_plain()
-    with torch.no_grad():
-        expected = model.eval()(x)
-        assert (plain(x) - expected).abs().max() <= TOLERANCE
-        row = population.forward(x[None], [member])[0]
-        assert (plain(x) - row).abs().max() <= TOLERANCE
-    assert count_parameters(plain) <= population.parameters_E()[member]
-    assert count_macs(plain, x) <= population.macs_E()[member]
-    return plain
-
-
-def called(plain: fx.GraphModule, function: object) -> int:
-    return sum(node.target is function for node in plain.graph.nodes)
-
-
-def classes_of(plain: nn.Module) -> set[str]:
-    """Where the classes come from: `torch`, `esper`, a test module."""
-    return {type(module).__module__.split(".")[0] for module in plain.modules()}
+def _registered() -> Iterator[None]:
+    with seeds_of_our_own():
+        yield
 
 
 # ---- the same output ---------------------------------------------------------------------------
@@ -452,173 +259,3 @@ def test_taking_it_leaves_member_and_generators_alone():
     assert model.training
     assert not plain.training
     assert torch.equal(model(images()), before)
-
-
-# ---- a user's own host -------------------------------------------------------------------------
-
-
-def test_batch_norm_statistics_come_along_and_are_its_own():
-    def host() -> UserCNN:
-        body = chain(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU())
-        return UserCNN(4, (0,), body=body, head=chain(nn.Flatten(), nn.Linear(256, 5)))
-
-    population = planted(host, ["r0c0"], ("r0c0", "norm", BlendStyle.ADD, 0.5), members=3)
-    for seed in range(3):
-        population.train_batch(*batch(3, seed))
-    plain = assert_same_output(population, 2, images())
-    mean = plain.get_buffer("body.1.running_mean")
-    assert torch.equal(mean, population.network.host.fixed["body.1.running_mean"][2])
-    assert mean.untyped_storage().nbytes() == 4 * mean.element_size(), "not all members' rows"
-    kept = population.network.host.fixed["body.1.running_mean"].clone()
-    plain.train()(images())
-    assert not torch.equal(plain.get_buffer("body.1.running_mean"), kept[2])
-    assert torch.equal(population.network.host.fixed["body.1.running_mean"], kept)
-
-
-class Weighted(nn.Module):
-    """A linear map times a fixed vector."""
-
-    def __init__(self, vector: Tensor) -> None:
-        super().__init__()
-        self.linear = Linear(WIDTH, WIDTH)
-        self.register_buffer("vector", vector)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x) * self.vector
-        return out
-
-
-def test_buffer_of_two_parts_stays_one():
-    def host() -> UserHost:
-        vector = torch.linspace(0.5, 1.5, WIDTH)
-        return UserHost(WIDTH, (0,), one=Weighted(vector), two=Weighted(vector))
-
-    population = planted(host, ["r0c0"], ("r0c0", "t_lora1", BlendStyle.ADD, 0.5), members=2)
-    plain = assert_same_output(population, 1, torch.randn(4, WIDTH))
-    assert [name for name, _ in plain.named_buffers()] == ["one.vector"]
-
-
-class Embed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(7, WIDTH)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        out: Tensor = self.tokens(ids) + 0.1 * places[:, None]
-        return out
-
-
-class Attend(nn.Module):
-    """Splits in a loop, builds its mask from the length: what attention code does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.qkv = Linear(WIDTH, 3 * WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (2, -1)) for part in self.qkv(self.norm(x)).chunk(3, dim=-1))
-        q, k, v = (part.transpose(-3, -2) for part in (q, k, v))
-        later = torch.full((x.shape[-2], x.shape[-2]), float("-inf"), device=x.device).triu(1)
-        mixed = (q @ k.transpose(-2, -1) + later).softmax(dim=-1) @ v
-        return x + mixed.transpose(-3, -2).flatten(-2)
-
-
-class TiedHead(nn.Module):
-    def __init__(self, table: nn.Embedding) -> None:
-        super().__init__()
-        self.out = nn.Linear(WIDTH, 7, bias=False)
-        self.out.weight = table.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.out(x)
-        return out
-
-
-def gpt() -> UserHost:
-    embed = Embed()
-    return UserHost(WIDTH, (1,), embed=embed, attend=Attend(), head=TiedHead(embed.tokens))
-
-
-def test_tied_weight_stays_tied():
-    population = planted(gpt, ["r0c0"], ("r0c0", "t_lora1", BlendStyle.GATE, 0.5))
-    ids = torch.randint(0, 7, (3, 5))
-    plain = assert_same_output(population, 0, ids)
-    assert plain.get_parameter("head.out.weight") is plain.get_parameter("embed.tokens.weight")
-    assert classes_of(plain) == {"torch"}
-    plain(ids).square().mean().backward()
-    torch.optim.SGD(plain.parameters(), lr=0.1).step()
-    assert plain.get_parameter("head.out.weight") is plain.get_parameter("embed.tokens.weight")
-
-
-class Undecided(nn.Module):
-    """Python that depends on the data."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(WIDTH))
-        self.linear = Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h: Tensor = self.linear(x) * self.gain
-        return -h if float(x.detach().sum()) > 1e9 else h + self.gain
-
-
-class Gain(nn.Module):
-    """Uses a parameter of another part."""
-
-    def __init__(self, gain: nn.Parameter) -> None:
-        super().__init__()
-        self.gain = gain
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.gain
-
-
-def undecided_host() -> UserHost:
-    undecided = Undecided()
-    body = chain(nn.Linear(6, WIDTH), undecided, nn.GELU())
-    return UserHost(WIDTH, (0, 1), body=body, more=Gain(undecided.gain), head=Linear(WIDTH, 3))
-
-
-def test_part_that_cannot_be_traced_stays_whole_and_is_named(caplog):
-    seed = ("r0c1", "t_lora4", BlendStyle.ADD, 0.5)
-    model = planted(undecided_host, ["r0c0", "r0c1"], seed).member(0)
-    x = torch.randn(4, 6)
-    plain = model.to_plain()
-    assert (plain(x) - model.eval()(x)).abs().max() <= TOLERANCE
-    assert plain.meta["untraced"] == ("body.1",)
-    assert "body.1" in caplog.text
-    whole = plain.get_submodule("body.1")
-    assert type(whole) is Undecided
-    assert type(whole.linear) is nn.Linear, "inside it, our layers are torch's too"
-    assert all(p.requires_grad for p in plain.parameters())
-    plain(x).sum().backward()
-    assert all(p.grad is not None and p.grad.any() for p in plain.parameters())
-
-
-def test_segments_made_on_the_fly_or_used_twice_are_followed():
-    class Loose(UserHost):
-        def segments(self) -> tuple[nn.Module, ...]:
-            first, again, head = super().segments()
-            return chain(first, nn.GELU()), again, again, head
-
-    def host() -> UserHost:
-        parts = {"first": nn.Linear(6, WIDTH), "again": Linear(WIDTH, WIDTH), "head": Linear(8, 3)}
-        return Loose(WIDTH, (1,), **parts)
-
-    population = planted(host, ["r0c0"], ("r0c0", "t_lora1", BlendStyle.ADD, 0.5))
-    plain = assert_same_output(population, 0, torch.randn(4, 6))
-    names = [name for name, _ in plain.named_parameters()]
-    assert names[:3] == ["segment0.0.weight", "segment0.0.bias", "again.weight"]
-
-
-def test_a_hosts_own_name_for_its_seeds_is_respected():
-    def host() -> UserHost:
-        return UserHost(WIDTH, (0,), seeds=nn.Linear(6, WIDTH), head=Linear(WIDTH, 3))
-
-    population = planted(host, ["r0c0"], ("r0c0", "t_lora1", BlendStyle.ADD, 0.5))
-    plain = assert_same_output(population, 0, torch.randn(4, 6))
-    assert "seeds.weight" in plain.state_dict()
-    assert "seeds_.r0c0.delta.0.weight" in plain.state_dict()
