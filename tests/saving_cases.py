@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from esper.kasmina import MorphogeneticModel, OptimConfig, Population, files
+from esper.kasmina import MorphogeneticModel, OptimConfig, Population
 from esper.leyline import BlendStyle, EsperError, LifecycleOp, SeedStage
 from support import batch, bring_to, good_signals, make_population, pass_step, tiny_host
 
@@ -267,7 +267,7 @@ def _die_at(step: int) -> None:
 
     for name in ("replace", "fsync", "unlink"):
         setattr(os, name, before(getattr(os, name)))
-    files.open = Halting  # type: ignore[attr-defined]
+    os.fdopen = Halting  # type: ignore[assignment]
 
 
 def full_disk(folder: str) -> list[str]:

@@ -314,9 +314,9 @@ def test_saving_the_same_again_keeps_the_save_through_a_fault(folder, monkeypatc
 
 
 def test_saving_clears_what_was_left_and_nothing_else(folder):
-    left = ["tensors-0123456789abcdef.safetensors", "manifest.json.tmp"]
-    left.append("tensors-0123456789abcdef.safetensors.tmp")
-    kept = ["notes.txt", "tensors-mine.safetensors", "model.safetensors", "other.tmp"]
+    left = ["tensors-0123456789abcdef.safetensors", ".manifest.json.ab_c123.tmp"]
+    left.append(".tensors-0123456789abcdef.safetensors.x1y2z3.tmp")
+    kept = ["notes.txt", "tensors-mine.safetensors", "model.safetensors", ".other.a1.tmp"]
     for name in (*left, *kept):
         (folder / name).write_text("x")
     small(2).save(folder)
