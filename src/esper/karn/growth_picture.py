@@ -146,7 +146,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], each: str) -> None:
     axes.set_ylabel("right answers, %")
     axes.set_ylim(0, 100)
     axes.grid(color="#dddddd", linewidth=0.6)
-    axes.legend(loc="upper left", fontsize=9, frameon=True, framealpha=0.9, edgecolor="none")
+    axes.legend(loc="best", fontsize=9, frameon=True, framealpha=0.9, edgecolor="none")
     _plain_frame(axes)
 
 

@@ -35,7 +35,7 @@ class GrowthStatus:
         counts = ", ".join(
             f"{count} {STAGE_WORDS[stage]}" for stage, count in sorted(self.seeds.items()) if count
         )
-        return f"{scores}; seeds: {counts or 'none yet'}"
+        return f"{scores}; seeds: {counts or 'none'}"
 
 
 class Pace:

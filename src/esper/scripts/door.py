@@ -28,7 +28,7 @@ def enter(config: type[C], job: Callable[[C], None], argv: Sequence[str] | None 
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
-        print("interrupted: nothing was written", file=sys.stderr)
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return 0
 

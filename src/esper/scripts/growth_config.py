@@ -75,11 +75,11 @@ class GrowDigits:
     """Steps at full strength before a seed is judged by what it contributes."""
     prune_steps: int = ALPHA_SPEEDS[1]
     """Steps in which a rejected seed's strength goes back to 0."""
-    grown: Rate = Rate(0.05, "constant")
+    grown: Rate = Rate(0.1, "cosine")
     """Learning rate of the grown population."""
-    alone: Rate = Rate(0.05, "constant")
+    alone: Rate = Rate(0.1, "cosine")
     """Learning rate of the hosts left alone."""
-    full: Rate = Rate(0.05, "constant")
+    full: Rate = Rate(0.1, "cosine")
     """Learning rate of the population of `--static-full`."""
     static_full: bool = False
     """Also train the hosts with all seeds in place from the start."""

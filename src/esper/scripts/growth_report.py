@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -34,11 +35,11 @@ def print_report(console: Console, config: GrowDigits, results: Sequence[RunResu
 
 def members_table(config: GrowDigits, result: RunResult) -> Table:
     """One line a member: what stands in its slots, what it costs, how well it does."""
-    table = Table(title="Members after the last step (accuracy on the test images)")
+    table = _table("Members after the last step")
     table.add_column("member", justify="right")
     for slot in result.lives.slots:
         table.add_column(slot)
-    for name in ("parameters", "MACs"):
+    for name in ("params", "MACs"):
         table.add_column(name, justify="right")
     _add_accuracy_columns(table, config)
     grown = result.arms[Arm.GROWN]
@@ -55,8 +56,8 @@ def members_table(config: GrowDigits, result: RunResult) -> Table:
 
 def runs_table(config: GrowDigits, results: Sequence[RunResult]) -> Table:
     """One line a run seed, means over its members."""
-    table = Table(title=f"Means over {config.members} members (accuracy on the test images)")
-    for name in ("seed", "permanent", "pruned", "parameters", "MACs"):
+    table = _table(f"Runs, means over {config.members} members")
+    for name in ("seed", "permanent", "pruned", "params", "MACs"):
         table.add_column(name, justify="right")
     _add_accuracy_columns(table, config)
     for result in results:
@@ -72,14 +73,26 @@ def runs_table(config: GrowDigits, results: Sequence[RunResult]) -> Table:
     return table
 
 
+def _table(title: str) -> Table:
+    """Narrow enough for 80 columns."""
+    return Table(
+        title=title,
+        title_justify="left",
+        caption="right answers on the test images, %; gain: grown - alone",
+        caption_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+
+
 def _add_accuracy_columns(table: Table, config: GrowDigits) -> None:
-    for name in (*config.arms, "grown - alone"):
+    for name in (*config.arms, "gain"):
         table.add_column(name, justify="right")
 
 
 def _accuracy_cells(accuracy: Mapping[Arm, float]) -> list[str]:
     difference = accuracy[Arm.GROWN] - accuracy[Arm.ALONE]
-    return [*(f"{100 * value:.1f} %" for value in accuracy.values()), f"{100 * difference:+.1f}"]
+    return [*(f"{100 * value:.1f}" for value in accuracy.values()), f"{100 * difference:+.1f}"]
 
 
 def slot_word(lives: SeedLives, member: int, slot: int) -> str:
@@ -101,9 +114,25 @@ def summary_lines(config: GrowDigits, results: Sequence[RunResult]) -> list[str]
             f"{parameters:,.0f} parameters and {macs:,.0f} MACs an image, "
             f"learning rate {config.rate(arm).lr:g} {config.rate(arm).schedule}"
         )
+    lines.append(judgement_text(results))
     for other in config.arms[1:]:
         lines.append(f"[bold]grown against {ARM_LABELS[other]}: {difference_text(results, other)}")
     return lines
+
+
+def judgement_text(results: Sequence[RunResult]) -> str:
+    """How many seeds were kept, and what they were worth when they were judged."""
+    pruned = np.concatenate([result.lives.pruned_ES.ravel() for result in results])
+    worth = np.concatenate([result.lives.contribution_ES.ravel() for result in results])
+    judged = ~np.isnan(worth)
+    if not judged.any():
+        return "seeds judged: none"
+    points = 100 * worth[judged]
+    return (
+        f"seeds judged: {judged.sum() - pruned.sum()} kept, {pruned.sum()} pruned; "
+        f"contribution (accuracy on val_control with it minus without): mean {points.mean():+.1f} "
+        f"points, {points.min():+.1f} to {points.max():+.1f}"
+    )
 
 
 def paired_differences(results: Sequence[RunResult], other: Arm) -> Doubles:
@@ -152,7 +181,7 @@ def draw_picture(config: GrowDigits, results: Sequence[RunResult]) -> None:
 
 
 def write_numbers(config: GrowDigits, results: Sequence[RunResult], seconds: float) -> None:
-    """Everything measured, and what it was measured with, as JSON beside the picture."""
+    """Everything measured, and with what, as JSON beside the picture; one line for each part."""
     record: dict[str, Json] = {
         "config": _config_json(config),
         "machine": {**describe(torch.device(config.device))},
@@ -162,8 +191,8 @@ def write_numbers(config: GrowDigits, results: Sequence[RunResult], seconds: flo
         },
         "seconds": round(seconds, 1),
     }
-    text = json.dumps(record, indent=1, allow_nan=False) + "\n"
-    write_whole(config.numbers_path, text.encode())
+    lines = [f"{json.dumps(name)}: {json.dumps(record[name], allow_nan=False)}" for name in record]
+    write_whole(config.numbers_path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 def _config_json(config: GrowDigits) -> dict[str, Json]:

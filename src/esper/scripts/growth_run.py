@@ -65,6 +65,8 @@ class DigitsOnDevice:
 class ArmResult:
     """What became of one population."""
 
+    train_loss_TE: Floats
+    """Mean loss on the batches of each step."""
     val_score_TE: Floats
     """Accuracy on `val_score` after each step."""
     test_E: Floats
@@ -160,6 +162,7 @@ class Gardener:
 class Diary:
     """What was seen of a population, step by step."""
 
+    train_loss: list[Floats] = field(default_factory=list)
     val_score: list[Floats] = field(default_factory=list)
     stages: list[Codes] = field(default_factory=list)
     leaving: list[Bools] = field(default_factory=list)
@@ -194,13 +197,16 @@ class ArmRun:
         ]
         self.diary.val_score.append(accuracy(population, self.data.val_score))
         contribution = leave_one_out(population, self.data.val_control)
-        population.end_step(gate_signals(batches, life.stage_ES, contribution))
+        signals = gate_signals(batches, life.stage_ES, contribution)
+        self.diary.train_loss.append(signals.host_loss_E)
+        population.end_step(signals)
         if self.arm is Arm.GROWN:
             self.gardener.act(step)
 
     def result(self) -> ArmResult:
         """The end of the run; this is the one time the test images are read."""
         return ArmResult(
+            train_loss_TE=np.stack(self.diary.train_loss),
             val_score_TE=np.stack(self.diary.val_score),
             test_E=accuracy(self.population, self.data.test),
             parameters_E=self.population.parameters_E(),

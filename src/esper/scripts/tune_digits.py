@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class TuneDigits:
     """Compare learning rates for each population of the digits run."""
 
-    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.5)
+    rates: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2)
     """Learning rates to try."""
     schedules: tuple[Literal["constant", "cosine"], ...] = ("constant", "cosine")
     """Schedules to try with each."""
@@ -35,7 +35,7 @@ class TuneDigits:
     """Populations to tune."""
     first_seed: int = 1000
     """First run seed; far from those of the experiment."""
-    repeats: int = 3
+    repeats: int = 2
     """Run seeds for each choice."""
     run: GrowDigits = field(default_factory=GrowDigits)
     """The run that is tuned."""
