@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from esper.kasmina import (
 )
 from esper.kasmina.gates import GateConfig
 from esper.leyline import InjectionSpec, LifecycleOp, SeedStage
+from esper.leyline.errors import EsperError
 from esper.leyline.signals import GateSignals
 
 CNN_BLUEPRINTS = ("norm", "conv_light", "conv_heavy", "attention")
@@ -238,3 +240,13 @@ def host_state(population: Population) -> dict[str, Tensor]:
     host = population.network.host
     state = {"parameters": host.flat_EP.detach().clone()}
     return state | {name: value.clone() for name, value in host.fixed.items()}
+
+
+def refused(action: Callable[[], object]) -> str:
+    """The one line with which an action is refused."""
+    with pytest.raises(EsperError) as error:
+        action()
+    line = str(error.value)
+    assert line
+    assert "\n" not in line
+    return line

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from esper.karn import Curve, LifeLines, draw_growth
-from esper.karn.growth_picture import MOST_MEMBERS
+from esper.karn.growth_picture import MOST_MEMBERS, Curve, LifeLines, draw_growth
 from esper.karn.stages import STAGE_COLOURS, STAGE_NOTES, STAGE_WORDS
 from esper.leyline import write_whole
 from esper.leyline.errors import EsperError

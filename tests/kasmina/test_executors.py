@@ -222,3 +222,26 @@ def test_member_does_not_depend_on_how_many_there_are(executor, kind, device):
         assert torch.equal(losses[members][1], losses[1][1])
         tolerance = 1e-5 if device == "cpu" else 1e-3
         assert (losses[members][2] - losses[1][2]).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_nan_in_one_member_stays_there(kind, executor, device):
+    """Weights of one host or the data of one member: the others train on as if nothing were."""
+    sound, sick = (make_population(3, executor, kind=kind, device=device) for _ in range(2))
+    for population in (sound, sick):
+        bring_to(population, SeedStage.HOLDING, [0, 1, 2], population.slots[0], KINDS[kind].seed)
+    sick.network.host.flat_EP.detach()[1] = float("nan")
+    for step in range(2):
+        x, y = batch(3, seed=step, kind=kind, device=device)
+        expected = sound.train_batch(x, y).loss_E[[0, 2]]
+        if x.is_floating_point():
+            x = x.clone()
+            x[1] = float("inf")
+        found = sick.train_batch(x, y).loss_E
+        torch.testing.assert_close(found[[0, 2]], expected, rtol=1e-5, atol=1e-6)
+        assert torch.isnan(found[1])
+    left, right = state_of(sound), state_of(sick)
+    for name, value in left.items():
+        torch.testing.assert_close(value[[0, 2]], right[name][[0, 2]], rtol=1e-4, atol=1e-5)

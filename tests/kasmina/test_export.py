@@ -6,7 +6,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +17,7 @@ from esper.kasmina import MorphogeneticModel
 from esper.kasmina.export import export_onnx, export_pt2
 from esper.kasmina.rng import forked_rng
 from esper.leyline import BlendStyle
-from esper.leyline.errors import EsperError
-from support import make_population
+from support import make_population, refused
 
 BATCHES = (1, 5)
 onnx_installed = all(importlib.util.find_spec(n) for n in ("onnx", "onnxruntime", "onnxscript"))
@@ -82,14 +80,6 @@ def images(size: int = 4) -> Tensor:
 def output(model: nn.Module, size: int) -> np.ndarray:
     with torch.no_grad():
         return model(images(size)).numpy()
-
-
-def refused(action: Callable[[], object]) -> str:
-    with pytest.raises(EsperError) as error:
-        action()
-    line = str(error.value)
-    assert "\n" not in line
-    return line
 
 
 def test_exported_member_runs_in_a_process_without_esper(tmp_path):

@@ -22,7 +22,7 @@ from esper.kasmina import (
 )
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.losses import cross_entropy
-from esper.leyline import BlendStyle, EsperError, GateSignals, InjectionSpec, SeedStage
+from esper.leyline import BlendStyle, GateSignals, InjectionSpec, SeedStage
 from saving_cases import (
     FIVE,
     bits,
@@ -34,17 +34,16 @@ from saving_cases import (
     small,
     train_on,
 )
-from support import KINDS, batch, bring_to, good_signals, make_population, pass_step, tiny_host
-
-
-def refused(action: Callable[[], object]) -> str:
-    """The one line with which an action is refused."""
-    with pytest.raises(EsperError) as error:
-        action()
-    line = str(error.value)
-    assert line
-    assert "\n" not in line
-    return line
+from support import (
+    KINDS,
+    batch,
+    bring_to,
+    good_signals,
+    make_population,
+    pass_step,
+    refused,
+    tiny_host,
+)
 
 
 def test_the_case_holds_every_stage_and_style():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -23,7 +21,6 @@ from esper.kasmina import (
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import advance_active_seed, resolve_target_slot
 from esper.leyline import InjectionSpec, SeedStage
-from esper.leyline.errors import EsperError
 from support import (
     BLOCK,
     CNN_BLUEPRINTS,
@@ -33,18 +30,9 @@ from support import (
     bring_to,
     good_signals,
     make_population,
+    refused,
     tiny_host,
 )
-
-
-def refused(action: Callable[[], object]) -> str:
-    """The one line with which an action is refused."""
-    with pytest.raises(EsperError) as error:
-        action()
-    line = str(error.value)
-    assert line
-    assert "\n" not in line
-    return line
 
 
 def snapshot(population: Population) -> tuple[object, ...]:

@@ -5,8 +5,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from esper.leyline.errors import EsperError
-from esper.tasks import epoch_order, load_digits_split
-from esper.tasks.digits import SHARES, stratified_cut
+from esper.tasks.digits import SHARES, load_digits_split, stratified_cut
+from esper.tasks.order import epoch_order
 
 PARTS = ("train", "val_control", "val_score", "test")
 
