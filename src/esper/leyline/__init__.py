@@ -17,7 +17,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "ShapeError",
         "unknown_name",
     ),
-    "files": ("write_whole", "require_writable"),
+    "files": ("write_whole", "sync_folder", "require_writable"),
     "stages": (
         "SeedStage",
         "Gate",
@@ -195,6 +195,7 @@ if TYPE_CHECKING:
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
     from esper.leyline.files import require_writable as require_writable
+    from esper.leyline.files import sync_folder as sync_folder
     from esper.leyline.files import write_whole as write_whole
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.payloads import ActionDistribution as ActionDistribution
