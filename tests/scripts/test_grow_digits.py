@@ -153,7 +153,7 @@ def test_several_seeds_are_reported_over_seeds(tmp_path: Path, capsys: pytest.Ca
         (["--out", "{tmp}/file/growth.png"], "cannot be written"),
         (["--out", "{tmp}"], "must end in .png"),
         (["--out", "{tmp}/folder.png"], "is a folder"),
-        (["--device", "abacus"], "--device abacus"),
+        (["--device", "abacus"], "device 'abacus'"),
         (["--grown.lr", "0"], "--grown.lr 0"),
     ],
 )

@@ -65,10 +65,11 @@ def benchmark(config: BenchmarkPopulation) -> None:
 
     require_writable(config.out, "--out")
 
-    from esper.scripts.machine import describe, usable_device
+    from esper.scripts.machine import describe
     from esper.scripts.population_timing import BLUEPRINT, DIGITS, IMAGES, SLOTS, time_population
+    from esper.tolaria.runtime import parse_device
 
-    device = usable_device(config.device)
+    device = parse_device(config.device)
     setting = describe(device) | {"seeds": f"{BLUEPRINT} in {len(SLOTS)} slots"}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     print(f"{'host':<46} {'E':>3} {'B':>4}  executor  ms/batch  ms/member", flush=True)

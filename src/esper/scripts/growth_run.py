@@ -22,9 +22,9 @@ from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.signals import GateSignals
 from esper.leyline.stages import BLENDED_STAGES, LIVE_STAGES, SeedStage
 from esper.scripts.growth_config import BLUEPRINTS, Arm, GrowDigits
-from esper.scripts.machine import usable_device
 from esper.tasks.digits import CLASSES, DigitsPart, DigitsSplit
 from esper.tasks.order import epoch_order
+from esper.tolaria.runtime import parse_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +56,7 @@ class DigitsOnDevice:
     @classmethod
     def of(cls, split: DigitsSplit, device: str) -> DigitsOnDevice:
         """All parts of a split."""
-        place = usable_device(device)
+        place = parse_device(device)
         parts = (split.train, split.val_control, split.val_score, split.test)
         return cls(*(Examples.of(split, part, place) for part in parts))
 

@@ -9,20 +9,7 @@ from typing import Final
 
 import torch
 
-from esper.leyline.errors import EsperError
-
 _CPU_INFO: Final = Path("/proc/cpuinfo")
-
-
-def usable_device(name: str) -> torch.device:
-    """The device behind `--device`, tried with one number."""
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch built without CUDA
-        reason = str(error).splitlines()[0]
-        raise EsperError(f"--device {name}: cannot be used here ({reason})") from error
-    return device
 
 
 def describe(device: torch.device) -> dict[str, str]:

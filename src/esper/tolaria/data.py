@@ -1,0 +1,168 @@
+"""Which batches members see: the data set once on the device, an order of its own for each member.
+
+Images stay as they came (uint8); a batch is gathered, augmented and normalised on the device.
+Each member goes through whole epochs in permutations of its own, drawn from (seed, round, member,
+epoch): neither its order nor its augmentation depends on how many members there are, on the device,
+or on whether the order is prepared ahead.
+
+Shape letters: E members, B batch, M batches of a step, N examples, C H W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.kasmina.rng import random_bits
+from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.streams import stream_keys
+
+Augmentation = Literal["none", "flip", "crop_flip"]
+AUGMENTATIONS: tuple[Augmentation, ...] = ("none", "flip", "crop_flip")
+CROP_PADDING = 4
+"""Pixels a cropped image may be shifted by, each way."""
+_SIGN = -(1 << 63)
+
+
+class SharedBatchIterator:
+    """Batches for all members at once, from data all members share."""
+
+    def __init__(
+        self,
+        examples: npt.NDArray[np.generic],
+        targets: npt.NDArray[np.int64],
+        members: int,
+        batch_size: int,
+        batches_per_step: int,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        mean: Sequence[float] = (0.0,),
+        std: Sequence[float] = (1.0,),
+        augmentation: Augmentation = "none",
+    ) -> None:
+        """`mean` and `std`: one value, or one per channel, in the examples' own units."""
+        if min(members, batch_size, batches_per_step) < 1:
+            raise EsperError(
+                f"members={members}, batch_size={batch_size}, batches_per_step={batches_per_step}: "
+                f"all must be 1 or more"
+            )
+        if len(examples) != len(targets):
+            raise EsperError(f"{len(examples)} examples and {len(targets)} targets: give one each")
+        if batch_size > len(examples):
+            raise EsperError(
+                f"batch_size={batch_size}: the data has {len(examples)} examples; lower it"
+            )
+        if augmentation not in AUGMENTATIONS:
+            raise unknown_name("augmentation", augmentation, AUGMENTATIONS)
+        if augmentation != "none" and examples.ndim != 4:
+            raise EsperError(
+                f"augmentation {augmentation!r} is for images [N, C, H, W], the examples have "
+                f"shape {examples.shape}: use 'none'"
+            )
+        self.device = torch.device(device)
+        self.members, self.batch_size, self.batches_per_step = members, batch_size, batches_per_step
+        self.seed, self.round, self.augmentation = seed, 0, augmentation
+        self.examples = torch.from_numpy(np.array(examples)).to(self.device)
+        self.targets = torch.from_numpy(np.array(targets)).to(self.device)
+        shape = (-1, *[1] * (examples.ndim - 2))
+        self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
+        self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
+        self._epochs: dict[int, Tensor] = {}
+        self._ahead: tuple[int, Future[Tensor]] | None = None
+        self._pool = ThreadPoolExecutor(1, "esper-order") if self.device.type == "cpu" else None
+
+    def reset(self, round_index: int) -> None:
+        """Start an episode: the orders and augmentations of that round."""
+        if self._ahead is not None:
+            self._ahead[1].cancel()
+            if not self._ahead[1].cancelled():
+                self._ahead[1].result()
+        self.round, self._ahead = round_index, None
+        self._epochs.clear()
+
+    def step(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one step: inputs `[E, B, ...]` and targets `[E, B, ...]`."""
+        order_EMB = self._order_of(step)
+        for batch in range(self.batches_per_step):
+            index_EB = order_EMB[:, batch]
+            x = self.examples[index_EB]
+            if self.augmentation != "none":
+                x = self._augment(x, step * self.batches_per_step + batch)
+            if not x.dtype.is_floating_point and x.ndim > 3:  # images; token ids stay as they are
+                x = x.to(torch.float32)
+            if x.dtype.is_floating_point:
+                x = (x - self._mean) / self._std
+            yield x, self.targets[index_EB]
+
+    # ---- the order ------------------------------------------------------------------------
+
+    def _order_of(self, step: int) -> Tensor:
+        """`[E, M, B]` on the device; on the CPU the next step's is prepared beside training."""
+        if self._pool is None:
+            return self._make_order(step)
+        if self._ahead is not None and self._ahead[0] == step:
+            order = self._ahead[1].result()
+        else:
+            if self._ahead is not None:
+                self._ahead[1].result()
+            order = self._make_order(step)
+        self._ahead = (step + 1, self._pool.submit(self._make_order, step + 1))
+        return order
+
+    def _make_order(self, step: int) -> Tensor:
+        examples = len(self.targets)
+        length = self.batches_per_step * self.batch_size
+        first, last = step * length, (step + 1) * length
+        epochs = range(first // examples, -(-last // examples))
+        self._epochs = {e: self._epochs[e] for e in epochs if e in self._epochs} | {
+            e: self._permutation(e) for e in epochs if e not in self._epochs
+        }
+        joined = torch.cat([self._epochs[e] for e in epochs], dim=1)
+        start = first - epochs[0] * examples
+        part = joined[:, start : start + length]
+        return part.reshape(self.members, self.batches_per_step, self.batch_size)
+
+    def _permutation(self, epoch: int) -> Tensor:
+        """`[E, N]`: examples sorted by a hash of (stream, example), read as unsigned."""
+        keys_E = stream_keys(
+            self.seed, "round", self.round, "member", np.arange(self.members), "epoch", epoch
+        )
+        words_EN = random_bits(keys_E, len(self.targets), self.device)
+        return torch.argsort(words_EN ^ _SIGN, dim=1, stable=True)
+
+    # ---- augmentation ---------------------------------------------------------------------
+
+    def _augment(self, x_EBCHW: Tensor, batch: int) -> Tensor:
+        """Flip half of the images; shift them by up to CROP_PADDING pixels where asked."""
+        keys_E = stream_keys(
+            self.seed, "round", self.round, "member", np.arange(self.members), "augment", batch
+        )
+        bits_EB = random_bits(keys_E, self.batch_size, self.device)
+        flip_EB = (bits_EB & 1).bool()
+        x = torch.where(flip_EB[..., None, None, None], x_EBCHW.flip(-1), x_EBCHW)
+        if self.augmentation == "flip":
+            return x
+        choices = 2 * CROP_PADDING + 1
+        down_EB = (bits_EB >> 8 & 0xFFFF) % choices
+        right_EB = (bits_EB >> 24 & 0xFFFF) % choices
+        return _shifted(x, down_EB, right_EB)
+
+
+def _shifted(x_EBCHW: Tensor, down_EB: Tensor, right_EB: Tensor) -> Tensor:
+    """Cut a window of the old size out of the zero-padded image, `down` and `right` pixels in."""
+    height, width = x_EBCHW.shape[-2:]
+    padded = F.pad(x_EBCHW, (CROP_PADDING,) * 4)
+    rows = down_EB[..., None] + torch.arange(height, device=x_EBCHW.device)
+    columns = right_EB[..., None] + torch.arange(width, device=x_EBCHW.device)
+    channels = x_EBCHW.shape[2]
+    row_index = rows[:, :, None, :, None].expand(-1, -1, channels, -1, padded.shape[-1])
+    tall = padded.gather(3, row_index)
+    column_index = columns[:, :, None, None, :].expand(-1, -1, channels, height, -1)
+    return tall.gather(4, column_index)

@@ -1,0 +1,127 @@
+"""What a run computes on and how exactly: devices, precision, profiles, timing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import torch
+
+from esper.leyline.errors import EsperError, unknown_name
+
+Profile = Literal["exact", "fast"]
+PROFILES: Final = ("exact", "fast")
+CUBLAS_SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_EXACT: Final = (":4096:8", ":16:8")
+"""Workspace sizes with which cuBLAS always takes the same path."""
+
+
+def parse_device(text: str) -> torch.device:
+    """The device a user named, checked to be there: `cpu`, `cuda`, `cuda:1`, or `auto`."""
+    if text == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(text)
+    except RuntimeError:
+        raise EsperError(f"device {text!r}: choose cpu, cuda, cuda:<number> or auto") from None
+    if device.type == "cuda":
+        return validate_cuda_device(device)
+    if device.type != "cpu":
+        raise EsperError(f"device {text!r}: Esper runs on cpu and cuda")
+    return device
+
+
+def validate_cuda_device(device: torch.device) -> torch.device:
+    """A CUDA device that is there, or an error that says what is."""
+    if not torch.cuda.is_available():
+        built = "none is visible" if torch.version.cuda else "this torch is built without CUDA"
+        raise EsperError(f"device {str(device)!r}: no CUDA device ({built}); use cpu")
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        raise EsperError(f"device {str(device)!r}: {count} CUDA devices are here, 0 to {count - 1}")
+    return device
+
+
+def set_profile(profile: Profile) -> None:
+    """`exact`: bit-identical runs on one machine kind; `fast`: sums may be reordered.
+
+    On a GPU `exact` needs cuBLAS told before torch first uses it, so the setting must be in the
+    environment; without CUDA there is nothing to set.
+    """
+    if profile not in PROFILES:
+        raise unknown_name("profile", profile, PROFILES)
+    exact = profile == "exact"
+    if exact and torch.cuda.is_available() and os.environ.get(CUBLAS_SETTING) not in CUBLAS_EXACT:
+        raise EsperError(
+            f"profile exact on a GPU: set {CUBLAS_SETTING}={CUBLAS_EXACT[0]} before starting Python"
+        )
+    torch.use_deterministic_algorithms(exact)
+    torch.backends.cudnn.benchmark = not exact
+    torch.backends.cudnn.allow_tf32 = not exact
+    torch.backends.cuda.matmul.allow_tf32 = not exact
+
+
+@contextlib.contextmanager
+def autocast(device: torch.device, enabled: bool) -> Iterator[None]:
+    """bf16 where the GPU has it; float32 everywhere else."""
+    able = enabled and device.type == "cuda" and torch.cuda.is_bf16_supported()
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=True) if able else _nothing():
+        yield
+
+
+def _nothing() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
+class CUDATimer:
+    """Times spans of device work without ever waiting for the device.
+
+    On a GPU a span is two events in the stream; `collect` reads those the device has passed and
+    leaves the rest for later. On the CPU it is the clock. Seconds add up per name.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
+        self.seconds: dict[str, float] = {}
+        """Finished spans, summed by name; on a GPU as of the last `collect`."""
+        self.spans: dict[str, int] = {}
+        """How many spans are in each sum."""
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """Time what happens inside."""
+        if not self._on_gpu:
+            start = time.perf_counter()
+            yield
+            self._add(name, time.perf_counter() - start)
+            return
+        first = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        last = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        first.record()
+        yield
+        last.record()
+        self._pending.append((name, first, last))
+
+    def collect(self) -> dict[str, float]:
+        """Add up the spans that are finished by now, without waiting; seconds by name so far."""
+        while self._pending:
+            finished: bool = self._pending[0][2].query()  # type: ignore[no-untyped-call]
+            if not finished:
+                break
+            name, first, last = self._pending.popleft()
+            self._add(name, first.elapsed_time(last) / 1000.0)
+        return dict(self.seconds)
+
+    @property
+    def pending(self) -> int:
+        """Spans the device has not finished as of the last `collect`."""
+        return len(self._pending)
+
+    def _add(self, name: str, seconds: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.spans[name] = self.spans.get(name, 0) + 1
