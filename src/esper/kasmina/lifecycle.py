@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from esper.leyline.stages import (
     SeedStage,
 )
 
+AnyArray = TypeVar("AnyArray", bound=npt.NDArray[np.generic])
 IntLike = int | Sequence[int] | Ints
 
 _LEGAL_MOVE: Bools = np.array([[b in TRANSITIONS[a] for b in SeedStage] for a in SeedStage])
@@ -223,7 +224,7 @@ class Lifecycle:
         if gate is Gate.G2:
             return ready_to_blend(self.config.gates, self.steps_in_stage_ES, self.signals)
         if gate is Gate.G3:
-            return fully_blended(self.alpha_ES) & ~self.pruning_ES
+            return np.asarray(fully_blended(self.alpha_ES) & (self.mode_ES == AlphaMode.HOLD))
         return worth_keeping(self.config.gates, self.signals)
 
     def legal_ops(self) -> Bools:
@@ -282,7 +283,7 @@ class Lifecycle:
         self._check_choice("blueprint", kind, range(self.fits_SK.shape[1]))
         self._check_choice("style", _whole("style", style, at), list(BlendStyle))
         self._check_choice("tempo", _whole("tempo", tempo, at), TEMPOS)
-        self._check_choice("alpha_target", np.asarray(alpha_target), ALPHA_TARGETS)
+        self._check_choice("alpha_target", _real("alpha_target", alpha_target, at), ALPHA_TARGETS)
         self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
         self._check_legal(LifecycleOp.GERMINATE, at)
         self._check_fit(at, kind)
@@ -316,7 +317,7 @@ class Lifecycle:
     ) -> None:
         """Send alpha to a new target; below 1 a HOLDING seed goes back to BLENDING."""
         at = self._pairs(members, slots)
-        self._check_choice("alpha_target", np.asarray(target), ALPHA_TARGETS)
+        self._check_choice("alpha_target", _real("alpha_target", target, at), ALPHA_TARGETS)
         self._check_choice("alpha_speed", _whole("alpha_speed", speed, at), ALPHA_SPEEDS)
         self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
         self._check_legal(LifecycleOp.SET_ALPHA_TARGET, at)
@@ -428,8 +429,10 @@ class Lifecycle:
 
     def _pairs(self, members: IntLike, slots: IntLike) -> tuple[Ints, Ints]:
         """(member, slot) index arrays `[N]`, checked: in range, no pair twice."""
-        e, s = np.broadcast_arrays(np.atleast_1d(members), np.atleast_1d(slots))
-        e, s = e.astype(np.int64), s.astype(np.int64)
+        e, s = np.broadcast_arrays(
+            whole_numbers("member", np.atleast_1d(members)),
+            whole_numbers("slot", np.atleast_1d(slots)),
+        )
         for name, values, limit in (("member", e, self.members), ("slot", s, len(self.slots))):
             bad = values[(values < 0) | (values >= limit)]
             if bad.size:
@@ -447,12 +450,11 @@ class Lifecycle:
         mask[at] = True
         return mask
 
-    def _check_choice(self, name: str, values: npt.NDArray[np.generic], valid: object) -> None:
-        choices = np.asarray(list(valid), dtype=values.dtype)  # type: ignore[call-overload]
-        bad = values[~np.isin(values, choices)]
+    def _check_choice(self, name: str, values: Ints | Floats, valid: Sequence[float]) -> None:
+        bad = values[~np.isin(values, np.asarray(valid, dtype=values.dtype))]
         if bad.size:
-            listed = ", ".join(str(c) for c in choices.tolist())
-            raise EsperError(f"{name} {np.atleast_1d(bad)[0]}: choose from {listed}")
+            listed = ", ".join(f"{choice:g}" if choice % 1 else str(choice) for choice in valid)
+            raise EsperError(f"{name} {float(bad[0]):g}: choose from {listed}")
 
     def _check_legal(self, op: LifecycleOp, at: tuple[Ints, Ints]) -> None:
         legal = self.legal_ops()
@@ -492,10 +494,28 @@ class Lifecycle:
 
 def _whole(name: str, values: IntLike, at: tuple[Ints, Ints]) -> Ints:
     """An argument as int64 `[N]`; fractions are refused."""
-    array = np.broadcast_to(np.asarray(values), at[0].shape)
-    if not np.issubdtype(array.dtype, np.integer):
-        raise EsperError(f"{name} {np.ravel(array)[:1].tolist()}: whole numbers are needed")
-    return array.astype(np.int64)
+    return _for_each(name, whole_numbers(name, np.asarray(values)), at)
+
+
+def _real(name: str, values: float | Floats, at: tuple[Ints, Ints]) -> Floats:
+    """An argument as float32 `[N]`."""
+    return _for_each(name, np.asarray(values, dtype=np.float32), at)
+
+
+def _for_each(name: str, values: AnyArray, at: tuple[Ints, Ints]) -> AnyArray:
+    """One value for each (member, slot) of a call, from one for all or one each."""
+    if values.shape not in ((), (1,), at[0].shape):
+        raise EsperError(f"{name} has shape {values.shape}: give one, or {len(at[0])}")
+    return np.broadcast_to(values, at[0].shape)  # type: ignore[return-value]
+
+
+def whole_numbers(name: str, values: npt.NDArray[np.generic]) -> Ints:
+    """Indices or counts as int64; masks and fractions are refused, nothing is rounded."""
+    if values.size and not np.issubdtype(values.dtype, np.integer):
+        raise EsperError(
+            f"{name} {np.ravel(values)[0]!r}: whole numbers are needed (of a mask, np.flatnonzero)"
+        )
+    return values.astype(np.int64)
 
 
 class HasLifecycle(Protocol):
@@ -508,7 +528,7 @@ class HasLifecycle(Protocol):
 def advance_active_seed(population: HasLifecycle, members: IntLike, slot: int) -> Bools:
     """Advance the seed of `slot` in each member where the gate passes; says where it did."""
     life = population.lifecycle
-    wanted = np.atleast_1d(np.asarray(members, dtype=np.int64))
+    wanted = whole_numbers("member", np.atleast_1d(members))
     passes = life.legal_ops()[wanted, slot, LifecycleOp.ADVANCE]
     if passes.any():
         life.advance(wanted[passes], slot)

@@ -6,6 +6,7 @@ computation is the executors'.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -94,8 +95,9 @@ class StackedNetwork:
             width = self.slots[slot].channels
             recipe = self.blueprints[blueprint]
             initialiser = Initialiser(lambda: recipe.factory(width))
-            self._try_shape(recipe, initialiser.template, width)
+            writes = self._try_seed(recipe, initialiser.template, self.sample_activation(slot))
             self.banks[key] = ParameterStore(initialiser, self.members, self.device)
+            self.banks[key].writes_input = writes
         return self.banks[key]
 
     def gate(self, slot: int) -> ParameterStore:
@@ -106,18 +108,25 @@ class StackedNetwork:
             self.gates[slot] = ParameterStore(initialiser, self.members, self.device)
         return self.gates[slot]
 
-    def _try_shape(self, recipe: Blueprint, module: nn.Module, width: int) -> None:
-        space = _PROBE_SHAPE[self.topology]
+    def sample_activation(self, slot: int) -> Tensor:
+        """Two small activations such as a seed in that slot may see, on the CPU."""
+        width, space = self.slots[slot].channels, _PROBE_SHAPE[self.topology]
         shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
+        return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
+
+    def _try_seed(self, recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
+        """Refuse a seed that changes the shape; says whether it writes to its input."""
+        given = h.clone()
         module.eval()  # a trial leaves no trace in running statistics
         with torch.no_grad():
-            out = module(torch.zeros(shape))
+            out = module(given)
         module.train()
-        if tuple(out.shape) != shape:
+        if out.shape != h.shape:
             raise ShapeError(
-                f"blueprint {recipe.name!r} turns {shape} into {tuple(out.shape)}: "
+                f"blueprint {recipe.name!r} turns {tuple(h.shape)} into {tuple(out.shape)}: "
                 f"a seed must keep the shape of its slot"
             )
+        return not torch.equal(given, h)
 
     def check_activation(self, slot: int, h: Tensor) -> None:
         """An activation (batch first) must have the channels its slot promises."""

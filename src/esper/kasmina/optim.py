@@ -47,6 +47,8 @@ class OptimConfig:
             raise EsperError(
                 f"clip_norm={self.clip_norm}: must be above 0, or None for no clipping"
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise EsperError(f"betas={self.betas}: both must be from 0 to below 1")
         if self.weight_decay < 0 or not 0 <= self.momentum < 1:
             raise EsperError(
                 f"weight_decay={self.weight_decay} must be 0 or more, "
@@ -141,7 +143,7 @@ class StackedOptimizer:
 
 def _debias(beta: float, steps: Tensor) -> Tensor:
     """1 - beta**steps, without the cancellation of float32."""
-    return -torch.expm1(steps * math.log(beta))
+    return -torch.expm1(steps * math.log(beta)) if beta else torch.ones_like(steps)
 
 
 def _keep(old: Tensor, fresh: Tensor, active_E: Tensor | None) -> None:

@@ -31,8 +31,9 @@ from esper.kasmina.executors.choice import (
     ExecutorChoice,
     ExecutorName,
     choose_executor,
+    why_seed_not_vmap,
 )
-from esper.kasmina.lifecycle import IntLike, Lifecycle, LifecycleConfig
+from esper.kasmina.lifecycle import IntLike, Lifecycle, LifecycleConfig, whole_numbers
 from esper.kasmina.losses import RowLoss, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
@@ -160,7 +161,7 @@ class Population:
 
     def _members(self, members: npt.ArrayLike) -> Ints:
         """Member indices `[N]`, checked."""
-        wanted = np.atleast_1d(np.asarray(members, dtype=np.int64))
+        wanted = whole_numbers("member", np.atleast_1d(members))
         bad = wanted[(wanted < 0) | (wanted >= self.members)]
         if bad.size:
             raise EsperError(f"member {bad[0]}: valid are 0 to {self.members - 1}")
@@ -221,14 +222,15 @@ class Population:
         with torch.no_grad():
             plan = self._plan_for(rows, alpha_RS)
             logits = self._run(x, plan, training=False)
-            target_R = _row_targets(target, plan)
+            target_R = _row_targets(target, logits, plan)
             return EvalBatch(self.loss(logits, target_R), count_correct(logits, target_R))
 
     def train_batch(self, x: Tensor, target: Tensor) -> TrainBatch:
         """One batch for all members: hosts on their main rows, incubating seeds on shadow rows."""
         plan = self._cached_plan("train", training_rows)
         logits = self._run(x, plan, training=True)
-        loss_R = self.loss(logits, _row_targets(target, plan))
+        self.trainer.drop_gradients()  # a caller's own or a failed batch may have left some
+        loss_R = self.loss(logits, _row_targets(target, logits, plan))
         loss_R.sum().backward()  # type: ignore[no-untyped-call]
         return self.trainer.step(plan, loss_R.detach())
 
@@ -299,7 +301,7 @@ class Population:
         choices = (members, slots, kinds, styles, tempo, alpha_target, curve)
         self.lifecycle.check_germinate(*choices)
         for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
-            self.network.bank(int(s), int(k))
+            self._open_bank(int(s), int(k))
         self.lifecycle.germinate(*choices)
         self._draw_seeds(members, slots, kinds, styles)
 
@@ -343,6 +345,20 @@ class Population:
         """Make seeds permanent."""
         self.lifecycle.fossilize(members, self._slot(slot))
 
+    def _open_bank(self, slot: int, kind: int) -> None:
+        """Allocate a bank at its first use, unless its seeds could not be computed."""
+        if (slot, kind) in self.network.banks:
+            return
+        self.network.bank(slot, kind)
+        running = self.choice.executor.name if self.choice else self.config.executor
+        problem = None if running == "loop" else why_seed_not_vmap(self.network, slot, kind)
+        if problem is not None:
+            del self.network.banks[slot, kind]
+            raise EsperError(
+                f"blueprint {self.blueprints[kind]!r} cannot be vmapped ({problem}): "
+                f"use executor 'loop'"
+            )
+
     def _slot(self, slot: int | str | Ints) -> int | Ints:
         return self.network.slot_index(slot) if isinstance(slot, int | str) else slot
 
@@ -370,10 +386,10 @@ class Population:
             keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
             self.network.bank(int(s), int(k)).draw(keys, self._index(members[at]))
             self.trainer.clear_rows((int(s), int(k)), self._index(members[at]))
-            gated = at & (styles == BlendStyle.GATE)
-            if gated.any():
-                index = self._index(members[gated])
-                self.network.gate(int(s)).draw(keys[styles[at] == BlendStyle.GATE], index)
+            # A gate is reborn with every seed, whatever its style: a dead one must not stay beside.
+            if int(s) in self.network.gates or (styles[at] == BlendStyle.GATE).any():
+                index = self._index(members[at])
+                self.network.gate(int(s)).draw(keys, index)
                 self.trainer.clear_rows((int(s), GATE_KEY), index)
 
     # ---- what it costs --------------------------------------------------------------------
@@ -439,8 +455,14 @@ class Population:
         return np.where(life.blueprint_ES == NO_BLUEPRINT, 0, out)
 
 
-def _row_targets(target: Tensor, plan: RowPlan) -> Tensor:
+def _row_targets(target: Tensor, logits: Tensor, plan: RowPlan) -> Tensor:
     """The targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
+    batch = logits.shape[1]
+    if target.ndim < 2 or target.shape[0] not in (1, plan.members) or target.shape[1] != batch:
+        raise EsperError(
+            f"targets of shape {tuple(target.shape)}: expected [{plan.members} members, or 1, "
+            f"{batch} samples, ...]"
+        )
     if target.shape[0] == 1:
         return target.expand(plan.table.rows, *target.shape[1:])
     return target if plan.member_R is None else target.index_select(0, plan.member_R)

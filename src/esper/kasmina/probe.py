@@ -31,7 +31,7 @@ def probe_host(network: StackedNetwork, x: Tensor) -> HostProbe:
     host.eval()
     shapes = []
     with torch.no_grad():
-        h = x
+        h = x.clone()  # a segment may work in place
         for index, segment in enumerate(network.segments):
             h = segment.module(h)
             if not isinstance(h, Tensor) or h.shape[:1] != x.shape[:1]:
@@ -44,7 +44,7 @@ def probe_host(network: StackedNetwork, x: Tensor) -> HostProbe:
                 if spec.position == index:
                     network.check_activation(slot, h)
                     shapes.append(tuple(h.shape[1:]))
-        whole = host(x)
+        whole = host(x.clone())
     if whole.shape != h.shape or not torch.allclose(whole, h, rtol=1e-4, atol=1e-5):
         raise ShapeError(
             f"host {type(host).__name__}: forward(x) differs from running its segments in order; "

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -60,11 +61,13 @@ def normal(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
 @contextlib.contextmanager
 def forked_rng(seed: int) -> Iterator[None]:
     """Run module construction from its own stream; the global generators come out untouched."""
-    numpy_state = np.random.get_state()
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)
+        random.seed(seed)
         try:
             yield
         finally:
             np.random.set_state(numpy_state)
+            random.setstate(python_state)

@@ -232,8 +232,32 @@ def _check(table: RowTable, life: Lifecycle) -> None:
             f"row {r}: alpha {table.alpha_RS[r, s]:g} in slot {life.slots[s]} of member "
             f"{table.member_R[r]}, where no seed stands; set it to 0"
         )
+    if not np.isfinite(table.alpha_RS).all() or (table.alpha_RS < 0).any():
+        raise EsperError("alpha must be finite and 0 or more in every row and slot")
+    _check_starts(table, life)
     if (np.diff(table.start_R) < 0).any():
         raise EsperError("rows must be ordered by the slot they begin at, whole rows first")
+
+
+def _check_starts(table: RowTable, life: Lifecycle) -> None:
+    """A row that begins at a slot takes over from an earlier row of the same member."""
+    if ((table.start_R < FROM_INPUT) | (table.start_R >= len(life.slots))).any():
+        raise EsperError(f"rows begin at slots -1 (the input) to {len(life.slots) - 1}")
+    late = np.flatnonzero(table.start_R != FROM_INPUT)
+    source = table.source_R[late]
+    if not late.size:
+        return
+    if (source < 0).any() or (source >= table.rows).any():
+        raise EsperError(f"rows {late.tolist()} begin from rows {source.tolist()}: no such row")
+    other = table.member_R[source] != table.member_R[late]
+    early = table.start_R[source] >= table.start_R[late]
+    if (other | early).any():
+        raise EsperError(
+            f"row {late[other | early][0]} must begin from a row of its own member that is "
+            f"computed before it"
+        )
+    if len(np.unique(table.shadow_R[late])) > 1:
+        raise EsperError("rows that begin at a slot are all shadow rows, or none is")
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:

@@ -23,6 +23,8 @@ class ParameterStore:
     def __init__(self, initialiser: Initialiser, members: int, device: torch.device) -> None:
         self.members = members
         self.device = device
+        self.writes_input = False
+        """The module works in place: it must be given a copy of what others read too."""
         self._initialiser = initialiser
         self.template: nn.Module = initialiser.template.to(device)
         """Structure only: its own parameters are never trained. It stays on a real device,

@@ -98,8 +98,8 @@ class Trainer:
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
         """Learning rates, `[E]` or one for all."""
-        self.host_lr_E = self._rates("host_lr", host_lr)
-        self.seed_lr_E = self._rates("seed_lr", seed_lr)
+        rates = self._rates("host_lr", host_lr), self._rates("seed_lr", seed_lr)
+        self.host_lr_E, self.seed_lr_E = rates
 
     def _rates(self, name: str, rates: npt.ArrayLike) -> Tensor:
         values = np.asarray(rates, dtype=np.float32)
@@ -110,6 +110,12 @@ class Trainer:
         if not np.isfinite(values).all() or (values < 0).any():
             raise EsperError(f"{name}={values.tolist()}: rates must be finite and 0 or more")
         return upload(np.broadcast_to(values, (self.network.members,)), self.network.device)
+
+    def drop_gradients(self) -> None:
+        """No gradient on any parameter."""
+        network = self.network
+        for store in (network.host, *network.banks.values(), *network.gates.values()):
+            store.flat_EP.grad = None
 
     def forget(self) -> None:
         """Clear all moments, as at the start of an episode."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.executors.vmap import VmapExecutor
+from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.rows import make_plan, whole_rows
@@ -46,6 +46,23 @@ def choose_executor(
     return ExecutorChoice(LoopExecutor(), f"{host} cannot be vmapped: {problem}")
 
 
+def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str | None:
+    """Run two rows of a bank on small activations; None if the blueprint can be vmapped."""
+    bank = network.bank(slot, blueprint)
+    members_G = torch.tensor([0, network.members - 1], device=network.device)
+    h = network.sample_activation(slot).to(network.device)
+    state = bank.gather(members_G, None) | bank.gather_fixed(members_G)
+    devices = [network.device] if network.device.type == "cuda" else []
+    try:
+        with torch.random.fork_rng(devices=devices), torch.no_grad():
+            vmap_module(bank.template, state, torch.stack([h, h]), 0)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        return _first_line(error)
+    return None
+
+
 def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | None:
     """Run two rows of bare hosts both ways on two samples; None if vmap works and agrees.
 
@@ -56,20 +73,24 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
     plan = make_plan(table, life, network.device)
     kept = {name: value.clone() for name, value in network.host.fixed.items()}
     results = []
+    with torch.inference_mode(False):  # a first call may come from inside it
+        sample = torch.cat([x[:, :1], x[:, -1:]], dim=1).clone()  # two, as norms over a batch need
     devices = [network.device] if network.device.type == "cuda" else []
     executors: tuple[Executor, ...] = (VmapExecutor(), LoopExecutor())
     for executor in executors:
         try:
-            with torch.random.fork_rng(devices=devices):
-                out = executor.run(network, x[:, :2], plan, training=False)
-                trained = executor.run(network, x[:, :2], plan, training=True)
+            with torch.random.fork_rng(devices=devices), torch.inference_mode(False):
+                out = executor.run(network, sample.clone(), plan, training=False)
+                trained = executor.run(network, sample.clone(), plan, training=True)
                 (grad,) = torch.autograd.grad(
                     trained.square().sum(), network.host.flat_EP, materialize_grads=True
                 )
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, ValueError, NotImplementedError) as error:
             if executor.name == "loop":
                 raise
-            return " ".join(str(error).split("\n")[0].split()) or type(error).__name__
+            return _first_line(error)
         finally:
             for name, value in kept.items():
                 network.host.fixed[name].copy_(value)
@@ -78,3 +99,7 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
     if not torch.allclose(fused, plain, rtol=1e-2, atol=1e-3, equal_nan=True):
         return f"its outputs differ from the loop's by up to {(fused - plain).abs().max():.2g}"
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split("\n")[0].split()) or type(error).__name__

@@ -121,7 +121,7 @@ class _LoopRun:
         while slot < len(slots) and slots[slot].position == index:
             self.network.check_activation(slot, h)
             if (row, slot) in self.wanted:
-                self.kept[row, slot] = h
+                self.kept[row, slot] = h.clone()  # the next segment may work in place
             if self.plan.table.alpha_RS[row, slot] > 0:
                 h = self._apply_seed(row, slot, h)
             slot += 1
@@ -134,6 +134,8 @@ class _LoopRun:
         frozen = shadow and int(plan.table.start_R[row]) != slot
         seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
+        if bank.writes_input:
+            seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot])
         state = self._state(bank, member, frozen, keeps)
         delta = functional_call(bank.template, state, (seed_in,))

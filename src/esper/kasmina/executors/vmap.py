@@ -68,15 +68,15 @@ def _run_segment(segment: Segment, params: Named, fixed: Named, h: Tensor, activ
         for local, name in segment.names.items()
     }
     if h.shape[0] > 1 or active == 1:
-        return _vmap_module(segment.module, state, h, 0)
+        return vmap_module(segment.module, state, h, 0)
     if state:
-        return _vmap_module(segment.module, state, h[0], None)
+        return vmap_module(segment.module, state, h[0], None)
     if segment.module.training:  # dropout: every row has its own
-        return _vmap_module(segment.module, state, h.expand(active, *h.shape[1:]), 0)
+        return vmap_module(segment.module, state, h.expand(active, *h.shape[1:]), 0)
     return segment.module(h[0]).unsqueeze(0)  # type: ignore[no-any-return]
 
 
-def _vmap_module(
+def vmap_module(
     module: nn.Module, state: Mapping[str, Tensor], h: Tensor, h_dim: int | None
 ) -> Tensor:
     def one_row(row_state: Named, row_h: Tensor) -> Tensor:
@@ -106,7 +106,8 @@ def _apply_seeds(
         seed_in = torch.where(_rowwise(group.detached_G, h_G), h_G.detach(), h_G)
     bank = network.bank(group.slot, group.blueprint)
     fixed = bank.gather_fixed(group.members_G)
-    delta = _vmap_store(bank, group, fixed, seed_in)
+    own_in = seed_in.clone() if bank.writes_input else seed_in
+    delta = _vmap_store(bank, group, fixed, own_in)
     if training and fixed:
         rows = np.flatnonzero(plan.blueprint_RS[:, group.slot] == group.blueprint)
         _keep_buffers(bank, fixed, plan.table.member_R[rows], plan.keeps_RS[rows, group.slot])
@@ -121,7 +122,7 @@ def _apply_seeds(
 
 def _vmap_store(store: ParameterStore, group: SeedGroup, fixed: Named, seed_in: Tensor) -> Tensor:
     state = store.gather(group.members_G, group.frozen_G) | fixed
-    return _vmap_module(store.template, state, seed_in, 0)
+    return vmap_module(store.template, state, seed_in, 0)
 
 
 def _rowwise(values_G: Tensor, like: Tensor) -> Tensor:
