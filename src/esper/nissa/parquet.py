@@ -34,7 +34,7 @@ class ParquetSink:
     def __init__(self, run: Path, rows_per_part: int = ROWS_PER_PART) -> None:
         if rows_per_part < 1:
             raise EsperError(f"ParquetSink rows_per_part={rows_per_part}: must be 1 or more")
-        require_writable(run / "events", "ParquetSink")
+        require_writable(run / "events" / "part", "ParquetSink")
         self._run = run
         self._rows_per_part = rows_per_part
         self._parts: dict[TelemetryEventType, _OpenPart] = {}

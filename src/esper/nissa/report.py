@@ -13,7 +13,7 @@ class HubReport:
     emitted: int
     """Events of the recorded level given to an open hub."""
     written: Mapping[str, int]
-    """Per sink, events it took and confirmed by a later flush or its close."""
+    """Per sink, events it took and confirmed by a later flush or its close; it may hold more."""
     dropped: Mapping[str, int]
     """Per event type, events the queue had no room for; no sink got them."""
     failures: Mapping[str, int]
