@@ -67,6 +67,6 @@ def any_events_fixture() -> st.SearchStrategy[list[TelemetryEvent]]:
 def run_python_fixture() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run_python(code: str, *args: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, *map(str, args)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, capture_output=True, text=True, timeout=20)
 
     return run_python

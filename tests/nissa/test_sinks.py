@@ -360,7 +360,7 @@ def test_a_failed_write_is_made_up_for_by_the_next(kind, tmp_path, numbered, mon
     sink = sink_at(kind, tmp_path)
     sink.emit(numbered(0))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write" if kind is JsonlSink else "fsync", no_space)
+        patch.setattr(os, *(("write", half_a_write) if kind is JsonlSink else ("fsync", no_space)))
         with pytest.raises(OSError, match="No space"):
             sink.flush()
     sink.emit(numbered(1))
@@ -373,7 +373,7 @@ def test_an_event_refused_by_emit_is_not_written_later(kind, tmp_path, numbered,
     sink = sink_at(kind, tmp_path, **{"flush_events" if kind is JsonlSink else "rows_per_part": 2})
     sink.emit(numbered(0))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "write" if kind is JsonlSink else "fsync", no_space)
+        patch.setattr(os, *(("write", half_a_write) if kind is JsonlSink else ("fsync", no_space)))
         with pytest.raises(OSError, match="No space"):
             sink.emit(numbered(1))
     sink.emit(numbered(2))
@@ -381,6 +381,15 @@ def test_an_event_refused_by_emit_is_not_written_later(kind, tmp_path, numbered,
     assert steps_read(kind, tmp_path) == [0, 2]
     if kind is ParquetSink:
         assert read_parquet(tmp_path, LOADED)["event"].to_pylist() == [0, 1]
+
+
+WRITE = os.write
+
+
+def half_a_write(file: int, content: bytes) -> int:
+    """As a disk that fills up in the middle of a line."""
+    WRITE(file, content[: len(content) // 2])
+    return no_space()
 
 
 def no_space(*_: object) -> int:
