@@ -1,0 +1,163 @@
+"""What are the columns of an event type as a table?
+
+Every table begins with the event's own columns:
+
+    schema_version  int32    version of leyline's event schema
+    event           int64    number of the event within its type and run, from 0; joins its rows
+    row             int64    index into the payload's array columns; 0 where it has none
+    wall_time       double   seconds since 1970
+    round           int64    null outside rounds
+    step            int64    null for what is about a round or a run
+    env_id          int64    null where the payload has columns over members
+    device          string   may be null
+
+The payload's fields follow under their own names (a field called like a column above gets the
+prefix `payload_`). A payload with array fields becomes one row per element of their first axis,
+its other fields repeated; an array with more axes becomes lists. So an event whose arrays are empty
+has no row. Codes stay numbers, enum fields are written by name, records become structs and tuples
+lists. NaN stays NaN; null means None.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pyarrow as pa
+
+from esper.leyline.errors import EsperError
+from esper.leyline.telemetry import SCHEMA_VERSION, TelemetryEvent, TelemetryEventType
+
+SCHEMA_KEY: Final = b"esper_schema_version"
+TYPE_KEY: Final = b"esper_event_type"
+EVENTS_KEY: Final = b"esper_events_done"
+"""Events of the type up to the end of the part: where the next part goes on counting."""
+
+_EVENT_COLUMNS: Final = (
+    ("schema_version", pa.int32()),
+    ("event", pa.int64()),
+    ("row", pa.int64()),
+    ("wall_time", pa.float64()),
+    ("round", pa.int64()),
+    ("step", pa.int64()),
+    ("env_id", pa.int64()),
+    ("device", pa.string()),
+)
+_SCALARS: Final = {
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+    str: pa.string(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadColumn:
+    """One field of a payload as a column."""
+
+    name: str
+    field: str
+    type: Any
+    """The arrow type."""
+    is_array: bool
+
+
+@cache
+def payload_columns(kind: TelemetryEventType) -> tuple[PayloadColumn, ...]:
+    """The payload's columns of an event type, in the order of its fields."""
+    hints = get_type_hints(kind.payload_class)
+    taken = {name for name, _ in _EVENT_COLUMNS}
+    return tuple(
+        PayloadColumn(
+            name=f"payload_{f.name}" if f.name in taken else f.name,
+            field=f.name,
+            type=_arrow_type(f.name, hints[f.name]),
+            is_array=get_origin(hints[f.name]) is np.ndarray,
+        )
+        for f in fields(kind.payload_class)
+    )
+
+
+@cache
+def schema_of(kind: TelemetryEventType) -> pa.Schema:
+    """The table of an event type; its metadata say the type and the schema version."""
+    columns = [pa.field(name, type_) for name, type_ in _EVENT_COLUMNS]
+    columns += [pa.field(column.name, column.type) for column in payload_columns(kind)]
+    return pa.schema(columns, {SCHEMA_KEY: str(SCHEMA_VERSION), TYPE_KEY: kind.name})
+
+
+def require_schema(schema: pa.Schema, path: Path) -> None:
+    """Refuse a part that another schema version, or something else than Esper, wrote."""
+    version = (schema.metadata or {}).get(SCHEMA_KEY, b"none")
+    if version != str(SCHEMA_VERSION).encode():
+        raise EsperError(
+            f"{path}: event schema version {version.decode()}, this Esper reads version "
+            f"{SCHEMA_VERSION}; read the run with the release that wrote it"
+        )
+
+
+def rows_of(event: TelemetryEvent, number: int) -> pa.RecordBatch:
+    """The rows of one event, the `number`-th of its type."""
+    values = {c: getattr(event.payload, c.field) for c in payload_columns(event.type)}
+    lengths = [len(value) for column, value in values.items() if column.is_array]
+    count = lengths[0] if lengths else 1
+    arrays = [
+        pa.array(range(count) if name == "row" else [value] * count, type_)
+        for (name, type_), value in zip(_EVENT_COLUMNS, _own_values(event, number), strict=True)
+    ]
+    arrays += [_column(column, value, count) for column, value in values.items()]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(event.type))
+
+
+def _own_values(event: TelemetryEvent, number: int) -> tuple[int | float | str | None, ...]:
+    """The values of `_EVENT_COLUMNS`, in their order; None for `row`, which differs by row."""
+    place = (event.round_index, event.step, event.env_id, event.device)
+    return (event.schema_version, number, None, event.wall_time, *place)
+
+
+def _column(column: PayloadColumn, value: Any, count: int) -> pa.Array:
+    if not column.is_array:
+        return pa.array([_plain(value)] * count, column.type)
+    array = np.asarray(value)
+    return pa.array(array if array.ndim == 1 else array.tolist(), column.type)
+
+
+def _plain(value: Any) -> Any:
+    """What pyarrow takes: enums by name, records as dicts, tuples as lists."""
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    return value
+
+
+def _arrow_type(name: str, hint: Any) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        (present,) = (arg for arg in args if arg is not NoneType)
+        return _arrow_type(name, present)
+    if origin is np.ndarray:
+        (scalar,) = get_args(args[1])
+        element = pa.from_numpy_dtype(np.dtype(scalar))
+        for _ in name.rpartition("_")[2][1:]:
+            element = pa.list_(element)
+        return element
+    if origin is tuple and len({arg for arg in args if arg is not Ellipsis}) == 1:
+        return pa.list_(_arrow_type(name, args[0]))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return pa.string()
+    if isinstance(hint, type) and is_dataclass(hint):
+        inner = get_type_hints(hint)
+        return pa.struct([(f.name, _arrow_type(f.name, inner[f.name])) for f in fields(hint)])
+    if hint not in _SCALARS:
+        raise EsperError(f"payload field {name}: no column for the type {hint}")
+    return _SCALARS[hint]

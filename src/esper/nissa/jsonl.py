@@ -1,0 +1,90 @@
+"""Events as lines of JSON, one each, in the order they came.
+
+Only whole lines are handed to the file, a write that fails is taken back, and a line that a crash
+tore is cut off when the file is opened again: what lies in the file is always readable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.errors import EsperError
+from esper.leyline.files import require_writable
+from esper.leyline.telemetry import TelemetryEvent
+
+_BLOCK: Final = 1 << 16
+
+
+class JsonlSink:
+    """Appends to one file; writes every `flush_events` events or `flush_seconds` seconds."""
+
+    def __init__(self, path: Path, flush_events: int = 100, flush_seconds: float = 1.0) -> None:
+        if flush_events < 1:
+            raise EsperError(f"JsonlSink flush_events={flush_events}: must be 1 or more")
+        require_writable(path, "JsonlSink")
+        self._flush_events = flush_events
+        self._flush_seconds = flush_seconds
+        self._lines: list[bytes] = []
+        self._flushed_at = time.monotonic()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        _cut_torn_line(self._file)
+
+    def emit(self, event: TelemetryEvent) -> None:
+        """Take one event; when this raises, it was not taken."""
+        line = json.dumps(event.to_json_dict(), allow_nan=False, separators=(",", ":"))
+        self._lines.append(line.encode() + b"\n")
+        if self._due():
+            try:
+                self.flush()
+            except OSError:
+                self._lines.pop()
+                raise
+
+    def flush(self) -> None:
+        """Write the lines that wait; when this raises, they wait on and the file is as before."""
+        self._flushed_at = time.monotonic()
+        if self._lines:
+            _append(self._file, b"".join(self._lines))
+            self._lines.clear()
+
+    def close(self) -> None:
+        """Write, sync to the disk and let go of the file, also when writing fails."""
+        try:
+            self.flush()
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
+
+    def _due(self) -> bool:
+        waited = time.monotonic() - self._flushed_at
+        return len(self._lines) >= self._flush_events or waited >= self._flush_seconds
+
+
+def _append(file: int, content: bytes) -> None:
+    """Write all of it or, on an error, nothing."""
+    size = os.fstat(file).st_size
+    rest = memoryview(content)
+    try:
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    except OSError:
+        os.ftruncate(file, size)
+        raise
+
+
+def _cut_torn_line(file: int) -> None:
+    """Shorten the file to the end of its last whole line."""
+    end = size = os.fstat(file).st_size
+    while end:
+        start = max(0, end - _BLOCK)
+        found = os.pread(file, end - start, start).rfind(b"\n")
+        if found >= 0:
+            end = start + found + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)

@@ -1,0 +1,56 @@
+"""How are recorded events read back, also while the run goes on or after it was killed?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from esper.leyline.errors import EsperError
+from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
+from esper.nissa.columns import require_schema, schema_of
+from esper.nissa.parquet import PARTS, folder_of
+
+
+def read_jsonl(path: Path) -> Iterator[TelemetryEvent]:
+    """The events of a `JsonlSink`'s file, in order; a last line without its end is left out."""
+    if not path.is_file():
+        raise EsperError(f"{path}: no such file of events")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield _read_line(line, f"{path} line {number}")
+
+
+def _read_line(line: bytes, where: str) -> TelemetryEvent:
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise EsperError(f"{where}: not JSON; not written by Esper, or damaged since") from None
+    if not isinstance(data, dict):
+        raise EsperError(f"{where}: not an event, but {type(data).__name__}")
+    try:
+        return TelemetryEvent.from_json_dict(data)
+    except EsperError as error:
+        raise EsperError(f"{where}: {error}") from None
+
+
+def read_parquet(run: Path, kind: TelemetryEventType) -> pa.Table:
+    """All rows of an event type so far, in order (columns: `columns.py`); no events: no rows."""
+    if not run.is_dir():
+        raise EsperError(f"{run}: no such run folder")
+    parts = [_read_part(path, kind) for path in sorted(folder_of(run, kind).glob(PARTS))]
+    return pa.concat_tables([schema_of(kind).empty_table(), *parts])
+
+
+def _read_part(path: Path, kind: TelemetryEventType) -> pa.Table:
+    try:
+        with pq.ParquetFile(path) as file:
+            require_schema(file.schema_arrow, path)
+            table = file.read()
+    except pa.ArrowInvalid as error:
+        raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
+    return table.replace_schema_metadata(schema_of(kind).metadata)
