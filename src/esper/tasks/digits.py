@@ -4,6 +4,9 @@
 a report. The cut is stratified, and the same whatever the run's seed: two runs differ in their
 initial weights and batches, never in what they are judged on.
 
+Two tasks stand on it: `digits_baseline`, whose host can learn it, and `digits_impaired`, whose host
+sees single pixels only (1x1 kernels) and hardly can: there growth has something to win.
+
 Shape letters: N images, C channels, H height, W width.
 """
 
@@ -19,6 +22,9 @@ import numpy.typing as npt
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
+from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
+from esper.tasks.registry import register_task
+from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -93,3 +99,38 @@ def stratified_cut(labels_N: Ints, shares: Sequence[float], seed: int) -> tuple[
         for part, piece in zip(parts, pieces, strict=True):
             part.append(piece)
     return tuple(np.sort(np.concatenate(pieces)) for pieces in parts)
+
+
+def load_digits_data() -> TaskData:
+    """The split as a task holds it."""
+    split = load_digits_split()
+    parts: dict[str, DigitsPart] = {name: getattr(split, name) for name in PARTS}
+    return TaskData(
+        **{name: TaskPart(part.images_NCHW, part.labels_N) for name, part in parts.items()},
+        mean=np.array([split.mean], dtype=np.float32),
+        std=np.array([split.std], dtype=np.float32),
+    )
+
+
+def _digits_spec(name: str, kernel_size: int, description: str) -> TaskSpec:
+    host = CNNFactory(CLASSES, in_channels=1, base_channels=2, kernel_size=kernel_size)
+    return TaskSpec(
+        name=name,
+        description=description,
+        load_data=load_digits_data,
+        host_factory=host,
+        topology="cnn",
+        slots=host.slots,
+        blueprints=CNN_BLUEPRINTS,
+        num_classes=CLASSES,
+        input_shape=(1, 8, 8),
+        batch_size=64,
+        batches_per_step=6,
+        episode_length=24,
+        chance=1 / CLASSES,
+        optim=OptimSettings(host_lr=0.1, seed_lr=0.1),
+    )
+
+
+register_task(_digits_spec("digits_baseline", 3, "8x8 digits, 2-4-8 channels, 3x3 kernels"))
+register_task(_digits_spec("digits_impaired", 1, "8x8 digits, 2-4-8 channels, 1x1 kernels"))
