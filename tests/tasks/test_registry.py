@@ -177,11 +177,13 @@ def test_parts_that_disagree_are_one_line():
     short = TaskPart(data.test.inputs, data.test.labels[:-1])
     wide = TaskPart(np.zeros((10, 1, 1, 2), dtype=np.uint8), data.test.labels)
     grids = TaskPart(data.test.inputs, np.zeros((10, 2), dtype=np.int64))
+    floats = TaskPart(data.test.inputs, data.test.labels.astype(np.float32))
     for part, words in (
         (empty, "test is empty"),
         (short, "10 inputs, 9 labels"),
         (wide, "in train (1, 1, 1)"),
         (grids, "labels of shape (10, 2)"),
+        (floats, "float32; for images give int64 of shape (10,)"),
     ):
         assert words in refused(lambda part=part: dataclasses.replace(data, test=part))
 
@@ -190,7 +192,7 @@ def test_normalisation_that_cannot_be_is_one_line():
     data = some_data()
     zero, two = np.zeros(1, dtype=np.float32), np.ones(2, dtype=np.float32)
     assert "std above 0" in refused(lambda: dataclasses.replace(data, std=zero))
-    assert "1 or 1 values" in refused(lambda: dataclasses.replace(data, mean=two, std=two))
+    assert "both have 1 values" in refused(lambda: dataclasses.replace(data, mean=two, std=two))
 
 
 def test_vectors_and_tokens_are_data_too():
@@ -204,6 +206,10 @@ def test_vectors_and_tokens_are_data_too():
     tokens = TaskData(t, t, t, t, mean=none, std=none)
     assert tokens.kind == "tokens"
     assert tokens.normalised(t) is t.inputs
+    tokens.check("text", 2, (3,), batch=4)
+    beyond = dataclasses.replace(tokens, test=TaskPart(t.inputs + 1, t.labels))
+    line = refused(lambda: beyond.check("text", 2, (3,), batch=4))
+    assert "tokens 2 to 2 in test, valid are 0 to 1" in line
     odd = TaskPart(np.ones((4, 3, 2), dtype=np.float32), y)
     assert "give uint8 images" in refused(lambda: TaskData(odd, odd, odd, odd, none, none))
 

@@ -68,26 +68,30 @@ class TaskData:
 
     def __post_init__(self) -> None:
         for name in PARTS:
-            part: TaskPart = getattr(self, name)
-            if not len(part):
-                raise EsperError(f"{name} is empty: every part needs at least one sample")
-            if len(part.inputs) != len(part.labels):
-                raise EsperError(f"{name}: {len(part.inputs)} inputs, {len(part.labels)} labels")
-            if (
-                part.inputs.dtype != self.train.inputs.dtype
-                or self.sample_shape != (part.inputs.shape[1:])
-            ):
-                raise EsperError(
-                    f"{name}: samples {part.inputs.shape[1:]} {part.inputs.dtype}, in train "
-                    f"{self.sample_shape} {self.train.inputs.dtype}"
-                )
-            if part.labels.shape[1:] != (self.sample_shape if self.kind == "tokens" else ()):
-                raise EsperError(f"{name}: labels of shape {part.labels.shape} for {self.kind}")
+            self._check_part(name, getattr(self, name))
         self._check_constants()
+
+    def _check_part(self, name: str, part: TaskPart) -> None:
+        inputs, labels = part.inputs, part.labels
+        if not len(part):
+            raise EsperError(f"{name} is empty: every part needs at least one sample")
+        if len(inputs) != len(labels):
+            raise EsperError(f"{name}: {len(inputs)} inputs, {len(labels)} labels")
+        if inputs.dtype != self.train.inputs.dtype or inputs.shape[1:] != self.sample_shape:
+            raise EsperError(
+                f"{name}: samples {inputs.shape[1:]} {inputs.dtype}, in train "
+                f"{self.sample_shape} {self.train.inputs.dtype}"
+            )
+        wanted = self.sample_shape if self.kind == "tokens" else ()
+        if labels.shape[1:] != wanted or labels.dtype != np.int64:
+            raise EsperError(
+                f"{name}: labels of shape {labels.shape}, {labels.dtype}; for {self.kind} give "
+                f"int64 of shape {(len(inputs), *wanted)}"
+            )
 
     def _check_constants(self) -> None:
         valid = {"images": (1, self.sample_shape[0]), "vectors": (1, *self.sample_shape)}
-        sizes = valid.get(self.kind, (0,))
+        sizes = sorted(set(valid.get(self.kind, (0,))))
         if self.mean.shape != self.std.shape or self.mean.shape not in [(n,) for n in sizes]:
             raise EsperError(
                 f"mean {self.mean.shape} and std {self.std.shape}: for {self.kind} of "
@@ -131,17 +135,22 @@ class TaskData:
         if self.sample_shape != input_shape:
             raise EsperError(f"task {name}: samples of {self.sample_shape}, expected {input_shape}")
         for part_name in PARTS:
-            labels = getattr(self, part_name).labels
-            if labels.min() < 0 or labels.max() >= classes:
-                raise EsperError(
-                    f"task {name}: labels {labels.min()} to {labels.max()} in {part_name}, "
-                    f"valid are 0 to {classes - 1}"
-                )
+            part: TaskPart = getattr(self, part_name)
+            _check_range(f"task {name}: labels", part_name, part.labels, classes)
+            if self.kind == "tokens":
+                _check_range(f"task {name}: tokens", part_name, part.inputs, classes)
         if batch > len(self.train):
             raise EsperError(
                 f"task {name}: batch size {batch} is larger than the {len(self.train)} training "
                 f"samples; set it to {len(self.train)} or less"
             )
+
+
+def _check_range(what: str, part_name: str, values: Ints, classes: int) -> None:
+    if values.min() < 0 or values.max() >= classes:
+        raise EsperError(
+            f"{what} {values.min()} to {values.max()} in {part_name}, valid are 0 to {classes - 1}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
