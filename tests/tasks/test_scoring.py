@@ -23,7 +23,7 @@ from esper.tasks.scoring import (
     suffix_macs,
     upkeep,
 )
-from support import batch, bring_to, host_state, make_population, pass_step, refused
+from support import batch, bring_to, make_population, pass_step, refused
 
 CONSTANTS = ScoreConstants(c_p=0.1, c_m=0.01, c_f=0.5)
 P0, M0 = 100, 1000
@@ -244,11 +244,13 @@ def test_suffix_macs_are_those_of_the_host_behind_each_slot(kind):
     population = make_population(members=1, kind=kind)
     x, y = batch(1, kind=kind)
     population.evaluate(x, y)
-    state = host_state(population)
+    template = population.network.host.template.train()
+    before = {name: value.clone() for name, value in template.state_dict().items()}
     suffix_S = suffix_macs(population, x[0])
     assert (np.diff(suffix_S) <= 0).all()
     assert 0 < suffix_S[-1] < suffix_S[0] < population.probe.host_macs
-    assert all((host_state(population)[k] == v).all() for k, v in state.items())
+    assert all((value == before[name]).all() for name, value in template.state_dict().items())
+    assert template.training
 
 
 def test_suffix_macs_of_a_cnn_by_hand():

@@ -41,9 +41,9 @@ class ScoreConstants:
 
     c_p: float = 0.02
     """Per doubling of the parameters."""
-    c_m: float = 0.01
+    c_m: float = 0.005
     """Per doubling of the multiply-accumulates of one forward."""
-    c_f: float = 0.01
+    c_f: float = 0.002
     """Per training run of the host alone, in FLOPs, spent on top of it."""
 
     def __post_init__(self) -> None:
