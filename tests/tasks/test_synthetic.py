@@ -23,6 +23,7 @@ def test_same_seed_same_data_other_seed_other_data(data, part):
     assert (getattr(again, part).inputs == getattr(data, part).inputs).all()
     assert (getattr(again, part).labels == getattr(data, part).labels).all()
     assert (getattr(other, part).inputs != getattr(data, part).inputs).any()
+    assert (getattr(other, part).labels != getattr(data, part).labels).any()
 
 
 def test_a_larger_training_part_leaves_the_others_alone(data):
