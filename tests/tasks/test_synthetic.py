@@ -120,3 +120,9 @@ def test_sizes_that_cannot_be_are_one_line(settings, words):
 
 def test_a_batch_larger_than_the_data_is_one_line():
     assert "larger than the 50 training samples" in refused(synthetic_spec(train=50).load)
+
+
+def test_classes_differ_in_pattern_not_only_in_brightness(data):
+    x, y = data.train.inputs.astype(np.float64), data.train.labels
+    spread = [x[y == label].mean(axis=0).std() for label in range(10)]
+    assert min(spread) > 12  # noise alone leaves 48 / sqrt(100) = 4.8
