@@ -1,0 +1,259 @@
+"""What a member is worth: accuracy minus what its growth costs. The score has one owner, here.
+
+    score = acc - c_p * log2(1 + dP / P0) - c_m * log2(1 + dM / M0) - c_f * (FLOPs / host's - 1)
+
+dP and dM count seeds that would be exported now (alpha above 0), in full: a seed being pruned pays
+until its alpha is 0, and from then on it has never been there. Only numpy arrays come in, so
+nothing here needs torch, `suffix_macs` apart.
+
+Shape letters: E members, S slots.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.stages import LIVE_STAGES, SeedStage
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from esper.kasmina.population import Population
+
+MAIN_PASSES: Final = 3
+"""Forward, gradient of the activations, gradient of the weights: each costs the MACs once."""
+SHADOW_PASSES: Final = 2
+"""The part above an incubating seed is run and passes gradients down, but its weights get none."""
+FLOPS_PER_MAC: Final = 2
+
+_LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreConstants:
+    """What growth costs in a task, in accuracy (0..1)."""
+
+    c_p: float = 0.02
+    """Per doubling of the parameters."""
+    c_m: float = 0.005
+    """Per doubling of the multiply-accumulates of one forward."""
+    c_f: float = 0.002
+    """Per training run of the host alone, in FLOPs, spent on top of it."""
+
+    def __post_init__(self) -> None:
+        for name in ("c_p", "c_m", "c_f"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise EsperError(f"score constant {name}={value}: must be 0 or more, and finite")
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What a seed pays each step while it is live and not permanent: growing is not free.
+
+    A seed with `full_share` of the host's MACs pays the cap, a smaller one in proportion, a larger
+    one no more. The cap spreads a tenth of what a good seed gains over the steps of a normal life,
+    so upkeep discourages seeds that linger, but never decides whether a good one is grown.
+    """
+
+    good_gain: float = 0.05
+    """Accuracy that a good seed brings (measured: 4 to 10 points on baseline hosts)."""
+    life_steps: int = 14
+    """A normal life: germinated 1, incubating 5, blending 3, on probation 5 steps."""
+    full_share: float = 1.0
+    """MACs of a seed over the host's from which on it pays the cap."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.good_gain <= 1 or self.life_steps < 1 or self.full_share <= 0:
+            raise EsperError(
+                f"upkeep good_gain={self.good_gain} must be in 0..1, life_steps={self.life_steps} "
+                f"1 or more, full_share={self.full_share} above 0"
+            )
+
+    @property
+    def cap(self) -> float:
+        """The most one seed pays in one step."""
+        return 0.1 * self.good_gain / self.life_steps
+
+
+# ---- accuracy --------------------------------------------------------------------------------
+
+
+def classification_accuracy(correct_E: Ints, images: int) -> Doubles:
+    """Share of right predictions."""
+    if images < 1:
+        raise EsperError(f"images={images}: accuracy needs at least 1")
+    return np.asarray(correct_E, dtype=np.float64) / images
+
+
+def language_accuracy(loss_E: Floats | Doubles, vocab: int) -> Doubles:
+    """1 - loss / ln(vocab), clipped to 0..1: 0 is guessing, 1 is certainty.
+
+    A loss above ln(vocab), worse than guessing, counts as 0, and so does one that is not finite:
+    the score has the same range as for classes and stays a number.
+
+    >>> language_accuracy(np.array([np.log(65), np.log(65) / 2, 0.0, np.nan]), vocab=65).tolist()
+    [0.0, 0.5, 1.0, 0.0]
+    """
+    if vocab < 2:
+        raise EsperError(f"vocab={vocab}: must be 2 or more")
+    share_E = np.clip(1.0 - np.asarray(loss_E, dtype=np.float64) / math.log(vocab), 0.0, 1.0)
+    return np.where(np.isfinite(loss_E), share_E, 0.0)
+
+
+# ---- score -----------------------------------------------------------------------------------
+
+
+def added(alpha_ES: Floats, count_ES: Ints) -> Doubles:
+    """dP or dM `[E]`: what seeds that would be exported now add to the host, each in full."""
+    return np.asarray(np.where(alpha_ES > 0, count_ES, 0).sum(axis=1), dtype=np.float64)
+
+
+def score(
+    accuracy_E: Floats | Doubles,
+    alpha_ES: Floats,
+    params_ES: Ints,
+    macs_ES: Ints,
+    host_params: int,
+    host_macs: int,
+    constants: ScoreConstants,
+    flops_ratio_E: Doubles | float = 1.0,
+) -> Doubles:
+    """The score `[E]` from the population's arrays (`slot_reports()` has them).
+
+    `host_params`, `host_macs`: P0, M0. `flops_ratio_E`: training FLOPs over the host's alone, from
+    `TrainingFlops.ratio_E`.
+    """
+    if min(host_params, host_macs) < 1:
+        raise EsperError(
+            f"host_params={host_params}, host_macs={host_macs}: both must be 1 or more (MACs are "
+            f"known after the first batch)"
+        )
+    rent_E = (
+        constants.c_p * np.log2(1.0 + added(alpha_ES, params_ES) / host_params)
+        + constants.c_m * np.log2(1.0 + added(alpha_ES, macs_ES) / host_macs)
+        + constants.c_f * (np.asarray(flops_ratio_E, dtype=np.float64) - 1.0)
+    )
+    return np.asarray(np.asarray(accuracy_E, dtype=np.float64) - rent_E)
+
+
+# ---- upkeep ----------------------------------------------------------------------------------
+
+
+def live_seeds(stage_ES: Codes) -> Ints:
+    """Seeds `[E]` that stand and are not permanent."""
+    return np.asarray(_LIVE[stage_ES].sum(axis=1), dtype=np.int64)
+
+
+def live_mac_share(stage_ES: Codes, macs_ES: Ints, host_macs: int) -> Doubles:
+    """Their MACs `[E]` over the host's, incubating ones included."""
+    if host_macs < 1:
+        raise EsperError(f"host_macs={host_macs}: known after the first batch, 1 or more")
+    return np.asarray(np.where(_LIVE[stage_ES], macs_ES, 0).sum(axis=1) / host_macs)
+
+
+def upkeep(live_mac_share_E: Doubles, live_seeds_E: Ints, rule: Upkeep) -> Doubles:
+    """What members pay `[E]` in one step for live seeds, 0 or more.
+
+    The cap holds for a member's seeds together: n of them pay at most n caps, so what a small one
+    leaves free a large one may use.
+    """
+    rate = rule.cap / rule.full_share
+    return np.asarray(np.minimum(rate * live_mac_share_E, rule.cap * live_seeds_E))
+
+
+# ---- training FLOPs --------------------------------------------------------------------------
+
+
+class TrainingFlops:
+    """What the training of an episode has cost each member, against its host alone.
+
+    The rule, per training sample:
+    - a main row costs 3 x the MACs of the host and of every seed with alpha above 0 (a seed being
+      pruned as well: it is still computed);
+    - a shadow row costs 3 x the MACs of its incubating seed, and 2 x those of the suffix, which is
+      the host behind that slot and the blended seeds in later slots. The prefix is the main row's,
+      and the suffix trains no weights.
+    Validation and counterfactuals are not training. Element-wise work is not counted.
+
+    `ratio_E` divides by the host's FLOPs for the WHOLE episode, not for the part that is over: a
+    step's extra work is paid when it is done, and waiting afterwards pays nothing back. At the end
+    of the episode the two readings are the same.
+    """
+
+    def __init__(
+        self, members: int, host_macs: int, suffix_macs_S: Ints, episode_samples: int
+    ) -> None:
+        """`episode_samples`: training samples of one member in an episode."""
+        if min(members, host_macs, episode_samples) < 1:
+            raise EsperError(
+                f"members={members}, host_macs={host_macs}, episode_samples={episode_samples}: "
+                f"all must be 1 or more"
+            )
+        self.host_macs = host_macs
+        self.suffix_macs_S = np.asarray(suffix_macs_S, dtype=np.int64)
+        self.episode_samples = episode_samples
+        self.samples = 0
+        """Training samples of each member so far."""
+        self.extra_E: Doubles = np.zeros(members, dtype=np.float64)
+        """MACs spent on seeds so far."""
+
+    def add(self, samples: int, stage_ES: Codes, alpha_ES: Floats, macs_ES: Ints) -> None:
+        """Count a step of `samples` samples; stages and alphas as they stood while it trained."""
+        shape = (len(self.extra_E), len(self.suffix_macs_S))
+        if not (stage_ES.shape == alpha_ES.shape == macs_ES.shape == shape):
+            raise EsperError(
+                f"stages {stage_ES.shape}, alphas {alpha_ES.shape}, MACs {macs_ES.shape}: all must "
+                f"be {shape}, members x slots"
+            )
+        blended_ES = np.where(alpha_ES > 0, macs_ES, 0)
+        later_ES = blended_ES.sum(axis=1, keepdims=True) - np.cumsum(blended_ES, axis=1)
+        shadow_ES = MAIN_PASSES * macs_ES + SHADOW_PASSES * (self.suffix_macs_S + later_ES)
+        incubating_ES = stage_ES == SeedStage.TRAINING
+        per_sample_ES = MAIN_PASSES * blended_ES + np.where(incubating_ES, shadow_ES, 0)
+        self.extra_E = self.extra_E + float(samples) * per_sample_ES.sum(axis=1)
+        self.samples += samples
+
+    def reset(self) -> None:
+        """Start an episode."""
+        self.samples = 0
+        self.extra_E = np.zeros_like(self.extra_E)
+
+    @property
+    def ratio_E(self) -> Doubles:
+        """1 + FLOPs spent on seeds so far / the host's for the episode; 1 where nothing grew."""
+        planned = max(self.episode_samples, self.samples)
+        return 1.0 + self.extra_E / (float(MAIN_PASSES) * self.host_macs * planned)
+
+    @property
+    def flops_E(self) -> Doubles:
+        """All training FLOPs so far, hosts included: the number for reports."""
+        host = float(MAIN_PASSES) * self.host_macs * self.samples
+        return FLOPS_PER_MAC * (host + self.extra_E)
+
+
+def suffix_macs(population: Population, x: Tensor) -> Ints:
+    """`[S]`: MACs per sample of the host's segments behind each slot; `x` is a batch `[B, ...]`."""
+    import torch
+
+    from esper.kasmina.counting import count_macs
+
+    network = population.network
+    host = network.host.template
+    was_training = host.training
+    host.eval()  # no running statistics are touched
+    per_segment = []
+    h = x[:1]
+    with torch.no_grad():
+        for segment in network.segments:
+            per_segment.append(count_macs(segment.module, h))
+            h = segment.module(h)
+    host.train(was_training)
+    behind = [sum(per_segment[slot.position + 1 :]) for slot in network.slots]
+    return np.array(behind, dtype=np.int64)

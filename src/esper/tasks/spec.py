@@ -1,0 +1,301 @@
+"""What a task is: data in four parts, the host it starts from, how it trains, what growth costs.
+
+A spec is settings and callables: making one loads no data and no torch.
+
+Shape letters: N samples, C channels, H height, W width, F features, T tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.arrays import Floats, Ints
+from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
+from esper.tasks.scoring import ScoreConstants, Upkeep
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from esper.kasmina.executors.choice import ExecutorName
+    from esper.kasmina.population import Population, PopulationConfig
+
+Inputs = npt.NDArray[Any]
+InputKind = Literal["images", "vectors", "tokens"]
+Schedule = Literal["constant", "cosine"]
+Augmentation = Literal["none", "flip", "crop_flip"]
+
+PARTS: Final = ("train", "val_control", "val_score", "test")
+"""Names of the four parts, in the order they are cut."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskPart:
+    """Samples and what they are."""
+
+    inputs: Inputs
+    """uint8 images `[N, C, H, W]`, float vectors `[N, F]` or token ids `[N, T]`."""
+    labels: Ints
+    """Class of each sample `[N]`; for tokens the next token at each place `[N, T]`."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskData:
+    """The arrays of a task; no sample is in two parts."""
+
+    train: TaskPart
+    """What members train on."""
+    val_control: TaskPart
+    """Steers growth: observations, gates and counterfactuals read it."""
+    val_score: TaskPart
+    """The score reads it."""
+    test: TaskPart
+    """Read once, at the end."""
+    mean: Floats
+    """Of the training inputs: per channel or feature, or one for all; empty for tokens."""
+    std: Floats
+    """Their deviation, as `mean`."""
+
+    def __post_init__(self) -> None:
+        for name in PARTS:
+            self._check_part(name, getattr(self, name))
+        self._check_constants()
+
+    def _check_part(self, name: str, part: TaskPart) -> None:
+        inputs, labels = part.inputs, part.labels
+        if not len(part):
+            raise EsperError(f"{name} is empty: every part needs at least one sample")
+        if len(inputs) != len(labels):
+            raise EsperError(f"{name}: {len(inputs)} inputs, {len(labels)} labels")
+        if inputs.dtype != self.train.inputs.dtype or inputs.shape[1:] != self.sample_shape:
+            raise EsperError(
+                f"{name}: samples {inputs.shape[1:]} {inputs.dtype}, in train "
+                f"{self.sample_shape} {self.train.inputs.dtype}"
+            )
+        wanted = self.sample_shape if self.kind == "tokens" else ()
+        if labels.shape[1:] != wanted or labels.dtype != np.int64:
+            raise EsperError(
+                f"{name}: labels of shape {labels.shape}, {labels.dtype}; for {self.kind} give "
+                f"int64 of shape {(len(inputs), *wanted)}"
+            )
+
+    def _check_constants(self) -> None:
+        valid = {"images": (1, self.sample_shape[0]), "vectors": (1, *self.sample_shape)}
+        sizes = sorted(set(valid.get(self.kind, (0,))))
+        if self.mean.shape != self.std.shape or self.mean.shape not in [(n,) for n in sizes]:
+            raise EsperError(
+                f"mean {self.mean.shape} and std {self.std.shape}: for {self.kind} of "
+                f"{self.sample_shape} both have {' or '.join(map(str, sizes))} values"
+            )
+        if not (np.isfinite(self.mean).all() and (self.std > 0).all()):
+            raise EsperError(
+                "mean must be finite and std above 0: the training inputs are constant"
+            )
+
+    @property
+    def kind(self) -> InputKind:
+        """What the arrays hold, told by their dtype."""
+        inputs = self.train.inputs
+        found: dict[tuple[str, int], InputKind] = {
+            ("u", 4): "images", ("f", 2): "vectors", ("i", 2): "tokens",
+        }  # fmt: skip
+        key = (inputs.dtype.kind, inputs.ndim)
+        if key not in found or (key[0] == "u" and inputs.dtype != np.uint8):
+            raise EsperError(
+                f"inputs of shape {inputs.shape}, {inputs.dtype}: give uint8 images [N, C, H, W], "
+                f"float vectors [N, F] or int64 token ids [N, T]"
+            )
+        return found[key]
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """One input, without the sample axis."""
+        return self.train.inputs.shape[1:]
+
+    def normalised(self, part: TaskPart) -> Inputs:
+        """Inputs as float32, mean 0 and deviation 1 over the training part; tokens as they are."""
+        if self.kind == "tokens":
+            return part.inputs
+        axes = (-1, *(1,) * (len(self.sample_shape) - 1))
+        mean, std = self.mean.reshape(axes), self.std.reshape(axes)
+        return ((part.inputs.astype(np.float32) - mean) / std).astype(np.float32)
+
+    def check(self, name: str, classes: int, input_shape: tuple[int, ...], batch: int) -> None:
+        """Refuse data that a task of that name and these sizes cannot use."""
+        if self.sample_shape != input_shape:
+            raise EsperError(f"task {name}: samples of {self.sample_shape}, expected {input_shape}")
+        for part_name in PARTS:
+            part: TaskPart = getattr(self, part_name)
+            _check_range(f"task {name}: labels", part_name, part.labels, classes)
+            if self.kind == "tokens":
+                _check_range(f"task {name}: tokens", part_name, part.inputs, classes)
+        if batch > len(self.train):
+            raise EsperError(
+                f"task {name}: batch size {batch} is larger than the {len(self.train)} training "
+                f"samples; set it to {len(self.train)} or less"
+            )
+
+
+def _check_range(what: str, part_name: str, values: Ints, classes: int) -> None:
+    if values.min() < 0 or values.max() >= classes:
+        raise EsperError(
+            f"{what} {values.min()} to {values.max()} in {part_name}, valid are 0 to {classes - 1}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class OptimSettings:
+    """How a task's members learn: kasmina's `OptimConfig`, rates and their schedule."""
+
+    kind: Literal["sgd", "adamw"] = "sgd"
+    """The law of the update."""
+    momentum: float = 0.9
+    """SGD: share of the last update kept."""
+    nesterov: bool = False
+    """SGD: look ahead along the momentum."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """AdamW: memory of the first and second moment."""
+    eps: float = 1e-8
+    """AdamW: added to the denominator."""
+    weight_decay: float = 0.0
+    """SGD: added to the gradient; AdamW: decoupled."""
+    clip_norm: float | None = 1.0
+    """Largest gradient norm of one member's host, and of one seed; None: no clipping."""
+    host_lr: float = 0.05
+    """First learning rate of hosts and of permanent seeds."""
+    seed_lr: float = 0.05
+    """First learning rate of seeds until they are permanent."""
+    schedule: Schedule = "constant"
+    """Whether rates stay or fall towards 0 along half a cosine over the episode."""
+
+    def __post_init__(self) -> None:
+        if self.schedule not in get_args(Schedule):
+            raise unknown_name("schedule", self.schedule, get_args(Schedule))
+        for name in ("host_lr", "seed_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise EsperError(f"{name}={getattr(self, name)}: must be above 0, and finite")
+
+    def rates_at(self, step: int, episode_length: int) -> tuple[float, float]:
+        """(host, seed) learning rates in step `step`, counted from 0.
+
+        >>> OptimSettings(host_lr=0.5, seed_lr=0.25, schedule="cosine").rates_at(5, 10)
+        (0.25, 0.125)
+        """
+        if not 0 <= step < episode_length:
+            raise EsperError(f"step {step}: valid are 0 to {episode_length - 1}")
+        share = 1.0
+        if self.schedule == "cosine":
+            share = 0.5 * (1.0 + math.cos(math.pi * step / episode_length))
+        return self.host_lr * share, self.seed_lr * share
+
+    def population_config(self, executor: ExecutorName = "auto") -> PopulationConfig:
+        """The settings in kasmina's words."""
+        from esper.kasmina import OptimConfig, PopulationConfig
+
+        law = asdict(self)
+        for own in ("host_lr", "seed_lr", "schedule"):
+            del law[own]
+        return PopulationConfig(
+            executor=executor,
+            host_lr=self.host_lr,
+            seed_lr=self.seed_lr,
+            optim=OptimConfig(**law),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """Everything a run needs to know about a task."""
+
+    name: str
+    """What people call it on the command line."""
+    description: str
+    """One line for people."""
+    load_data: Callable[[], TaskData]
+    """Makes or reads the arrays; called once a run, through `load`."""
+    host_factory: Callable[[], nn.Module]
+    """Builds one host; imports torch when called."""
+    topology: Topology
+    """Kind of the host, which decides what blueprints fit."""
+    slots: tuple[str, ...]
+    """Where seeds may be grown."""
+    blueprints: tuple[str, ...]
+    """What may be grown."""
+    num_classes: int
+    """Outputs of the host; for language models the vocabulary."""
+    input_shape: tuple[int, ...]
+    """One sample."""
+    batch_size: int
+    """Samples in a batch, for each member its own."""
+    batches_per_step: int
+    """Training batches between two decisions of a controller."""
+    episode_length: int
+    """T: steps from a fresh host to the end."""
+    chance: float
+    """Accuracy (0..1) of guessing; 0 for language models, by how their accuracy is defined."""
+    optim: OptimSettings = field(default_factory=OptimSettings)
+    """How members learn."""
+    augmentation: Augmentation = "none"
+    """What is done to training images: nothing, mirrored at random, or shifted and mirrored."""
+    score: ScoreConstants = field(default_factory=ScoreConstants)
+    """What growth costs in the score."""
+    upkeep: Upkeep = field(default_factory=Upkeep)
+    """What live seeds cost in the reward."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_classes", "batch_size", "batches_per_step", "episode_length"):
+            if getattr(self, name) < 1:
+                raise EsperError(
+                    f"task {self.name}: {name}={getattr(self, name)}, must be 1 or more"
+                )
+        if self.topology not in TOPOLOGIES:
+            raise unknown_name("topology", self.topology, TOPOLOGIES, f"in task {self.name}")
+        if self.augmentation not in get_args(Augmentation):
+            raise unknown_name("augmentation", self.augmentation, get_args(Augmentation))
+        if self.augmentation != "none" and len(self.input_shape) != 3:
+            raise EsperError(
+                f"task {self.name}: augmentation {self.augmentation} is for images, samples are "
+                f"{self.input_shape}"
+            )
+        if not self.slots or not self.blueprints:
+            raise EsperError(f"task {self.name}: name at least one slot and one blueprint")
+        for slot in self.slots:
+            parse_slot_id(slot)
+        if not 0 <= self.chance < 1:
+            raise EsperError(f"task {self.name}: chance={self.chance}, must be from 0 to below 1")
+
+    @property
+    def episode_samples(self) -> int:
+        """Training samples one member sees in an episode."""
+        return self.batch_size * self.batches_per_step * self.episode_length
+
+    def load(self) -> TaskData:
+        """The data, checked against this spec."""
+        data = self.load_data()
+        data.check(self.name, self.num_classes, self.input_shape, self.batch_size)
+        return data
+
+    def population(
+        self,
+        members: int,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        executor: ExecutorName = "auto",
+    ) -> Population:
+        """Fresh members of this task's host, with its slots, blueprints and optimiser."""
+        from esper.kasmina import Population
+
+        config = self.optim.population_config(executor)
+        return Population(
+            self.host_factory, self.slots, self.blueprints, members, seed, device, config
+        )

@@ -1,0 +1,154 @@
+"""Made-up images of any shape, for tests and benchmarks: class prototypes and noise.
+
+A prototype is a coarse pattern of random brightness; an image is its class's pattern plus noise.
+Everything follows from the seed, and nothing is made before the data are loaded.
+
+Shape letters: N images, K classes, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.arrays import Floats, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
+from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
+from esper.tasks.registry import register_task
+from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
+
+GRID: Final = 4
+"""A prototype has at most this many patches a side, each of one brightness."""
+GREY: Final = 128.0
+CONTRAST: Final = 24.0
+"""Deviation of the prototypes around grey."""
+NOISE: Final = 48.0
+"""Deviation of the noise: one pixel tells little, a whole image enough."""
+CHUNK: Final = 4096
+"""Images made at a time, so that the floats behind them stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticImages:
+    """Makes the data of a synthetic task when called."""
+
+    classes: int
+    """K, all equally frequent in each part, to one image."""
+    channels: int
+    """Channels of an image."""
+    size: int
+    """Height and width of an image."""
+    train: int
+    """Training images."""
+    validation: int
+    """Images in each of val_control, val_score and test."""
+    seed: int
+    """Everything follows from it."""
+
+    def __post_init__(self) -> None:
+        for name in ("channels", "size"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"synthetic {name}={getattr(self, name)}: must be 1 or more")
+        if self.classes < 2:
+            raise EsperError(f"synthetic classes={self.classes}: must be 2 or more")
+        for name in ("train", "validation"):
+            if getattr(self, name) < self.classes:
+                raise EsperError(
+                    f"synthetic {name}={getattr(self, name)}: at least one image of each of the "
+                    f"{self.classes} classes is needed"
+                )
+
+    def __call__(self) -> TaskData:
+        prototypes_KCHW = self._prototypes()
+        counts = (self.train, *(self.validation,) * 3)
+        parts = {
+            name: self._part(name, count, prototypes_KCHW)
+            for name, count in zip(PARTS, counts, strict=True)
+        }
+        mean_C, std_C = channel_statistics(parts["train"].inputs)
+        return TaskData(**parts, mean=mean_C, std=std_C)
+
+    def _prototypes(self) -> Floats:
+        generator = np.random.default_rng(stream_seed(self.seed, "synthetic", "prototypes"))
+        side = min(GRID, self.size)
+        coarse = generator.standard_normal((self.classes, self.channels, side, side))
+        patch = np.arange(self.size) * side // self.size
+        return (CONTRAST * coarse[:, :, patch][:, :, :, patch]).astype(np.float32)
+
+    def _part(self, name: str, count: int, prototypes_KCHW: Floats) -> TaskPart:
+        """Noise of its own stream, so that no image of one part depends on another part."""
+        generator = np.random.default_rng(stream_seed(self.seed, "synthetic", name))
+        labels_N: Ints = generator.permutation(np.arange(count, dtype=np.int64) % self.classes)
+        images = np.empty((count, *prototypes_KCHW.shape[1:]), dtype=np.uint8)
+        for start in range(0, count, CHUNK):
+            some = labels_N[start : start + CHUNK]
+            noise = generator.standard_normal((len(some), *images.shape[1:]), dtype=np.float32)
+            pixels = GREY + prototypes_KCHW[some] + NOISE * noise
+            images[start : start + CHUNK] = np.clip(np.rint(pixels), 0, 255)
+        return TaskPart(images, labels_N)
+
+
+def channel_statistics(images_NCHW: npt.NDArray[np.uint8]) -> tuple[Floats, Floats]:
+    """Mean and deviation of each channel, exact: whole numbers are added up."""
+    channels = range(images_NCHW.shape[1])
+    histograms = [np.bincount(images_NCHW[:, c].ravel(), minlength=256) for c in channels]
+    value = np.arange(256, dtype=np.float64)
+    share = np.stack(histograms) / (images_NCHW.size / len(histograms))
+    mean_C = share @ value
+    std_C = np.sqrt((share * (value - mean_C[:, None]) ** 2).sum(axis=1))
+    return mean_C.astype(np.float32), std_C.astype(np.float32)
+
+
+def synthetic_spec(
+    classes: int = 10,
+    channels: int = 1,
+    size: int = 8,
+    train: int = 1000,
+    validation: int = 200,
+    base_channels: int = 2,
+    kernel_size: int = 3,
+    n_blocks: int = 3,
+    batch_size: int = 64,
+    batches_per_step: int = 4,
+    episode_length: int = 20,
+    seed: int = 0,
+    name: str = "synthetic",
+) -> TaskSpec:
+    """A task of made-up images; `validation`: images in each of val_control, val_score and test."""
+    host = CNNFactory(classes, channels, base_channels, kernel_size, n_blocks)
+    return TaskSpec(
+        name=name,
+        description=f"{classes} made-up classes of {channels}x{size}x{size} images",
+        load_data=SyntheticImages(classes, channels, size, train, validation, seed),
+        host_factory=host,
+        topology="cnn",
+        slots=host.slots,
+        blueprints=CNN_BLUEPRINTS,
+        num_classes=classes,
+        input_shape=(channels, size, size),
+        batch_size=batch_size,
+        batches_per_step=batches_per_step,
+        episode_length=episode_length,
+        chance=1 / classes,
+        optim=OptimSettings(host_lr=0.1, seed_lr=0.1),
+    )
+
+
+register_task(synthetic_spec())
+register_task(
+    synthetic_spec(
+        channels=3,
+        size=32,
+        train=50_000 - 2 * 2048,
+        validation=2048,
+        base_channels=8,
+        batch_size=512,
+        batches_per_step=24,
+        episode_length=25,
+        name="synthetic_cifar",
+    )
+)
