@@ -116,9 +116,41 @@ def test_token_ids_stay_whole_numbers():
     assert torch.equal(x, y)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(10, 3), (10, 4, 3), (10, 3, 2, 2)])
+def test_numbers_of_any_kind_are_normalised_along_their_channels(shape, dtype):
+    examples = np.arange(np.prod(shape)).reshape(shape).astype(dtype)
+    mean, std = (1.0, 2.0, 3.0), (2.0, 4.0, 8.0)
+    labels = np.arange(10, dtype=np.int64)
+    iterator = SharedBatchIterator(examples, labels, 1, 10, 1, mean=mean, std=std)
+    ((x, y),) = iterator.step(0)
+    axis = 1 if len(shape) == 4 else -1
+    moved = np.moveaxis(examples[y[0].numpy()].astype(np.float64), axis, -1)
+    expected = np.moveaxis((moved - np.array(mean)) / np.array(std), -1, axis)
+    assert x.dtype == torch.float32
+    np.testing.assert_allclose(x[0].numpy(), expected, rtol=1e-6)
+
+
+def test_a_forked_process_goes_on():
+    import os
+    import signal
+
+    iterator = SharedBatchIterator(IMAGES, LABELS, 2, 4, 5, seed=7)
+    expected = [y for _, y in SharedBatchIterator(IMAGES, LABELS, 2, 4, 5, seed=7).step(1)]
+    list(iterator.step(0))
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        found = [y for _, y in iterator.step(1)]
+        os._exit(0 if all(map(torch.equal, found, expected)) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
+        ({"std": (1.0, 0.0, 1.0)}, "std above 0"),
+        ({"mean": (float("nan"),)}, "finite"),
         ({"members": 0}, "members=0"),
         ({"batch_size": 24}, "batch_size=24: the data has 23 examples"),
         ({"batches_per_step": 0}, "batches_per_step=0"),

@@ -10,6 +10,7 @@ Shape letters: E members, B batch, M batches of a step, N examples, C H W.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
@@ -47,7 +48,11 @@ class SharedBatchIterator:
         std: Sequence[float] = (1.0,),
         augmentation: Augmentation = "none",
     ) -> None:
-        """`mean` and `std`: one value, or one per channel, in the examples' own units."""
+        """`mean` and `std`: one value, or one per channel, in the examples' own units.
+
+        Pixels (uint8) and real numbers are normalised and come as float32; other whole numbers are
+        token ids and stay as they are. Channels are axis 1 of images, else the last axis.
+        """
         if min(members, batch_size, batches_per_step) < 1:
             raise EsperError(
                 f"members={members}, batch_size={batch_size}, batches_per_step={batches_per_step}: "
@@ -69,18 +74,23 @@ class SharedBatchIterator:
         self.device = torch.device(device)
         self.members, self.batch_size, self.batches_per_step = members, batch_size, batches_per_step
         self.seed, self.round, self.augmentation = seed, 0, augmentation
-        self.examples = torch.from_numpy(np.array(examples)).to(self.device)
+        if min(std) <= 0 or not np.isfinite((*mean, *std)).all():
+            raise EsperError(f"mean={tuple(mean)}, std={tuple(std)}: finite, and std above 0")
+        real = np.issubdtype(examples.dtype, np.floating)
+        own = np.array(examples, dtype=np.float32 if real else examples.dtype)
+        self.examples = torch.from_numpy(own).to(self.device)
         self.targets = torch.from_numpy(np.array(targets)).to(self.device)
-        shape = (-1, *[1] * (examples.ndim - 2))
+        shape = (-1, 1, 1) if examples.ndim == 4 else (-1,)
         self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
         self._epochs: dict[int, Tensor] = {}
         self._ahead: tuple[int, Future[Tensor]] | None = None
+        self._process = os.getpid()
         self._pool = ThreadPoolExecutor(1, "esper-order") if self.device.type == "cpu" else None
 
     def reset(self, round_index: int) -> None:
         """Start an episode: the orders and augmentations of that round."""
-        if self._ahead is not None:
+        if self._ahead is not None and os.getpid() == self._process:
             self._ahead[1].cancel()
             if not self._ahead[1].cancelled():
                 self._ahead[1].result()
@@ -95,17 +105,15 @@ class SharedBatchIterator:
             x = self.examples[index_EB]
             if self.augmentation != "none":
                 x = self._augment(x, step * self.batches_per_step + batch)
-            if not x.dtype.is_floating_point and x.ndim > 3:  # images; token ids stay as they are
-                x = x.to(torch.float32)
-            if x.dtype.is_floating_point:
-                x = (x - self._mean) / self._std
+            if x.dtype == torch.uint8 or x.dtype.is_floating_point:
+                x = (x.to(torch.float32) - self._mean) / self._std
             yield x, self.targets[index_EB]
 
     # ---- the order ------------------------------------------------------------------------
 
     def _order_of(self, step: int) -> Tensor:
         """`[E, M, B]` on the device; on the CPU the next step's is prepared beside training."""
-        if self._pool is None:
+        if self._pool is None or os.getpid() != self._process:  # a fork does not take threads along
             return self._make_order(step)
         if self._ahead is not None and self._ahead[0] == step:
             order = self._ahead[1].result()
