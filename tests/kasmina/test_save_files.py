@@ -225,7 +225,8 @@ def test_killed_at_each_call_the_old_or_the_new_save_is_whole(tmp_path):
 def test_killed_at_random_moments_the_old_or_the_new_save_is_whole(count, tmp_path):
     seen = in_fresh_process(f"killed_at_random({str(tmp_path / 'save')!r}, {count})", 600)
     assert seen["old"] + seen["new"] == count
-    assert seen["midway"] > 0, f"some kills fell into the middle of a save: {seen}"
+    if count >= 100:  # of a few kills, chance may put none there
+        assert seen["midway"] > 0, f"some kills fell into the middle of a save: {seen}"
 
 
 def test_contents_reach_the_disk_before_their_names(folder, monkeypatch):
