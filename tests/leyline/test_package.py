@@ -43,6 +43,7 @@ PUBLIC_API = (
     "PolicyProtocol",
     "RewardProtocol",
     "EngineListener",
+    "PlantingPolicy",
     "AnomalyReport",
     "RewardComponentsTelemetry",
     "TelemetryConfig",

@@ -230,9 +230,12 @@ class Population:
         plan = self._cached_plan("train", training_rows)
         logits = self._run(x, plan, training=True)
         self.trainer.drop_gradients()  # a caller's own or a failed batch may have left some
-        loss_R = self.loss(logits, _row_targets(target, logits, plan))
+        target_R = _row_targets(target, logits, plan)
+        loss_R = self.loss(logits, target_R)
         loss_R.sum().backward()  # type: ignore[no-untyped-call]
-        return self.trainer.step(plan, loss_R.detach())
+        main = slice(self.members)
+        correct_E = count_correct(logits[main].detach(), target_R[main])
+        return self.trainer.step(plan, loss_R.detach(), correct_E)
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
         """Learning rates, one for all members or one each; a schedule calls this every step."""

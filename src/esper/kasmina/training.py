@@ -65,6 +65,8 @@ class TrainBatch:
 
     loss_E: Tensor
     """Loss of the main rows."""
+    correct_E: Tensor
+    """Their right predictions."""
     shadow_loss_ES: Tensor
     """Loss with the incubating seed of that slot switched on."""
     host_grad_norm_E: Tensor
@@ -157,7 +159,7 @@ class Trainer:
             banks.append(((s, GATE_KEY), store, s, gated))
         return banks
 
-    def step(self, plan: RowPlan, loss_R: Tensor) -> TrainBatch:
+    def step(self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor) -> TrainBatch:
         """Clip and update everything that trains, from the gradients of one backward pass."""
         network = self.network
         host_norm_E = gradient_norm(network.host)
@@ -169,7 +171,7 @@ class Trainer:
             )
         self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E)
         self._drop_gradients()
-        return self._statistics(plan, loss_R, host_norm_E, slot_norms)
+        return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms)
 
     def _drop_gradients(self) -> None:
         """What a frozen seed was sent (pruned by a ramp) must not reach its successor."""
@@ -210,6 +212,7 @@ class Trainer:
         self,
         plan: RowPlan,
         loss_R: Tensor,
+        correct_E: Tensor,
         host_norm_E: Tensor | None,
         slot_norms: dict[int, Tensor],
     ) -> TrainBatch:
@@ -226,6 +229,7 @@ class Trainer:
             host_norm_E = torch.zeros_like(loss_R[:members])
         return TrainBatch(
             loss_E=loss_R[:members],
+            correct_E=correct_E,
             shadow_loss_ES=shadow.view(members, slots),
             host_grad_norm_E=host_norm_E,
             grad_norm_ES=grads.T,

@@ -152,6 +152,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "RewardProtocol",
         "PolicyProtocol",
         "EngineListener",
+        "PlantingPolicy",
         "SinkProtocol",
     ),
 }
@@ -234,6 +235,7 @@ if TYPE_CHECKING:
     from esper.leyline.payloads import Throughput as Throughput
     from esper.leyline.protocols import EngineListener as EngineListener
     from esper.leyline.protocols import HostProtocol as HostProtocol
+    from esper.leyline.protocols import PlantingPolicy as PlantingPolicy
     from esper.leyline.protocols import PolicyProtocol as PolicyProtocol
     from esper.leyline.protocols import RewardProtocol as RewardProtocol
     from esper.leyline.protocols import SinkProtocol as SinkProtocol

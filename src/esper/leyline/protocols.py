@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from esper.leyline.arrays import Bools, Doubles
+    from esper.leyline.arrays import Bools, Doubles, Ints
     from esper.leyline.masks import ActionMasks
     from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
     from esper.leyline.records import PolicyDecision, Rollout, StepRecord
@@ -102,6 +102,18 @@ class PolicyProtocol(Protocol[_StateT]):
 
     def update(self, rollout: Rollout[_StateT]) -> PPOUpdateMetrics | None:
         """Learn from what was stored, and forget it; None where there is nothing to learn."""
+        ...
+
+
+@runtime_checkable
+class PlantingPolicy(Protocol):
+    """A policy whose members are born with seeds in them (static baselines); optional.
+
+    The engine asks it at the start of every episode, before anything trains.
+    """
+
+    def planted(self, members: int, slots: Sequence[str], blueprints: Sequence[str]) -> Ints:
+        """`[E, S]`: blueprint index of the permanent seed in each slot, `NO_BLUEPRINT` for none."""
         ...
 
 

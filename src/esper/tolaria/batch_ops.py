@@ -1,0 +1,171 @@
+"""What is done with one batch: train all members on it, or validate rows on it, and add up.
+
+Totals are device tensors that are filled in place and passed in explicitly; nothing here waits for
+the device. Losses and gradients that are not finite stay so in the sums.
+
+Shape letters: E members, R rows, S slots, B batch, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.kasmina.population import Population
+from esper.kasmina.rows import RowTable, upload
+from esper.kasmina.training import TrainBatch
+from esper.leyline.errors import EsperError
+
+Merit = Callable[[Tensor, Tensor], Tensor]
+"""(logits `[R, B, ..., K]`, targets `[R, B, ...]`) -> what each sample counts for `[R, B]`; its
+mean over samples is the accuracy."""
+
+
+def right_or_wrong(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
+    """1 for a right prediction, 0 for a wrong one."""
+    return (logits_RBK.argmax(dim=-1) == target_RB).to(torch.float32)
+
+
+def language_merit(logits_RBTK: Tensor, target_RBT: Tensor) -> Tensor:
+    """1 - loss / ln(vocab) of each sequence: 0 is guessing, 1 is certainty."""
+    losses = F.cross_entropy(
+        logits_RBTK.flatten(0, -2).float(), target_RBT.flatten(), reduction="none"
+    )
+    loss_RB = losses.view(*target_RBT.shape[:2], -1).mean(dim=-1)
+    return 1.0 - loss_RB / math.log(logits_RBTK.shape[-1])
+
+
+@dataclass(slots=True)
+class TrainTotals:
+    """What the train batches of a step add up to."""
+
+    loss_E: Tensor
+    """Sum over batches."""
+    correct_E: Tensor
+    shadow_loss_ES: Tensor
+    """Sum over batches; NaN where nothing incubates."""
+    host_grad_norm_E: Tensor
+    """Sum over batches, before clipping."""
+    grad_norm_ES: Tensor
+    """Sum over batches, before clipping; NaN where nothing trains."""
+    batches: int = 0
+    predictions: int = 0
+    """Of one member."""
+
+    @classmethod
+    def zeros(cls, members: int, slots: int, device: torch.device) -> TrainTotals:
+        """Nothing seen yet."""
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float64, device=device)
+
+        each, pair = (members,), (members, slots)
+        return cls(zeros(*each), zeros(*each), zeros(*pair), zeros(*each), zeros(*pair))
+
+    def zero_(self) -> None:
+        """Start over."""
+        _zero(self)
+        self.batches = self.predictions = 0
+
+
+@dataclass(slots=True)
+class RowTotals:
+    """What the validation batches of a step add up to, for each row."""
+
+    loss_R: Tensor
+    """Sum over samples."""
+    merit_R: Tensor
+    """Sum over samples; right predictions, for classes."""
+    gain_R: Tensor
+    """Sum over samples of the merit of the row's member as it stands, minus the row's."""
+    gain_square_R: Tensor
+    """Sum over samples of the square of that difference."""
+    samples: int = 0
+
+    @classmethod
+    def zeros(cls, rows: int, device: torch.device) -> RowTotals:
+        """Nothing seen yet."""
+        return cls(*(torch.zeros(rows, dtype=torch.float64, device=device) for _ in range(4)))
+
+    def zero_(self) -> None:
+        """Start over."""
+        _zero(self)
+        self.samples = 0
+
+
+def _zero(totals: TrainTotals | RowTotals) -> None:
+    for field in fields(totals):
+        value = getattr(totals, field.name)
+        if isinstance(value, Tensor):
+            value.zero_()
+
+
+def process_train_batch(
+    population: Population, x_EB: Tensor, target_EB: Tensor, totals: TrainTotals
+) -> None:
+    """Train all members on a batch each."""
+    batch = population.train_batch(x_EB, target_EB)
+    totals.loss_E += batch.loss_E
+    totals.correct_E += batch.correct_E
+    totals.shadow_loss_ES += batch.shadow_loss_ES
+    collect_gradient_telemetry_for_batch(batch, totals)
+    totals.batches += 1
+    totals.predictions += target_EB[0].numel()
+
+
+def collect_gradient_telemetry_for_batch(batch: TrainBatch, totals: TrainTotals) -> None:
+    """Add the gradient norms of a batch; one that is not finite makes the sum not finite."""
+    totals.host_grad_norm_E += batch.host_grad_norm_E
+    totals.grad_norm_ES += batch.grad_norm_ES
+
+
+def process_val_batch(
+    population: Population, x: Tensor, target: Tensor, merit: Merit, totals: RowTotals
+) -> None:
+    """Validate every member as it stands, on samples all share: row e of the totals is member e."""
+    with torch.no_grad():
+        logits = population.forward(x)
+        _add_rows(population, logits, target, merit, totals)
+
+
+def process_fused_val_batch(
+    population: Population,
+    x: Tensor,
+    target: Tensor,
+    merit: Merit,
+    table: RowTable,
+    totals: RowTotals,
+) -> None:
+    """Validate the rows of a table in one pass; its first E rows are the members as they stand.
+
+    Every further row is compared, sample by sample, with its member's own.
+    """
+    with torch.no_grad():
+        logits = population.forward(x, table)
+        merit_RB = _add_rows(population, logits, target, merit, totals)
+        own_R = upload(table.member_R, population.device)
+        gain_RB = (merit_RB.index_select(0, own_R) - merit_RB).to(torch.float64)
+        totals.gain_R += gain_RB.sum(dim=1)
+        totals.gain_square_R += gain_RB.square().sum(dim=1)
+
+
+def _add_rows(
+    population: Population, logits: Tensor, target: Tensor, merit: Merit, totals: RowTotals
+) -> Tensor:
+    """Add loss and merit of a batch; the merit of every row and sample."""
+    rows, batch = logits.shape[:2]
+    if target.shape[:2] != (1, batch):
+        raise EsperError(
+            f"validation targets of shape {tuple(target.shape)}: expected [1, {batch}, ...]"
+        )
+    target_R = target.expand(rows, *target.shape[1:])
+    merit_RB = merit(logits, target_R)
+    totals.loss_R += population.loss(logits, target_R) * batch
+    totals.merit_R += merit_RB.sum(dim=1)
+    totals.samples += batch
+    return merit_RB
