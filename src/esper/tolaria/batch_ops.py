@@ -90,7 +90,11 @@ class RowTotals:
     @classmethod
     def zeros(cls, rows: int, device: torch.device) -> RowTotals:
         """Nothing seen yet."""
-        return cls(*(torch.zeros(rows, dtype=torch.float64, device=device) for _ in range(4)))
+
+        def zeros() -> Tensor:
+            return torch.zeros(rows, dtype=torch.float64, device=device)
+
+        return cls(zeros(), zeros(), zeros(), zeros())
 
     def zero_(self) -> None:
         """Start over."""
