@@ -11,9 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from esper.leyline.arrays import Bools, Floats, Ints
+from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import GateSignals
+from esper.leyline.stages import BLENDED_STAGES, SeedStage
+
+_LEARNS: Bools = np.array([s in BLENDED_STAGES | {SeedStage.TRAINING} for s in SeedStage])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,33 @@ class GateConfig:
             raise EsperError(f"gate mode {self.mode!r}: choose permissive or strict")
         if self.min_training_steps < 1:
             raise EsperError(f"min_training_steps={self.min_training_steps}: must be 1 or more")
+
+
+def gate_signals(
+    stage_ES: Codes,
+    host_loss_E: Floats | Doubles,
+    shadow_loss_ES: Floats | Doubles,
+    grad_norm_ES: Floats | Doubles,
+    contribution_ES: Floats,
+    contribution_se_ES: Floats,
+) -> GateSignals:
+    """What the gates read, from the means over a step's batches and the stages it trained in.
+
+    A loss or gradient that should be there and is not finite becomes +inf; where there is none to
+    measure, NaN.
+    """
+
+    def measured(values: Floats | Doubles, applies: Bools | bool) -> Floats:
+        sound = np.where(np.isfinite(values), values, np.inf)
+        return np.where(applies, sound, np.nan).astype(np.float32)
+
+    return GateSignals(
+        host_loss_E=measured(host_loss_E, True),
+        shadow_loss_ES=measured(shadow_loss_ES, stage_ES == SeedStage.TRAINING),
+        grad_norm_ES=measured(grad_norm_ES, _LEARNS[stage_ES]),
+        contribution_ES=contribution_ES,
+        contribution_se_ES=contribution_se_ES,
+    )
 
 
 def ready_to_blend(config: GateConfig, steps_in_stage: Ints, signals: GateSignals) -> Bools:

@@ -40,6 +40,7 @@ from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig
 from esper.kasmina.probe import HostProbe, probe_host, seed_macs
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
+from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
@@ -225,17 +226,23 @@ class Population:
             target_R = _row_targets(target, logits, plan)
             return EvalBatch(self.loss(logits, target_R), count_correct(logits, target_R))
 
-    def train_batch(self, x: Tensor, target: Tensor) -> TrainBatch:
-        """One batch for all members: hosts on their main rows, incubating seeds on shadow rows."""
+    def train_batch(
+        self, x: Tensor, target: Tensor, scaler: MemberScaler | None = None
+    ) -> TrainBatch:
+        """One batch for all members: hosts on their main rows, incubating seeds on shadow rows.
+
+        `scaler`: for training in fp16, under autocast.
+        """
         plan = self._cached_plan("train", training_rows)
         logits = self._run(x, plan, training=True)
         self.trainer.drop_gradients()  # a caller's own or a failed batch may have left some
         target_R = _row_targets(target, logits, plan)
         loss_R = self.loss(logits, target_R)
-        loss_R.sum().backward()  # type: ignore[no-untyped-call]
+        scaled_R = loss_R if scaler is None else scaler.scale(loss_R, plan.member_R)
+        scaled_R.sum().backward()  # type: ignore[no-untyped-call]
         main = slice(self.members)
         correct_E = count_correct(logits[main].detach(), target_R[main])
-        return self.trainer.step(plan, loss_R.detach(), correct_E)
+        return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
         """Learning rates, one for all members or one each; a schedule calls this every step."""

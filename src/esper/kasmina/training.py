@@ -21,6 +21,7 @@ from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.kasmina.rows import RowPlan, upload
+from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Codes
@@ -159,19 +160,46 @@ class Trainer:
             banks.append(((s, GATE_KEY), store, s, gated))
         return banks
 
-    def step(self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor) -> TrainBatch:
+    def step(
+        self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor, scaler: MemberScaler | None = None
+    ) -> TrainBatch:
         """Clip and update everything that trains, from the gradients of one backward pass."""
         network = self.network
+        if scaler is not None:
+            self._unscale(scaler)
         host_norm_E = gradient_norm(network.host)
         slot_norms = self._slot_norms()
+        sound_E = None
+        if scaler is not None:
+            overflow_E = self._overflow(host_norm_E, slot_norms)
+            excused_E, sound_E = scaler.excused(overflow_E), ~overflow_E
+            scaler.update(overflow_E)
         for update in self._slot_updates():
             lr_E = torch.where(update.fossil_E, self.host_lr_E, self._seed_rates(update.store))
-            self.seed_optimizer.step(
-                update.key, update.store, lr_E, slot_norms.get(update.slot), update.active_E
-            )
-        self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E)
+            active_E = update.active_E if sound_E is None else update.active_E & sound_E
+            norm_E = slot_norms.get(update.slot)
+            self.seed_optimizer.step(update.key, update.store, lr_E, norm_E, active_E)
+        self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E, sound_E)
         self._drop_gradients()
+        if sound_E is not None:
+            slot_norms = {s: norm.masked_fill(excused_E, 0.0) for s, norm in slot_norms.items()}
+            host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(excused_E, 0.0)
         return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms)
+
+    def _unscale(self, scaler: MemberScaler) -> None:
+        for store in (self.network.host, *(update.store for update in self._slot_updates())):
+            if store.flat_EP.grad is not None:
+                scaler.unscale_(store.flat_EP.grad)
+
+    def _overflow(self, host_norm_E: Tensor | None, slot_norms: dict[int, Tensor]) -> Tensor:
+        """`[E]`: members of which any gradient that is used is not finite."""
+        overflow_E = torch.zeros_like(self.host_lr_E, dtype=torch.bool)
+        if host_norm_E is not None:
+            overflow_E |= ~torch.isfinite(host_norm_E)
+        for update in self._slot_updates():
+            if update.slot in slot_norms:
+                overflow_E |= update.active_E & ~torch.isfinite(slot_norms[update.slot])
+        return overflow_E
 
     def _drop_gradients(self) -> None:
         """What a frozen seed was sent (pruned by a ramp) must not reach its successor."""

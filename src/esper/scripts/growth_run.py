@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import CNNHost, Population, PopulationConfig
+from esper.kasmina.gates import gate_signals
 from esper.kasmina.training import TrainBatch
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.signals import GateSignals
-from esper.leyline.stages import BLENDED_STAGES, LIVE_STAGES, SeedStage
+from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.scripts.growth_config import BLUEPRINTS, Arm, GrowDigits
 from esper.tasks.digits import CLASSES, DigitsPart, DigitsSplit
 from esper.tasks.order import epoch_order
@@ -197,7 +198,7 @@ class ArmRun:
         ]
         self.diary.val_score.append(accuracy(population, self.data.val_score))
         contribution = leave_one_out(population, self.data.val_control)
-        signals = gate_signals(batches, life.stage_ES, contribution)
+        signals = step_signals(batches, life.stage_ES, contribution)
         self.diary.train_loss.append(signals.host_loss_E)
         population.end_step(signals)
         if self.arm is Arm.GROWN:
@@ -282,25 +283,18 @@ def leave_one_out(population: Population, examples: Examples) -> tuple[Floats, F
     return contribution_ES, error_ES
 
 
-def gate_signals(
+def step_signals(
     batches: Sequence[TrainBatch], stage_ES: Codes, contribution: tuple[Floats, Floats]
 ) -> GateSignals:
-    """Means over the batches of a step; what should be finite and is not becomes +inf."""
+    """Means over the batches of a step, as the gates read them."""
 
     def mean(name: str) -> Floats:
         stacked = torch.stack([getattr(batch, name) for batch in batches])
-        values = stacked.mean(dim=0).cpu().numpy()  # waits for the device, once a step and name
-        return np.where(np.isfinite(values), values, np.inf).astype(np.float32)
+        values: Floats = stacked.mean(dim=0).cpu().numpy()  # waits for the device, once a name
+        return values
 
-    training_ES = stage_ES == SeedStage.TRAINING
-    learns_ES = training_ES | np.isin(stage_ES, [int(s) for s in BLENDED_STAGES])
-    return GateSignals(
-        host_loss_E=mean("loss_E"),
-        shadow_loss_ES=np.where(training_ES, mean("shadow_loss_ES"), np.nan).astype(np.float32),
-        grad_norm_ES=np.where(learns_ES, mean("grad_norm_ES"), np.nan).astype(np.float32),
-        contribution_ES=contribution[0],
-        contribution_se_ES=contribution[1],
-    )
+    losses = mean("loss_E"), mean("shadow_loss_ES")
+    return gate_signals(stage_ES, *losses, mean("grad_norm_ES"), *contribution)
 
 
 def seeds_by_stage(stage_ES: Codes) -> dict[SeedStage, int]:
