@@ -14,9 +14,7 @@ import numpy as np
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import GateSignals
-from esper.leyline.stages import BLENDED_STAGES, SeedStage
-
-_LEARNS: Bools = np.array([s in BLENDED_STAGES | {SeedStage.TRAINING} for s in SeedStage])
+from esper.leyline.stages import SeedStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +43,7 @@ class GateConfig:
 
 def gate_signals(
     stage_ES: Codes,
+    trains_ES: Bools,
     host_loss_E: Floats | Doubles,
     shadow_loss_ES: Floats | Doubles,
     grad_norm_ES: Floats | Doubles,
@@ -53,6 +52,7 @@ def gate_signals(
 ) -> GateSignals:
     """What the gates read, from the means over a step's batches and the stages it trained in.
 
+    `trains_ES`: where a seed has a gradient (not where its alpha falls before it is removed).
     A loss or gradient that should be there and is not finite becomes +inf; where there is none to
     measure, NaN.
     """
@@ -64,7 +64,7 @@ def gate_signals(
     return GateSignals(
         host_loss_E=measured(host_loss_E, True),
         shadow_loss_ES=measured(shadow_loss_ES, stage_ES == SeedStage.TRAINING),
-        grad_norm_ES=measured(grad_norm_ES, _LEARNS[stage_ES]),
+        grad_norm_ES=measured(grad_norm_ES, trains_ES),
         contribution_ES=contribution_ES,
         contribution_se_ES=contribution_se_ES,
     )

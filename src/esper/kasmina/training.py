@@ -134,6 +134,10 @@ class Trainer:
         groups = _GROUP_OF_STAGE[self.life.stage_ES]
         return np.where(self.life.pruning_ES, np.int8(ParameterGroup.FROZEN), groups)
 
+    def training(self) -> Bools:
+        """`[E, S]`: where a seed learns, and so has a gradient."""
+        return np.asarray(self.seed_groups() != ParameterGroup.FROZEN)
+
     def groups(self) -> dict[tuple[str, str], Codes]:
         """(owner, parameter) -> group `[E]`, for every parameter there is. For people and tests."""
         host = np.full(self.network.members, ParameterGroup.HOST, dtype=np.int8)

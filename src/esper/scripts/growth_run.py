@@ -198,7 +198,7 @@ class ArmRun:
         ]
         self.diary.val_score.append(accuracy(population, self.data.val_score))
         contribution = leave_one_out(population, self.data.val_control)
-        signals = step_signals(batches, life.stage_ES, contribution)
+        signals = step_signals(population, batches, contribution)
         self.diary.train_loss.append(signals.host_loss_E)
         population.end_step(signals)
         if self.arm is Arm.GROWN:
@@ -284,7 +284,7 @@ def leave_one_out(population: Population, examples: Examples) -> tuple[Floats, F
 
 
 def step_signals(
-    batches: Sequence[TrainBatch], stage_ES: Codes, contribution: tuple[Floats, Floats]
+    population: Population, batches: Sequence[TrainBatch], contribution: tuple[Floats, Floats]
 ) -> GateSignals:
     """Means over the batches of a step, as the gates read them."""
 
@@ -293,8 +293,9 @@ def step_signals(
         values: Floats = stacked.mean(dim=0).cpu().numpy()  # waits for the device, once a name
         return values
 
+    stages = population.lifecycle.stage_ES, population.trainer.training()
     losses = mean("loss_E"), mean("shadow_loss_ES")
-    return gate_signals(stage_ES, *losses, mean("grad_norm_ES"), *contribution)
+    return gate_signals(*stages, *losses, mean("grad_norm_ES"), *contribution)
 
 
 def seeds_by_stage(stage_ES: Codes) -> dict[SeedStage, int]:

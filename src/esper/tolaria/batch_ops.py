@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper.kasmina.population import Population
 from esper.kasmina.rows import RowTable, upload
+from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import TrainBatch
 from esper.leyline.errors import EsperError
 
@@ -110,10 +111,14 @@ def _zero(totals: TrainTotals | RowTotals) -> None:
 
 
 def process_train_batch(
-    population: Population, x_EB: Tensor, target_EB: Tensor, totals: TrainTotals
+    population: Population,
+    x_EB: Tensor,
+    target_EB: Tensor,
+    totals: TrainTotals,
+    scaler: MemberScaler | None = None,
 ) -> None:
-    """Train all members on a batch each."""
-    batch = population.train_batch(x_EB, target_EB)
+    """Train all members on a batch each; `scaler` for fp16."""
+    batch = population.train_batch(x_EB, target_EB, scaler)
     totals.loss_E += batch.loss_E
     totals.correct_E += batch.correct_E
     totals.shadow_loss_ES += batch.shadow_loss_ES

@@ -27,6 +27,10 @@ from esper.leyline.streams import stream_keys
 
 Augmentation = Literal["none", "flip", "crop_flip"]
 AUGMENTATIONS: tuple[Augmentation, ...] = ("none", "flip", "crop_flip")
+DataPlacement = Literal["auto", "device", "stream"]
+PLACEMENTS: tuple[DataPlacement, ...] = ("auto", "device", "stream")
+DEVICE_SHARE = 0.5
+"""`auto` puts data on the device that take up to this share of its free memory."""
 CROP_PADDING = 4
 """Pixels a cropped image may be shifted by, each way."""
 _SIGN = -(1 << 63)
@@ -47,11 +51,15 @@ class SharedBatchIterator:
         mean: Sequence[float] = (0.0,),
         std: Sequence[float] = (1.0,),
         augmentation: Augmentation = "none",
+        placement: DataPlacement = "auto",
     ) -> None:
         """`mean` and `std`: one value, or one per channel, in the examples' own units.
 
         Pixels (uint8) and real numbers are normalised and come as float32; other whole numbers are
         token ids and stay as they are. Channels are axis 1 of images, else the last axis.
+
+        `placement`: `stream` leaves the data in the host's memory; batches are gathered there and
+        copied through pinned memory, without waiting for the device.
         """
         if min(members, batch_size, batches_per_step) < 1:
             raise EsperError(
@@ -78,15 +86,18 @@ class SharedBatchIterator:
             raise EsperError(f"mean={tuple(mean)}, std={tuple(std)}: finite, and std above 0")
         real = np.issubdtype(examples.dtype, np.floating)
         own = np.array(examples, dtype=np.float32 if real else examples.dtype)
-        self.examples = torch.from_numpy(own).to(self.device)
-        self.targets = torch.from_numpy(np.array(targets)).to(self.device)
+        self.placement = choose_placement(placement, own.nbytes, self.device)
+        self._home = self.device if self.placement == "device" else torch.device("cpu")
+        """Where examples and orders are."""
+        self.examples = torch.from_numpy(own).to(self._home)
+        self.targets = torch.from_numpy(np.array(targets)).to(self._home)
         shape = (-1, 1, 1) if examples.ndim == 4 else (-1,)
         self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
         self._epochs: dict[int, Tensor] = {}
         self._ahead: tuple[int, Future[Tensor]] | None = None
         self._process = os.getpid()
-        self._pool = ThreadPoolExecutor(1, "esper-order") if self.device.type == "cpu" else None
+        self._pool = ThreadPoolExecutor(1, "esper-order") if self._home.type == "cpu" else None
 
     def reset(self, round_index: int) -> None:
         """Start an episode: the orders and augmentations of that round."""
@@ -102,12 +113,18 @@ class SharedBatchIterator:
         order_EMB = self._order_of(step)
         for batch in range(self.batches_per_step):
             index_EB = order_EMB[:, batch]
-            x = self.examples[index_EB]
+            x, targets = self._arrived(self.examples[index_EB], self.targets[index_EB])
             if self.augmentation != "none":
                 x = self._augment(x, step * self.batches_per_step + batch)
             if x.dtype == torch.uint8 or x.dtype.is_floating_point:
                 x = (x.to(torch.float32) - self._mean) / self._std
-            yield x, self.targets[index_EB]
+            yield x, targets
+
+    def _arrived(self, *gathered: Tensor) -> tuple[Tensor, ...]:
+        """Gathered examples on the device; streamed ones through pinned memory."""
+        if self._home == self.device:
+            return gathered
+        return tuple(part.pin_memory().to(self.device, non_blocking=True) for part in gathered)
 
     # ---- the order ------------------------------------------------------------------------
 
@@ -142,7 +159,7 @@ class SharedBatchIterator:
         keys_E = stream_keys(
             self.seed, "round", self.round, "member", np.arange(self.members), "epoch", epoch
         )
-        words_EN = random_bits(keys_E, len(self.targets), self.device)
+        words_EN = random_bits(keys_E, len(self.targets), self._home)
         return torch.argsort(words_EN ^ _SIGN, dim=1, stable=True)
 
     # ---- augmentation ---------------------------------------------------------------------
@@ -161,6 +178,20 @@ class SharedBatchIterator:
         down_EB = (bits_EB >> 8 & 0xFFFF) % choices
         right_EB = (bits_EB >> 24 & 0xFFFF) % choices
         return _shifted(x, down_EB, right_EB)
+
+
+def choose_placement(
+    wanted: DataPlacement, size_bytes: int, device: torch.device
+) -> Literal["device", "stream"]:
+    """Where training data lie: on the device where they fit beside the members."""
+    if wanted not in PLACEMENTS:
+        raise unknown_name("data placement", wanted, PLACEMENTS)
+    if device.type == "cpu":
+        return "device"  # the host's memory is the device's
+    if wanted != "auto":
+        return wanted
+    free, _ = torch.cuda.mem_get_info(device)
+    return "device" if size_bytes <= DEVICE_SHARE * free else "stream"
 
 
 def _shifted(x_EBCHW: Tensor, down_EB: Tensor, right_EB: Tensor) -> Tensor:

@@ -15,6 +15,10 @@ from esper.leyline.errors import EsperError, unknown_name
 
 Profile = Literal["exact", "fast"]
 PROFILES: Final = ("exact", "fast")
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+PRECISIONS: Final = ("auto", "fp32", "bf16", "fp16")
+_NO_MEMORY: Final = ("can't allocate memory", "not enough memory", "CUDA out of memory")
+"""How torch's allocators say that there is none left."""
 CUBLAS_SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_EXACT: Final = (":4096:8", ":16:8")
 """Workspace sizes with which cuBLAS always takes the same path."""
@@ -65,16 +69,41 @@ def set_profile(profile: Profile) -> None:
     torch.backends.cuda.matmul.allow_tf32 = not exact
 
 
+def choose_precision(wanted: Precision, device: torch.device) -> Precision:
+    """What members are computed in: `auto` is bf16 on a GPU that has it, else fp32."""
+    if wanted not in PRECISIONS:
+        raise unknown_name("precision", wanted, PRECISIONS)
+    on_gpu = device.type == "cuda"
+    if wanted == "auto":
+        return "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+    if wanted != "fp32" and not on_gpu:
+        raise EsperError(f"precision {wanted!r} on {device}: a CPU computes in fp32; use auto")
+    return wanted
+
+
+def autocast(
+    device: torch.device, precision: Precision = "auto"
+) -> contextlib.AbstractContextManager[None]:
+    """The context members are computed in; nothing where that is float32."""
+    chosen = choose_precision(precision, device)
+    if chosen == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast("cuda", dtype=torch.bfloat16 if chosen == "bf16" else torch.float16)
+
+
 @contextlib.contextmanager
-def autocast(device: torch.device, enabled: bool) -> Iterator[None]:
-    """bf16 where the GPU has it; float32 everywhere else."""
-    able = enabled and device.type == "cuda" and torch.cuda.is_bf16_supported()
-    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=True) if able else _nothing():
+def explain_out_of_memory(device: torch.device, members: int, batch_size: int) -> Iterator[None]:
+    """Turn a failed allocation into one line that says what to lower."""
+    try:
         yield
-
-
-def _nothing() -> contextlib.AbstractContextManager[None]:
-    return contextlib.nullcontext()
+    except (RuntimeError, MemoryError) as error:
+        failed = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if not failed and not any(sign in str(error) for sign in _NO_MEMORY):
+            raise
+        raise EsperError(
+            f"out of memory on {device} with E={members} members and batch size B={batch_size}: "
+            f"lower --envs or --batch-size (a step needs memory in proportion to E x B)"
+        ) from error
 
 
 class CUDATimer:

@@ -1,0 +1,1 @@
+"""What controllers are paid: one module per family."""

@@ -1,0 +1,182 @@
+"""How the actions of a step are carried out: validated, applied to all members at once, reported.
+
+Shape letters: E members, S slots, K blueprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from esper.kasmina.population import Population
+from esper.leyline.actions import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    NO_SLOT,
+    TEMPOS,
+    ActionHead,
+    ActionOutcome,
+    ActionSpec,
+    AlphaMode,
+    LifecycleOp,
+    VetoReason,
+)
+from esper.leyline.arrays import Bools, Codes, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
+from esper.leyline.signals import TrainingSignals
+from esper.leyline.stages import ADVANCE_TO, PRUNABLE_STAGES, Gate, SeedStage
+from esper.tamiyo.masks import build_masks
+from esper.tolaria.observation import with_slots
+
+_Op = LifecycleOp
+_TEMPOS: Ints = np.array(TEMPOS, dtype=np.int64)
+_TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
+_SPEEDS: Ints = np.array(ALPHA_SPEEDS, dtype=np.int64)
+
+
+def _stages(*stages: SeedStage) -> Bools:
+    return np.array([stage in stages for stage in SeedStage])
+
+
+_FROM: Mapping[LifecycleOp, Bools] = {
+    _Op.ADVANCE: _stages(*ADVANCE_TO),
+    _Op.SET_ALPHA_TARGET: _stages(SeedStage.BLENDING, SeedStage.HOLDING),
+    _Op.PRUNE: _stages(*PRUNABLE_STAGES),
+    _Op.FOSSILIZE: _stages(SeedStage.HOLDING),
+}
+"""Stages each operation may be asked for in."""
+
+
+def execute_actions(
+    population: Population,
+    actions: ActionSpec,
+    signals: TrainingSignals,
+    rolled_back_E: Bools,
+    frozen: Mapping[ActionHead, int] | None = None,
+    truncated: bool = False,
+) -> ActionExecutionResult:
+    """Apply what may be applied, name the reason where it may not.
+
+    `signals`: what the controller saw. `rolled_back_E`: members whose actions are void, as what
+    the controller saw of them is gone. `truncated`: the rollout is cut after this step.
+    """
+    _check_indices(population, actions)
+    veto_E = veto_reasons(population, actions, rolled_back_E)
+    targets_slot_E = actions.op != _Op.WAIT
+    stage_before_E = _stage_of(population, actions, targets_slot_E)
+    _apply(population, actions, (veto_E == VetoReason.NONE) & targets_slot_E)
+    outcome = ActionOutcome(
+        veto=veto_E,
+        target_slot=np.where(targets_slot_E, actions.slot, NO_SLOT),
+        stage_before=stage_before_E,
+        stage_after=_stage_of(population, actions, targets_slot_E),
+    )
+    life = population.lifecycle
+    return ActionExecutionResult(
+        outcome=outcome,
+        truncated_bootstrap_targets=_cut_places(signals, rolled_back_E, truncated),
+        post_action_signals=with_slots(signals, population),
+        post_action_masks=build_masks(life.legal_ops(), life.fits_SK, frozen),
+    )
+
+
+def _check_indices(population: Population, actions: ActionSpec) -> None:
+    """Slots and blueprints exist; the other heads were checked when the actions were made."""
+    if actions.members != population.members:
+        raise EsperError(f"{actions.members} actions for {population.members} members")
+    limits = ((ActionHead.SLOT, population.slots), (ActionHead.BLUEPRINT, population.blueprints))
+    for head, names in limits:
+        bad = np.flatnonzero(actions.of(head) >= len(names))
+        if bad.size:
+            raise EsperError(
+                f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
+                f"there are {len(names)} ({', '.join(names)})"
+            )
+
+
+def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools) -> Codes:
+    """Stage of the slot each action is about; -1 for WAIT."""
+    stage_E = population.lifecycle.stage_ES[np.arange(actions.members), actions.slot]
+    return np.where(targets_slot_E, stage_E, np.int8(-1))
+
+
+def veto_reasons(population: Population, actions: ActionSpec, rolled_back_E: Bools) -> Codes:
+    """`[E]`: the first reason against each action, in the order of `VetoReason`."""
+    life = population.lifecycle
+    at = (np.arange(actions.members), actions.slot)
+    stage_E = life.stage_ES[at]
+    is_op = {op: actions.op == op for op in LifecycleOp}
+    germinate = is_op[_Op.GERMINATE]
+    wrong_stage = np.zeros(actions.members, dtype=np.bool_)
+    for op, valid in _FROM.items():
+        wrong_stage |= is_op[op] & ~valid[stage_E]
+    ramps = is_op[_Op.SET_ALPHA_TARGET] | is_op[_Op.PRUNE] | is_op[_Op.FOSSILIZE]
+    next_gate_closed = np.zeros(actions.members, dtype=np.bool_)
+    for stage, gate in ((1, Gate.G1), (2, Gate.G2), (3, Gate.G3)):
+        next_gate_closed |= (stage_E == stage) & ~life.gate_open(gate)[at]
+    against: tuple[tuple[VetoReason, Bools], ...] = (
+        (VetoReason.GOVERNOR, rolled_back_E & ~is_op[_Op.WAIT]),
+        (VetoReason.SLOT_NOT_DORMANT, germinate & (stage_E != SeedStage.DORMANT)),
+        (VetoReason.BUDGET_SPENT, germinate & (life.budget_left() <= 0)),
+        (
+            VetoReason.BLUEPRINT_MISFIT,
+            germinate & ~life.fits_SK[actions.slot, actions.blueprint],
+        ),
+        (VetoReason.WRONG_STAGE, wrong_stage),
+        (VetoReason.RAMPING, ramps & (life.mode_ES[at] != AlphaMode.HOLD)),
+        (
+            VetoReason.TOO_YOUNG,
+            is_op[_Op.PRUNE] & (life.age_ES[at] < life.config.min_prune_age),
+        ),
+        (
+            VetoReason.GATE_CLOSED,
+            (is_op[_Op.ADVANCE] & next_gate_closed)
+            | (is_op[_Op.FOSSILIZE] & ~life.gate_open(Gate.G5)[at]),
+        ),
+    )
+    veto_E = np.full(actions.members, VetoReason.NONE, dtype=np.int8)
+    for reason, applies_E in against:
+        veto_E[(veto_E == VetoReason.NONE) & applies_E] = reason
+    return veto_E
+
+
+def _apply(population: Population, actions: ActionSpec, carried_out_E: Bools) -> None:
+    """One call per operation, for all members that ask for it."""
+    who = {op: np.flatnonzero(carried_out_E & (actions.op == op)) for op in LifecycleOp}
+    if (e := who[_Op.GERMINATE]).size:
+        population.germinate(
+            e,
+            actions.slot[e],
+            actions.blueprint[e],
+            style=actions.style[e],
+            tempo=_TEMPOS[actions.tempo[e]],
+            alpha_target=_TARGETS[actions.alpha_target[e]],
+            curve=actions.alpha_curve[e],
+        )
+    if (e := who[_Op.ADVANCE]).size:
+        population.advance(e, actions.slot[e])
+    if (e := who[_Op.SET_ALPHA_TARGET]).size:
+        population.set_alpha_target(
+            e,
+            actions.slot[e],
+            _TARGETS[actions.alpha_target[e]],
+            speed=_SPEEDS[actions.alpha_speed[e]],
+            curve=actions.alpha_curve[e],
+        )
+    if (e := who[_Op.PRUNE]).size:
+        speed = _SPEEDS[actions.alpha_speed[e]]
+        population.prune(e, actions.slot[e], speed=speed, curve=actions.alpha_curve[e])
+    if (e := who[_Op.FOSSILIZE]).size:
+        population.fossilize(e, actions.slot[e])
+
+
+def _cut_places(
+    signals: TrainingSignals, rolled_back_E: Bools, truncated: bool
+) -> BootstrapTargets:
+    """Members whose return goes on beyond the rollout; a rolled-back one ended at this step."""
+    if not truncated:
+        return BootstrapTargets.none()
+    member_N = np.flatnonzero(~rolled_back_E)
+    return BootstrapTargets(member_N, np.full(len(member_N), signals.step, dtype=np.int64))

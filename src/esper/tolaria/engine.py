@@ -1,0 +1,490 @@
+"""How a population runs: train, validate, observe, act, pay; step after step, all members at once.
+
+    engine = VectorizedEngine(get_task_spec("digits_impaired"), EngineConfig(members=8))
+    rollout = engine.run_rollout(client)
+
+The engine drives whatever satisfies `PolicyProtocol` and tells an `EngineListener` what happened;
+it knows neither who learns nor what is recorded.
+
+Shape letters: E members, S slots, R rows, T steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from esper.kasmina.executors.choice import ExecutorName
+from esper.kasmina.gates import gate_signals
+from esper.leyline.actions import ActionHead, LifecycleOp
+from esper.leyline.arrays import Doubles, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.masks import ActionMasks
+from esper.leyline.payloads import PhaseTime, PruneCause, StepPhase
+from esper.leyline.protocols import EngineListener, PolicyProtocol
+from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.signals import Counterfactuals, GovernorVerdicts, TrainingSignals
+from esper.leyline.stages import SeedStage
+from esper.tamiyo.masks import build_masks
+from esper.tamiyo.signals import SignalConfig
+from esper.tasks.scoring import suffix_macs
+from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.action_execution import execute_actions
+from esper.tolaria.batch_ops import process_train_batch
+from esper.tolaria.counterfactual_eval import (
+    CoalitionPlan,
+    CounterfactualConfig,
+    attribute,
+    plan_coalitions,
+)
+from esper.tolaria.data import DataPlacement, SharedBatchIterator
+from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
+from esper.tolaria.episode import EpisodeBook
+from esper.tolaria.executor_trial import measure_executors
+from esper.tolaria.governor import GovernorConfig
+from esper.tolaria.observation import Measured, Observer, Standing
+from esper.tolaria.runtime import (
+    CUDATimer,
+    Precision,
+    Profile,
+    autocast,
+    choose_precision,
+    explain_out_of_memory,
+    parse_device,
+    set_profile,
+)
+from esper.tolaria.slot_events import SlotWatch
+from esper.tolaria.transfer import fetch
+from esper.tolaria.validation import RowMeasurements, Validator, measured_rows, tensors_of
+
+STATE_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How a population is run."""
+
+    members: int = 8
+    """E: networks that train side by side."""
+    seed: int = 0
+    """Every random draw of the run follows from it."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:<number>`; `auto` takes a GPU where there is one."""
+    profile: Profile = "exact"
+    """`exact`: bit-identical runs on one machine kind; `fast` may reorder sums and measures which
+    executor is faster."""
+    executor: ExecutorName = "auto"
+    """`vmap` computes all members at once, `loop` one after the other; `auto` takes vmap where it
+    works (`exact`) or the one that measures faster (`fast`)."""
+    precision: Precision = "auto"
+    """What members are computed in: `fp32`, `bf16`, `fp16`; `auto` is bf16 on a GPU that has it."""
+    rollout_steps: int | None = None
+    """Steps of a rollout; None: whole episodes. A shorter one is cut, and goes on in the next."""
+    val_batch_size: int = 512
+    """Validation images computed at a time; only memory and speed depend on it."""
+    data_placement: DataPlacement = "auto"
+    """Where training data lie: on the `device`, or on the host and `stream`ed; `auto` takes the
+    device where they fit."""
+    counterfactuals: CounterfactualConfig = field(default_factory=CounterfactualConfig)
+    """How seeds are measured."""
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    """When a member is set back."""
+    signals: SignalConfig = field(default_factory=SignalConfig)
+    """When a member counts as plateaued or stabilised."""
+    frozen_heads: tuple[tuple[ActionHead, int], ...] = ()
+    """Action heads that have one choice only: (head, index of the choice)."""
+
+    def __post_init__(self) -> None:
+        if self.members < 1:
+            raise EsperError(f"members={self.members}: a population needs at least 1 (--envs)")
+        if self.rollout_steps is not None and self.rollout_steps < 1:
+            raise EsperError(f"rollout_steps={self.rollout_steps}: must be 1 or more, or None")
+
+
+class VectorizedEngine:
+    """Runs E members of a task under a policy."""
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        config: EngineConfig | None = None,
+        listener: EngineListener | None = None,
+        data: TaskData | None = None,
+    ) -> None:
+        """`data`: the task's, where the caller has loaded it already."""
+        self.spec = spec
+        self.config = config or EngineConfig()
+        self.listener = listener
+        self.device = parse_device(self.config.device)
+        self.precision = choose_precision(self.config.precision, self.device)
+        self.round = 0
+        """Episodes begun before the next one."""
+        self.step = 0
+        """Steps done of the episode under way; 0 between episodes."""
+        self.timer = CUDATimer(self.device)
+        """Device time of training and validation, for benchmarks."""
+        self.phase_seconds = dict.fromkeys(StepPhase, 0.0)
+        """Host wall time of each phase so far."""
+        set_profile(self.config.profile)
+        with self._memory_guard():
+            self._build(data if data is not None else spec.load())
+
+    def _build(self, data: TaskData) -> None:
+        spec, config = self.spec, self.config
+        self.env = create_env_state(
+            spec,
+            config.members,
+            config.seed,
+            self.device,
+            config.executor,
+            config.signals,
+            config.governor,
+            fp16=self.precision == "fp16",
+        )
+        self.batches = SharedBatchIterator(
+            data.train.inputs,
+            data.train.labels,
+            config.members,
+            spec.batch_size,
+            spec.batches_per_step,
+            config.seed,
+            self.device,
+            data.mean.tolist() or (0.0,),
+            data.std.tolist() or (1.0,),
+            spec.augmentation,
+            config.data_placement,
+        )
+        limit = config.counterfactuals.images
+        self.validator = Validator(spec, data, self.device, config.val_batch_size, limit)
+        self._choose_executor()
+        population = self.env.model
+        suffix_S = suffix_macs(population, self.validator.control.sample)
+        self.book = EpisodeBook(spec, population, suffix_S)
+        self.observer = Observer(population, spec.episode_length)
+        self.watch = SlotWatch(population)
+
+    def _choose_executor(self) -> None:
+        """Show the population its first input; on `auto` and `fast`, time both executors."""
+        population, config = self.env.model, self.config
+        x, target = next(self.batches.step(0))
+        with autocast(self.device, self.precision), torch.no_grad():
+            population.forward(x)
+        measured = config.executor == "auto" and config.profile == "fast"
+        if measured and population.choice is not None and population.choice.executor.name == "vmap":
+
+            def train_batch() -> None:
+                with autocast(self.device, self.precision):
+                    population.train_batch(x, target, self.env.scaler)
+
+            population.choice = measure_executors(population, train_batch, self.device)
+        population.reset(0)
+        self.batches.reset(0)
+
+    # ---- rounds ---------------------------------------------------------------------------
+
+    def train(self, client: PolicyProtocol[Any], rounds: int) -> list[Rollout[Any]]:
+        """Rollouts and updates, one after the other: the bare loop."""
+        history = []
+        for _ in range(rounds):
+            rollout = self.run_rollout(client)
+            client.update(rollout)
+            history.append(rollout)
+        return history
+
+    def run_rollout(self, client: PolicyProtocol[Any]) -> Rollout[Any]:
+        """One episode of all members, or the next part of one where rollouts are shorter."""
+        start = perf_counter()
+        set_profile(self.config.profile)
+        length = self.spec.episode_length
+        last = min(length, self.step + (self.config.rollout_steps or length))
+        with self._memory_guard(), self._stream():
+            if self.step == 0:
+                self._begin_episode(client)
+            if self.listener is not None:
+                self.listener.on_round_start(self.round, self.env.members)
+            while self.step < last:
+                record = self._step_env(client, cut=self.step + 1 == last < length)
+                self.step += 1
+        rollout = self._rollout(record, perf_counter() - start)
+        if self.step == length:
+            self.round, self.step = self.round + 1, 0
+        if self.listener is not None:
+            self.listener.on_round_end(rollout)
+        return rollout
+
+    def _rollout(self, record: StepRecord, seconds: float) -> Rollout[Any]:
+        env, step = self.env, record.signals.step
+        return Rollout(
+            round_index=self.round,
+            steps=min(self.config.rollout_steps or step + 1, step + 1),
+            outcome=self.book.outcome(
+                step,
+                env.epoch_rewards,
+                env.successes,
+                env.governor.rollbacks_E,
+                self._removed_E,
+            ),
+            truncated_bootstrap_targets=record.result.truncated_bootstrap_targets,
+            final_signals=record.result.post_action_signals,
+            final_masks=record.result.post_action_masks,
+            final_state=env.lstm_hidden,
+            seconds=seconds,
+        )
+
+    def _begin_episode(self, client: PolicyProtocol[Any]) -> None:
+        """Fresh hosts, scored before they train: where the first reward starts from."""
+        population = self.env.model
+        reset_env_state(self.env, self.round, client)
+        self.batches.reset(self.round)
+        self.observer.reset()
+        self.watch.reset()
+        slots = population.slot_reports()
+        self.book.begin(slots)
+        self._removed_E: Ints = np.zeros(self.env.members, dtype=np.int64)
+        self._rates = (-1.0, -1.0)
+        with autocast(self.device, self.precision):
+            control = self.validator.run_control(population, None)
+            scored = self.validator.run_score(population)
+        host = fetch(tensors_of(control, "control") | tensors_of(scored, "score"))
+        rows = measured_rows(host, "control", control.samples)
+        score_rows = measured_rows(host, "score", scored.samples)
+        first_E = self.book.note(-1, slots, self._judged(rows), self._judged(score_rows))
+        self.env.governor.reset(first_E)
+
+    # ---- one step -------------------------------------------------------------------------
+
+    def _step_env(self, client: PolicyProtocol[Any], cut: bool) -> StepRecord:
+        """One step of all members, in the order of the design; `cut`: the rollout ends with it."""
+        env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
+        with _clock(phases, StepPhase.TRAIN), self.timer.span("train"):
+            self._train_pass()
+        with _clock(phases, StepPhase.VALIDATION), self.timer.span("validation"):
+            plan = self._validate()
+        with _clock(phases, StepPhase.TRANSFER_1):
+            host = self._transfer()
+        with _clock(phases, StepPhase.ANALYSIS):
+            rows = measured_rows(host, "control", env.val.samples)
+            verdicts, found = self._judge(host, rows, plan)
+            signals, masks = self._observe(host, rows)
+        with _clock(phases, StepPhase.ACT):
+            decision, env.lstm_hidden = client.act(signals, masks, env.lstm_hidden)
+        with _clock(phases, StepPhase.EXECUTE):
+            result = execute_actions(
+                env.model,
+                decision.actions,
+                signals,
+                verdicts.rolled_back_E,
+                dict(self.config.frozen_heads),
+                truncated=cut,
+            )
+            fossilized_E = (decision.actions.op == LifecycleOp.FOSSILIZE) & result.outcome.executed
+            env.governor.after_actions(self.step, fossilized_E, self.book.score_TE[self.step + 1])
+            env.note_actions(decision.actions, result.outcome)
+            env.reset_lstm_hidden(client, verdicts.rolled_back_E)
+            self.watch.look()
+        with _clock(phases, StepPhase.STORE):
+            inputs = self.book.reward_inputs(
+                signals, decision.actions, result.outcome, verdicts, truncated=cut
+            )
+            rewards = client.store(inputs, inputs.terminal)
+            env.epoch_rewards += rewards.total
+        record = StepRecord(
+            signals=signals,
+            masks=masks,
+            decision=decision,
+            result=result,
+            reward_inputs=inputs,
+            rewards=rewards,
+            counterfactuals=found,
+            governor=verdicts,
+            rows=plan.table.rows + self._shadow_rows,
+            phases=tuple(PhaseTime(phase, seconds) for phase, seconds in phases.items() if seconds),
+        )
+        with _clock(phases, StepPhase.LISTEN):
+            self._tell(record)
+        for phase, seconds in phases.items():
+            self.phase_seconds[phase] += seconds
+        return record
+
+    def _train_pass(self) -> None:
+        """Batches outermost, members inside."""
+        env, population = self.env, self.env.model
+        population.begin_step()
+        rates = self.spec.optim.rates_at(self.step, self.spec.episode_length)
+        if rates != self._rates:
+            population.set_rates(*rates)
+            self._rates = rates
+        slots = self.watch.look()
+        self._shadow_rows = int((slots.stage_ES == SeedStage.TRAINING).sum())
+        self.book.count_training(slots)
+        env.train.zero_()
+        for x_EB, target_EB in self.batches.step(self.step):
+            with autocast(self.device, self.precision):
+                process_train_batch(population, x_EB, target_EB, env.train, env.scaler)
+
+    def _validate(self) -> CoalitionPlan:
+        """Members and coalitions of their seeds on `val_control`, members on `val_score`."""
+        population, config = self.env.model, self.config
+        plan = plan_coalitions(
+            population, config.counterfactuals, config.seed, self.round, self.step
+        )
+        alone = plan.table.rows == population.members
+        with autocast(self.device, self.precision):
+            self.env.val = self.validator.run_control(population, None if alone else plan.table)
+            self._scored = self.validator.run_score(population)
+        return plan
+
+    def _transfer(self) -> dict[str, Doubles]:
+        """Everything the host needs to know of this step, in one copy."""
+        train = self.env.train
+        parts = {
+            "train/loss_E": train.loss_E,
+            "train/shadow_loss_ES": train.shadow_loss_ES,
+            "train/host_grad_norm_E": train.host_grad_norm_E,
+            "train/grad_norm_ES": train.grad_norm_ES,
+        }
+        parts |= tensors_of(self.env.val, "control") | tensors_of(self._scored, "score")
+        host = fetch(parts)
+        for name in parts:
+            if name.startswith("train/"):
+                host[name] = host[name] / train.batches
+        return host
+
+    def _judge(
+        self, host: dict[str, Doubles], rows: RowMeasurements, plan: CoalitionPlan
+    ) -> tuple[GovernorVerdicts, Counterfactuals]:
+        """Score, governor, contributions, gates: what the measurements mean for members."""
+        population, env, life = self.env.model, self.env, self.env.model.lifecycle
+        slots = population.slot_reports()
+        loss_E, accuracy_E = self._judged(rows)
+        score_rows = measured_rows(host, "score", self._scored.samples)
+        train_loss_E = host["train/loss_E"]
+        score_E = self.book.note(
+            self.step, slots, (loss_E, accuracy_E), self._judged(score_rows), train_loss_E
+        )
+        trains_ES = population.trainer.training()
+        seeds_sound_E = (np.isfinite(host["train/grad_norm_ES"]) | ~trains_ES).all(axis=1)
+        verdicts = env.governor.review(
+            self.step,
+            train_loss_E,
+            loss_E,
+            accuracy_E,
+            np.isfinite(host["train/host_grad_norm_E"]) & seeds_sound_E,
+            score_E,
+        )
+        self._removed_E += verdicts.seeds_pruned_E
+        if verdicts.rolled_back_E.any():
+            self.watch.look(PruneCause.ROLLBACK)
+        found = attribute(plan, rows.merit_R, rows.gain_R, rows.gain_square_R, rows.samples)
+        self.observer.note(found)
+        stands_ES = life.occupied()
+        gates = gate_signals(
+            life.stage_ES,
+            population.trainer.training(),
+            train_loss_E,
+            host["train/shadow_loss_ES"],
+            host["train/grad_norm_ES"],
+            np.where(stands_ES, found.contribution_ES, np.nan).astype(np.float32),
+            np.where(stands_ES, found.contribution_se_ES, np.nan).astype(np.float32),
+        )
+        population.end_step(gates)
+        self.watch.look(counted=True)
+        self.watch.judge(life.signals)
+        self._verdicts = verdicts
+        return verdicts, found
+
+    def _judged(self, rows: RowMeasurements) -> tuple[Doubles, Doubles]:
+        """(loss, accuracy) of the members as they stand."""
+        members = self.env.members
+        return rows.loss_R[:members], self.validator.accuracy(rows)[:members]
+
+    def _observe(
+        self, host: dict[str, Doubles], rows: RowMeasurements
+    ) -> tuple[TrainingSignals, ActionMasks]:
+        """What the policy sees and may do."""
+        env, life = self.env, self.env.model.lifecycle
+        loss_E, accuracy_E = self._judged(rows)
+        values = (host["train/loss_E"], loss_E, accuracy_E)
+        train32_E, loss32_E, accuracy32_E = (value.astype(np.float32) for value in values)
+        tracked = env.signal_tracker.update(train32_E, loss32_E, accuracy32_E)
+        env.signal_tracker.reset(self._verdicts.rolled_back_E)
+        standing = Standing(
+            env.last_action,
+            env.last_outcome,
+            env.governor.strikes_E.copy(),
+            env.governor.rollbacks_E.copy(),
+            env.governor.steps_since_snapshot(self.step),
+        )
+        signals = self.observer.observe(self.step, Measured(*values, tracked), standing)
+        return signals, build_masks(life.legal_ops(), life.fits_SK, dict(self.config.frozen_heads))
+
+    def _tell(self, record: StepRecord) -> None:
+        if self.listener is None:
+            self.watch.tell(_nobody)
+            return
+        self.watch.tell(make_telemetry_callback(self.listener, self.round, self.step))
+        self.listener.on_step(record)
+
+    # ---- results and state ----------------------------------------------------------------
+
+    def test(self) -> Doubles:
+        """Accuracy `[E]` of the members on the task's test data: for the last line of a report."""
+        with self._memory_guard(), autocast(self.device, self.precision):
+            totals = self.validator.run_test(self.env.model)
+        host = fetch(tensors_of(totals, "test"))
+        return self.validator.accuracy(measured_rows(host, "test", totals.samples))
+
+    def state_dict(self) -> dict[str, int | str]:
+        """All it takes to go on between two episodes: members start afresh, from named streams."""
+        if self.step:
+            raise EsperError(
+                f"engine state in step {self.step} of {self.spec.episode_length}: an episode is "
+                f"not saved in the middle; finish it first"
+            )
+        return {
+            "version": STATE_VERSION,
+            "task": self.spec.name,
+            "members": self.config.members,
+            "seed": self.config.seed,
+            "episode_length": self.spec.episode_length,
+            "round": self.round,
+        }
+
+    def load_state_dict(self, state: dict[str, int | str]) -> None:
+        """Go on where `state` was taken; another task, size or seed is refused by name."""
+        mine = self.state_dict()
+        if set(state) != set(mine):
+            raise EsperError(f"engine state has {sorted(state)}, expected {sorted(mine)}")
+        for name, value in mine.items():
+            if name != "round" and state[name] != value:
+                raise EsperError(
+                    f"engine state: {name} is {state[name]!r} there and {value!r} here; "
+                    f"resume with the same {name}"
+                )
+        self.round = int(state["round"])
+
+    @contextlib.contextmanager
+    def _memory_guard(self) -> Iterator[None]:
+        with explain_out_of_memory(self.device, self.config.members, self.spec.batch_size):
+            yield
+
+    def _stream(self) -> contextlib.AbstractContextManager[Any]:
+        stream = self.env.stream
+        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def _nobody(payload: object) -> None:
+    """Where no one listens."""
+
+
+@contextlib.contextmanager
+def _clock(phases: dict[StepPhase, float], phase: StepPhase) -> Iterator[None]:
+    start = perf_counter()
+    yield
+    phases[phase] += perf_counter() - start

@@ -1,0 +1,89 @@
+"""How members come to be: creation for a task, a fresh start for an episode, slot telemetry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.kasmina.executors.choice import ExecutorName
+from esper.kasmina.scaling import MemberScaler
+from esper.leyline.arrays import Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.payloads import SlotPayload
+from esper.leyline.protocols import EngineListener, PlantingPolicy, PolicyProtocol
+from esper.leyline.signals import NO_BLUEPRINT
+from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType
+from esper.tamiyo.signals import SignalConfig, SignalTracker
+from esper.tasks.spec import TaskSpec
+from esper.tolaria.env_state import ParallelEnvState
+from esper.tolaria.governor import GovernorConfig, TolariaGovernor
+from esper.tolaria.slot_events import SlotWatch
+
+
+def create_env_state(
+    spec: TaskSpec,
+    members: int,
+    seed: int,
+    device: torch.device,
+    executor: ExecutorName = "auto",
+    signals: SignalConfig | None = None,
+    governor: GovernorConfig | None = None,
+    fp16: bool = False,
+    stream: torch.cuda.Stream | None = None,
+) -> ParallelEnvState:
+    """All members of a task, with what trains and watches them."""
+    population = spec.population(members, seed, device, executor)
+    return ParallelEnvState(
+        model=population,
+        signal_tracker=SignalTracker(members, signals or SignalConfig()),
+        governor=TolariaGovernor(population, spec.chance, governor or GovernorConfig()),
+        scaler=MemberScaler(members, device) if fp16 else None,
+        stream=stream,
+    )
+
+
+def reset_env_state(state: ParallelEnvState, round_index: int, client: PolicyProtocol[Any]) -> None:
+    """Fresh hosts from the streams of the round, with the seeds the policy plants, if any."""
+    population = state.model
+    population.reset(round_index)
+    state.signal_tracker.reset()
+    state.zero_accumulators()
+    if state.scaler is not None:
+        state.scaler.reset()
+    state.reset_lstm_hidden(client)
+    if isinstance(client, PlantingPolicy):
+        wanted_ES = client.planted(population.members, population.slots, population.blueprints)
+        _plant(state, np.asarray(wanted_ES))
+
+
+def _plant(state: ParallelEnvState, blueprint_ES: Ints) -> None:
+    """Permanent seeds from the start, one call per slot and blueprint."""
+    population = state.model
+    shape = (population.members, len(population.slots))
+    if blueprint_ES.shape != shape:
+        raise EsperError(
+            f"planted topology of shape {blueprint_ES.shape}: expected {shape}, members x slots"
+        )
+    for slot in range(shape[1]):
+        for kind in np.unique(blueprint_ES[:, slot]):
+            if kind != NO_BLUEPRINT:
+                population.plant(np.flatnonzero(blueprint_ES[:, slot] == kind), slot, int(kind))
+
+
+def make_telemetry_callback(
+    listener: EngineListener, round_index: int, step: int
+) -> Callable[[SlotPayload], None]:
+    """What a watch tells its findings to: the listener, with round and step filled in."""
+
+    def tell(payload: SlotPayload) -> None:
+        listener.on_slot_events(round_index, step, payload)
+
+    return tell
+
+
+def configure_slot_telemetry(watch: SlotWatch, config: TelemetryConfig) -> None:
+    """Watch gates only where their events are recorded; nothing a run computes depends on it."""
+    watch.gates = TelemetryEventType.SEED_GATE_EVALUATED.recorded_at(config.level)

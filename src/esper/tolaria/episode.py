@@ -1,0 +1,163 @@
+"""What an episode adds up to: score and accuracy of every step, FLOPs, what rewards are paid on.
+
+Row 0 of every history is the fresh host, row t + 1 is step t. The score of a step is that of the
+state its validation saw: alphas as they trained, before any rollback or action of that step.
+
+Shape letters: T steps, E members, S slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from esper.kasmina.population import Population
+from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
+from esper.leyline.arrays import Bools, Doubles, Ints
+from esper.leyline.payloads import EpisodeOutcome
+from esper.leyline.rewards import RewardInputs
+from esper.leyline.signals import NO_BLUEPRINT, GovernorVerdicts, SlotReports, TrainingSignals
+from esper.tasks.scoring import TrainingFlops, added, live_mac_share, score
+from esper.tasks.spec import TaskSpec
+
+
+class EpisodeBook:
+    """Keeps the figures of the episode under way."""
+
+    def __init__(self, spec: TaskSpec, population: Population, suffix_macs_S: Ints) -> None:
+        """`population` must have seen an input: MACs are known from there."""
+        probe = population.probe
+        assert probe is not None  # the engine shows it one first
+        self.spec = spec
+        self.host_params = population.network.host.parameters_per_member
+        self.host_macs = probe.host_macs
+        members = population.members
+        self.flops = TrainingFlops(members, self.host_macs, suffix_macs_S, spec.episode_samples)
+        shape = (spec.episode_length + 1, members)
+        self.score_TE: Doubles = np.full(shape, np.nan)
+        self.score_accuracy_TE: Doubles = np.full(shape, np.nan)
+        """On `val_score`."""
+        self.score_loss_TE: Doubles = np.full(shape, np.nan)
+        self.accuracy_TE: Doubles = np.full(shape, np.nan)
+        """On `val_control`."""
+        self.loss_TE: Doubles = np.full(shape, np.nan)
+        self.train_loss_TE: Doubles = np.full(shape, np.nan)
+        self._before_E: Ints = np.zeros(members, dtype=np.int64)
+        """Row of the histories the next step starts from."""
+
+    def begin(self, slots: SlotReports) -> None:
+        """Start an episode; `note` with step -1 follows."""
+        self.flops.reset()
+        histories = (self.score_TE, self.score_accuracy_TE, self.score_loss_TE)
+        for history in (*histories, self.accuracy_TE, self.loss_TE, self.train_loss_TE):
+            history.fill(np.nan)
+        self._before_E.fill(0)
+        self._slots_before = slots
+        self._validated = slots
+
+    def count_training(self, slots: SlotReports) -> None:
+        """Count the FLOPs of a step that trains with seeds as they stand now."""
+        samples = self.spec.batch_size * self.spec.batches_per_step
+        self.flops.add(samples, slots.stage_ES, slots.alpha_ES, slots.macs_ES)
+
+    def note(
+        self,
+        step: int,
+        slots: SlotReports,
+        control: tuple[Doubles, Doubles],
+        scored: tuple[Doubles, Doubles],
+        train_loss_E: Doubles | None = None,
+    ) -> Doubles:
+        """Write down a step's (loss, accuracy) on `val_control` and `val_score`; its score."""
+        row = step + 1
+        self._validated = slots
+        self.loss_TE[row], self.accuracy_TE[row] = control
+        self.score_loss_TE[row], self.score_accuracy_TE[row] = scored
+        if train_loss_E is not None:
+            self.train_loss_TE[row] = train_loss_E
+        score_E = score(
+            scored[1],
+            slots.alpha_ES,
+            slots.params_ES,
+            slots.macs_ES,
+            self.host_params,
+            self.host_macs,
+            self.spec.score,
+            self.flops.ratio_E,
+        )
+        self.score_TE[row] = score_E
+        return score_E
+
+    def reward_inputs(
+        self,
+        signals: TrainingSignals,
+        actions: ActionSpec,
+        outcome: ActionOutcome,
+        governor: GovernorVerdicts,
+        truncated: bool,
+    ) -> RewardInputs:
+        """What a reward may depend on at this step; the next step then starts from here."""
+        row, step = signals.step + 1, signals.step
+        now, before, seen = signals.slots, self._slots_before, self._validated
+        everyone = np.arange(len(self._before_E))
+        start = (self._before_E, everyone)
+        members = len(everyone)
+        inputs = RewardInputs(
+            round_index=signals.round_index,
+            step=step,
+            episode_length=signals.episode_length,
+            host_params=self.host_params,
+            host_macs=self.host_macs,
+            score_E=self.score_TE[row].copy(),
+            score_before_E=self.score_TE[start],
+            accuracy_E=self.accuracy_TE[row].copy(),
+            accuracy_before_E=self.accuracy_TE[start],
+            loss_E=self.loss_TE[row].copy(),
+            loss_before_E=self.loss_TE[start],
+            added_params_E=added(seen.alpha_ES, seen.params_ES),
+            added_macs_E=added(seen.alpha_ES, seen.macs_ES),
+            live_mac_share_E=live_mac_share(seen.stage_ES, seen.macs_ES, self.host_macs),
+            stage_ES=now.stage_ES,
+            stage_before_ES=before.stage_ES,
+            steps_in_stage_ES=now.steps_in_stage_ES,
+            steps_in_stage_before_ES=before.steps_in_stage_ES,
+            alpha_ES=now.alpha_ES,
+            contribution_ES=now.contribution_ES.astype(np.float64),
+            contribution_before_ES=before.contribution_ES.astype(np.float64),
+            contribution_se_ES=now.contribution_se_ES.astype(np.float64),
+            actions=actions,
+            outcome=outcome,
+            rolled_back_E=governor.rolled_back_E,
+            snapshot_score_E=np.where(
+                governor.rolled_back_E, governor.snapshot_score_E, np.nan
+            ).astype(np.float64),
+            truncated_E=np.full(members, truncated),
+        )
+        self._go_on(row, governor.rolled_back_E, governor.snapshot_step_E)
+        self._slots_before = now
+        return inputs
+
+    def _go_on(self, row: int, rolled_back_E: Bools, snapshot_step_E: Ints) -> None:
+        """The next step starts from this one, or from the snapshot of a member set back."""
+        self._before_E = np.where(rolled_back_E, snapshot_step_E + 1, row).astype(np.int64)
+
+    def outcome(
+        self, step: int, rewards_E: Doubles, successes_EO: Ints, rollbacks_E: Ints, removed_E: Ints
+    ) -> EpisodeOutcome:
+        """How the episode ended, as its last validation saw it. `removed_E`: by rollbacks."""
+        seen, row = self._validated, step + 1
+        exported_ES = np.where(seen.alpha_ES > 0, seen.blueprint_ES, NO_BLUEPRINT)
+        return EpisodeOutcome(
+            member_E=np.arange(len(rewards_E), dtype=np.int64),
+            episode_return_E=rewards_E.copy(),
+            score_E=self.score_TE[row].copy(),
+            accuracy_E=self.score_accuracy_TE[row].copy(),
+            loss_E=self.score_loss_TE[row].copy(),
+            added_params_E=added(seen.alpha_ES, seen.params_ES).astype(np.int64),
+            added_macs_E=added(seen.alpha_ES, seen.macs_ES).astype(np.int64),
+            flops_ratio_E=self.flops.ratio_E,
+            germinated_E=successes_EO[:, LifecycleOp.GERMINATE].copy(),
+            fossilized_E=successes_EO[:, LifecycleOp.FOSSILIZE].copy(),
+            pruned_E=successes_EO[:, LifecycleOp.PRUNE] + removed_E,
+            rollbacks_E=rollbacks_E.copy(),
+            blueprint_ES=exported_ES,
+        )

@@ -1,0 +1,185 @@
+"""What happened in slots: seeds born, moved, judged and removed, found by comparing arrays.
+
+Stages change at four moments of a step (its beginning, a rollback, its gates, its actions); the
+watch looks after each and tells the listener once per step and kind.
+
+Shape letters: E members, S slots, N occurrences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.kasmina.population import Population
+from esper.leyline.arrays import Bools, Ints
+from esper.leyline.payloads import (
+    PruneCause,
+    SeedFossilized,
+    SeedGateEvaluated,
+    SeedGerminated,
+    SeedPruned,
+    SeedStageChanged,
+    SlotPayload,
+)
+from esper.leyline.signals import GateSignals, SlotReports
+from esper.leyline.stages import ADVANCE_TO, GATE_INTO, Gate, SeedStage
+
+_P = TypeVar("_P", bound=SlotPayload)
+
+SlotCallback = Callable[[SlotPayload], None]
+"""Told what happened in slots, once per step and kind."""
+
+_NEXT_GATE = {stage: GATE_INTO[after] for stage, after in ADVANCE_TO.items()} | {
+    SeedStage.HOLDING: Gate.G5
+}
+
+
+class SlotWatch:
+    """Compares the slots with how they last stood, and collects the difference."""
+
+    def __init__(self, population: Population, gates: bool = False) -> None:
+        """`gates`: also tell what the gate in front of every seed said, at every step."""
+        self.population = population
+        self.gates = gates
+        self._found: list[SlotPayload] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Start an episode: what stands there now is not news."""
+        self._last = self.population.slot_reports()
+        self._births_ES = self.population.lifecycle.births_ES.copy()
+        self._found.clear()
+
+    def look(self, cause: PruneCause = PruneCause.CONTROLLER, counted: bool = False) -> SlotReports:
+        """Note what changed since the last look; the slots as they stand.
+
+        `counted`: the step was counted in between, so stages that were left lasted one longer.
+        """
+        now, life = self.population.slot_reports(), self.population.lifecycle
+        born_ES = life.births_ES != self._births_ES
+        moved_ES = now.stage_ES != self._last.stage_ES
+        if born_ES.any():
+            self._found.append(self._germinated(born_ES, now))
+        if moved_ES.any():
+            self._found.append(_changed(moved_ES, self._last, now, int(counted)))
+            fossil_ES = moved_ES & (now.stage_ES == SeedStage.FOSSILIZED)
+            pruned_ES = moved_ES & (now.stage_ES == SeedStage.PRUNED)
+            if fossil_ES.any():
+                self._found.append(_fossilized(fossil_ES, now))
+            if pruned_ES.any():
+                self._found.append(_pruned(pruned_ES, self._last, cause))
+        self._last, self._births_ES = now, life.births_ES.copy()
+        return now
+
+    def judge(self, signals: GateSignals) -> None:
+        """Note what the gates say, where gates are watched."""
+        if not self.gates:
+            return
+        life = self.population.lifecycle
+        gate_ES = np.full(life.stage_ES.shape, -1, dtype=np.int8)
+        passed_ES = np.zeros(life.stage_ES.shape, dtype=np.bool_)
+        for stage, gate in _NEXT_GATE.items():
+            here_ES = (life.stage_ES == stage) & ~life.pruning_ES
+            gate_ES[here_ES] = gate
+            passed_ES |= here_ES & life.gate_open(gate)
+        member_N, slot_N = np.nonzero(gate_ES >= 0)
+        if member_N.size:
+            at = (member_N, slot_N)
+            self._found.append(
+                SeedGateEvaluated(
+                    member_N=member_N,
+                    slot_N=slot_N,
+                    gate_N=gate_ES[at],
+                    passed_N=passed_ES[at],
+                    host_loss_N=signals.host_loss_E[member_N],
+                    shadow_loss_N=signals.shadow_loss_ES[at],
+                    grad_norm_N=signals.grad_norm_ES[at],
+                    contribution_N=signals.contribution_ES[at],
+                    contribution_se_N=signals.contribution_se_ES[at],
+                )
+            )
+
+    def tell(self, callback: SlotCallback) -> None:
+        """Hand over what was found since the last time, one payload per kind."""
+        for kind in dict.fromkeys(type(payload) for payload in self._found):
+            callback(_joined([payload for payload in self._found if type(payload) is kind]))
+        self._found.clear()
+
+    def _germinated(self, mask_ES: Bools, now: SlotReports) -> SeedGerminated:
+        life = self.population.lifecycle
+        at = _places(mask_ES)
+        return SeedGerminated(
+            member_N=at[0],
+            slot_N=at[1],
+            blueprint_N=now.blueprint_ES[at],
+            style_N=now.style_ES[at],
+            tempo_N=life.tempo_ES[at],
+            alpha_target_N=now.alpha_target_ES[at],
+            alpha_curve_N=life.curve_ES[at],
+            params_N=now.params_ES[at],
+            macs_N=now.macs_ES[at],
+        )
+
+
+def _places(mask_ES: Bools) -> tuple[Ints, Ints]:
+    member_N, slot_N = np.nonzero(mask_ES)
+    return member_N, slot_N
+
+
+def _changed(
+    mask_ES: Bools, last: SlotReports, now: SlotReports, steps_since: int
+) -> SeedStageChanged:
+    at = _places(mask_ES)
+    return SeedStageChanged(
+        member_N=at[0],
+        slot_N=at[1],
+        blueprint_N=now.blueprint_ES[at],
+        stage_before_N=last.stage_ES[at],
+        stage_after_N=now.stage_ES[at],
+        steps_in_stage_N=last.steps_in_stage_ES[at] + steps_since,
+        alpha_N=now.alpha_ES[at],
+    )
+
+
+def _fossilized(mask_ES: Bools, now: SlotReports) -> SeedFossilized:
+    at = _places(mask_ES)
+    return SeedFossilized(
+        member_N=at[0],
+        slot_N=at[1],
+        blueprint_N=now.blueprint_ES[at],
+        age_N=now.age_ES[at],
+        contribution_N=now.contribution_ES[at],
+        contribution_se_N=now.contribution_se_ES[at],
+        params_N=now.params_ES[at],
+        macs_N=now.macs_ES[at],
+    )
+
+
+def _pruned(mask_ES: Bools, last: SlotReports, cause: PruneCause) -> SeedPruned:
+    """What was known of the seeds just before they were removed."""
+    at = _places(mask_ES)
+    return SeedPruned(
+        member_N=at[0],
+        slot_N=at[1],
+        blueprint_N=last.blueprint_ES[at],
+        stage_before_N=last.stage_ES[at],
+        cause_N=np.full(len(at[0]), cause, dtype=np.int8),
+        age_N=last.age_ES[at],
+        contribution_N=last.contribution_ES[at],
+        contribution_se_N=last.contribution_se_ES[at],
+    )
+
+
+def _joined(payloads: Sequence[_P]) -> _P:
+    """Several payloads of one kind as one, in order of occurrence."""
+    kind = type(payloads[0])
+    columns: dict[str, npt.NDArray[np.generic]] = {
+        f.name: np.concatenate([getattr(payload, f.name) for payload in payloads])
+        for f in fields(kind)
+    }
+    return kind(**columns)  # type: ignore[arg-type]

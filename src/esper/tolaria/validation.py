@@ -1,0 +1,150 @@
+"""On what members are judged, and what a step's validation found.
+
+`val_control` steers growth: members as they stand and coalitions of their seeds, in one fused
+pass. `val_score` is for the score: members as they stand. All members see the same samples, so
+their activations start from one shared batch.
+
+Shape letters: E members, R rows, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.kasmina.population import Population
+from esper.kasmina.rows import RowTable
+from esper.leyline.arrays import Doubles
+from esper.leyline.errors import EsperError
+from esper.tasks.scoring import language_accuracy
+from esper.tasks.spec import TaskData, TaskPart, TaskSpec
+from esper.tolaria.batch_ops import (
+    Merit,
+    RowTotals,
+    language_merit,
+    process_fused_val_batch,
+    process_val_batch,
+    right_or_wrong,
+)
+
+
+class ValidationPart:
+    """One part of the data on the device, normalised, in batches of at most `batch_size`."""
+
+    def __init__(
+        self,
+        data: TaskData,
+        part: TaskPart,
+        device: torch.device,
+        batch_size: int,
+        limit: int | None = None,
+    ) -> None:
+        """`limit`: only the first samples of the part."""
+        if batch_size < 1:
+            raise EsperError(f"validation batch size {batch_size}: must be 1 or more")
+        wanted = slice(limit)
+        chosen = TaskPart(part.inputs[wanted], part.labels[wanted])
+        self._inputs = torch.from_numpy(np.ascontiguousarray(data.normalised(chosen))).to(device)
+        self._labels = torch.from_numpy(np.ascontiguousarray(chosen.labels)).to(device)
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets `[1, B, ...]`, shared by all members."""
+        for start in range(0, len(self), self._batch_size):
+            part = slice(start, start + self._batch_size)
+            yield self._inputs[None, part], self._labels[None, part]
+
+    @property
+    def sample(self) -> Tensor:
+        """One input `[1, ...]`, to learn sizes from."""
+        return self._inputs[:1]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowMeasurements:
+    """What validation told about each row, on the host."""
+
+    loss_R: Doubles
+    """Mean over samples."""
+    merit_R: Doubles
+    """Mean over samples: the accuracy, for classes."""
+    gain_R: Doubles
+    """Sum over samples of what the row's member as it stands is better by."""
+    gain_square_R: Doubles
+    """Sum of its square."""
+    samples: int
+
+
+class Validator:
+    """Runs the rows of a step over the validation parts of a task."""
+
+    def __init__(
+        self,
+        spec: TaskSpec,
+        data: TaskData,
+        device: torch.device,
+        batch_size: int,
+        control_limit: int | None = None,
+    ) -> None:
+        self.control = ValidationPart(data, data.val_control, device, batch_size, control_limit)
+        self.score = ValidationPart(data, data.val_score, device, batch_size)
+        self.merit: Merit = language_merit if data.kind == "tokens" else right_or_wrong
+        self._vocab = spec.num_classes if data.kind == "tokens" else None
+        self._data, self._device, self._batch_size = data, device, batch_size
+
+    def run_control(self, population: Population, table: RowTable | None) -> RowTotals:
+        """Rows of the table (None: members as they stand) on `val_control`."""
+        rows = population.members if table is None else table.rows
+        totals = RowTotals.zeros(rows, self._device)
+        for x, target in self.control.batches():
+            if table is None:
+                process_val_batch(population, x, target, self.merit, totals)
+            else:
+                process_fused_val_batch(population, x, target, self.merit, table, totals)
+        return totals
+
+    def run_score(self, population: Population) -> RowTotals:
+        """Members as they stand on `val_score`."""
+        return self._run_members(population, self.score)
+
+    def run_test(self, population: Population) -> RowTotals:
+        """Members as they stand on `test`; for the last line of a report."""
+        part = ValidationPart(self._data, self._data.test, self._device, self._batch_size)
+        return self._run_members(population, part)
+
+    def _run_members(self, population: Population, part: ValidationPart) -> RowTotals:
+        totals = RowTotals.zeros(population.members, self._device)
+        for x, target in part.batches():
+            process_val_batch(population, x, target, self.merit, totals)
+        return totals
+
+    def accuracy(self, rows: RowMeasurements) -> Doubles:
+        """Accuracy 0..1 of each row, as the task's score counts it."""
+        if self._vocab is not None:
+            return language_accuracy(rows.loss_R, self._vocab)
+        return rows.merit_R
+
+
+def tensors_of(totals: RowTotals, prefix: str) -> dict[str, Tensor]:
+    """The totals by name, for the transfer."""
+    return {
+        f"{prefix}/{f.name}": getattr(totals, f.name) for f in fields(totals) if f.name != "samples"
+    }
+
+
+def measured_rows(host: dict[str, Doubles], prefix: str, samples: int) -> RowMeasurements:
+    """The totals after the transfer."""
+    return RowMeasurements(
+        loss_R=host[f"{prefix}/loss_R"] / samples,
+        merit_R=host[f"{prefix}/merit_R"] / samples,
+        gain_R=host[f"{prefix}/gain_R"],
+        gain_square_R=host[f"{prefix}/gain_square_R"],
+        samples=samples,
+    )
