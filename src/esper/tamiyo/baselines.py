@@ -21,7 +21,7 @@ from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import NO_BLUEPRINT, TrainingSignals
 from esper.leyline.streams import stream_keys
 from esper.tamiyo.actions import COUNTS_OA, parse_sampled_action
-from esper.tamiyo.unlearned import FIXED_MASK, UnlearnedPolicy, fixed_mask, index_of
+from esper.tamiyo.unlearned import FIXED_MASK, UnlearnedPolicy, barren, fixed_mask, index_of
 
 
 class StatelessPolicy(UnlearnedPolicy):
@@ -131,6 +131,8 @@ class RandomPolicy(StatelessPolicy):
     ) -> tuple[PolicyDecision, None]:
         """Draw an action for each member; confidences are the probabilities it was drawn with."""
         members = len(masks.op_EO)
+        if barren(masks):
+            return PolicyDecision.certain(ActionSpec.wait(members)), None
         uniform_EA = self._uniforms(obs.round_index, obs.step, members)
         choice_EA = np.zeros((members, len(ActionHead)), dtype=np.int64)
         chance_EA = np.ones((members, len(ActionHead)), dtype=np.float64)

@@ -14,6 +14,7 @@ from esper.leyline.actions import (
     ALPHA_SPEEDS,
     TEMPOS,
     ActionHead,
+    ActionSpec,
     AlphaCurve,
     BlendStyle,
     LifecycleOp,
@@ -25,16 +26,18 @@ from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
 from esper.leyline.stages import LIVE_STAGES, SeedStage
-from esper.tamiyo.schedule import FULL_ALPHA, require_one_of
 from esper.tamiyo.unlearned import (
+    FULL_ALPHA,
     UnlearnedPolicy,
     action_of,
     allowed_near,
+    barren,
     first_wish,
     held_for,
     index_of,
     may,
     require_mask,
+    require_one_of,
 )
 
 _LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
@@ -150,8 +153,11 @@ class HeuristicPolicy(UnlearnedPolicy):
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: HeuristicState
     ) -> tuple[PolicyDecision, HeuristicState]:
         """What the rules say of each member now."""
-        state = _sized(policy_state, *masks.slot_EOS.shape[::2], masks.blueprint_SK.shape[1])
+        members, (slots, blueprints) = len(masks.op_EO), masks.blueprint_SK.shape
         order_K = self._order(obs.slots.blueprints)
+        if barren(masks):
+            return PolicyDecision.certain(ActionSpec.wait(members)), policy_state
+        state = _sized(policy_state, members, slots, blueprints)
         keep_ES, drop_ES = self._judge(obs, masks)
         op_E, slot_E = first_wish(
             [

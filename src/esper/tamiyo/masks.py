@@ -33,9 +33,9 @@ def build_masks(
     blueprint_SK = fits_SK.copy()
     if ActionHead.BLUEPRINT in frozen:
         blueprint_SK &= _only(frozen[ActionHead.BLUEPRINT], fits_SK.shape[1])
-    slot_EOS = np.ascontiguousarray(legal_ESO.transpose(0, 2, 1))
+    slot_EOS = np.array(legal_ESO.transpose(0, 2, 1), order="C")
     slot_EOS[:, LifecycleOp.GERMINATE] &= blueprint_SK.any(axis=1)
-    op_EO = slot_EOS.any(axis=2)
+    op_EO = np.asarray(slot_EOS.any(axis=2))
     op_EO[:, LifecycleOp.WAIT] = True
     return ActionMasks(
         op_EO=op_EO,

@@ -1,18 +1,16 @@
-"""Growth by the calendar: named blueprints in named slots at given steps, the same for every member.
+"""Growth by the calendar: named blueprints in named slots at given steps, for every member.
 
 Shape letters: E members, S slots, N entries of the schedule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
-    ALPHA_TARGETS,
     HEAD_CHOICES,
     TEMPOS,
     ActionHead,
@@ -28,19 +26,19 @@ from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
 from esper.tamiyo.unlearned import (
+    FULL_ALPHA,
     UnlearnedPolicy,
     action_of,
     allowed_near,
+    barren,
     first_wish,
     fixed_mask,
     held_for,
     index_of,
     may,
     require_mask,
+    require_one_of,
 )
-
-FULL_ALPHA = ALPHA_TARGETS.index(1.0)
-"""Seeds are blended in fully: only then can they be judged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +109,8 @@ class FixedSchedule(UnlearnedPolicy):
     ) -> tuple[PolicyDecision, Bools]:
         """What the schedule says of each member now."""
         places = self._places(obs.slots, masks)
+        if barren(masks):
+            return PolicyDecision.certain(ActionSpec.wait(len(policy_state))), policy_state
         entry_E, due_ES = self._due(obs, may(masks, LifecycleOp.GERMINATE), policy_state, places)
         may_keep_ES = may(masks, LifecycleOp.FOSSILIZE)
         unworthy_ES = held_for(obs, self.config.probation_steps) & ~may_keep_ES
@@ -155,7 +155,7 @@ class FixedSchedule(UnlearnedPolicy):
         ready_EN = time_has_come_N & ~done_EN & may_ES[:, slot_N]
         entry_E = ready_EN.argmax(axis=1)
         here_ES = slot_N[entry_E][:, None] == np.arange(slots)
-        return entry_E, np.asarray(here_ES & ready_EN.any(axis=1)[:, None])
+        return entry_E, np.asarray(here_ES & ready_EN.any(axis=1, keepdims=True))
 
     def _actions(
         self, op_E: Ints, slot_E: Ints, entry_E: Ints, places: Ints, masks: ActionMasks
@@ -191,10 +191,3 @@ class FixedSchedule(UnlearnedPolicy):
                         + ", ".join(HEAD_CHOICES[head][i] for i in np.flatnonzero(allowed))
                     )
         return {head: np.array(choices, dtype=np.int64) for head, choices in asked.items()}
-
-
-def require_one_of(name: str, value: int, valid: Sequence[int], where: str) -> None:
-    """Refuse a value that is not one of a head's choices."""
-    if value not in valid:
-        listed = ", ".join(str(choice) for choice in valid)
-        raise EsperError(f"{where}: {name} {value}, choose from {listed}")

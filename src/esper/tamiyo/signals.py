@@ -77,9 +77,11 @@ class _Memory:
     @classmethod
     def fresh(cls, members: int) -> _Memory:
         """As at the start of an episode."""
-        histories = (np.full((members, HISTORY_LENGTH), np.nan, np.float32) for _ in range(3))
+        unseen_EL = np.full((members, HISTORY_LENGTH), np.nan, dtype=np.float32)
         return cls(
-            *histories,
+            train_loss_history_EL=unseen_EL,
+            val_loss_history_EL=unseen_EL.copy(),
+            val_accuracy_history_EL=unseen_EL.copy(),
             reference_loss_E=np.full(members, np.inf),
             plateau_steps_E=np.zeros(members, dtype=np.int64),
             lowest_loss_E=np.full(members, np.inf),
@@ -230,5 +232,5 @@ def slope(history_EL: Floats) -> Floats:
     y_EL = np.where(known_EL, y_EL - (y_EL.sum(axis=1) / count_E)[:, None], 0.0)
     spread_E = (x_EL**2).sum(axis=1)
     slope_E = (x_EL * y_EL).sum(axis=1) / np.where(spread_E > 0, spread_E, 1.0)
-    largest = np.finfo(np.float32).max
-    return np.clip(slope_E, -largest, largest).astype(np.float32)
+    largest = float(np.finfo(np.float32).max)
+    return np.asarray(np.clip(slope_E, -largest, largest), dtype=np.float32)

@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.actions import ALPHA_TARGETS, ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.masks import ActionMasks
@@ -19,6 +19,9 @@ from esper.leyline.records import Rollout
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import SeedStage
+
+FULL_ALPHA: Final = ALPHA_TARGETS.index(1.0)
+"""Seeds are blended in fully: only then can they be judged."""
 
 FIXED_MASK: Final[Mapping[ActionHead, str]] = {
     ActionHead.STYLE: "style_Y",
@@ -56,6 +59,11 @@ def allowed_near(masks: ActionMasks, head: ActionHead, index: int) -> int:
     """`index` where the head may choose it, else the nearest choice that is left to it."""
     allowed = np.flatnonzero(fixed_mask(masks, head))
     return int(allowed[np.abs(allowed - index).argmin()])
+
+
+def barren(masks: ActionMasks) -> bool:
+    """Nothing can ever grow: the host has no slots, or there are no blueprints."""
+    return masks.blueprint_SK.size == 0
 
 
 def may(masks: ActionMasks, op: LifecycleOp) -> Bools:
@@ -106,6 +114,13 @@ def index_of(kind: str, name: str, names: Sequence[str], where: str) -> int:
     if name not in names:
         raise unknown_name(kind, name, names, where)
     return list(names).index(name)
+
+
+def require_one_of(name: str, value: int, valid: Sequence[int], where: str) -> None:
+    """Refuse a value that is not one of a head's choices."""
+    if value not in valid:
+        listed = ", ".join(str(choice) for choice in valid)
+        raise EsperError(f"{where}: {name} {value}, choose from {listed}")
 
 
 def require_mask(reset_E: Bools, members: int) -> None:
