@@ -6,11 +6,44 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    pass
+    from esper.tamiyo.actions import parse_sampled_action
+    from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
+    from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
+    from esper.tamiyo.masks import build_masks
+    from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
+    from esper.tamiyo.signals import SignalConfig, SignalTracker, TrackedSignals
 
-_HOME: dict[str, str] = {}
+_HOME = {
+    "FixedSchedule": "schedule",
+    "HeuristicConfig": "heuristic",
+    "HeuristicPolicy": "heuristic",
+    "RandomPolicy": "baselines",
+    "ScheduleConfig": "schedule",
+    "ScheduleEntry": "schedule",
+    "SignalConfig": "signals",
+    "SignalTracker": "signals",
+    "StaticTopology": "baselines",
+    "TrackedSignals": "signals",
+    "WaitPolicy": "baselines",
+    "build_masks": "masks",
+    "parse_sampled_action": "actions",
+}
 
-__all__: list[str] = []
+__all__ = [
+    "FixedSchedule",
+    "HeuristicConfig",
+    "HeuristicPolicy",
+    "RandomPolicy",
+    "ScheduleConfig",
+    "ScheduleEntry",
+    "SignalConfig",
+    "SignalTracker",
+    "StaticTopology",
+    "TrackedSignals",
+    "WaitPolicy",
+    "build_masks",
+    "parse_sampled_action",
+]
 
 
 def __getattr__(name: str) -> Any:

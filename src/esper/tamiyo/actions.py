@@ -1,0 +1,37 @@
+"""How sampled indices become an action, and which heads an operation reads.
+
+Shape letters: E members, O operations, A action heads.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from esper.leyline.actions import HEADS_BY_OP, ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.arrays import Bools, Ints
+from esper.leyline.errors import EsperError
+
+COUNTS_OA: Final[Bools] = np.array(
+    [[head in HEADS_BY_OP[op] for head in ActionHead] for op in LifecycleOp]
+)
+"""`HEADS_BY_OP` as a table: True where the head counts for the operation."""
+
+
+def parse_sampled_action(heads_EA: Ints) -> ActionSpec:
+    """The action behind sampled indices; columns in `ActionHead` order.
+
+    >>> parse_sampled_action(np.array([[4, 1, 0, 0, 0, 0, 1, 0]])).describe(0, ["r0c0", "r0c1"], [])
+    'PRUNE r0c1 alpha_speed=3 alpha_curve=LINEAR'
+    """
+    heads_EA = np.asarray(heads_EA)
+    if heads_EA.ndim != 2 or heads_EA.shape[1] != len(ActionHead):
+        names = ", ".join(head.name for head in ActionHead)
+        raise EsperError(
+            f"sampled actions of shape {heads_EA.shape}: expected [E, {len(ActionHead)}], "
+            f"one column for each of {names}"
+        )
+    if not np.issubdtype(heads_EA.dtype, np.integer):
+        raise EsperError(f"sampled actions of dtype {heads_EA.dtype}: expected whole numbers")
+    return ActionSpec(*np.array(heads_EA.T, dtype=np.int64, order="C"))

@@ -1,0 +1,265 @@
+"""Growth by rule of thumb: start a seed when training stalls, keep what is worth something.
+
+Shape letters: E members, S slots, K blueprints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
+
+import numpy as np
+
+from esper.leyline.actions import (
+    ALPHA_SPEEDS,
+    TEMPOS,
+    ActionHead,
+    ActionSpec,
+    AlphaCurve,
+    BlendStyle,
+    LifecycleOp,
+)
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.masks import ActionMasks
+from esper.leyline.protocols import RewardProtocol
+from esper.leyline.records import PolicyDecision
+from esper.leyline.signals import SlotReports, TrainingSignals
+from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.tamiyo.unlearned import (
+    FULL_ALPHA,
+    UnlearnedPolicy,
+    action_of,
+    allowed_near,
+    barren,
+    first_wish,
+    held_for,
+    index_of,
+    may,
+    require_mask,
+    require_one_of,
+)
+
+_LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
+
+Trigger = Literal["plateaued", "stabilised", "either"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicConfig:
+    """The rules of thumb."""
+
+    trigger: Trigger = "either"
+    """Which signal starts a seed: no progress, the first descent over, or any of the two."""
+    blueprints: tuple[str, ...] = ()
+    """Blueprints to try, in this order, over and over; empty: all of the host's."""
+    seeds_at_once: int = 1
+    """Seeds of a member that may be on their way at a time; permanent ones do not count."""
+    min_steps_left: int = 1
+    """A seed is started only if this many steps of the episode are left, this one included."""
+    incubation_limit: int = 20
+    """Steps of incubation after which a seed that still may not blend is pruned."""
+    probation_steps: int = 5
+    """Steps on probation before a seed is judged."""
+    keep_above_errors: float = 1.0
+    """A seed is kept if its contribution is above 0 and above this many of its standard errors."""
+    embargo_steps: int = 10
+    """Steps after a prune before the policy grows anything in that slot of that member again."""
+    failure_penalty: float = 1.0
+    """What a blueprint is charged with, for that member, when a seed of it is pruned."""
+    penalty_decay: float = 0.9
+    """Share of its penalties a blueprint still carries one step later."""
+    penalty_limit: float = 0.3
+    """A blueprint charged with more than this is passed over while another one fits."""
+    style: BlendStyle = BlendStyle.ADD
+    """How seeds are blended in."""
+    tempo: int = TEMPOS[0]
+    """Steps the first blend takes."""
+    curve: AlphaCurve = AlphaCurve.LINEAR
+    """Shape of a seed's blend and of its fading out."""
+    prune_speed: int = ALPHA_SPEEDS[1]
+    """Steps over which a pruned seed is faded out; 0: at once."""
+
+    def __post_init__(self) -> None:
+        if self.trigger not in get_args(Trigger):
+            choices = ", ".join(get_args(Trigger))
+            raise EsperError(f"heuristic: trigger {self.trigger!r}, choose from {choices}")
+        require_one_of("tempo", self.tempo, TEMPOS, "heuristic")
+        require_one_of("prune_speed", self.prune_speed, ALPHA_SPEEDS, "heuristic")
+        least = {"seeds_at_once": 1, "min_steps_left": 1, "incubation_limit": 1}
+        least |= {"probation_steps": 0, "keep_above_errors": 0, "embargo_steps": 0}
+        least |= {"failure_penalty": 0, "penalty_limit": 0}
+        for name, value in least.items():
+            if not getattr(self, name) >= value:
+                raise EsperError(
+                    f"heuristic: {name}={getattr(self, name)}: must be {value} or more"
+                )
+        if not 0 <= self.penalty_decay <= 1:
+            raise EsperError(f"heuristic: penalty_decay={self.penalty_decay}: must be 0 to 1")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeuristicState(ArrayStruct):
+    """What the policy remembers of each member. S and K are 0 until the host was first seen."""
+
+    embargo_ES: Ints
+    """Steps for which nothing is grown in that slot."""
+    penalty_EK: Doubles
+    """What each blueprint is charged with."""
+    next_E: Ints
+    """Where in the order of blueprints the search for the next one begins."""
+
+    @classmethod
+    def fresh(cls, members: int, slots: int, blueprints: int) -> HeuristicState:
+        """Nothing has failed yet."""
+        return cls(
+            embargo_ES=np.zeros((members, slots), dtype=np.int64),
+            penalty_EK=np.zeros((members, blueprints), dtype=np.float64),
+            next_E=np.zeros(members, dtype=np.int64),
+        )
+
+    def forget(self, reset_E: Bools) -> HeuristicState:
+        """The same with the rows of a mask as at the start (all fields start at 0)."""
+        fresh = {f.name: getattr(self, f.name).copy() for f in fields(self)}
+        for array in fresh.values():
+            array[reset_E] = 0
+        return replace(self, **fresh)
+
+
+class HeuristicPolicy(UnlearnedPolicy):
+    """Stalled training starts the next blueprint in the next dormant slot; worth decides its fate.
+
+    One action per member and step, the first that applies: keep a seed that proved itself, prune
+    one that did not, advance, germinate. What a slot or a blueprint failed at is not repeated at
+    once: the slot is embargoed, the blueprint charged with a penalty that fades.
+    """
+
+    def __init__(
+        self, config: HeuristicConfig | None = None, reward: RewardProtocol | None = None
+    ) -> None:
+        super().__init__(reward)
+        self.config = config or HeuristicConfig()
+
+    def initial_state(self, members: int) -> HeuristicState:
+        """Nothing has failed yet."""
+        return HeuristicState.fresh(members, 0, 0)
+
+    def reset_state(self, policy_state: HeuristicState, reset_E: Bools) -> HeuristicState:
+        """Members that start over have no embargo and no penalties."""
+        require_mask(reset_E, len(policy_state.next_E))
+        return policy_state.forget(reset_E)
+
+    def act(
+        self, obs: TrainingSignals, masks: ActionMasks, policy_state: HeuristicState
+    ) -> tuple[PolicyDecision, HeuristicState]:
+        """What the rules say of each member now."""
+        members, (slots, blueprints) = len(masks.op_EO), masks.blueprint_SK.shape
+        order_K = self._order(obs.slots.blueprints)
+        if barren(masks):
+            return PolicyDecision.certain(ActionSpec.wait(members)), policy_state
+        state = _sized(policy_state, members, slots, blueprints)
+        keep_ES, drop_ES = self._judge(obs, masks)
+        op_E, slot_E = first_wish(
+            [
+                (LifecycleOp.FOSSILIZE, keep_ES),
+                (LifecycleOp.PRUNE, drop_ES),
+                (LifecycleOp.ADVANCE, may(masks, LifecycleOp.ADVANCE)),
+                (LifecycleOp.GERMINATE, self._wanted(obs, masks, state, order_K)),
+            ]
+        )
+        kind_E, place_E = self._next_blueprint(masks.blueprint_SK[slot_E], state, order_K)
+        heads: dict[ActionHead, int | Ints] = {ActionHead.BLUEPRINT: kind_E, **self._blend(masks)}
+        germinated_E = op_E == LifecycleOp.GERMINATE
+        after = replace(
+            self._aged(state, obs.slots, op_E == LifecycleOp.PRUNE, slot_E),
+            next_E=np.where(germinated_E, (place_E + 1) % len(order_K), state.next_E),
+        )
+        return PolicyDecision.certain(action_of(op_E, slot_E, heads)), after
+
+    def _order(self, blueprints: tuple[str, ...]) -> Ints:
+        """Indices of the blueprints to try, in order."""
+        names = self.config.blueprints or blueprints
+        where = "of the heuristic"
+        return np.array([index_of("blueprint", name, blueprints, where) for name in names])
+
+    def _judge(self, obs: TrainingSignals, masks: ActionMasks) -> tuple[Bools, Bools]:
+        """`[E, S]` each: seeds that proved themselves, and seeds that did not."""
+        slots = obs.slots
+        with np.errstate(invalid="ignore"):
+            error_ES = self.config.keep_above_errors * slots.contribution_se_ES
+            worth_ES = (slots.contribution_ES > 0) & (slots.contribution_ES > error_ES)
+        judged_ES = held_for(obs, self.config.probation_steps)
+        keep_ES = judged_ES & worth_ES & may(masks, LifecycleOp.FOSSILIZE)
+        late_ES = slots.steps_in_stage_ES >= self.config.incubation_limit
+        stuck_ES = (slots.stage_ES == SeedStage.TRAINING) & late_ES
+        stuck_ES &= ~may(masks, LifecycleOp.ADVANCE)
+        drop_ES = (judged_ES & ~keep_ES) | stuck_ES
+        return np.asarray(keep_ES), np.asarray(drop_ES & may(masks, LifecycleOp.PRUNE))
+
+    def _wanted(
+        self, obs: TrainingSignals, masks: ActionMasks, state: HeuristicState, order_K: Ints
+    ) -> Bools:
+        """`[E, S]`: where a seed may be started, if training of the member asks for one."""
+        asked_E = {
+            "plateaued": obs.plateaued_E,
+            "stabilised": obs.stabilised_E,
+            "either": obs.plateaued_E | obs.stabilised_E,
+        }[self.config.trigger]
+        room_E = _LIVE[obs.slots.stage_ES].sum(axis=1) < self.config.seeds_at_once
+        in_time = obs.episode_length - obs.step >= self.config.min_steps_left
+        can_grow_S = masks.blueprint_SK[:, order_K].any(axis=1)
+        open_ES = may(masks, LifecycleOp.GERMINATE) & (state.embargo_ES == 0) & can_grow_S
+        return np.asarray(open_ES & (asked_E & room_E & in_time)[:, None])
+
+    def _next_blueprint(
+        self, fits_EK: Bools, state: HeuristicState, order_K: Ints
+    ) -> tuple[Ints, Ints]:
+        """Index `[E]` of the next blueprint that fits, and its place in the order.
+
+        The first in turn that is not over the penalty limit; if all are, the least charged.
+        """
+        turn = len(order_K)
+        place_EK = (state.next_E[:, None] + np.arange(turn)) % turn
+        kind_EK = order_K[place_EK]
+        penalty_EK = np.take_along_axis(state.penalty_EK, kind_EK, axis=1)
+        cost_EK = np.where(penalty_EK <= self.config.penalty_limit, 0.0, penalty_EK)
+        cost_EK = np.where(np.take_along_axis(fits_EK, kind_EK, axis=1), cost_EK, np.inf)
+        member_E, turn_E = np.arange(len(kind_EK)), cost_EK.argmin(axis=1)
+        return kind_EK[member_E, turn_E], place_EK[member_E, turn_E]
+
+    def _blend(self, masks: ActionMasks) -> dict[ActionHead, int]:
+        """The later heads, which are the same for all members; a frozen head has its way."""
+        config = self.config
+        preferred = {
+            ActionHead.STYLE: int(config.style),
+            ActionHead.TEMPO: TEMPOS.index(config.tempo),
+            ActionHead.ALPHA_TARGET: FULL_ALPHA,
+            ActionHead.ALPHA_SPEED: ALPHA_SPEEDS.index(config.prune_speed),
+            ActionHead.ALPHA_CURVE: int(config.curve),
+        }
+        return {head: allowed_near(masks, head, index) for head, index in preferred.items()}
+
+    def _aged(
+        self, state: HeuristicState, slots: SlotReports, pruned_E: Bools, slot_E: Ints
+    ) -> HeuristicState:
+        """The memory one step on, with what was pruned now added to it."""
+        embargo_ES = np.maximum(state.embargo_ES - 1, 0)
+        penalty_EK = state.penalty_EK * self.config.penalty_decay
+        member = np.flatnonzero(pruned_E)
+        slot = slot_E[member]
+        embargo_ES[member, slot] = self.config.embargo_steps
+        penalty_EK[member, slots.blueprint_ES[member, slot]] += self.config.failure_penalty
+        return replace(state, embargo_ES=embargo_ES, penalty_EK=penalty_EK)
+
+
+def _sized(state: HeuristicState, members: int, slots: int, blueprints: int) -> HeuristicState:
+    """The state for the host at hand: made at the first step, checked at all others."""
+    have = (*state.embargo_ES.shape, state.penalty_EK.shape[1])
+    if have == (members, 0, 0):
+        return HeuristicState.fresh(members, slots, blueprints)
+    if have != (members, slots, blueprints):
+        raise EsperError(
+            f"heuristic state of {have[0]} members, {have[1]} slots, {have[2]} blueprints: "
+            f"this host has {members}, {slots}, {blueprints}; begin with initial_state"
+        )
+    return state

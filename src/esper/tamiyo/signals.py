@@ -1,0 +1,236 @@
+"""How training has gone so far: histories, slopes, plateaus, and when the first descent is over.
+
+Every member is followed by itself, in arrays. A value that is not finite stays in the history as
+it is, is left out of the slopes, and never counts as an improvement.
+
+Shape letters: E members, L last values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
+from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.signals import HISTORY_LENGTH
+
+
+@dataclass(frozen=True, slots=True)
+class SignalConfig:
+    """When a member counts as plateaued, and when as stabilised."""
+
+    plateau_tolerance: float = 0.005
+    """Validation loss improves when it falls by more than this below its last improvement."""
+    plateau_patience: int = 5
+    """Steps without improvement after which a member is on a plateau."""
+    steep_descent: float = 0.03
+    """A step is steep when it beats the lowest validation loss so far by this share of it."""
+    stabilisation_steps: int = 3
+    """Steps in a row that are not steep, after which a member has stabilised."""
+
+    def __post_init__(self) -> None:
+        for name in ("plateau_patience", "stabilisation_steps"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"SignalConfig.{name}={getattr(self, name)}: must be 1 or more")
+        for name in ("plateau_tolerance", "steep_descent"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise EsperError(
+                    f"SignalConfig.{name}={getattr(self, name)}: must be finite, 0 or more"
+                )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrackedSignals(ArrayStruct):
+    """The fields of `TrainingSignals` that the tracker owns; the meaning of each stands there."""
+
+    train_loss_history_EL: Floats
+    val_loss_history_EL: Floats
+    val_accuracy_history_EL: Floats
+    train_loss_slope_E: Floats
+    val_loss_slope_E: Floats
+    val_accuracy_slope_E: Floats
+    plateau_steps_E: Ints
+    plateaued_E: Bools
+    stabilised_E: Bools
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the tracker carries from step to step."""
+
+    train_loss_history_EL: Floats
+    val_loss_history_EL: Floats
+    val_accuracy_history_EL: Floats
+    reference_loss_E: Doubles
+    """Validation loss at the last improvement; +inf before the first finite value."""
+    plateau_steps_E: Ints
+    lowest_loss_E: Doubles
+    """Lowest finite validation loss so far; +inf before the first."""
+    calm_steps_E: Ints
+    """Steps in a row that were not steep."""
+    stabilised_E: Bools
+
+    @classmethod
+    def fresh(cls, members: int) -> _Memory:
+        """As at the start of an episode."""
+        unseen_EL = np.full((members, HISTORY_LENGTH), np.nan, dtype=np.float32)
+        return cls(
+            train_loss_history_EL=unseen_EL,
+            val_loss_history_EL=unseen_EL.copy(),
+            val_accuracy_history_EL=unseen_EL.copy(),
+            reference_loss_E=np.full(members, np.inf),
+            plateau_steps_E=np.zeros(members, dtype=np.int64),
+            lowest_loss_E=np.full(members, np.inf),
+            calm_steps_E=np.zeros(members, dtype=np.int64),
+            stabilised_E=np.zeros(members, dtype=np.bool_),
+        )
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The arrays by name, not copies."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class SignalTracker:
+    """Follows losses and accuracy of E members through an episode.
+
+    >>> tracker = SignalTracker(1, SignalConfig(plateau_patience=2))
+    >>> for loss in (1.0, 0.5, 0.5, 0.5):
+    ...     seen = tracker.update(np.array([loss]), np.array([loss]), np.array([1 - loss]))
+    >>> seen.plateau_steps_E.tolist(), seen.plateaued_E.tolist()
+    ([2], [True])
+    """
+
+    def __init__(self, members: int, config: SignalConfig | None = None) -> None:
+        if members < 1:
+            raise EsperError(f"SignalTracker of {members} members: at least 1 is needed")
+        self.members = members
+        self.config = config or SignalConfig()
+        self._memory = _Memory.fresh(members)
+
+    def update(
+        self,
+        train_loss_E: npt.ArrayLike,
+        val_loss_E: npt.ArrayLike,
+        val_accuracy_E: npt.ArrayLike,
+    ) -> TrackedSignals:
+        """Take the measurements of one step; what is known after it."""
+        train = self._checked("train_loss_E", train_loss_E)
+        val = self._checked("val_loss_E", val_loss_E)
+        accuracy = self._checked("val_accuracy_E", val_accuracy_E)
+        memory = self._memory
+        _append(memory.train_loss_history_EL, train)
+        _append(memory.val_loss_history_EL, val)
+        _append(memory.val_accuracy_history_EL, accuracy)
+        self._follow_plateau(val.astype(np.float64))
+        self._follow_descent(val.astype(np.float64))
+        return self._tracked()
+
+    def reset(self, reset_E: Bools | None = None) -> None:
+        """Forget all members, or those of a mask (after a rollback), as at an episode's start."""
+        if reset_E is None:
+            self._memory = _Memory.fresh(self.members)
+            return
+        if np.shape(reset_E) != (self.members,) or np.asarray(reset_E).dtype != np.bool_:
+            raise EsperError(
+                f"SignalTracker.reset: {np.asarray(reset_E).dtype} of shape {np.shape(reset_E)}, "
+                f"expected a mask of {self.members} members"
+            )
+        fresh = _Memory.fresh(self.members).arrays()
+        for name, array in self._memory.arrays().items():
+            array[reset_E] = fresh[name][reset_E]
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Copies of everything that is carried from step to step, by name."""
+        return {name: array.copy() for name, array in self._memory.arrays().items()}
+
+    def load_state(self, state: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Go on from what `state()` gave; anything but its names, shapes and dtypes is refused."""
+        own = self._memory.arrays()
+        for name in state:
+            if name not in own:
+                raise unknown_name("tracker array", name, own)
+        for name, array in own.items():
+            if name not in state:
+                raise EsperError(f"tracker state without {name}: all of {', '.join(own)} needed")
+            found = np.asarray(state[name])
+            if found.shape != array.shape or found.dtype != array.dtype:
+                raise EsperError(
+                    f"tracker state {name}: {found.dtype} of shape {found.shape}, "
+                    f"expected {array.dtype} of shape {array.shape}"
+                )
+        for name, array in own.items():
+            array[...] = state[name]
+
+    def _checked(self, name: str, values: npt.ArrayLike) -> Floats:
+        """One float32 for each member."""
+        with np.errstate(over="ignore"):  # beyond float32: infinite, so not finite
+            found = np.asarray(values).astype(np.float32)
+        if found.shape != (self.members,):
+            raise EsperError(
+                f"SignalTracker.update: {name} of shape {found.shape}, expected ({self.members},)"
+            )
+        return found
+
+    def _follow_plateau(self, val_E: Doubles) -> None:
+        """Count the steps since the loss last fell clearly below its last improvement."""
+        memory = self._memory
+        limit_E = memory.reference_loss_E - self.config.plateau_tolerance
+        improved_E = np.isfinite(val_E) & (val_E < limit_E)
+        memory.reference_loss_E = np.where(improved_E, val_E, memory.reference_loss_E)
+        memory.plateau_steps_E = np.where(improved_E, 0, memory.plateau_steps_E + 1)
+
+    def _follow_descent(self, val_E: Doubles) -> None:
+        """Count the steps in a row that were not steep; a non-finite loss starts the count anew."""
+        memory = self._memory
+        finite_E = np.isfinite(val_E)
+        lowest_E = memory.lowest_loss_E
+        compared_E = finite_E & np.isfinite(lowest_E)
+        gain_E = np.subtract(lowest_E, val_E, out=np.zeros_like(val_E), where=compared_E)
+        scale_E = np.where(compared_E, np.abs(lowest_E), 1.0)
+        calm_E = compared_E & ((gain_E <= 0) | (gain_E < self.config.steep_descent * scale_E))
+        memory.calm_steps_E = np.where(calm_E, memory.calm_steps_E + 1, 0)
+        memory.stabilised_E |= memory.calm_steps_E >= self.config.stabilisation_steps
+        memory.lowest_loss_E = np.where(finite_E, np.fmin(lowest_E, val_E), lowest_E)
+
+    def _tracked(self) -> TrackedSignals:
+        """What is known now, as arrays no one else writes to."""
+        memory = self._memory
+        return TrackedSignals(
+            train_loss_history_EL=memory.train_loss_history_EL.copy(),
+            val_loss_history_EL=memory.val_loss_history_EL.copy(),
+            val_accuracy_history_EL=memory.val_accuracy_history_EL.copy(),
+            train_loss_slope_E=slope(memory.train_loss_history_EL),
+            val_loss_slope_E=slope(memory.val_loss_history_EL),
+            val_accuracy_slope_E=slope(memory.val_accuracy_history_EL),
+            plateau_steps_E=memory.plateau_steps_E.copy(),
+            plateaued_E=np.asarray(memory.plateau_steps_E >= self.config.plateau_patience),
+            stabilised_E=memory.stabilised_E.copy(),
+        )
+
+
+def _append(history_EL: Floats, value_E: Floats) -> None:
+    """Push out the oldest value, in place."""
+    history_EL[:, :-1] = history_EL[:, 1:]
+    history_EL[:, -1] = value_E
+
+
+def slope(history_EL: Floats) -> Floats:
+    """Least-squares change per step over the finite values; 0 with fewer than two.
+
+    >>> slope(np.array([[np.nan, 3.0, 2.0, np.inf, 0.0]], dtype=np.float32)).tolist()
+    [-1.0]
+    """
+    known_EL = np.isfinite(history_EL)
+    count_E = np.maximum(known_EL.sum(axis=1), 1)
+    x_EL = np.where(known_EL, np.arange(history_EL.shape[1], dtype=np.float64), 0.0)
+    y_EL = np.where(known_EL, history_EL, 0.0).astype(np.float64)
+    x_EL = np.where(known_EL, x_EL - (x_EL.sum(axis=1) / count_E)[:, None], 0.0)
+    y_EL = np.where(known_EL, y_EL - (y_EL.sum(axis=1) / count_E)[:, None], 0.0)
+    spread_E = (x_EL**2).sum(axis=1)
+    slope_E = (x_EL * y_EL).sum(axis=1) / np.where(spread_E > 0, spread_E, 1.0)
+    largest = float(np.finfo(np.float32).max)
+    return np.asarray(np.clip(slope_E, -largest, largest), dtype=np.float32)

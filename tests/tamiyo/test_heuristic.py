@@ -1,0 +1,307 @@
+"""The heuristic: grows when training stalls, keeps what is worth it, does not repeat failures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from esper.kasmina import LifecycleConfig
+from esper.kasmina.gates import GateConfig
+from esper.leyline import ActionHead, BlendStyle, LifecycleOp, SeedStage
+from esper.tamiyo import HeuristicConfig, HeuristicPolicy
+from support import good_signals, make_population, refused
+from tamiyo_support import EPISODE, Drive, masks_of, observe, worthless_signals
+
+QUICK = LifecycleConfig(gates=GateConfig(min_training_steps=1), embargoed_steps=1)
+GERMINATE, PRUNE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE
+
+
+def heuristic(**settings: object) -> HeuristicPolicy:
+    return HeuristicPolicy(HeuristicConfig(**settings))  # type: ignore[arg-type]
+
+
+def members(*values: bool) -> np.ndarray:
+    return np.array(values, dtype=np.bool_)
+
+
+def kinds(drive: Drive, member: int = 0) -> list[int]:
+    """Blueprints a member germinated, in order."""
+    steps = [step for step, _ in drive.did(GERMINATE, member)]
+    return [int(drive.actions[step].blueprint[member]) for step in steps]
+
+
+def test_every_slot_is_fossilised():
+    drive = Drive(heuristic(), make_population(3)).run(60)
+    assert (drive.population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
+    assert [slot for _, slot in drive.did(GERMINATE)] == [0, 1, 2]
+    assert kinds(drive) == [0, 1, 2]
+
+
+def test_advances_by_hand_where_nothing_goes_by_itself():
+    config = LifecycleConfig(
+        gates=GateConfig(min_training_steps=2), auto_forward_g1=False, auto_forward_g3=False
+    )
+    drive = Drive(heuristic(), make_population(2, lifecycle=config)).run(90)
+    assert (drive.population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
+
+
+@pytest.mark.parametrize(
+    ("trigger", "expected"),
+    [
+        ("plateaued", [False, True, False, True]),
+        ("stabilised", [False, False, True, True]),
+        ("either", [False, True, True, True]),
+    ],
+)
+def test_signal_starts_a_seed(trigger: str, expected: list[bool]):
+    drive = Drive(heuristic(trigger=trigger), make_population(4))
+    drive.run(
+        3,
+        plateaued_E=members(False, True, False, True),
+        stabilised_E=members(False, False, True, True),
+    )
+    assert (drive.population.lifecycle.stage_ES[:, 0] != SeedStage.DORMANT).tolist() == expected
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_no_more_seeds_at_once_than_allowed(limit: int):
+    drive = Drive(heuristic(seeds_at_once=limit), make_population(2)).run(60)
+    permanent = (SeedStage.DORMANT, SeedStage.FOSSILIZED)
+    live = [(~np.isin(stages, permanent)).sum(axis=1).max() for stages in drive.stages]
+    assert max(live) == limit
+
+
+def test_nothing_is_started_too_late():
+    policy = heuristic(min_steps_left=10)
+    drive = Drive(policy, make_population(1))
+    drive.step = EPISODE - 9
+    assert drive.run(1).did(GERMINATE) == []
+    drive = Drive(policy, make_population(1))
+    drive.step = EPISODE - 10
+    assert drive.run(1).did(GERMINATE) == [(0, 0)]
+
+
+def test_probation_is_served_before_a_seed_is_kept():
+    drive = Drive(heuristic(probation_steps=4), make_population(1)).run(30)
+    step, slot = drive.did(LifecycleOp.FOSSILIZE)[0]
+    held = [stages[0, slot] == SeedStage.HOLDING for stages in drive.stages]
+    assert sum(held) == 4 + 1  # entered it, and four steps on
+    assert held[step]
+
+
+@pytest.mark.parametrize(
+    ("contribution", "error", "kept"),
+    [(0.2, 0.05, True), (0.2, 0.15, False), (0.0, 0.0, False), (-0.2, 0.01, False)],
+)
+def test_seed_is_kept_if_its_worth_is_beyond_its_error(contribution, error, kept: bool):
+    """Two standard errors are asked for; the gate itself asks for one."""
+
+    def signals(population):
+        good = good_signals(population)
+        full = np.full_like
+        return replace(
+            good,
+            contribution_ES=full(good.contribution_ES, contribution),
+            contribution_se_ES=full(good.contribution_se_ES, error),
+        )
+
+    drive = Drive(heuristic(keep_above_errors=2.0), make_population(1), signals).run(20)
+    ops = [bool(drive.did(op)) for op in (LifecycleOp.FOSSILIZE, PRUNE)]
+    assert ops == [kept, not kept]
+
+
+def test_unmeasured_seed_is_not_judged():
+    def unmeasured(population):
+        good = good_signals(population)
+        return replace(good, contribution_ES=np.full_like(good.contribution_ES, np.nan))
+
+    drive = Drive(heuristic(), make_population(1), unmeasured).run(30)
+    assert drive.did(PRUNE) == drive.did(LifecycleOp.FOSSILIZE) == []
+    drive.signals = good_signals
+    drive.run(1)
+    assert len(drive.did(LifecycleOp.FOSSILIZE)) == 1
+
+
+def test_seed_that_never_may_blend_is_pruned():
+    def dead(population):
+        good = good_signals(population)
+        return replace(good, grad_norm_ES=np.zeros_like(good.grad_norm_ES))
+
+    drive = Drive(heuristic(incubation_limit=7), make_population(1), dead).run(12)
+    ((step, slot),) = drive.did(PRUNE)
+    incubated = [stages[0, slot] == SeedStage.TRAINING for stages in drive.stages]
+    assert sum(incubated[: step + 1]) == 7
+    assert drive.did(LifecycleOp.ADVANCE) == []
+
+
+@pytest.mark.parametrize("embargo", [0, 9, 25])
+def test_worthless_seeds_are_pruned_and_the_slot_is_left_alone(embargo: int):
+    """One slot: it opens again after the lifecycle's own cooldown or the embargo, the later one."""
+    population = make_population(2, slots=("r0c1",), lifecycle=QUICK)
+    policy = heuristic(embargo_steps=embargo, prune_speed=0)
+    drive = Drive(policy, population, worthless_signals).run(160)
+    pruned = [step for step, _ in drive.did(PRUNE, member=1)]
+    started = [step for step, _ in drive.did(GERMINATE, member=1)]
+    assert len(pruned) > 2
+    assert drive.did(LifecycleOp.FOSSILIZE) == []
+    cooldown = next(
+        step for step in range(pruned[0] + 1, 160) if drive.stages[step][1, 0] == SeedStage.DORMANT
+    )
+    expected = max(embargo + 1, cooldown - pruned[0])
+    gaps = [later - step for step, later in zip(pruned, started[1:], strict=False)]
+    assert set(gaps) == {expected}
+
+
+def test_embargo_is_of_that_slot_of_that_member_alone():
+    def mixed(population):
+        good = good_signals(population)
+        contribution = good.contribution_ES.copy()
+        contribution[0, 0] = -1.0
+        return replace(good, contribution_ES=contribution)
+
+    population = make_population(2, lifecycle=QUICK)
+    drive = Drive(heuristic(embargo_steps=200), population, mixed).run(80)
+    assert population.lifecycle.stage_ES[0].tolist() == [
+        SeedStage.DORMANT,
+        SeedStage.FOSSILIZED,
+        SeedStage.FOSSILIZED,
+    ]
+    assert (population.lifecycle.stage_ES[1] == SeedStage.FOSSILIZED).all()
+    assert [slot for _, slot in drive.did(GERMINATE, member=0)] == [0, 1, 2]
+
+
+def one_slot(**settings: object) -> Drive:
+    """A slot that may be replanted at once, and in which everything fails."""
+    population = make_population(1, slots=("r0c1",), lifecycle=QUICK)
+    policy = heuristic(embargo_steps=0, **settings)
+    return Drive(policy, population, worthless_signals)
+
+
+def test_blueprints_are_tried_in_turn():
+    assert kinds(one_slot().run(160))[:9] == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+    chosen = ("conv_heavy", "norm")
+    assert kinds(one_slot(blueprints=chosen).run(100))[:4] == [2, 0, 2, 0]
+
+
+def test_penalised_blueprint_is_passed_over_until_the_penalty_has_faded():
+    """After the turn comes back, a failure still counts: unless it decays, the least charged."""
+    drive = one_slot(blueprints=("norm", "conv_light"), penalty_decay=1.0, penalty_limit=0.5)
+    drive.run(1)
+    drive.state = replace(drive.state, penalty_EK=np.array([[0.0, 3.0, 0.0, 0.0]]))
+    assert kinds(drive.run(100))[:5] == [0, 0, 0, 1, 0]
+    fading = one_slot(blueprints=("norm", "conv_light"), penalty_decay=0.5, penalty_limit=0.5)
+    fading.run(1)
+    fading.state = replace(fading.state, penalty_EK=np.array([[0.0, 3.0, 0.0, 0.0]]))
+    assert kinds(fading.run(100))[:4] == [0, 1, 0, 1]
+
+
+def test_penalties_decay_each_step_and_add_up():
+    drive = one_slot(penalty_decay=0.8, failure_penalty=2.0)
+    expected = np.zeros(4)
+    for _ in range(60):
+        blueprint = drive.population.lifecycle.blueprint_ES[0, 0]
+        drive.run(1)
+        expected *= 0.8
+        if drive.actions[-1].op[0] == PRUNE:
+            expected[blueprint] += 2.0
+        assert drive.state.penalty_EK[0] == pytest.approx(expected)
+    assert expected.max() > 0
+
+
+def test_blueprint_that_does_not_fit_is_passed_over():
+    population = make_population(1, lifecycle=QUICK)
+    fits = population.lifecycle.fits_SK
+    fits[0, :2] = False
+    fits[1, :] = False
+    drive = Drive(heuristic(), population).run(40)
+    assert [slot for _, slot in drive.did(GERMINATE)] == [0, 2]
+    assert kinds(drive) == [2, 3]
+    narrow = Drive(heuristic(blueprints=("norm",)), make_population(1, lifecycle=QUICK))
+    narrow.population.lifecycle.fits_SK[:2, 0] = False
+    assert [slot for _, slot in narrow.run(30).did(GERMINATE)] == [2]
+
+
+def test_frozen_heads_have_their_way():
+    """`Drive` checks every action against the masks."""
+    frozen = {
+        ActionHead.BLUEPRINT: 3,
+        ActionHead.STYLE: 0,
+        ActionHead.TEMPO: 2,
+        ActionHead.ALPHA_CURVE: 4,
+        ActionHead.ALPHA_SPEED: 0,
+    }
+    policy = heuristic(style=BlendStyle.MULTIPLY, tempo=5)
+    drive = Drive(policy, make_population(1), worthless_signals, frozen).run(60)
+    assert set(kinds(drive)) == {3}
+    assert drive.did(PRUNE)
+    free = Drive(policy, make_population(1)).run(1)
+    assert free.actions[0].style.tolist() == [BlendStyle.MULTIPLY]
+    assert free.actions[0].tempo.tolist() == [1]
+
+
+def test_reset_forgets_these_members_alone():
+    policy = heuristic()
+    drive = Drive(policy, make_population(3), worthless_signals).run(60)
+    before = drive.state
+    after = policy.reset_state(before, members(False, True, False))
+    for name in ("embargo_ES", "penalty_EK", "next_E"):
+        old, new = getattr(before, name), getattr(after, name)
+        assert old[1].any(), name
+        assert not new[1].any()
+        assert (new[[0, 2]] == old[[0, 2]]).all()
+
+
+def test_non_finite_contribution_of_one_member_leaves_the_others_alone():
+    def poisoned(population):
+        good = good_signals(population)
+        contribution, error = good.contribution_ES.copy(), good.contribution_se_ES.copy()
+        contribution[1], error[1] = np.inf, np.nan
+        return replace(good, contribution_ES=contribution, contribution_se_ES=error)
+
+    clean = Drive(heuristic(), make_population(3)).run(40)
+    dirty = Drive(heuristic(), make_population(3), poisoned).run(40)
+    for op in LifecycleOp:
+        assert clean.did(op, 0) == dirty.did(op, 0)
+        assert clean.did(op, 2) == dirty.did(op, 2)
+    assert dirty.did(LifecycleOp.FOSSILIZE, 1) == []
+
+
+def test_state_of_another_host_is_refused():
+    policy = heuristic()
+    state = Drive(policy, make_population(2)).run(1).state
+    other = make_population(2, slots=("r0c0",))
+    line = refused(lambda: policy.act(observe(other), masks_of(other), state))
+    assert "3 slots" in line
+
+
+def test_unknown_blueprint_is_refused_with_the_nearest_name():
+    policy, population = heuristic(blueprints=("conv_lite",)), make_population(1)
+    state = policy.initial_state(1)
+    line = refused(lambda: policy.act(observe(population), masks_of(population), state))
+    assert "did you mean 'conv_light'" in line
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("trigger", "platoed"),
+        ("tempo", 4),
+        ("prune_speed", 1),
+        ("seeds_at_once", 0),
+        ("incubation_limit", 0),
+        ("probation_steps", -1),
+        ("embargo_steps", -1),
+        ("keep_above_errors", float("nan")),
+        ("penalty_decay", 1.5),
+        ("penalty_limit", -0.1),
+    ],
+)
+def test_wrong_config_is_refused_in_one_line(field: str, value: object):
+    line = refused(lambda: heuristic(**{field: value}))
+    assert field in line
+    assert str(value) in line
+
+
+def test_wrong_reset_mask_is_refused_in_one_line():
+    policy = heuristic()
+    refused(lambda: policy.reset_state(policy.initial_state(2), np.array([0, 1])))

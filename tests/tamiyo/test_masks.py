@@ -1,0 +1,123 @@
+"""Masks say exactly what the lifecycle allows, for every member, and what was frozen."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from esper.leyline import HEAD_CHOICES, ActionHead, LifecycleOp, SeedStage
+from esper.tamiyo import build_masks
+from support import bring_to, make_population, refused
+
+OPS = len(LifecycleOp)
+FIXED_HEADS = {
+    ActionHead.STYLE: "style_Y",
+    ActionHead.TEMPO: "tempo_M",
+    ActionHead.ALPHA_TARGET: "alpha_target_T",
+    ActionHead.ALPHA_SPEED: "alpha_speed_V",
+    ActionHead.ALPHA_CURVE: "alpha_curve_U",
+}
+
+
+@st.composite
+def legal_and_fits(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int | None]:
+    """Any legality whatever, any fits, and a blueprint to freeze or None."""
+    members, slots, kinds = (draw(st.integers(1, 4)) for _ in range(3))
+    legal = draw(npst.arrays(np.bool_, (members, slots, OPS)))
+    fits = draw(npst.arrays(np.bool_, (slots, kinds)))
+    return legal, fits, draw(st.none() | st.integers(0, kinds - 1))
+
+
+@given(legal_and_fits())
+@settings(max_examples=200, deadline=None)
+def test_masks_agree_with_loops_over_members(case):
+    legal, fits, only = case
+    given_legal, given_fits = legal.copy(), fits.copy()
+    masks = build_masks(legal, fits, None if only is None else {ActionHead.BLUEPRINT: only})
+    members, slots = legal.shape[:2]
+    for s in range(slots):
+        for k in range(fits.shape[1]):
+            assert masks.blueprint_SK[s, k] == (fits[s, k] and only in (None, k))
+    for e in range(members):
+        for op in LifecycleOp:
+            allowed = [bool(legal[e, s, op]) for s in range(slots)]
+            if op is LifecycleOp.GERMINATE:
+                allowed = [a and any(masks.blueprint_SK[s]) for s, a in enumerate(allowed)]
+            if op is not LifecycleOp.WAIT:
+                assert masks.slot_EOS[e, op].tolist() == allowed
+            assert masks.op_EO[e, op] == (op is LifecycleOp.WAIT or any(allowed))
+    assert (legal == given_legal).all()
+    assert (fits == given_fits).all()
+
+
+@given(st.dictionaries(st.sampled_from(sorted(FIXED_HEADS)), st.integers(0, 2)))
+@settings(deadline=None)
+def test_frozen_head_has_one_choice(frozen):
+    masks = build_masks(np.ones((2, 2, OPS), np.bool_), np.ones((2, 3), np.bool_), frozen)
+    for head, field in FIXED_HEADS.items():
+        choices = range(len(HEAD_CHOICES[head]))
+        expected = [head not in frozen or choice == frozen[head] for choice in choices]
+        assert getattr(masks, field).tolist() == expected
+
+
+def test_masks_follow_a_real_lifecycle():
+    """Members in different stages: every entry is the lifecycle's own."""
+    population = make_population(4)
+    bring_to(population, SeedStage.HOLDING, [1], "r0c1")
+    bring_to(population, SeedStage.TRAINING, [2], "r0c0")
+    bring_to(population, SeedStage.FOSSILIZED, [3], "r0c2")
+    life = population.lifecycle
+    masks = build_masks(life.legal_ops(), life.fits_SK)
+    legal = life.legal_ops()
+    assert (masks.blueprint_SK == life.fits_SK).all()
+    assert masks.op_EO[1].tolist() == [True, True, False, True, True, True]
+    assert np.flatnonzero(masks.slot_EOS[1, LifecycleOp.FOSSILIZE]).tolist() == [1]
+    assert not masks.op_EO[0, LifecycleOp.PRUNE]
+    for e, op, s in np.ndindex(*masks.slot_EOS.shape):
+        assert masks.slot_EOS[e, op, s] == legal[e, s, op]
+
+
+def test_frozen_blueprint_closes_slots_it_does_not_fit():
+    """Other operations there stay as they were."""
+    legal = np.ones((2, 3, OPS), dtype=np.bool_)
+    fits = np.array([[True, True], [True, False], [False, True]])
+    masks = build_masks(legal, fits, {ActionHead.BLUEPRINT: 1})
+    assert masks.slot_EOS[:, LifecycleOp.GERMINATE].tolist() == [[True, False, True]] * 2
+    assert masks.slot_EOS[:, LifecycleOp.PRUNE].all()
+    none = build_masks(legal, np.array([[True, False]] * 3), {ActionHead.BLUEPRINT: 1})
+    assert not none.op_EO[:, LifecycleOp.GERMINATE].any()
+
+
+def test_host_without_slots_can_wait():
+    masks = build_masks(np.ones((2, 0, OPS), np.bool_), np.ones((0, 3), np.bool_))
+    assert masks.op_EO.tolist() == [[True] + [False] * 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("frozen", "named"),
+    [
+        ({ActionHead.OP: 0}, "OP"),
+        ({ActionHead.SLOT: 0}, "SLOT"),
+        ({ActionHead.TEMPO: 3}, "TEMPO: index 3, valid are 0 to 2"),
+        ({ActionHead.BLUEPRINT: -1}, "BLUEPRINT: index -1, valid are 0 to 1"),
+        ({ActionHead.BLUEPRINT: 0.5}, "index 0.5"),
+    ],
+)
+def test_wrong_frozen_heads_are_refused_in_one_line(frozen, named: str):
+    legal, fits = np.ones((1, 2, OPS), np.bool_), np.ones((2, 2), np.bool_)
+    assert named in refused(lambda: build_masks(legal, fits, frozen))
+
+
+@pytest.mark.parametrize(
+    ("legal", "fits"),
+    [
+        (np.ones((1, 2, OPS - 1), np.bool_), np.ones((2, 2), np.bool_)),
+        (np.ones((1, 3, OPS), np.bool_), np.ones((2, 2), np.bool_)),
+        (np.ones((2, OPS), np.bool_), np.ones((2, 2), np.bool_)),
+        (np.ones((1, 2, OPS)), np.ones((2, 2), np.bool_)),
+        (np.ones((1, 2, OPS), np.bool_), np.ones((2, 2), np.int64)),
+    ],
+)
+def test_wrong_arrays_are_refused_in_one_line(legal: np.ndarray, fits: np.ndarray):
+    assert "masks" in refused(lambda: build_masks(legal, fits))

@@ -1,0 +1,142 @@
+"""What all policies promise alike; and the static ones."""
+
+import numpy as np
+import pytest
+
+from esper.leyline import (
+    NO_BLUEPRINT,
+    LifecycleOp,
+    PlantingPolicy,
+    PolicyProtocol,
+    RewardComponentsTelemetry,
+    RewardInputs,
+    SeedStage,
+)
+from esper.tamiyo import (
+    FixedSchedule,
+    HeuristicPolicy,
+    RandomPolicy,
+    ScheduleConfig,
+    ScheduleEntry,
+    StaticTopology,
+    WaitPolicy,
+)
+from payload_support import build
+from support import CNN_BLUEPRINTS, ROW_0, make_population, refused
+from tamiyo_support import Drive, masks_of, observe
+
+SCHEDULE = ScheduleConfig((ScheduleEntry(2, "r0c1", "norm"), ScheduleEntry(0, "r0c0", "norm")))
+POLICIES = {
+    "wait": lambda reward=None: WaitPolicy(reward),
+    "random": lambda reward=None: RandomPolicy(0, reward),
+    "static": lambda reward=None: StaticTopology.full("norm", reward=reward),
+    "schedule": lambda reward=None: FixedSchedule(SCHEDULE, reward),
+    "heuristic": lambda reward=None: HeuristicPolicy(reward=reward),
+}
+every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES)
+
+
+def halves(inputs: RewardInputs) -> tuple[np.ndarray, RewardComponentsTelemetry]:
+    part = np.full(inputs.members, 0.5)
+    parts = RewardComponentsTelemetry.of({"score": part, "step": part * inputs.step}, len(part))
+    return parts.total, parts
+
+
+@every_policy
+def test_is_a_policy(make):
+    assert isinstance(make(), PolicyProtocol)
+
+
+@every_policy
+def test_reward_is_reported_by_part(make):
+    facts = {"step": 3, "episode_length": 9, "rolled_back_E": np.zeros(4, dtype=np.bool_)}
+    inputs = build(RewardInputs, facts, E=4)
+    with_reward = make(halves).store(inputs, inputs.terminal)
+    assert with_reward.names == ("score", "step")
+    assert with_reward.total.tolist() == [2.0] * 4
+    without = make().store(inputs, inputs.terminal)
+    assert without.names == ()
+    assert without.total.tolist() == [0.0] * 4
+
+
+@every_policy
+def test_nothing_is_learnt(make):
+    assert make().update(None) is None
+
+
+@every_policy
+def test_act_neither_changes_nor_keeps_what_it_is_given(make):
+    """Two runs from the same state take the same actions."""
+    first, second = (Drive(make(), make_population(3)).run(40) for _ in range(2))
+    assert first.actions == second.actions
+    population = first.population
+    state, obs, masks = first.state, observe(population, 40), masks_of(population)
+    assert first.policy.act(obs, masks, state)[0] == first.policy.act(obs, masks, state)[0]
+
+
+@every_policy
+def test_members_do_not_depend_on_how_many_there_are(make):
+    one, many = (Drive(make(), make_population(members)).run(60) for members in (1, 4))
+    for alone, among in zip(one.actions, many.actions, strict=True):
+        assert alone.describe(0, ROW_0, CNN_BLUEPRINTS) == among.describe(0, ROW_0, CNN_BLUEPRINTS)
+
+
+@every_policy
+def test_host_without_slots_waits(make):
+    policy = FixedSchedule(ScheduleConfig(())) if make is POLICIES["schedule"] else make()
+    drive = Drive(policy, make_population(2, slots=())).run(3)
+    assert all((actions.op == LifecycleOp.WAIT).all() for actions in drive.actions)
+
+
+@pytest.mark.parametrize("make", [POLICIES["wait"], POLICIES["static"]], ids=["wait", "static"])
+def test_static_policies_wait_for_ever(make):
+    drive = Drive(make(), make_population(2)).run(30)
+    assert all((actions.op == LifecycleOp.WAIT).all() for actions in drive.actions)
+    assert (drive.population.lifecycle.stage_ES == SeedStage.DORMANT).all()
+
+
+SLOTS, KINDS = ("r0c0", "r0c1", "r0c2"), ("norm", "conv", "gate")
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (StaticTopology.full("conv"), [1, 1, 1]),
+        (StaticTopology.full("gate", ["r0c2", "r0c0"]), [2, NO_BLUEPRINT, 2]),
+        (StaticTopology.full("gate", []), [NO_BLUEPRINT] * 3),
+        (StaticTopology.final({"r0c1": "conv", "r0c0": "norm"}), [0, 1, NO_BLUEPRINT]),
+        (StaticTopology.final(np.array([2, NO_BLUEPRINT, 0])), [2, NO_BLUEPRINT, 0]),
+    ],
+)
+def test_planted_topology_is_the_one_named(policy: StaticTopology, expected: list[int]):
+    assert isinstance(policy, PlantingPolicy)
+    planted = policy.planted(4, SLOTS, KINDS)
+    assert planted.dtype == np.int64
+    assert planted.tolist() == [expected] * 4
+
+
+def test_planted_topology_can_be_planted():
+    population = make_population(2)
+    planted_ES = StaticTopology.full("conv_light").planted(2, population.slots, CNN_BLUEPRINTS)
+    for slot, kinds_E in zip(population.slots, planted_ES.T, strict=True):
+        population.plant([0, 1], slot, CNN_BLUEPRINTS[kinds_E[0]])
+    assert (population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
+
+
+@pytest.mark.parametrize(
+    ("policy", "named"),
+    [
+        (
+            StaticTopology.full("cnov"),
+            "unknown blueprint 'cnov' for slot r0c0: did you mean 'conv'?",
+        ),
+        (StaticTopology.full("conv", ["r0c9"]), "unknown slot 'r0c9'"),
+        (StaticTopology.final({"r0c1": "comv"}), "unknown blueprint 'comv' for slot r0c1"),
+        (StaticTopology.final(np.array([0, 1])), "shape (2,)"),
+        (StaticTopology.final(np.array([0.0, 1.0, 2.0])), "float64"),
+        (StaticTopology.final(np.array([0, 3, 0])), "blueprint 3 in slot 1"),
+        (StaticTopology.final(np.array([0, 0, -2])), "blueprint -2 in slot 2"),
+    ],
+)
+def test_wrong_topologies_are_refused_in_one_line(policy: StaticTopology, named: str):
+    assert named in refused(lambda: policy.planted(1, SLOTS, KINDS))

@@ -1,0 +1,153 @@
+"""What the tests of tamiyo share: observations of a real population, and actions carried out in it.
+
+Nothing trains: the lifecycle is fed with signals, and actions move its stages alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from esper.kasmina import Population
+from esper.leyline import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    HEADS_BY_OP,
+    TEMPOS,
+    ActionHead,
+    ActionMasks,
+    ActionSpec,
+    GateSignals,
+    LifecycleOp,
+    PolicyDecision,
+    PolicyProtocol,
+    TrainingSignals,
+)
+from esper.tamiyo import build_masks
+from payload_support import build
+from support import good_signals
+
+EPISODE = 500
+
+
+def masks_of(population: Population, frozen: Mapping[ActionHead, int] | None = None) -> ActionMasks:
+    life = population.lifecycle
+    return build_masks(life.legal_ops(), life.fits_SK, frozen)
+
+
+def observe(population: Population, step: int = 0, **overrides: Any) -> TrainingSignals:
+    """What a controller sees: the real slots, a plateau unless said otherwise."""
+    reports = population.slot_reports()
+    shape = reports.stage_ES.shape
+    facts = {
+        "step": step,
+        "episode_length": EPISODE,
+        "slots": reports,
+        "contribution_age_ES": np.where(np.isnan(reports.contribution_ES), -1, 0),
+        "plateaued_E": np.ones(shape[0], dtype=np.bool_),
+        "stabilised_E": np.zeros(shape[0], dtype=np.bool_),
+    }
+    return build(TrainingSignals, facts | overrides, E=shape[0], S=shape[1])
+
+
+def worthless_signals(population: Population) -> GateSignals:
+    """Seeds may blend, but make the host worse."""
+    good = good_signals(population)
+    return replace(good, contribution_ES=-good.contribution_ES)
+
+
+def choices_of(
+    masks: ActionMasks, actions: ActionSpec, member: int
+) -> dict[ActionHead, np.ndarray]:
+    """The mask of every head, given the choices before it; spelt out for one member."""
+    op, slot = int(actions.op[member]), int(actions.slot[member])
+    return {
+        ActionHead.OP: masks.op_EO[member],
+        ActionHead.SLOT: masks.slot_EOS[member, op],
+        ActionHead.BLUEPRINT: masks.blueprint_SK[slot : slot + 1].reshape(-1),
+        ActionHead.STYLE: masks.style_Y,
+        ActionHead.TEMPO: masks.tempo_M,
+        ActionHead.ALPHA_TARGET: masks.alpha_target_T,
+        ActionHead.ALPHA_SPEED: masks.alpha_speed_V,
+        ActionHead.ALPHA_CURVE: masks.alpha_curve_U,
+    }
+
+
+def assert_within(masks: ActionMasks, decision: PolicyDecision) -> None:
+    """Every head that counts holds an allowed choice, for every member."""
+    actions = decision.actions
+    assert actions.members == len(masks.op_EO)
+    for member in range(actions.members):
+        allowed = choices_of(masks, actions, member)
+        for head in HEADS_BY_OP[LifecycleOp(actions.op[member])]:
+            choice = actions.of(head)[member]
+            assert allowed[head][choice], (member, head.name, int(choice))
+
+
+def carry_out(population: Population, actions: ActionSpec) -> None:
+    """Apply the actions to the stages; whatever is not legal raises."""
+    life = population.lifecycle
+    heads = {head: actions.of(head) for head in ActionHead}
+
+    def of(op: LifecycleOp, *later: ActionHead) -> list[np.ndarray]:
+        at = np.flatnonzero(actions.op == op)
+        return [at, *(heads[head][at] for head in (ActionHead.SLOT, *later))]
+
+    tempos, targets = np.array(TEMPOS), np.array(ALPHA_TARGETS, dtype=np.float32)
+    speeds, head = np.array(ALPHA_SPEEDS), ActionHead
+    at, slot, kind, style, tempo, target, curve = of(
+        LifecycleOp.GERMINATE, head.BLUEPRINT, head.STYLE, head.TEMPO, head.ALPHA_TARGET,
+        head.ALPHA_CURVE,
+    )  # fmt: skip
+    life.germinate(at, slot, kind, style, tempos[tempo], targets[target], curve)
+    life.advance(*of(LifecycleOp.ADVANCE))
+    at, slot, target, speed, curve = of(
+        LifecycleOp.SET_ALPHA_TARGET, head.ALPHA_TARGET, head.ALPHA_SPEED, head.ALPHA_CURVE
+    )
+    life.set_alpha_target(at, slot, targets[target], speeds[speed], curve)
+    at, slot, speed, curve = of(LifecycleOp.PRUNE, head.ALPHA_SPEED, head.ALPHA_CURVE)
+    life.prune(at, slot, speeds[speed], curve)
+    life.fossilize(*of(LifecycleOp.FOSSILIZE))
+
+
+@dataclass
+class Drive:
+    """A policy in charge of a population that does not train."""
+
+    policy: PolicyProtocol[Any]
+    population: Population
+    signals: Callable[[Population], GateSignals] = good_signals
+    frozen: Mapping[ActionHead, int] | None = None
+
+    def __post_init__(self) -> None:
+        self.state = self.policy.initial_state(self.population.members)
+        self.step = 0
+        self.actions: list[ActionSpec] = []
+        self.stages: list[np.ndarray] = []
+
+    def run(self, steps: int, **overrides: Any) -> Drive:
+        """That many steps of the clock, an action after each; `stages` are those acted on."""
+        life = self.population.lifecycle
+        for _ in range(steps):
+            life.begin_step()
+            life.end_step(self.signals(self.population))
+            masks = masks_of(self.population, self.frozen)
+            obs = observe(self.population, self.step, **overrides)
+            decision, self.state = self.policy.act(obs, masks, self.state)
+            assert_within(masks, decision)
+            self.stages.append(life.stage_ES.copy())
+            carry_out(self.population, decision.actions)
+            self.actions.append(decision.actions)
+            self.step += 1
+        return self
+
+    def did(self, op: LifecycleOp, member: int = 0) -> list[tuple[int, int]]:
+        """(step, slot) of every such action of a member."""
+        return [
+            (step, int(actions.slot[member]))
+            for step, actions in enumerate(self.actions)
+            if actions.op[member] == op
+        ]
