@@ -1,4 +1,4 @@
-"""Coalitions are the ones promised, and what they tell equals separate forwards and closed forms."""
+"""Coalitions are those promised; what they tell equals separate forwards and closed forms."""
 
 from __future__ import annotations
 
@@ -141,13 +141,14 @@ def drawn_orders(member: int, seeds: list[int], budget: int, seed=SEED, round_=R
     known = {full, frozenset()} | {full - {seed} for seed in seeds}
     orders = []
     for number in range(1000):
-        key = lambda j: int(  # noqa: E731
+        keys = [
             stream_keys(
                 seed, "round", round_, "counterfactual", "step", step, "member", member,
                 "permutation", number, "seed", j,
             )
-        )  # fmt: skip
-        order = [seeds[j] for j in sorted(range(len(seeds)), key=key)]
+            for j in range(len(seeds))
+        ]  # fmt: skip
+        order = [seeds[j] for j in np.argsort(keys)]
         pair = [order, order[::-1]]
         wanted = known | {frozenset(o[:k]) for o in pair for k in range(len(o))}
         if number and (len(wanted) > budget or number >= (budget - len(seeds)) // 2):
