@@ -1,0 +1,405 @@
+"""What each seed is worth: which coalitions of a member's seeds are evaluated, and what they tell.
+
+A coalition switches some of a member's blended seeds off (alpha 0) and leaves the others as they
+are. Coalitions are rows behind the members' own in one validation pass; a row begins at the first
+slot it switches, from its member's activation there. Nothing here touches a device.
+
+Where a member has n seeds, a coalition is a number below 2**n whose bit j says that the j-th of
+them (in execution order) is on: 2**n - 1 is the member as it stands.
+
+Shape letters: E members, R rows, S slots; G members with equally many seeds, J their seeds,
+L coalitions that are read, M permutations drawn, K = J + 1 coalitions along a permutation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from esper.kasmina.lifecycle import Lifecycle
+from esper.kasmina.population import Population
+from esper.kasmina.rows import FROM_INPUT, RowTable
+from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.signals import CounterfactualGap, Counterfactuals
+from esper.leyline.stages import BLENDED_STAGES, SeedStage
+from esper.leyline.streams import stream_keys
+
+EXACT_SEEDS: Final = 3
+"""Up to so many seeds all coalitions are evaluated, whatever the budget."""
+MOST_SEEDS: Final = 62
+"""Bits of a coalition's number."""
+
+_BLENDED: Final[Bools] = np.array([stage in BLENDED_STAGES for stage in SeedStage])
+
+
+@dataclass(frozen=True, slots=True)
+class CounterfactualConfig:
+    """How much is spent on finding out what seeds are worth."""
+
+    stride: int = 1
+    """Seeds are measured at steps 0, stride, 2 * stride, ... of an episode."""
+    budget: int = 16
+    """Most coalitions of a member with more than 3 seeds, itself included. Where all of them fit
+    they are all evaluated; one pair of permutations is, whatever the budget."""
+    images: int | None = None
+    """Samples of `val_control` they are measured on, always the same ones; None: all."""
+
+    def __post_init__(self) -> None:
+        for name in ("stride", "budget", "images"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EsperError(f"counterfactual {name}={value}: must be 1 or more")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoalitionGroup:
+    """Members with the same number of blended seeds, and the rows their coalitions are in."""
+
+    member_G: Ints
+    slot_GJ: Ints
+    """Where their seeds stand."""
+    without_GJ: Ints
+    """Row without that seed."""
+    without_both_GJJ: Ints
+    """Row without either of two seeds; -1 where it is not evaluated."""
+    every_GL: Ints | None
+    """Row of every coalition, by its number; None where they are sampled."""
+    chains: PermutationChains | None
+    """None where every coalition is evaluated."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PermutationChains:
+    """Seeds joining one after the other, in random orders and the reverse of each."""
+
+    row_GM2K: Ints
+    """Rows from no seed to all of them; not to be read where not kept."""
+    order_GM2J: Ints
+    """The seed that joins between one row and the next."""
+    kept_GM: Bools
+    """Pairs within the budget, the first ones."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CoalitionPlan:
+    """The rows of one validation pass and what they are for."""
+
+    table: RowTable
+    """Members as they stand, then the further coalitions."""
+    due: bool
+    """Whether this step measures at all."""
+    seeds_E: Ints
+    """Seeds that could be switched off."""
+    slots: int
+    """S."""
+    groups: tuple[CoalitionGroup, ...]
+
+    @property
+    def members(self) -> int:
+        """E."""
+        return len(self.seeds_E)
+
+    @property
+    def coalitions_E(self) -> Ints:
+        """Distinct coalitions of each member, itself included."""
+        return np.bincount(self.table.member_R, minlength=self.members).astype(np.int64)
+
+    @property
+    def exact_E(self) -> Bools:
+        """Where every coalition of at least one seed is evaluated."""
+        exact_E = np.zeros(self.members, dtype=np.bool_)
+        for group in self.groups:
+            exact_E[group.member_G] = group.every_GL is not None
+        return exact_E
+
+
+# ---- what is evaluated --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Draft:
+    """The coalitions of a group before they have rows.
+
+    Columns of L: as it stands, no seed, each seed left out; the body (all coalitions, or those
+    along permutations); each pair left out.
+    """
+
+    member_G: Ints
+    slot_GJ: Ints
+    code_GL: Ints
+    wanted_GL: Bools
+    """False where a coalition is read only if it is there anyway."""
+    order_GM2J: Ints | None
+    kept_GM: Bools | None
+
+
+def plan_coalitions(
+    population: Population, config: CounterfactualConfig, seed: int, round_index: int, step: int
+) -> CoalitionPlan:
+    """The rows to validate at a step. Member i's coalitions depend on no other member."""
+    life = population.lifecycle
+    blended_ES = _BLENDED[life.stage_ES] & (life.alpha_ES > 0)
+    seeds_E = blended_ES.sum(axis=1)
+    due = step % config.stride == 0
+    if due and seeds_E.max() > MOST_SEEDS:
+        raise EsperError(
+            f"member {seeds_E.argmax()} has {seeds_E.max()} blended seeds: counterfactuals take "
+            f"{MOST_SEEDS} at most, set a seed_budget"
+        )
+    drafts = []
+    for count in np.unique(seeds_E[seeds_E > 0]).tolist() if due else []:
+        member_G = np.flatnonzero(seeds_E == count)
+        slot_GJ = np.argsort(~blended_ES[member_G], axis=1, kind="stable")[:, :count]
+        if count <= EXACT_SEEDS or 1 << count <= config.budget:
+            drafts.append(_draft_all(member_G, slot_GJ))
+        else:
+            path = ("round", round_index, "counterfactual", "step", step)
+            drafts.append(_draft_sampled(member_G, slot_GJ, config.budget, seed, path))
+    table, rows = _lay_out(life, drafts)
+    groups = tuple(_group(draft, row_GL) for draft, row_GL in zip(drafts, rows, strict=True))
+    return CoalitionPlan(table, due, seeds_E.astype(np.int64), len(life.slots), groups)
+
+
+def _draft_all(member_G: Ints, slot_GJ: Ints) -> _Draft:
+    """Every coalition."""
+    seeds = slot_GJ.shape[1]
+    code_L = np.concatenate([_first_codes(seeds), np.arange(1 << seeds), _pair_codes(seeds)])
+    code_GL = np.tile(code_L, (len(member_G), 1))
+    return _Draft(member_G, slot_GJ, code_GL, np.ones_like(code_GL, dtype=np.bool_), None, None)
+
+
+def _draft_sampled(
+    member_G: Ints, slot_GJ: Ints, budget: int, seed: int, path: tuple[str | int, ...]
+) -> _Draft:
+    """Leave-one-out, and as many pairs of opposite permutations as the budget lets in."""
+    group, seeds = slot_GJ.shape
+    pairs = max(1, (budget - seeds) // 2)  # more would add fewer than two coalitions each
+    keys_GMJ = stream_keys(
+        seed,
+        *path,
+        "member",
+        member_G[:, None, None],
+        "permutation",
+        np.arange(pairs)[:, None],
+        "seed",
+        np.arange(seeds),
+    )
+    order_GMJ = np.argsort(keys_GMJ, axis=-1, kind="stable")
+    joined_GMJ = np.cumsum(np.int64(1) << order_GMJ, axis=-1)
+    up_GMK = np.concatenate([np.zeros_like(joined_GMJ[..., :1]), joined_GMJ], axis=-1)
+    down_GMK = ((1 << seeds) - 1) - up_GMK[..., ::-1]
+    body_GML = np.concatenate([up_GMK, down_GMK], axis=-1)
+    fixed = [np.tile(c, (group, 1)) for c in (_first_codes(seeds), _pair_codes(seeds))]
+    code_GL = np.concatenate([fixed[0], body_GML.reshape(group, -1), fixed[1]], axis=1)
+
+    base, width = fixed[0].shape[1], body_GML.shape[-1]
+    new_GL = _first_places(code_GL) == np.arange(code_GL.shape[1])
+    end_M = base + width * np.arange(1, pairs + 1) - 1
+    kept_GM = np.cumsum(new_GL, axis=1)[:, end_M] <= budget
+    kept_GM[:, 0] = True
+    wanted_GL = np.concatenate(
+        [
+            np.ones_like(fixed[0], dtype=np.bool_),
+            np.repeat(kept_GM, width, axis=1),
+            np.zeros_like(fixed[1], dtype=np.bool_),
+        ],
+        axis=1,
+    )
+    order_GM2J = np.stack([order_GMJ, order_GMJ[..., ::-1]], axis=2)
+    return _Draft(member_G, slot_GJ, code_GL, wanted_GL, order_GM2J, kept_GM)
+
+
+def _first_codes(seeds: int) -> Ints:
+    """As it stands, no seed, each seed left out."""
+    full = (1 << seeds) - 1
+    alone = np.int64(1) << np.arange(seeds)
+    return np.concatenate([np.array([full, 0], dtype=np.int64), full - alone])
+
+
+def _pair_codes(seeds: int) -> Ints:
+    """Each pair of seeds left out (on the diagonal: the one)."""
+    alone = np.int64(1) << np.arange(seeds)
+    return np.asarray(((1 << seeds) - 1 - (alone[:, None] | alone)).ravel(), dtype=np.int64)
+
+
+def _first_places(code_GL: Ints) -> Ints:
+    """For each coalition, the column in which its member names it first."""
+    order_GL = np.argsort(code_GL, axis=1, kind="stable")
+    sorted_GL = np.take_along_axis(code_GL, order_GL, axis=1)
+    fresh_GL = np.ones_like(sorted_GL, dtype=np.bool_)
+    fresh_GL[:, 1:] = sorted_GL[:, 1:] != sorted_GL[:, :-1]
+    begin_GL = np.maximum.accumulate(np.where(fresh_GL, np.arange(code_GL.shape[1]), 0), axis=1)
+    first_GL = np.empty_like(order_GL)
+    np.put_along_axis(first_GL, order_GL, np.take_along_axis(order_GL, begin_GL, axis=1), axis=1)
+    return first_GL
+
+
+def _lay_out(life: Lifecycle, drafts: Sequence[_Draft]) -> tuple[RowTable, list[Ints]]:
+    """Give each distinct coalition a row; the table, and for each draft the row of each column."""
+    firsts = [_first_places(draft.code_GL) for draft in drafts]
+    pairs = zip(drafts, firsts, strict=True)
+    found = [_new_rows(draft, first_GL, len(life.slots)) for draft, first_GL in pairs]
+    none = (np.zeros(0, dtype=np.int64), np.zeros((0, len(life.slots)), dtype=np.bool_))
+    member_N = np.concatenate([none[0], *(members for members, _ in found)])
+    off_NS = np.concatenate([none[1], *(off for _, off in found)])
+    start_N = off_NS.argmax(axis=1)
+    order_N = np.lexsort((member_N, start_N))
+    row_N = np.empty_like(order_N)
+    row_N[order_N] = life.members + np.arange(len(order_N))
+    everyone = np.arange(life.members)
+    member_N, off_NS, start_N = member_N[order_N], off_NS[order_N], start_N[order_N]
+    alpha_NS = np.where(off_NS, np.float32(0.0), life.alpha_ES[member_N])
+    table = RowTable(
+        member_R=np.concatenate([everyone, member_N]),
+        alpha_RS=np.concatenate([life.alpha_ES, alpha_NS]).astype(np.float32),
+        start_R=np.concatenate([np.full(life.members, FROM_INPUT, dtype=np.int64), start_N]),
+        source_R=np.concatenate([everyone, member_N]),
+        shadow_R=np.zeros(life.members + len(member_N), dtype=np.bool_),
+    )
+    ends = np.cumsum([len(members) for members, _ in found], dtype=np.int64)
+    rows = np.split(row_N, ends[:-1]) if drafts else []
+    return table, [_columns(*parts) for parts in zip(drafts, firsts, rows, strict=True)]
+
+
+def _is_new(draft: _Draft, first_GL: Ints) -> Bools:
+    """Columns that need a row of their own; the first column is the member's main row."""
+    column_L = np.arange(first_GL.shape[1])
+    return np.asarray(draft.wanted_GL & (first_GL == column_L) & (column_L > 0))
+
+
+def _new_rows(draft: _Draft, first_GL: Ints, slots: int) -> tuple[Ints, Bools]:
+    """Member of each new row, and the slots it switches off."""
+    g_N, l_N = np.nonzero(_is_new(draft, first_GL))
+    seeds = draft.slot_GJ.shape[1]
+    off_NJ = (draft.code_GL[g_N, l_N][:, None] >> np.arange(seeds)) & 1 == 0
+    off_NS = np.zeros((len(g_N), slots), dtype=np.bool_)
+    np.put_along_axis(off_NS, draft.slot_GJ[g_N], off_NJ, axis=1)
+    return draft.member_G[g_N], off_NS
+
+
+def _columns(draft: _Draft, first_GL: Ints, row_N: Ints) -> Ints:
+    """The row of each column of a draft, -1 where it has none."""
+    own_GL = np.full_like(first_GL, -1)
+    own_GL[:, 0] = draft.member_G
+    own_GL[_is_new(draft, first_GL)] = row_N
+    return np.take_along_axis(own_GL, first_GL, axis=1)
+
+
+def _group(draft: _Draft, row_GL: Ints) -> CoalitionGroup:
+    group, seeds = draft.slot_GJ.shape
+    body_GL = row_GL[:, 2 + seeds : -seeds * seeds]
+    chains = None
+    if draft.order_GM2J is not None and draft.kept_GM is not None:
+        row_GM2K = body_GL.reshape(group, -1, 2, seeds + 1)
+        chains = PermutationChains(row_GM2K, draft.order_GM2J, draft.kept_GM)
+    return CoalitionGroup(
+        member_G=draft.member_G,
+        slot_GJ=draft.slot_GJ,
+        without_GJ=row_GL[:, 2 : 2 + seeds],
+        without_both_GJJ=row_GL[:, -seeds * seeds :].reshape(group, seeds, seeds),
+        every_GL=body_GL if chains is None else None,
+        chains=chains,
+    )
+
+
+# ---- what it tells ------------------------------------------------------------------------
+
+
+def attribute(
+    plan: CoalitionPlan,
+    merit_R: Doubles,
+    gain_R: Doubles,
+    gain_square_R: Doubles,
+    samples: int,
+    loss_R: Doubles | None = None,
+) -> Counterfactuals:
+    """What the seeds are worth, from host copies of the pass's `RowTotals`.
+
+    The standard error of a contribution is that of a mean of paired differences, with n - 1 in the
+    variance (NaN for one sample). Give `loss_R` too: classes are predicted from outputs that are
+    not finite as well, and only the loss shows it.
+    """
+    totals = [merit_R, gain_R, gain_square_R] + ([] if loss_R is None else [loss_R])
+    for total_R in totals:
+        if np.shape(total_R) != (plan.table.rows,) or samples < 1:
+            raise EsperError(
+                f"totals of shape {np.shape(total_R)} over {samples} samples: the plan has "
+                f"{plan.table.rows} rows, and needs at least 1 sample"
+            )
+    broken_R = ~np.all([np.isfinite(total_R) for total_R in totals], axis=0)
+    broken_E = np.bincount(plan.table.member_R, broken_R, minlength=plan.members) > 0
+    value_R = np.where(broken_R, np.nan, merit_R / samples)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean_R = gain_R / samples
+        spread_R = np.maximum(gain_square_R / samples - mean_R**2, 0.0)
+        error_R = np.sqrt(spread_R / (samples - 1 or np.nan))
+    contribution_ES, error_ES, shapley_ES, interaction_ES = np.full(
+        (4, plan.members, plan.slots), np.nan, dtype=np.float32
+    )
+    for group in plan.groups:
+        at = (group.member_G[:, None], group.slot_GJ)
+        contribution_ES[at] = mean_R[group.without_GJ]
+        error_ES[at] = error_R[group.without_GJ]
+        shapley_ES[at] = _shapley(group, value_R)
+        interaction_ES[at] = _interactions(group, value_R)
+    for values_ES in (contribution_ES, error_ES, shapley_ES, interaction_ES):
+        values_ES[broken_E] = np.nan
+    gap_E = _gaps(plan, broken_E)
+    return Counterfactuals(
+        contribution_ES=contribution_ES,
+        contribution_se_ES=error_ES,
+        shapley_ES=shapley_ES,
+        interaction_ES=interaction_ES,
+        coalitions_E=plan.coalitions_E,
+        exact_E=plan.exact_E & (gap_E == CounterfactualGap.NONE),
+        gap_E=gap_E,
+    )
+
+
+def _gaps(plan: CoalitionPlan, broken_E: Bools) -> Codes:
+    gap_E = np.where(broken_E, CounterfactualGap.NON_FINITE, CounterfactualGap.NONE)
+    gap_E = np.where(plan.seeds_E == 0, CounterfactualGap.NO_SEED, gap_E)
+    return (gap_E if plan.due else np.full_like(gap_E, CounterfactualGap.STRIDE)).astype(np.int8)
+
+
+def _shapley(group: CoalitionGroup, value_R: Doubles) -> Doubles:
+    """Mean gain when a seed joins, over all orders or those drawn; adds up to all minus none."""
+    if group.every_GL is not None:
+        weight_LJ = _shapley_weights(group.slot_GJ.shape[1])
+        terms_GLJ = value_R[group.every_GL][:, :, None] * weight_LJ
+        return np.asarray(terms_GLJ.sum(axis=1))
+    chains = group.chains
+    assert chains is not None, "a group has every coalition, or chains"
+    joining_GM2J = np.diff(value_R[chains.row_GM2K], axis=-1)
+    joining_GM2J = np.where(chains.kept_GM[:, :, None, None], joining_GM2J, 0.0)
+    by_seed_GM2J = np.empty_like(joining_GM2J)
+    np.put_along_axis(by_seed_GM2J, chains.order_GM2J, joining_GM2J, axis=-1)
+    return np.asarray(by_seed_GM2J.sum(axis=(1, 2)) / (2 * chains.kept_GM.sum(axis=1))[:, None])
+
+
+@lru_cache(maxsize=16)
+def _shapley_weights(seeds: int) -> Doubles:
+    """`[2**J, J]`: what the value of each coalition counts for in each seed's Shapley value."""
+    code_L1 = np.arange(1 << seeds)[:, None]
+    has_LJ = code_L1 >> np.arange(seeds) & 1
+    size_L1 = has_LJ.sum(axis=1, keepdims=True)
+    orders = [math.factorial(k) * math.factorial(seeds - 1 - k) for k in range(seeds)]
+    share_K = np.array([*orders, 0]) / math.factorial(seeds)
+    return np.asarray(np.where(has_LJ == 1, share_K[size_L1 - 1], -share_K[size_L1]))
+
+
+def _interactions(group: CoalitionGroup, value_R: Doubles) -> Floats:
+    """For each seed i: v(all) - v(-i) - v(-j) + v(-i-j) over the others; NaN if one is unknown."""
+    all_G11 = value_R[group.member_G][:, None, None]
+    one_GJ = value_R[group.without_GJ]
+    both_GJJ = value_R[group.without_both_GJJ]
+    both_GJJ = np.where(group.without_both_GJJ < 0, np.nan, both_GJJ)
+    pair_GJJ = all_G11 - one_GJ[:, :, None] - one_GJ[:, None, :] + both_GJJ
+    itself_JJ = np.eye(group.slot_GJ.shape[1], dtype=np.bool_)
+    return np.asarray(np.where(itself_JJ, 0.0, pair_GJJ).sum(axis=2), dtype=np.float32)
