@@ -1,4 +1,4 @@
-"""Tolaria: how it runs. Devices, data on the device, and (to come) the engine of a population."""
+"""Tolaria: how it runs. The engine of a population, data on the device, judgement, devices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.tolaria.data import SharedBatchIterator
+    from esper.tolaria.engine import EngineConfig, VectorizedEngine
+    from esper.tolaria.env_state import ParallelEnvState
+    from esper.tolaria.governor import TolariaGovernor
     from esper.tolaria.runtime import CUDATimer
 
-_HOME = {"CUDATimer": "runtime", "SharedBatchIterator": "data"}
+_HOME = {
+    "CUDATimer": "runtime",
+    "EngineConfig": "engine",
+    "ParallelEnvState": "env_state",
+    "SharedBatchIterator": "data",
+    "TolariaGovernor": "governor",
+    "VectorizedEngine": "engine",
+}
 
-__all__ = ["CUDATimer", "SharedBatchIterator"]
+__all__ = [
+    "CUDATimer",
+    "EngineConfig",
+    "ParallelEnvState",
+    "SharedBatchIterator",
+    "TolariaGovernor",
+    "VectorizedEngine",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -202,7 +202,8 @@ class VectorizedEngine:
         start = perf_counter()
         set_profile(self.config.profile)
         length = self.spec.episode_length
-        last = min(length, self.step + (self.config.rollout_steps or length))
+        begun = self.step
+        last = min(length, begun + (self.config.rollout_steps or length))
         with self._memory_guard(), self._stream():
             if self.step == 0:
                 self._begin_episode(client)
@@ -211,18 +212,18 @@ class VectorizedEngine:
             while self.step < last:
                 record = self._step_env(client, cut=self.step + 1 == last < length)
                 self.step += 1
-        rollout = self._rollout(record, perf_counter() - start)
+        rollout = self._rollout(record, last - begun, perf_counter() - start)
         if self.step == length:
             self.round, self.step = self.round + 1, 0
         if self.listener is not None:
             self.listener.on_round_end(rollout)
         return rollout
 
-    def _rollout(self, record: StepRecord, seconds: float) -> Rollout[Any]:
+    def _rollout(self, record: StepRecord, steps: int, seconds: float) -> Rollout[Any]:
         env, step = self.env, record.signals.step
         return Rollout(
             round_index=self.round,
-            steps=min(self.config.rollout_steps or step + 1, step + 1),
+            steps=steps,
             outcome=self.book.outcome(
                 step,
                 env.epoch_rewards,
@@ -372,9 +373,9 @@ class VectorizedEngine:
         seeds_sound_E = (np.isfinite(host["train/grad_norm_ES"]) | ~trains_ES).all(axis=1)
         verdicts = env.governor.review(
             self.step,
-            train_loss_E,
-            loss_E,
-            accuracy_E,
+            train_loss_E.astype(np.float32),
+            loss_E.astype(np.float32),
+            accuracy_E.astype(np.float32),
             np.isfinite(host["train/host_grad_norm_E"]) & seeds_sound_E,
             score_E,
         )

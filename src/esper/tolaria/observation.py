@@ -72,7 +72,9 @@ class Observer:
         """The observation of a step; `note` comes before it."""
         population, life = self.population, self.population.lifecycle
         slots = population.slot_reports()
-        tracked: dict[str, Any] = {f.name: getattr(measured.tracked, f.name) for f in fields(measured.tracked)}
+        tracked: dict[str, Any] = {
+            f.name: getattr(measured.tracked, f.name) for f in fields(measured.tracked)
+        }
         gap_ES = life.signals.shadow_loss_ES - life.signals.host_loss_E[:, None]
         acted_E = standing.last_outcome.target_slot
         return TrainingSignals(
