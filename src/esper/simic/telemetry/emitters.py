@@ -1,9 +1,9 @@
 """How is what happened put into an event?
 
 Each emitter formats and emits, and changes nothing else: arrays of a record that go into an event
-are copied, because the hub's writer reads them later; payloads are handed on as they are. Nothing is
-built that the hub would not record. An emitter with a `telemetry_level` also skips below the level
-its event belongs to.
+are copied, because the hub's writer reads them later; payloads are handed on as they are. Nothing
+is built that the hub would not record. An emitter with a `telemetry_level` also skips below the
+level its event belongs to.
 
 Where the founding documents name one member, arrays over all members may stand; `env_id` is then
 None (or the array of members). Shape letters: E members, N occurrences, O operations, S slots.
