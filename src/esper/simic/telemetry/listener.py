@@ -164,6 +164,7 @@ class TelemetryListener:
         self._slots = emitters.apply_slot_telemetry(self._slots, now, step, round_index)
         emitters.emit_slot_events(self.hub, self._slots, self.device, payload)
 
+    @np.errstate(all="ignore")
     def on_step(self, record: StepRecord) -> None:
         """Adds the step to the round; emits what belongs to the step alone."""
         if self.hub.level is TelemetryLevel.OFF:
@@ -192,6 +193,8 @@ class TelemetryListener:
     # ---- one step -------------------------------------------------------------------------------
 
     def _emit_last_action(self, record: StepRecord, totals: RoundTotals) -> None:
+        if not self.hub.records(_Kind.LAST_ACTION):
+            return
         level = TelemetryLevel.DEBUG if self.config.step_events else self.hub.level
         emitters.emit_last_action(
             self.hub,

@@ -111,7 +111,6 @@ class RoundTotals:
         self._parts: dict[str, Doubles] = {}
         self._step_seconds: list[float] = []
 
-    @np.errstate(all="ignore")
     def add(self, record: StepRecord) -> None:
         """One more step."""
         self.steps += 1
