@@ -2,6 +2,7 @@
 
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -29,13 +30,16 @@ FIXED = {
 TEXTS = {"slot_ids": "S", "blueprints": "K", "names": "P", "parts": "P"}
 
 
+_hints_of = cache(get_type_hints)
+
+
 def build(cls: type, overrides: dict[str, Any] | None = None, **sizes: int) -> Any:
     """An instance of `cls`: zeros, True, one-step episodes; `overrides` by field name."""
     if cls is ActionSpec:
         return ActionSpec.wait(sizes.get("E", 3))
     sizes = {"E": 3, "S": 2, "K": 2, "N": 4, "P": 2, **FIXED, **sizes}
     wanted = overrides or {}
-    hints = get_type_hints(cls)
+    hints = _hints_of(cls)
     values = {
         f.name: wanted[f.name] if f.name in wanted else _value(f.name, hints[f.name], wanted, sizes)
         for f in fields(cls)

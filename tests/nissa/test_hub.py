@@ -10,6 +10,7 @@ import pytest
 from esper.leyline import (
     EsperError,
     StepCompleted,
+    TelemetryConfig,
     TelemetryEvent,
     TelemetryEventType,
     TelemetryLevel,
@@ -85,6 +86,21 @@ def test_every_sink_satisfies_the_protocol(tmp_path):
     for sink in (MemorySink(), JsonlSink(tmp_path / "e.jsonl"), ParquetSink(tmp_path)):
         assert isinstance(sink, SinkProtocol)
         sink.close()
+
+
+@pytest.mark.parametrize("step_events", [True, False])
+def test_a_hub_records_what_its_config_asks_for(step_events, numbered):
+    sink = MemorySink()
+    config = TelemetryConfig(TelemetryLevel.MINIMAL, step_events=step_events, queue_size=3)
+    with TelemetryHub.from_config([sink], config) as hub:
+        assert hub.level is TelemetryLevel.MINIMAL
+        assert hub.records(TelemetryEventType.STEP_COMPLETED) is step_events
+        assert hub.records(TelemetryEventType.LAST_ACTION) is step_events
+        assert not hub.records(TelemetryEventType.THROUGHPUT)
+        with hub._changed:  # the writer takes nothing meanwhile
+            for i in range(5):
+                hub.emit(numbered(i))
+    assert hub.report().events_dropped == 2
 
 
 def test_every_sink_gets_every_event_in_order(numbered, caplog):

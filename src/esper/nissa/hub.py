@@ -37,6 +37,8 @@ FLUSH_SECONDS: Final = 5.0
 """How long a written event may wait until others can read it."""
 CLOSE_SECONDS: Final = 30.0
 """How long the end of a run waits for its sinks."""
+STEP_EVENTS: Final = (TelemetryEventType.STEP_COMPLETED, TelemetryEventType.LAST_ACTION)
+"""What `TelemetryConfig.step_events` records at every level but OFF."""
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +86,12 @@ class TelemetryHub:
         if self._feeds:
             self._writer.start()
             atexit.register(self.close)
+
+    @classmethod
+    def from_config(cls, sinks: Sequence[SinkProtocol], config: TelemetryConfig) -> TelemetryHub:
+        """The hub that records what `config` asks for."""
+        always = STEP_EVENTS if config.step_events else ()
+        return cls(sinks, config.level, config.queue_size, always)
 
     def records(self, kind: TelemetryEventType) -> bool:
         """Whether an event of this type would be recorded now; ask before building a costly one."""

@@ -1,0 +1,127 @@
+"""How is the progress of a run drawn? A live bar on a terminal, a few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from esper.karn.stages import STAGE_WORDS
+from esper.leyline.stages import SeedStage
+
+PLAIN_LINES: Final = 10
+"""Lines of a whole run where there is no terminal."""
+
+Clock = Callable[[], float]
+"""Seconds that only grow."""
+
+
+class Pace:
+    """Speed and time left, without the first step, which also sets things up."""
+
+    def __init__(self, total: int, clock: Clock = time.monotonic) -> None:
+        self.total = total
+        self._clock = clock
+        self._first: tuple[int, float] | None = None
+        self.steps_per_second = math.nan
+
+    def tick(self, done: int) -> None:
+        """Note that `done` steps of the total are complete."""
+        now = self._clock()
+        if self._first is None:
+            self._first = (done, now)
+            return
+        first_done, first_time = self._first
+        self.steps_per_second = (done - first_done) / max(now - first_time, 1e-9)
+
+    def left(self, done: int) -> str:
+        """Time to the end, at the speed so far."""
+        if not self.steps_per_second > 0:
+            return "-:--"
+        return clock_time(max(0, self.total - done) / self.steps_per_second)
+
+
+def speed_words(member_steps_per_second: float, left: str) -> str:
+    """`31.2 member-steps/s, 1:20 left`"""
+    unknown = math.isnan(member_steps_per_second)
+    shown = "-" if unknown else f"{member_steps_per_second:.1f}"
+    return f"{shown} member-steps/s, {left} left"
+
+
+def clock_time(seconds: float) -> str:
+    """m:ss, or h:mm:ss from an hour on."""
+    if not math.isfinite(seconds):
+        return "-:--"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def seed_words(seeds: Mapping[SeedStage, int]) -> str:
+    """`seeds: 20 blending, 4 probation`; stages without a seed are left out."""
+    counts = ", ".join(
+        f"{count} {STAGE_WORDS[stage]}" for stage, count in sorted(seeds.items()) if count
+    )
+    return f"seeds: {counts or 'none'}"
+
+
+def say(console: Console, line: str) -> None:
+    """Print a line as it is, whatever stands in it."""
+    console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+class _TwoLines(Progress):
+    """The bar, and below it what the step showed."""
+
+    status = ""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        yield Text(self.status, style="dim")
+
+
+class Display:
+    """A bar from 0 to `total` and a line of status: live, or `lines` plain lines in all."""
+
+    def __init__(self, total: int, console: Console, lines: int = PLAIN_LINES) -> None:
+        self.total = total
+        self.console = console
+        self._lines = lines
+        self._ticks = 0
+        self._live: _TwoLines | None = None
+        if console.is_terminal:
+            self._live = _TwoLines(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[speed]}", markup=False),
+                console=console,
+            )
+            self._task = self._live.add_task("", total=total, speed="")
+
+    def start(self) -> None:
+        """Take the terminal; nothing elsewhere."""
+        if self._live is not None:
+            self._live.start()
+
+    def stop(self) -> None:
+        """Leave the last state standing."""
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, done: int, label: str, speed: str, status: str) -> None:
+        """Show that `done` of the total is complete; off a terminal only where a line is due."""
+        if self._live is not None:
+            self._live.status = status
+            self._live.update(self._task, completed=done, description=label, speed=speed)
+        elif self._is_due(done):
+            say(self.console, f"{label} ({speed}): {status}")
+
+    def _is_due(self, done: int) -> bool:
+        """Whether one more part of the run has ended than at the last line."""
+        before, self._ticks = self._ticks, done * self._lines // self.total
+        return self._ticks > before

@@ -1,0 +1,300 @@
+"""How far is a run? Told from its events: a live display on a terminal, plain lines elsewhere.
+
+Events may be missing or late; what one says about an older round than the newest is passed over.
+STEP_COMPLETED moves the display step by step where it is recorded, SEED_* events do where anything
+grows, and ROUND_COMPLETED always does.
+
+Seeds by stage: within a round each slot is in the stage the last SEED_* event about it named (from
+level NORMAL on); without these, STEP_COMPLETED still says how many live seeds there are. The end of
+the round brings the true counts, so a dropped event misleads for one round at most. Slots count as
+empty when a round begins; seeds that a policy plants at birth appear at its end.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from rich.console import Console
+
+from esper.karn.display import (
+    PLAIN_LINES,
+    Clock,
+    Display,
+    Pace,
+    clock_time,
+    say,
+    seed_words,
+    speed_words,
+)
+from esper.leyline.arrays import Codes, Doubles, Floats
+from esper.leyline.payloads import (
+    RunFinished,
+    RunStarted,
+    SeedFossilized,
+    SeedGerminated,
+    SeedPruned,
+    SeedStageChanged,
+    StepCompleted,
+    Throughput,
+)
+from esper.leyline.records import BatchSummary
+from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
+from esper.leyline.telemetry import TelemetryEvent
+
+_STAGE_ENTERED = {
+    SeedGerminated: SeedStage.GERMINATED,
+    SeedFossilized: SeedStage.FOSSILIZED,
+    SeedPruned: SeedStage.PRUNED,
+}
+_Slot = tuple[int, int]
+"""(member, slot)"""
+
+
+@dataclass(slots=True)
+class RunView:
+    """What the events so far say about a run."""
+
+    rounds: int = 0
+    """0 while unknown."""
+    length: int = 0
+    """Steps of an episode; 0 while unknown."""
+    members: int = 0
+    round: int = -1
+    """The newest round; -1 before the first."""
+    step: int = 0
+    """Steps of that round that are complete."""
+    over: bool = False
+    """That round is complete."""
+    accuracy: float = math.nan
+    score: float = math.nan
+    """Mean over members: of the newest step, at the round's end of the round."""
+    best: float = math.nan
+    """Best mean score of any round."""
+    member_steps_per_second: float = math.nan
+    """Of the last complete round, as the run measured it."""
+    rows_per_member: float = math.nan
+    live_seeds: int = 0
+    knows_stages: bool = False
+    """SEED_* events are recorded in this run."""
+    _stage_of: dict[_Slot, int] = field(default_factory=dict)
+    _seeds: dict[SeedStage, int] | None = None
+
+    def take(self, event: TelemetryEvent) -> None:
+        """Learn what an event says."""
+        said = event.payload
+        if isinstance(said, RunStarted):
+            self.rounds, self.length, self.members = said.rounds, said.episode_length, said.members
+        elif isinstance(said, BatchSummary):
+            self._take_round(said)
+        elif isinstance(said, StepCompleted):
+            self._take_step(event, said)
+        elif isinstance(said, Throughput):
+            self.rows_per_member = said.rows_per_member
+        elif isinstance(said, SeedStageChanged):
+            self._take_stages(event, said, said.stage_after_N)
+        elif isinstance(said, SeedGerminated | SeedFossilized | SeedPruned):
+            entered_N = np.full(len(said.member_N), _STAGE_ENTERED[type(said)], dtype=np.int8)
+            self._take_stages(event, said, entered_N)
+
+    @property
+    def total(self) -> int:
+        """Steps of the run; its rounds where the length of an episode is unknown; 0: unknown."""
+        return self.rounds * (self.length or 1)
+
+    @property
+    def done(self) -> int:
+        """How much of the total is complete."""
+        if not self.length:
+            return self.round + self.over
+        return max(0, self.round) * self.length + self.step
+
+    @property
+    def seeds(self) -> dict[SeedStage, int]:
+        """Seeds in each stage; slots without a seed are not counted."""
+        if self._seeds is None:
+            counts = Counter(self._stage_of.values())
+            self._seeds = {stage: counts[stage] for stage in OCCUPIED_STAGES}
+        return self._seeds
+
+    def _reach(self, round_index: int | None, step: int | None, complete: int) -> bool:
+        """Whether a step belongs to the newest round and that still goes on; it may open one."""
+        if round_index is None or step is None or round_index < self.round:
+            return False
+        if round_index > self.round:
+            self._open(round_index)
+        if not self.over:
+            self.step = max(self.step, step + complete)
+        return not self.over
+
+    def _open(self, round_index: int) -> None:
+        self.round, self.step, self.over = round_index, 0, False
+        self.live_seeds = 0
+        self._stage_of.clear()
+        self._seeds = None
+
+    def _take_step(self, event: TelemetryEvent, said: StepCompleted) -> None:
+        if self._reach(event.round_index, event.step, complete=1):
+            self.accuracy, self.score = _mean(said.val_accuracy_E), _mean(said.score_E)
+            self.live_seeds = int(said.live_seeds_E.sum())
+
+    def _take_stages(
+        self,
+        event: TelemetryEvent,
+        said: SeedStageChanged | SeedGerminated | SeedFossilized | SeedPruned,
+        stage_N: Codes,
+    ) -> None:
+        # They come while their step is under way.
+        if self._reach(event.round_index, event.step, complete=0):
+            self.knows_stages = True
+            places = zip(said.member_N.tolist(), said.slot_N.tolist(), strict=True)
+            self._stage_of.update(zip(places, stage_N.tolist(), strict=True))
+            self._seeds = None
+
+    def _take_round(self, said: BatchSummary) -> None:
+        if not self.length:
+            self.rounds, self.members = said.rounds_total, said.members
+        self.best = float(np.fmax(self.best, said.best_score))
+        if said.round_index < self.round:
+            return
+        if said.round_index > self.round:
+            self._open(said.round_index)
+        self.step, self.over = self.length, True
+        self.accuracy, self.score = said.mean_accuracy, said.mean_score
+        self.member_steps_per_second = said.member_steps_per_second
+        self._seeds = {stage: said.stage_counts[stage] for stage in OCCUPIED_STAGES}
+
+
+@np.errstate(all="ignore")
+def _mean(values_E: Floats | Doubles) -> float:
+    return float(values_E.mean()) if len(values_E) else math.nan
+
+
+class RunProgressSink:
+    """Shows a run as its events pass; attach it to the hub like any sink.
+
+    hub = TelemetryHub.from_config([RunProgressSink(), JsonlSink(path)], config)
+    """
+
+    def __init__(self, console: Console | None = None, clock: Clock = time.monotonic) -> None:
+        self.console = console or Console()
+        self.view = RunView()
+        self._clock = clock
+        self._display: Display | None = None
+        self._pace = Pace(0, clock)
+        self._ticked = 0
+        self._finished = False
+
+    def emit(self, event: TelemetryEvent) -> None:
+        """Show what changed."""
+        said = event.payload
+        if isinstance(said, RunStarted):
+            self._stop()
+            self._finished = False
+            self.view = RunView()
+            self.view.take(event)
+            say(self.console, heading(said))
+            self._start()
+        elif isinstance(said, RunFinished):
+            self._stop()
+            self._finished = True
+            say(self.console, ending(said))
+        elif not self._finished:
+            before = (self.view.done, self.view.over)
+            self.view.take(event)
+            if (self.view.done, self.view.over) != before or isinstance(said, StepCompleted):
+                self._draw()
+
+    def flush(self) -> None:
+        """What was shown is shown."""
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._stop()
+
+    def _start(self) -> Display:
+        total = max(1, self.view.total)
+        self._pace = Pace(total, self._clock)
+        self._ticked = 0
+        self._display = Display(total, self.console, plain_lines(self.view.rounds))
+        self._display.start()
+        return self._display
+
+    def _stop(self) -> None:
+        if self._display is not None:
+            self._display.stop()
+            self._display = None
+
+    def _draw(self) -> None:
+        view = self.view
+        if not view.total:
+            return  # neither the start of the run nor the end of a round was seen yet
+        display = self._display or self._start()
+        if view.done > self._ticked:
+            self._pace.tick(view.done)
+            self._ticked = view.done
+        if self.console.is_terminal or not self._waits():
+            display.show(view.done, self._label(), self._speed(), self._status())
+
+    def _waits(self) -> bool:
+        """Whether a plain line would do better to wait for the end of the round and its score."""
+        view = self.view
+        return not view.over and (view.step >= view.length or view.rounds >= PLAIN_LINES)
+
+    def _label(self) -> str:
+        view = self.view
+        of_round = f", step {view.step}/{view.length}" if view.length else ""
+        return f"round {view.round + 1}/{view.rounds}{of_round}"
+
+    def _speed(self) -> str:
+        view = self.view
+        rate = self._pace.steps_per_second * view.members if view.length else math.nan
+        if math.isnan(rate):
+            rate = view.member_steps_per_second
+        return speed_words(rate, self._pace.left(view.done))
+
+    def _status(self) -> str:
+        view = self.view
+        words = [f"accuracy {100 * view.accuracy:.1f} %", f"score {view.score:.3f}"]
+        if not math.isnan(view.best):
+            words.append(f"best {view.best:.3f}")
+        if not math.isnan(view.rows_per_member):
+            words.append(f"{view.rows_per_member:.1f} rows a member")
+        unknown = view.live_seeds and not (view.over or view.knows_stages)
+        seeds = f"seeds: {view.live_seeds} live" if unknown else seed_words(view.seeds)
+        return f"{', '.join(words)}; {seeds}"
+
+
+def plain_lines(rounds: int) -> int:
+    """Lines of a whole run without a terminal: about ten, the same number in every round.
+
+    >>> [plain_lines(rounds) for rounds in (1, 3, 7, 100)]
+    [10, 9, 7, 10]
+    """
+    if not 0 < rounds < PLAIN_LINES:
+        return PLAIN_LINES
+    return rounds * max(1, round(PLAIN_LINES / rounds))
+
+
+def heading(started: RunStarted) -> str:
+    """What is run, and what its member-steps consist of."""
+    s = started
+    return (
+        f"{s.policy} on {s.task}, seed {s.seed}: {s.members} members, {s.rounds} rounds of "
+        f"{s.episode_length} steps; a step is {s.batches_per_step} batches of {s.batch_size}, then "
+        f"{s.control_images} + {s.score_images} validation images; {s.device}, profile "
+        f"{s.profile}, executor {s.executor} ({s.executor_reason})"
+    )
+
+
+def ending(finished: RunFinished) -> str:
+    """How it ended, and whether telemetry lost anything."""
+    f = finished
+    lost = f"; {f.events_dropped} events were dropped" if f.events_dropped else ""
+    return (
+        f"{f.status.name.lower()} after {f.rounds_done} rounds, {f.episodes_done} episodes, "
+        f"{clock_time(f.seconds)}; best score {f.best_score:.3f}{lost}"
+    )

@@ -1,0 +1,1 @@
+"""Simic's telemetry: how what happens in a run becomes events."""

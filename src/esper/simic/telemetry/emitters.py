@@ -1,0 +1,463 @@
+"""How is what happened put into an event?
+
+Each emitter formats and emits, and changes nothing else: arrays of a record that go into an event
+are copied, because the hub's writer reads them later; payloads are handed on as they are. Nothing
+is built that the hub would not record. An emitter with a `telemetry_level` also skips below the
+level its event belongs to.
+
+Where the founding documents name one member, arrays over all members may stand; `env_id` is then
+None (or the array of members). Shape letters: E members, N occurrences, O operations, S slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
+from esper.leyline.payloads import (
+    ActionDistribution,
+    CounterfactualsMeasured,
+    CounterfactualUnavailable,
+    EpisodeOutcome,
+    GovernorPanic,
+    GovernorRollback,
+    LastAction,
+    LayerGradientStats,
+    MaskHitRates,
+    Payload,
+    PhaseProfile,
+    PhaseTime,
+    PPOUpdated,
+    PPOUpdateMetrics,
+    RewardSummary,
+    SeedFossilized,
+    SeedGateEvaluated,
+    SeedGerminated,
+    SeedPruned,
+    SeedStageChanged,
+    SlotPayload,
+    StepCompleted,
+    Throughput,
+)
+from esper.leyline.records import BatchSummary, StepRecord
+from esper.leyline.rewards import RewardComponentsTelemetry
+from esper.leyline.signals import CounterfactualGap, PanicKind
+from esper.leyline.stages import LIVE_STAGES
+from esper.leyline.telemetry import (
+    EVENT_TYPE_OF,
+    TelemetryConfig,
+    TelemetryEvent,
+    TelemetryEventType,
+    TelemetryLevel,
+)
+from esper.nissa.hub import TelemetryHub
+from esper.simic.telemetry.round_totals import MaskStats
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_Kind = TelemetryEventType
+
+SLOT_EVENTS: Final = frozenset(
+    EVENT_TYPE_OF[payload]
+    for payload in (
+        SeedGerminated,
+        SeedStageChanged,
+        SeedGateEvaluated,
+        SeedFossilized,
+        SeedPruned,
+    )
+)
+"""What can happen in a slot, as event types."""
+
+DEAD_FRACTION: Final = 0.9
+"""A layer is dead when more than this share of its gradient is exactly 0."""
+EXPLODING_FRACTION: Final = 0.1
+"""A layer explodes when more than this share of its gradient is above 10 in size."""
+
+
+def _wanted(hub: TelemetryHub, kind: TelemetryEventType, telemetry_level: TelemetryLevel) -> bool:
+    return kind.recorded_at(telemetry_level) and hub.records(kind)
+
+
+def _column(values: npt.ArrayLike, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """A copy as a column of an event; one value is a column of length 1."""
+    return np.atleast_1d(np.array(values, dtype=dtype))
+
+
+def emit_with_env_context(
+    hub: TelemetryHub, event: TelemetryEvent, env_id: int | None, device: str | None
+) -> None:
+    """Emit `event` as one about this member (None: its columns name members) on this device."""
+    if hub.records(event.type):
+        hub.emit(replace(event, env_id=env_id, device=device))
+
+
+# ---- steps ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTelemetry:
+    """What is recorded about slots, and the place their events are stamped with."""
+
+    kinds: frozenset[TelemetryEventType] = frozenset()
+    """Event types that are recorded."""
+    inner_epoch: int = 0
+    """Step of the episode."""
+    global_epoch: int = 0
+    """Round of the run."""
+
+
+def apply_slot_telemetry(
+    slot_config: SlotTelemetry,
+    telemetry_config: TelemetryConfig,
+    inner_epoch: int,
+    global_epoch: int,
+) -> SlotTelemetry:
+    """`slot_config` at another step and round, at the level of `telemetry_config`."""
+    level = telemetry_config.level
+    kinds = frozenset(kind for kind in SLOT_EVENTS if kind.recorded_at(level))
+    return replace(slot_config, kinds=kinds, inner_epoch=inner_epoch, global_epoch=global_epoch)
+
+
+def emit_slot_events(
+    hub: TelemetryHub, slot_config: SlotTelemetry, device: str, payload: SlotPayload
+) -> None:
+    """Seeds were born, moved, judged or removed; no event where there were none."""
+    if EVENT_TYPE_OF[type(payload)] in slot_config.kinds and len(payload.member_N):
+        event = TelemetryEvent.of(payload, slot_config.global_epoch, slot_config.inner_epoch)
+        emit_with_env_context(hub, event, None, device)
+
+
+def _emit_of_step(hub: TelemetryHub, device: str, record: StepRecord, payload: Payload) -> None:
+    at = record.signals
+    emit_with_env_context(hub, TelemetryEvent.of(payload, at.round_index, at.step), None, device)
+
+
+def emit_step_completed(hub: TelemetryHub, device: str, record: StepRecord) -> None:
+    """What every member measured; live seeds are those that stood there when it was measured."""
+    if not hub.records(_Kind.STEP_COMPLETED):
+        return
+    seen = record.signals
+    live_E = np.isin(seen.slots.stage_ES, list(LIVE_STAGES)).sum(axis=1)
+    payload = StepCompleted(
+        train_loss_E=seen.train_loss_E.copy(),
+        val_loss_E=seen.val_loss_E.copy(),
+        val_accuracy_E=seen.val_accuracy_E.copy(),
+        score_E=record.reward_inputs.score_E.copy(),
+        value_E=record.decision.value_E.copy(),
+        live_seeds_E=live_E,
+        params_over_host_E=seen.params_over_host_E.copy(),
+    )
+    _emit_of_step(hub, device, record, payload)
+
+
+def emit_last_action(
+    hub: TelemetryHub,
+    env_id: int | None,
+    device: str,
+    action: int | Ints,
+    target_slot: int | Ints,
+    reward: float | Doubles,
+    cumulative_reward: float | Doubles,
+    action_mask: Bools,
+    telemetry_level: TelemetryLevel,
+    *,
+    veto: int | Codes,
+    op_probability: Floats,
+    round_index: int,
+    step: int,
+) -> None:
+    """What was asked of one member, or of all in order, and what it was paid."""
+    if not _wanted(hub, _Kind.LAST_ACTION, telemetry_level):
+        return
+    payload = LastAction(
+        op_E=_column(action, np.int8),
+        target_slot_E=_column(target_slot, np.int64),
+        veto_E=_column(veto, np.int8),
+        reward_E=_column(reward, np.float64),
+        cumulative_reward_E=_column(cumulative_reward, np.float64),
+        op_mask_EO=np.atleast_2d(action_mask).copy(),
+        op_probability_EO=np.atleast_2d(op_probability).copy(),
+    )
+    emit_with_env_context(hub, TelemetryEvent.of(payload, round_index, step), env_id, device)
+
+
+def emit_counterfactuals(hub: TelemetryHub, device: str, record: StepRecord) -> None:
+    """What the seeds that were switched off are worth; no event where none was."""
+    if not hub.records(_Kind.COUNTERFACTUALS_MEASURED):
+        return
+    found = record.counterfactuals
+    measured_E = found.gap_E == CounterfactualGap.NONE
+    at = np.nonzero(measured_E[:, None] & ~np.isnan(found.contribution_ES))
+    if not len(at[0]):
+        return
+    payload = CounterfactualsMeasured(
+        member_N=at[0],
+        slot_N=at[1],
+        blueprint_N=record.signals.slots.blueprint_ES[at],
+        contribution_N=found.contribution_ES[at],
+        contribution_se_N=found.contribution_se_ES[at],
+        shapley_N=found.shapley_ES[at],
+        interaction_N=found.interaction_ES[at],
+        coalitions_N=found.coalitions_E[at[0]],
+        exact_N=found.exact_E[at[0]],
+    )
+    _emit_of_step(hub, device, record, payload)
+
+
+def emit_cf_unavailable(
+    hub: TelemetryHub,
+    env_id: int | Ints,
+    device: str,
+    reason: CounterfactualGap | Codes,
+    *,
+    round_index: int,
+    step: int,
+) -> None:
+    """Members whose seeds were not measured, and why; no event where there are none."""
+    member_N = _column(env_id, np.int64)
+    if not hub.records(_Kind.COUNTERFACTUAL_UNAVAILABLE) or not len(member_N):
+        return
+    reason_N = np.broadcast_to(_column(reason, np.int8), member_N.shape).copy()
+    event = TelemetryEvent.of(CounterfactualUnavailable(member_N, reason_N), round_index, step)
+    emit_with_env_context(hub, event, env_id if isinstance(env_id, int) else None, device)
+
+
+def emit_governor(hub: TelemetryHub, device: str, record: StepRecord) -> None:
+    """Members the governor stepped in for, and those it set back."""
+    found = record.governor
+    (panicked,) = np.nonzero(found.panic_E != PanicKind.NONE)
+    if len(panicked) and hub.records(_Kind.GOVERNOR_PANIC):
+        panic = GovernorPanic(
+            member_N=panicked,
+            kind_N=found.panic_E[panicked],
+            loss_N=record.signals.val_loss_E[panicked],
+            limit_N=found.loss_limit_E[panicked],
+            strikes_N=found.strikes_E[panicked],
+        )
+        _emit_of_step(hub, device, record, panic)
+    (set_back,) = np.nonzero(found.rolled_back_E)
+    if len(set_back) and hub.records(_Kind.GOVERNOR_ROLLBACK):
+        rollback = GovernorRollback(
+            member_N=set_back,
+            kind_N=found.panic_E[set_back],
+            snapshot_step_N=found.snapshot_step_E[set_back],
+            score_before_N=record.reward_inputs.score_before_E[set_back],
+            snapshot_score_N=found.snapshot_score_E[set_back],
+            seeds_pruned_N=found.seeds_pruned_E[set_back],
+        )
+        _emit_of_step(hub, device, record, rollback)
+
+
+# ---- rounds -----------------------------------------------------------------------------------
+
+
+def emit_episode_outcome(
+    hub: TelemetryHub, device: str, outcome: EpisodeOutcome, round_index: int
+) -> None:
+    """How the episode of every member ended."""
+    emit_with_env_context(hub, TelemetryEvent.of(outcome, round_index), None, device)
+
+
+def emit_batch_completed(
+    hub: TelemetryHub, summary: BatchSummary, telemetry_level: TelemetryLevel
+) -> None:
+    """A round in figures."""
+    if _wanted(hub, _Kind.ROUND_COMPLETED, telemetry_level):
+        hub.emit(TelemetryEvent.of(summary, summary.round_index))
+
+
+def emit_action_distribution(
+    hub: TelemetryHub,
+    action_counts: Ints,
+    action_successes: Ints,
+    *,
+    legal: Ints,
+    probability: Doubles,
+    by_stage: Ints,
+    round_index: int,
+) -> None:
+    """What the controller did in a round; arrays over operations, `by_stage` `[O, Z]`."""
+    if not hub.records(_Kind.ACTION_DISTRIBUTION):
+        return
+    payload = ActionDistribution(
+        chosen_O=action_counts.copy(),
+        executed_O=action_successes.copy(),
+        legal_O=legal.copy(),
+        probability_O=probability.astype(np.float32),
+        chosen_OZ=by_stage.copy(),
+    )
+    hub.emit(TelemetryEvent.of(payload, round_index))
+
+
+def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: MaskStats, *, round_index: int) -> None:
+    """How much the masks took away from each head in a round."""
+    if not hub.records(_Kind.MASK_HIT_RATES):
+        return
+    with np.errstate(divide="ignore", invalid="ignore"):
+        masked_A = mask_stats.masked_A / mask_stats.steps_A
+        forced_A = mask_stats.forced_A / mask_stats.steps_A
+    payload = MaskHitRates(
+        steps_A=mask_stats.steps_A.copy(),
+        masked_fraction_A=masked_A.astype(np.float32),
+        forced_fraction_A=forced_A.astype(np.float32),
+    )
+    hub.emit(TelemetryEvent.of(payload, round_index))
+
+
+def emit_reward_summary(
+    hub: TelemetryHub,
+    env_id: int | None,
+    device: str,
+    reward_components: RewardComponentsTelemetry,
+    total_reward: Doubles,
+    *,
+    round_index: int,
+) -> None:
+    """What every member was paid in a round, by part."""
+    if not hub.records(_Kind.REWARD_SUMMARY):
+        return
+    payload = RewardSummary(
+        parts=reward_components.names,
+        value_EP=reward_components.value_PE.T.copy(),
+        total_E=_column(total_reward, np.float64),
+    )
+    emit_with_env_context(hub, TelemetryEvent.of(payload, round_index), env_id, device)
+
+
+def emit_throughput(
+    hub: TelemetryHub,
+    env_id: int | None,
+    device: str,
+    batches_per_second: float,
+    samples_per_second: float,
+    gpu_utilization: float,
+    *,
+    member_steps_per_second: float,
+    episodes_per_second: float,
+    rows_per_member: float,
+    step_seconds_p50: float,
+    step_seconds_p95: float,
+    round_index: int,
+) -> None:
+    """How fast a round was."""
+    if not hub.records(_Kind.THROUGHPUT):
+        return
+    payload = Throughput(
+        member_steps_per_second=member_steps_per_second,
+        episodes_per_second=episodes_per_second,
+        batches_per_second=batches_per_second,
+        samples_per_second=samples_per_second,
+        gpu_utilization=gpu_utilization,
+        rows_per_member=rows_per_member,
+        step_seconds_p50=step_seconds_p50,
+        step_seconds_p95=step_seconds_p95,
+    )
+    emit_with_env_context(hub, TelemetryEvent.of(payload, round_index), env_id, device)
+
+
+def emit_phase_profile(
+    hub: TelemetryHub,
+    device: str,
+    phases: Iterable[PhaseTime],
+    total_seconds: float,
+    round_index: int,
+) -> None:
+    """Where the time of a round went. A round has up to two: its rollout's, and its update's."""
+    if hub.records(_Kind.PHASE_PROFILE):
+        event = TelemetryEvent.of(PhaseProfile(tuple(phases), total_seconds), round_index)
+        emit_with_env_context(hub, event, None, device)
+
+
+# ---- the learner ------------------------------------------------------------------------------
+
+
+def emit_ppo_update_event(
+    hub: TelemetryHub,
+    ppo_metrics: PPOUpdateMetrics,
+    layer_stats: Sequence[LayerGradientStats],
+    telemetry_level: TelemetryLevel,
+    *,
+    round_index: int,
+) -> None:
+    """One update of the controller; its layers at DEBUG only."""
+    if not _wanted(hub, _Kind.PPO_UPDATED, telemetry_level):
+        return
+    layers = tuple(layer_stats) if telemetry_level >= TelemetryLevel.DEBUG else ()
+    hub.emit(TelemetryEvent.of(PPOUpdated(ppo_metrics, layers), round_index))
+
+
+def compute_grad_norm_surrogate(module_or_grads: nn.Module | Iterable[Tensor | None]) -> float:
+    """Norm of all gradients together, without touching them; 0 where there are none.
+
+    A surrogate, because it is read whenever asked, not when the optimiser clips.
+    """
+    import torch
+
+    if isinstance(module_or_grads, torch.nn.Module):
+        module_or_grads = (parameter.grad for parameter in module_or_grads.parameters())
+    norms = [
+        torch.linalg.vector_norm(grad.detach(), dtype=torch.float64)
+        for grad in module_or_grads
+        if grad is not None
+    ]
+    if not norms:
+        return 0.0
+    together = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
+    return float(together)  # SYNC: one number, where the caller asked for it; never in the step
+
+
+class LayerGradientHealth(TypedDict):
+    """The gradients of all layers in a few figures."""
+
+    layers: int
+    dead_layers: int
+    """More than `DEAD_FRACTION` of the gradient is exactly 0."""
+    exploding_layers: int
+    """More than `EXPLODING_FRACTION` of the gradient is above 10 in size."""
+    non_finite_layers: int
+    nan_count: int
+    inf_count: int
+    max_grad_norm: float
+    """NaN where there are no layers."""
+    healthy_fraction: float
+    """Share of layers that are none of the three; 1 where there are no layers."""
+
+
+def aggregate_layer_gradient_health(
+    layer_stats: Sequence[LayerGradientStats],
+) -> LayerGradientHealth:
+    """How many layers are dead, explode or are not finite."""
+    dead = [s.zero_fraction > DEAD_FRACTION for s in layer_stats]
+    exploding = [s.large_fraction > EXPLODING_FRACTION for s in layer_stats]
+    broken = [s.nan_count + s.inf_count > 0 for s in layer_stats]
+    ill = sum(map(any, zip(dead, exploding, broken, strict=True)))
+    norms = [s.grad_norm for s in layer_stats]
+    return LayerGradientHealth(
+        layers=len(layer_stats),
+        dead_layers=sum(dead),
+        exploding_layers=sum(exploding),
+        non_finite_layers=sum(broken),
+        nan_count=sum(s.nan_count for s in layer_stats),
+        inf_count=sum(s.inf_count for s in layer_stats),
+        max_grad_norm=float(np.max(norms)) if norms else math.nan,
+        healthy_fraction=1 - ill / max(1, len(layer_stats)),
+    )
+
+
+def check_performance_degradation(
+    current_accuracy: float, baseline_accuracy: float, threshold: float = 0.05
+) -> tuple[bool, float]:
+    """Whether accuracy (0..1) lies more than `threshold` below the baseline, and the difference.
+
+    A NaN on either side is no degradation; what is not finite is an anomaly of its own.
+    """
+    delta = current_accuracy - baseline_accuracy
+    return bool(delta < -threshold), delta

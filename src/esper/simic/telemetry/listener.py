@@ -1,0 +1,328 @@
+"""How does what the engine tells become events?
+
+`TelemetryListener` is told everything and decides nothing: records are read, never changed, and an
+event is built only where the hub records it. `hub.level` is the level of the moment (an anomaly may
+raise it); of the config only `step_events` is read beside it. What adds up over a round does so
+only if something would record it at the round's start; a level raised later shows no half totals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from esper.leyline.payloads import (
+    LayerGradientStats,
+    PhaseTime,
+    PPOUpdateMetrics,
+    RunFinished,
+    RunStarted,
+    RunStatus,
+    SlotPayload,
+    StepPhase,
+)
+from esper.leyline.protocols import EngineListener
+from esper.leyline.records import BatchSummary, Rollout, StepRecord
+from esper.leyline.signals import CounterfactualGap
+from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
+from esper.leyline.telemetry import (
+    TelemetryConfig,
+    TelemetryEvent,
+    TelemetryEventType,
+    TelemetryLevel,
+)
+from esper.nissa.hub import TelemetryHub
+from esper.simic.telemetry import emitters
+from esper.simic.telemetry.round_totals import RoundTotals
+
+_Kind = TelemetryEventType
+
+SUMMED: Final = frozenset(
+    {
+        _Kind.LAST_ACTION,
+        _Kind.ACTION_DISTRIBUTION,
+        _Kind.MASK_HIT_RATES,
+        _Kind.REWARD_SUMMARY,
+        _Kind.THROUGHPUT,
+        _Kind.PHASE_PROFILE,
+    }
+)
+"""Events that need the totals of a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTally:
+    """How far a run is; a resumed run goes on from the tally of its checkpoint."""
+
+    rounds_done: int = 0
+    episodes_done: int = 0
+    best_score: float = math.nan
+    """Best mean score of any round so far; NaN before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerFigures:
+    """What ROUND_COMPLETED says about the learner; NaN where nothing learns."""
+
+    learning_rate: float = math.nan
+    entropy_coef: float = math.nan
+
+
+def _unread() -> float:
+    """The utilisation of a device that nobody reads."""
+    return math.nan
+
+
+class TelemetryListener:
+    """Turns what the engine tells into events of a hub.
+
+    listener = TelemetryListener(hub, config, "cpu", rounds_total=100, batches_per_step=8,
+                                 batch_size=64)
+    listener.run_started(started)
+    engine = VectorizedEngine(..., listener=listener)
+    """
+
+    def __init__(
+        self,
+        hub: TelemetryHub,
+        config: TelemetryConfig,
+        device: str,
+        rounds_total: int,
+        *,
+        batches_per_step: int,
+        batch_size: int,
+        tally: RunTally | None = None,
+        gpu_utilization: Callable[[], float] = _unread,
+    ) -> None:
+        """`gpu_utilization`: 0..1 when called, once a round; must not synchronise the device."""
+        self.hub = hub
+        self.config = config
+        self.device = device
+        self.rounds_total = rounds_total
+        self.batches_per_step = batches_per_step
+        self.batch_size = batch_size
+        self.tally = tally or RunTally()
+        self._gpu_utilization = gpu_utilization
+        self._learner = LearnerFigures()
+        self._slots = emitters.SlotTelemetry()
+        self._totals: RoundTotals | None = None
+
+    # ---- what the trainer tells -----------------------------------------------------------------
+
+    def run_started(self, started: RunStarted) -> None:
+        """Before the first round."""
+        event = TelemetryEvent.of(started)
+        emitters.emit_with_env_context(self.hub, event, None, self.device)
+
+    def set_learner(self, learning_rate: float, entropy_coef: float) -> None:
+        """What ROUND_COMPLETED says from now on; never called where nothing learns."""
+        self._learner = LearnerFigures(learning_rate, entropy_coef)
+
+    def on_update(
+        self,
+        round_index: int,
+        metrics: PPOUpdateMetrics,
+        seconds: float,
+        layers: Sequence[LayerGradientStats] = (),
+    ) -> None:
+        """After the update of a round, which took `seconds`."""
+        emitters.emit_ppo_update_event(
+            self.hub, metrics, layers, self.hub.level, round_index=round_index
+        )
+        spent = (PhaseTime(StepPhase.UPDATE, seconds),)
+        emitters.emit_phase_profile(self.hub, self.device, spent, seconds, round_index)
+
+    def run_finished(self, status: RunStatus, seconds: float) -> None:
+        """After the last round, while the hub is open."""
+        finished = RunFinished(
+            status=status,
+            rounds_done=self.tally.rounds_done,
+            episodes_done=self.tally.episodes_done,
+            seconds=seconds,
+            best_score=self.tally.best_score,
+            events_dropped=self.hub.report().events_dropped,
+        )
+        event = TelemetryEvent.of(finished)
+        emitters.emit_with_env_context(self.hub, event, None, self.device)
+
+    # ---- what the engine tells (EngineListener) -------------------------------------------------
+
+    def on_round_start(self, round_index: int, members: int) -> None:
+        """Totals start at 0, or are left out where nothing would record them."""
+        counting = any(map(self.hub.records, SUMMED))
+        self._totals = RoundTotals(members) if counting else None
+
+    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
+        """Handed on as they are."""
+        if self.hub.level is TelemetryLevel.OFF:
+            return
+        now = replace(self.config, level=self.hub.level)
+        self._slots = emitters.apply_slot_telemetry(self._slots, now, step, round_index)
+        emitters.emit_slot_events(self.hub, self._slots, self.device, payload)
+
+    @np.errstate(all="ignore")
+    def on_step(self, record: StepRecord) -> None:
+        """Adds the step to the round; emits what belongs to the step alone."""
+        if self.hub.level is TelemetryLevel.OFF:
+            self._totals = None
+            return
+        if self._totals is not None:
+            self._totals.add(record)
+            self._emit_last_action(record, self._totals)
+        emitters.emit_governor(self.hub, self.device, record)
+        emitters.emit_counterfactuals(self.hub, self.device, record)
+        self._emit_gaps(record)
+        emitters.emit_step_completed(self.hub, self.device, record)
+
+    @np.errstate(all="ignore")
+    def on_round_end(self, rollout: Rollout[object]) -> None:
+        """Emits what belongs to the round; its summary comes last, when all else is known."""
+        summary = self._summary(rollout)
+        self.tally = RunTally(rollout.round_index + 1, summary.episodes_done, summary.best_score)
+        at = rollout.round_index
+        emitters.emit_episode_outcome(self.hub, self.device, rollout.outcome, at)
+        if self._totals is not None:
+            self._emit_totals(rollout, self._totals)
+        emitters.emit_batch_completed(self.hub, summary, self.hub.level)
+        self._totals = None
+
+    # ---- one step -------------------------------------------------------------------------------
+
+    def _emit_last_action(self, record: StepRecord, totals: RoundTotals) -> None:
+        if not self.hub.records(_Kind.LAST_ACTION):
+            return
+        level = TelemetryLevel.DEBUG if self.config.step_events else self.hub.level
+        emitters.emit_last_action(
+            self.hub,
+            None,
+            self.device,
+            record.decision.actions.op,
+            record.result.outcome.target_slot,
+            record.rewards.total,
+            totals.reward_E,
+            record.masks.op_EO,
+            level,
+            veto=record.result.outcome.veto,
+            op_probability=record.decision.op_probability_EO,
+            round_index=record.signals.round_index,
+            step=record.signals.step,
+        )
+
+    def _emit_gaps(self, record: StepRecord) -> None:
+        if not self.hub.records(_Kind.COUNTERFACTUAL_UNAVAILABLE):
+            return
+        gap_E = record.counterfactuals.gap_E
+        (without,) = np.nonzero(gap_E != CounterfactualGap.NONE)
+        emitters.emit_cf_unavailable(
+            self.hub,
+            without,
+            self.device,
+            gap_E[without],
+            round_index=record.signals.round_index,
+            step=record.signals.step,
+        )
+
+    # ---- one round ------------------------------------------------------------------------------
+
+    def _summary(self, rollout: Rollout[object]) -> BatchSummary:
+        """A figure that one member lacks (NaN) is NaN; only the best score passes over it."""
+        ended, members = rollout.outcome, len(rollout.outcome.score_E)
+        stage_ES = rollout.final_signals.slots.stage_ES
+        mean_score = float(ended.score_E.mean())
+        return BatchSummary(
+            round_index=rollout.round_index,
+            rounds_total=self.rounds_total,
+            episodes_done=self.tally.episodes_done + members,
+            members=members,
+            mean_reward=float(ended.episode_return_E.mean()),
+            mean_accuracy=float(ended.accuracy_E.mean()),
+            min_accuracy=float(ended.accuracy_E.min()),
+            max_accuracy=float(ended.accuracy_E.max()),
+            mean_score=mean_score,
+            max_score=float(ended.score_E.max()),
+            best_score=float(np.fmax(self.tally.best_score, mean_score)),
+            mean_added_params=float(ended.added_params_E.mean()),
+            mean_added_macs=float(ended.added_macs_E.mean()),
+            learning_rate=self._learner.learning_rate,
+            entropy_coef=self._learner.entropy_coef,
+            stage_counts=tuple(np.bincount(stage_ES.ravel(), minlength=len(SeedStage)).tolist()),
+            active_slots=float(np.isin(stage_ES, list(OCCUPIED_STAGES)).sum() / members),
+            rollbacks=int(ended.rollbacks_E.sum()),
+            member_steps_per_second=_rate(rollout.steps * members, rollout.seconds),
+            seconds=rollout.seconds,
+        )
+
+    def _emit_totals(self, rollout: Rollout[object], totals: RoundTotals) -> None:
+        at = rollout.round_index
+        emitters.emit_action_distribution(
+            self.hub,
+            totals.chosen_O,
+            totals.executed_O,
+            legal=totals.legal_O,
+            probability=totals.probability_O,
+            by_stage=totals.chosen_OZ,
+            round_index=at,
+        )
+        emitters.emit_mask_hit_rates(self.hub, totals.masks, round_index=at)
+        emitters.emit_reward_summary(
+            self.hub, None, self.device, totals.rewards, totals.reward_E, round_index=at
+        )
+        self._emit_speed(rollout, totals)
+        phases = map(PhaseTime, StepPhase, totals.seconds_F.tolist())
+        spent = [time for time in phases if time.seconds]
+        emitters.emit_phase_profile(self.hub, self.device, spent, rollout.seconds, at)
+
+    def _emit_speed(self, rollout: Rollout[object], totals: RoundTotals) -> None:
+        if not self.hub.records(_Kind.THROUGHPUT):
+            return
+        member_steps = _rate(rollout.steps * len(rollout.outcome.score_E), rollout.seconds)
+        emitters.emit_throughput(
+            self.hub,
+            None,
+            self.device,
+            member_steps * self.batches_per_step,
+            member_steps * self.batches_per_step * self.batch_size,
+            self._gpu_utilization(),
+            member_steps_per_second=member_steps,
+            episodes_per_second=member_steps / rollout.final_signals.episode_length,
+            rows_per_member=totals.rows_per_member,
+            step_seconds_p50=totals.step_seconds(50),
+            step_seconds_p95=totals.step_seconds(95),
+            round_index=rollout.round_index,
+        )
+
+
+def _rate(count: int, seconds: float) -> float:
+    """Per second; NaN where no time was measured."""
+    return count / seconds if seconds > 0 else math.nan
+
+
+class ListenerGroup:
+    """Tells several listeners, in order."""
+
+    def __init__(self, listeners: Sequence[EngineListener]) -> None:
+        self.listeners = tuple(listeners)
+
+    def on_round_start(self, round_index: int, members: int) -> None:
+        """Told to each."""
+        for listener in self.listeners:
+            listener.on_round_start(round_index, members)
+
+    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
+        """Told to each."""
+        for listener in self.listeners:
+            listener.on_slot_events(round_index, step, payload)
+
+    def on_step(self, record: StepRecord) -> None:
+        """Told to each."""
+        for listener in self.listeners:
+            listener.on_step(record)
+
+    def on_round_end(self, rollout: Rollout[object]) -> None:
+        """Told to each."""
+        for listener in self.listeners:
+            listener.on_round_end(rollout)

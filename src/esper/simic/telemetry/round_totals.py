@@ -1,0 +1,166 @@
+"""What adds up over the steps of a round?
+
+A fixed number of array operations per step, whatever E is; nothing of a record is kept or changed.
+Shape letters: E members, S slots, O operations, A heads, Z stages, P reward parts, F phases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from esper.leyline.actions import HEADS_BY_OP, ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
+from esper.leyline.masks import ActionMasks
+from esper.leyline.payloads import StepPhase
+from esper.leyline.records import StepRecord
+from esper.leyline.rewards import RewardComponentsTelemetry
+from esper.leyline.stages import SeedStage
+
+_O, _A, _Z, _F = len(LifecycleOp), len(ActionHead), len(SeedStage), len(StepPhase)
+
+COUNTS_OA: Final[Bools] = np.array(
+    [[head in HEADS_BY_OP[op] for head in ActionHead] for op in LifecycleOp]
+)
+"""`HEADS_BY_OP` as a table: does the head count for the operation?"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MaskStats(ArrayStruct):
+    """What the masks left over, summed over the steps at which a head counted."""
+
+    steps_A: Ints
+    """Member-steps at which the head counted."""
+    masked_A: Doubles
+    """Sum of the shares of its choices that were masked."""
+    forced_A: Ints
+    """Of these member-steps, those with a single choice left."""
+
+    @classmethod
+    def none(cls) -> MaskStats:
+        """Before the first step."""
+        return cls(np.zeros(_A, np.int64), np.zeros(_A), np.zeros(_A, np.int64))
+
+    @classmethod
+    def of(cls, masks: ActionMasks, actions: ActionSpec) -> MaskStats:
+        """One step of all members."""
+        counts_EA = COUNTS_OA[actions.op]
+        left_EA, size_A = _choices_left(masks, actions, counts_EA)
+        return cls(
+            steps_A=counts_EA.sum(axis=0),
+            masked_A=((1.0 - left_EA / size_A) * counts_EA).sum(axis=0),
+            forced_A=((left_EA == 1) & counts_EA).sum(axis=0),
+        )
+
+    def __add__(self, other: MaskStats) -> MaskStats:
+        return MaskStats(
+            self.steps_A + other.steps_A,
+            self.masked_A + other.masked_A,
+            self.forced_A + other.forced_A,
+        )
+
+
+def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> tuple[Ints, Ints]:
+    """Choices each head had left `[E, A]` given the choices before it, and its choices in all."""
+    members = np.arange(actions.members)
+    # Where no slot is meant the index may be anything.
+    slot_E = np.where(counts_EA[:, ActionHead.SLOT], actions.slot, 0)
+    of_slots_ES = masks.slot_EOS[members, actions.op]
+    of_blueprints_EK = masks.blueprint_SK[slot_E]
+    left_EA = np.empty((actions.members, _A), dtype=np.int64)
+    left_EA[:, ActionHead.OP] = masks.op_EO.sum(axis=1)
+    left_EA[:, ActionHead.SLOT] = of_slots_ES.sum(axis=1)
+    left_EA[:, ActionHead.BLUEPRINT] = of_blueprints_EK.sum(axis=1)
+    same_for_all = {
+        ActionHead.STYLE: masks.style_Y,
+        ActionHead.TEMPO: masks.tempo_M,
+        ActionHead.ALPHA_TARGET: masks.alpha_target_T,
+        ActionHead.ALPHA_SPEED: masks.alpha_speed_V,
+        ActionHead.ALPHA_CURVE: masks.alpha_curve_U,
+    }
+    size_A = np.empty(_A, dtype=np.int64)
+    size_A[ActionHead.OP] = masks.op_EO.shape[1]
+    size_A[ActionHead.SLOT], size_A[ActionHead.BLUEPRINT] = masks.blueprint_SK.shape
+    for head, mask in same_for_all.items():
+        left_EA[:, head] = mask.sum()
+        size_A[head] = len(mask)
+    return left_EA, np.maximum(size_A, 1)
+
+
+class RoundTotals:
+    """The running sums of one round.
+
+    totals = RoundTotals(members)
+    totals.add(record)  # at each step
+    """
+
+    def __init__(self, members: int) -> None:
+        self.members = members
+        self.steps = 0
+        self.chosen_O: Ints = np.zeros(_O, dtype=np.int64)
+        self.executed_O: Ints = np.zeros(_O, dtype=np.int64)
+        self.legal_O: Ints = np.zeros(_O, dtype=np.int64)
+        self.chosen_OZ: Ints = np.zeros((_O, _Z), dtype=np.int64)
+        self.masks = MaskStats.none()
+        self.reward_E: Doubles = np.zeros(members)
+        self.rows = 0
+        self.seconds_F: Doubles = np.zeros(_F)
+        self._probability_O: Doubles = np.zeros(_O)
+        self._parts: dict[str, Doubles] = {}
+        self._step_seconds: list[float] = []
+
+    def add(self, record: StepRecord) -> None:
+        """One more step."""
+        self.steps += 1
+        self.rows += record.rows
+        self._add_actions(record)
+        self.masks += MaskStats.of(record.masks, record.decision.actions)
+        self._add_rewards(record.rewards)
+        for spent in record.phases:
+            self.seconds_F[spent.phase] += spent.seconds
+        if record.phases:
+            self._step_seconds.append(sum(spent.seconds for spent in record.phases))
+
+    def _add_actions(self, record: StepRecord) -> None:
+        op_E, outcome = record.decision.actions.op, record.result.outcome
+        self.chosen_O += np.bincount(op_E, minlength=_O)
+        self.executed_O += np.bincount(op_E[outcome.executed], minlength=_O)
+        self.legal_O += record.masks.op_EO.sum(axis=0)
+        self._probability_O += record.decision.op_probability_EO.sum(axis=0, dtype=np.float64)
+        placed_E = outcome.stage_before >= 0
+        cell_N = op_E[placed_E] * _Z + outcome.stage_before[placed_E]
+        self.chosen_OZ += np.bincount(cell_N, minlength=_O * _Z).reshape(_O, _Z)
+
+    def _add_rewards(self, rewards: RewardComponentsTelemetry) -> None:
+        # By name, because a reward may pay some parts at some steps only (the end, a rollback).
+        for name, paid_E in zip(rewards.names, rewards.value_PE, strict=True):
+            self._parts[name] = self._parts.get(name, 0.0) + paid_E
+        self.reward_E += rewards.total
+
+    @property
+    def member_steps(self) -> int:
+        """Steps of all members."""
+        return self.steps * self.members
+
+    @property
+    def probability_O(self) -> Doubles:
+        """Mean probability the controller gave each operation; NaN before the first step."""
+        return self._probability_O / (self.member_steps or np.nan)
+
+    @property
+    def rows_per_member(self) -> float:
+        """Mean rows a member cost at a step; NaN before the first."""
+        return self.rows / (self.member_steps or np.nan)
+
+    @property
+    def rewards(self) -> RewardComponentsTelemetry:
+        """What each part paid each member so far."""
+        return RewardComponentsTelemetry.of(self._parts, self.members)
+
+    def step_seconds(self, percent: float) -> float:
+        """Percentile of the steps' measured time; NaN where no phase was measured."""
+        if not self._step_seconds:
+            return np.nan
+        return float(np.percentile(self._step_seconds, percent))
