@@ -172,7 +172,9 @@ def test_every_head_reaches_the_population():
     run(population, action(1, LifecycleOp.GERMINATE, 2, blueprint=2, style=1, tempo=2,
                            alpha_target=1, alpha_curve=3))  # fmt: skip
     life = population.lifecycle
-    assert life.blueprint_ES[1, 2] == 2 and life.style_ES[1, 2] == 1 and life.curve_ES[1, 2] == 3
+    assert life.blueprint_ES[1, 2] == 2
+    assert life.style_ES[1, 2] == 1
+    assert life.curve_ES[1, 2] == 3
     assert life.tempo_ES[1, 2] == TEMPOS[2]
     assert life.target_ES[1, 2] == np.float32(ALPHA_TARGETS[1])
     put(population, 0, 0, SeedStage.HOLDING)
@@ -183,7 +185,8 @@ def test_every_head_reaches_the_population():
     assert life.curve_ES[0, 0] == 1
     put(population, 2, 1, SeedStage.HOLDING)
     run(population, action(2, LifecycleOp.PRUNE, 1, alpha_speed=3, alpha_curve=2))
-    assert life.pruning_ES[2, 1] and life.ramp_total_ES[2, 1] == ALPHA_SPEEDS[3]
+    assert life.pruning_ES[2, 1]
+    assert life.ramp_total_ES[2, 1] == ALPHA_SPEEDS[3]
     assert life.curve_ES[2, 1] == 2
 
 

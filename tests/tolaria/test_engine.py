@@ -29,7 +29,7 @@ def same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
     return all(np.array_equal(left[name], right[name], equal_nan=True) for name in left)
 
 
-# ---- exactness ----------------------------------------------------------------------------------
+# ---- exactness ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
@@ -42,8 +42,11 @@ def test_same_seed_twice_is_bit_identical(executor):
         runs.append((histories(engine.book), diary))
     assert same(runs[0][0], runs[1][0])
     for a, b in zip(runs[0][1].records, runs[1][1].records, strict=True):
-        assert a.signals == b.signals and a.masks == b.masks and a.decision == b.decision
-        assert a.reward_inputs == b.reward_inputs and a.rewards == b.rewards
+        assert a.signals == b.signals
+        assert a.masks == b.masks
+        assert a.decision == b.decision
+        assert a.reward_inputs == b.reward_inputs
+        assert a.rewards == b.rewards
 
 
 def test_other_seeds_and_rounds_are_other_episodes():
@@ -74,7 +77,7 @@ def test_nothing_leaks_into_the_global_generators():
     assert np.array_equal(np.random.rand(3), expected[1])
 
 
-# ---- rewards ------------------------------------------------------------------------------------
+# ---- rewards -----------------------------------------------------------------------------------
 
 
 @given(seed=st.integers(0, 2**20), pieces=st.sampled_from([None, 1, 5, 12]))
@@ -105,7 +108,8 @@ def test_a_member_whose_accuracy_rises_is_paid_more_than_one_whose_falls():
         for r in diary.records
     ]
     paid, change = (np.concatenate(values) for values in zip(*pairs, strict=True))
-    assert (change > 0).any() and (change < 0).any()
+    assert (change > 0).any()
+    assert (change < 0).any()
     np.testing.assert_allclose(paid, change)
 
 
@@ -115,11 +119,12 @@ def test_waiting_costs_no_upkeep_and_growing_does():
     for record in diary.records:
         live = live_seeds(record.reward_inputs.stage_ES)
         costs = record.rewards.part("upkeep")
-        assert (costs[live == 0] == 0).all() and (costs <= 0).all()
+        assert (costs[live == 0] == 0).all()
+        assert (costs <= 0).all()
     assert any((r.rewards.part("upkeep") < 0).any() for r in diary.records)
 
 
-# ---- the order of a step ------------------------------------------------------------------------
+# ---- the order of a step -----------------------------------------------------------------------
 
 
 class Script(WaitPolicy):
@@ -203,12 +208,13 @@ def test_planted_members_are_born_with_their_seeds():
     assert (engine.env.seed_stage[:, 1] == SeedStage.FOSSILIZED).all()
     planted = engine.env.model.blueprints.index("conv_light")
     assert (outcome.blueprint_ES == [-1, planted, -1]).all()
-    assert (outcome.added_params_E > 0).all() and (outcome.germinated_E == 0).all()
+    assert (outcome.added_params_E > 0).all()
+    assert (outcome.germinated_E == 0).all()
     engine.run_rollout(WaitPolicy())
     assert (engine.env.seed_stage == SeedStage.DORMANT).all(), "the next episode starts afresh"
 
 
-# ---- rollouts shorter than an episode -------------------------------------------------------------
+# ---- rollouts shorter than an episode ----------------------------------------------------------
 
 
 def test_an_episode_in_pieces_is_the_same_episode():
@@ -219,7 +225,8 @@ def test_an_episode_in_pieces_is_the_same_episode():
     rollouts = pieces.train(random_policy(4), rounds=3)
     assert same(histories(engine.book), histories(pieces.book))
     assert [r.steps for r in rollouts] == [5, 5, 2]
-    assert [r.round_index for r in rollouts] == [0, 0, 0] and pieces.round == 1
+    assert [r.round_index for r in rollouts] == [0, 0, 0]
+    assert pieces.round == 1
     members, steps = zip(*((r.truncated_bootstrap_targets.member_N.tolist(),
                             r.truncated_bootstrap_targets.step_N.tolist())
                            for r in rollouts), strict=True)  # fmt: skip
@@ -229,7 +236,7 @@ def test_an_episode_in_pieces_is_the_same_episode():
     assert truncated == [step in (4, 9) for step in range(12)]
 
 
-# ---- state ----------------------------------------------------------------------------------------
+# ---- state -------------------------------------------------------------------------------------
 
 
 def test_resumed_rounds_are_bit_identical():
@@ -255,7 +262,7 @@ def test_a_state_of_something_else_is_refused_by_name():
     assert "step 5 of 12" in refused(engine.state_dict)
 
 
-# ---- what is refused ------------------------------------------------------------------------------
+# ---- what is refused ---------------------------------------------------------------------------
 
 
 BAD = {
@@ -326,20 +333,24 @@ def test_the_policies_satisfy_the_protocol():
         assert isinstance(policy, PolicyProtocol)
 
 
-# ---- executors ------------------------------------------------------------------------------------
+# ---- executors ---------------------------------------------------------------------------------
 
 
 def test_fast_measures_and_exact_does_not():
     exact = small_engine(profile="exact").env.model.choice
-    assert exact.executor.name == "vmap" and "trial" in exact.reason
+    assert exact.executor.name == "vmap"
+    assert "trial" in exact.reason
     try:
         fast = small_engine(profile="fast").env.model.choice
         asked = small_engine(profile="fast", executor="loop").env.model.choice
     finally:
         small_engine(profile="exact")
     assert fast.executor.name in ("vmap", "loop")
-    assert "measured: vmap" in fast.reason and "loop" in fast.reason and "ms" in fast.reason
-    assert asked.executor.name == "loop" and asked.reason == "asked for"
+    assert "measured: vmap" in fast.reason
+    assert "loop" in fast.reason
+    assert "ms" in fast.reason
+    assert asked.executor.name == "loop"
+    assert asked.reason == "asked for"
 
 
 def test_the_executor_trial_leaves_nothing_behind():

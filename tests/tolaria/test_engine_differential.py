@@ -34,7 +34,7 @@ def actions_of(diary: Diary) -> np.ndarray:
 def test_vmap_and_loop_agree_over_a_whole_rollout(seed):
     """Same actions, same lives of seeds, same losses and rewards to rounding."""
     fused, fused_rollout, fused_diary = run("vmap", seed)
-    plain, plain_rollout, plain_diary = run("loop", seed)
+    plain, _plain_rollout, plain_diary = run("loop", seed)
     assert (fused.env.model.choice.executor.name, plain.env.model.choice.executor.name) == (
         "vmap", "loop",
     )  # fmt: skip
@@ -99,7 +99,8 @@ def test_member_0_is_the_same_for_1_and_8_members(executor):
     among, _, among_diary = run(executor, members=8, **task)
     for step in range(20):
         (x_1, y_1), (x_8, y_8) = (next(e.batches.step(step)) for e in (alone, among))
-        assert torch.equal(y_1[0], y_8[0]) and torch.equal(x_1[0], x_8[0])
+        assert torch.equal(y_1[0], y_8[0])
+        assert torch.equal(x_1[0], x_8[0])
     assert np.array_equal(actions_of(alone_diary)[:, :, 0], actions_of(among_diary)[:, :, 0])
     for name, values in histories(alone.book).items():
         np.testing.assert_allclose(values[:, 0], histories(among.book)[name][:, 0], atol=1e-5)

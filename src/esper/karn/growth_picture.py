@@ -54,7 +54,7 @@ class Curve:
 
     label: str
     accuracy_NT: Floats
-    """0..1; one thin line for each N."""
+    """0..1; one thin line for each N. A score in accuracy's units may lie below 0."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +144,8 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], each: str) -> None:
         color=INK,
     )
     axes.set_ylabel("right answers, %")
-    axes.set_ylim(0, 100)
+    lowest = 100 * min(float(np.nanmin(curve.accuracy_NT)) for curve in curves)
+    axes.set_ylim(min(0.0, lowest - 2.0), 100)
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.legend(loc="best", fontsize=9, frameon=True, framealpha=0.9, edgecolor="none")
     _plain_frame(axes)

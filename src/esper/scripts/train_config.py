@@ -1,0 +1,142 @@
+"""The settings of `train`: who decides, on which task, how it is run and what is kept of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import tyro
+
+from esper.leyline.errors import EsperError
+from esper.leyline.telemetry import TelemetryLevel
+
+if TYPE_CHECKING:
+    from esper.leyline.protocols import PolicyProtocol, RewardProtocol
+    from esper.tasks.spec import TaskSpec
+    from esper.tolaria.engine import EngineConfig
+
+PolicyName = Literal["wait", "random", "fixed", "static-full", "heuristic"]
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a population of hosts under a policy that does not learn."""
+
+    policy: Annotated[PolicyName, tyro.conf.Positional]
+    """wait: nothing is grown. random: any legal action. fixed: one blueprint in the given slots
+    from a given step on. static-full: the same, there from the start. heuristic: on plateaus."""
+    task: str = "digits_impaired"
+    """What is trained on."""
+    rounds: int = 1
+    """Episodes of each member, one after the other, each from a fresh host."""
+    envs: int = 8
+    """E: members that train side by side."""
+    seed: int = 0
+    """Every random draw follows from it."""
+    device: str = "auto"
+    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    profile: Literal["exact", "fast"] = "exact"
+    """exact: the same numbers every time; fast may reorder sums and picks the faster executor."""
+    executor: Literal["auto", "vmap", "loop"] = "auto"
+    """vmap computes all members at once, loop one after the other."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """What members are computed in; auto is bf16 on a GPU that has it."""
+    data_placement: Literal["auto", "device", "stream"] = "auto"
+    """Where training data lie: on the device, or on the host and streamed."""
+    episode_length: int | None = None
+    """Steps of an episode; the task's own where not given."""
+    batch_size: int | None = None
+    """Samples in a batch of each member; the task's own where not given."""
+    batches_per_step: int | None = None
+    """Train batches in a step; the task's own where not given."""
+    blueprint: str = "conv_heavy"
+    """fixed, static-full: what is grown."""
+    slots: tuple[str, ...] = ()
+    """fixed, static-full: where; every slot of the task where not given."""
+    start: int = 2
+    """fixed: step at the end of which the first seed is germinated."""
+    telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
+    """How much is recorded where --telemetry-dir is given."""
+    telemetry_dir: Path | None = None
+    """Folder for the events of the run (events.jsonl and Parquet files)."""
+    out: Path = field(default_factory=lambda: Path("out"))
+    """Folder for the picture and the numbers."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is loaded."""
+        for name in ("rounds", "envs"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
+        if self.start < 0:
+            raise EsperError(f"--start {self.start}: must be 0 or more")
+        ignored = [
+            flag
+            for flag, policies in _ONLY_FOR.items()
+            if self.policy not in policies and getattr(self, flag) != _DEFAULTS[flag]
+        ]
+        if ignored:
+            raise EsperError(
+                f"--{ignored[0]} has no meaning for {self.policy}: it is for "
+                f"{' and '.join(_ONLY_FOR[ignored[0]])}"
+            )
+
+    @property
+    def level(self) -> TelemetryLevel:
+        """How much is recorded."""
+        return TelemetryLevel[self.telemetry.upper()]
+
+    def spec(self) -> TaskSpec:
+        """The task with what was changed about it."""
+        from esper.tasks.registry import get_task_spec
+
+        changes: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("episode_length", "batch_size", "batches_per_step")
+            if getattr(self, name) is not None
+        }
+        return replace(get_task_spec(self.task), **changes)
+
+    def engine_config(self) -> EngineConfig:
+        """The settings in the engine's words."""
+        from esper.tolaria.engine import EngineConfig
+
+        return EngineConfig(
+            members=self.envs,
+            seed=self.seed,
+            device=self.device,
+            profile=self.profile,
+            executor=self.executor,
+            precision=self.precision,
+            data_placement=self.data_placement,
+        )
+
+    def make_policy(self, spec: TaskSpec, reward: RewardProtocol) -> PolicyProtocol[Any]:
+        """Who decides."""
+        from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
+        from esper.tamiyo.heuristic import HeuristicPolicy
+        from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
+
+        slots = self.slots or spec.slots
+        if self.policy == "wait":
+            return WaitPolicy(reward)
+        if self.policy == "random":
+            return RandomPolicy(self.seed, reward)
+        if self.policy == "heuristic":
+            return HeuristicPolicy(reward=reward)
+        if self.policy == "static-full":
+            return StaticTopology.full(self.blueprint, slots, reward)
+        entries = tuple(ScheduleEntry(self.start, slot, self.blueprint) for slot in slots)
+        return FixedSchedule(ScheduleConfig(entries), reward)
+
+
+_ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
+    "blueprint": ("fixed", "static-full"),
+    "slots": ("fixed", "static-full"),
+    "start": ("fixed",),
+}
+_DEFAULTS: Final[dict[str, Any]] = {
+    name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR
+}

@@ -1,0 +1,151 @@
+"""What a run of `train` says at its end: the table, the picture, the numbers.
+
+Shape letters: N members of all rounds, T steps, E members, S slots.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from esper.karn.growth_picture import Curve, LifeLines, draw_growth
+from esper.leyline.arrays import Doubles
+from esper.leyline.codec import Json, to_json
+from esper.leyline.files import write_whole
+from esper.leyline.payloads import EpisodeOutcome
+from esper.leyline.signals import NO_BLUEPRINT
+from esper.scripts.train_config import Train
+from esper.scripts.train_run import RunResult
+
+PLAIN_WIDTH = 110
+"""Columns where there is no terminal to ask."""
+
+
+def report(config: Train, result: RunResult) -> None:
+    """Print the table, draw the last round, write everything down."""
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    console.print(outcome_table(config, result))
+    for line in _lines(config, result):
+        console.print(line, highlight=False, soft_wrap=True)
+    name = f"train_{config.policy}_{config.task}"
+    picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"
+    _draw(picture, config, result)
+    write_whole(numbers, json.dumps(_numbers(config, result), indent=1).encode())
+    for word, path in (("picture", picture), ("numbers", numbers)):
+        console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
+
+
+def outcome_table(config: Train, result: RunResult) -> Table:
+    """Mean, deviation and range over all members of all rounds."""
+    episodes = config.envs * config.rounds
+    table = Table(title=f"{config.policy} on {config.task}: {episodes} episodes", box=SIMPLE_HEAD)
+    for name in ("", "mean", "deviation", "lowest", "highest"):
+        table.add_column(name, justify="right" if name else "left")
+    for name, values_N, form in _figures(result):
+        shown = (values_N.mean(), values_N.std(), values_N.min(), values_N.max())
+        table.add_row(name, *(form.format(value) for value in shown))
+    return table
+
+
+def _figures(result: RunResult) -> list[tuple[str, Doubles, str]]:
+    """(what, values over all episodes, how a value is written)."""
+
+    def all_rounds(name: str) -> Doubles:
+        values = [getattr(done.outcome, name) for done in result.rounds]
+        return np.concatenate(values).astype(np.float64)
+
+    test_N = np.concatenate([done.test_E for done in result.rounds])
+    params_N = 1 + all_rounds("added_params_E") / result.host_params
+    macs_N = 1 + all_rounds("added_macs_E") / result.host_macs
+    return [
+        ("score", all_rounds("score_E"), "{:.4f}"),
+        ("accuracy, val_score", all_rounds("accuracy_E"), "{:.1%}"),
+        ("accuracy, test", test_N, "{:.1%}"),
+        ("return", all_rounds("episode_return_E"), "{:.4f}"),
+        ("parameters / host's", params_N, "{:.2f}"),
+        ("MACs / host's", macs_N, "{:.2f}"),
+        ("training FLOPs / host's", all_rounds("flops_ratio_E"), "{:.2f}"),
+        ("seeds germinated", all_rounds("germinated_E"), "{:.1f}"),
+        ("seeds made permanent", all_rounds("fossilized_E"), "{:.1f}"),
+        ("seeds pruned", all_rounds("pruned_E"), "{:.1f}"),
+        ("rollbacks", all_rounds("rollbacks_E"), "{:.1f}"),
+    ]
+
+
+def _lines(config: Train, result: RunResult) -> list[str]:
+    common = _topologies(result).most_common(1)[0]
+    lines = [
+        f"most frequent topology at the end ({common[1]} of {config.envs * config.rounds}): "
+        f"{common[0]}",
+        f"{result.member_steps_per_second:.1f} member-steps/s on {result.machine['device']}, "
+        f"executor {result.executor} ({result.executor_reason}), profile {config.profile}",
+    ]
+    return [*lines, result.telemetry] if result.telemetry else lines
+
+
+def _topologies(result: RunResult) -> Counter[str]:
+    """What would be exported, in words, and how often."""
+    found: Counter[str] = Counter()
+    for done in result.rounds:
+        for kind_S in done.outcome.blueprint_ES:
+            seeds = [
+                f"{slot} {result.blueprints[kind]}"
+                for slot, kind in zip(result.slots, kind_S, strict=True)
+                if kind != NO_BLUEPRINT
+            ]
+            found[", ".join(seeds) or "the host alone"] += 1
+    return found
+
+
+def _draw(path: Path, config: Train, result: RunResult) -> None:
+    last = result.rounds[-1]
+    curves = [
+        Curve("accuracy on val_score", last.accuracy_TE[1:].T.astype(np.float32)),
+        Curve("score", last.score_TE[1:].T.astype(np.float32)),
+    ]
+    lives = LifeLines(result.slots, last.stage_TES, last.leaving_TES)
+    draw_growth(path, curves, lives, f"{config.policy} on {config.task}, round {config.rounds}")
+
+
+def _numbers(config: Train, result: RunResult) -> dict[str, Json]:
+    """Everything that was measured, with what it depends on."""
+    settings = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {
+        "settings": {name: _plain(value) for name, value in settings.items()},
+        "machine": dict(result.machine),
+        "executor": result.executor,
+        "executor_reason": result.executor_reason,
+        "member_steps_per_second": result.member_steps_per_second,
+        "host_params": result.host_params,
+        "host_macs": result.host_macs,
+        "slots": list(result.slots),
+        "blueprints": list(result.blueprints),
+        "rounds": [
+            {
+                "seconds": done.seconds,
+                "outcome": _outcome(done.outcome),
+                "test_E": done.test_E.tolist(),
+                "accuracy_TE": done.accuracy_TE.tolist(),
+                "score_TE": done.score_TE.tolist(),
+            }
+            for done in result.rounds
+        ],
+    }
+
+
+def _outcome(outcome: EpisodeOutcome) -> dict[str, Json]:
+    return {f.name: getattr(outcome, f.name).tolist() for f in fields(outcome)}
+
+
+def _plain(value: object) -> Json:
+    if isinstance(value, Path):
+        return str(value)
+    return to_json(value)

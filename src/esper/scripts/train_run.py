@@ -1,0 +1,214 @@
+"""One run of `train`: engine, policy, telemetry and progress put together, round after round.
+
+Shape letters: T steps, E members, S slots, N members of all rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from esper.karn.run_progress import RunProgressSink
+from esper.leyline.arrays import Bools, Codes, Doubles
+from esper.leyline.payloads import EpisodeOutcome, RunStarted, RunStatus, SlotPayload
+from esper.leyline.protocols import SinkProtocol
+from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType, TelemetryLevel
+from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
+from esper.scripts.machine import describe
+from esper.scripts.train_config import Train
+from esper.simic.rewards.score import ScoreReward
+from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.env_factory import configure_slot_telemetry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundResult:
+    """What became of the members of one round."""
+
+    outcome: EpisodeOutcome
+    test_E: Doubles
+    """Accuracy on the test data."""
+    accuracy_TE: Doubles
+    """On `val_score`, the fresh host first."""
+    score_TE: Doubles
+    stage_TES: Codes
+    """`SeedStage` as each step was observed."""
+    leaving_TES: Bools
+    """A pruned seed whose alpha was falling."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunResult:
+    """All rounds of a run, and what it ran on."""
+
+    rounds: list[RoundResult]
+    slots: tuple[str, ...]
+    blueprints: tuple[str, ...]
+    host_params: int
+    host_macs: int
+    executor: str
+    executor_reason: str
+    machine: dict[str, str]
+    member_steps_per_second: float
+    """Of all rounds, the first step left out."""
+    telemetry: str
+    """What became of the events, in words; empty where none were asked for."""
+
+
+@dataclass(slots=True)
+class StageDiary:
+    """A listener that keeps the stages of a round, for the picture."""
+
+    stages: list[Codes] = field(default_factory=list)
+    leaving: list[Bools] = field(default_factory=list)
+    step_ends: list[float] = field(default_factory=list)
+    """When each step of the run was over."""
+
+    def on_round_start(self, round_index: int, members: int) -> None:
+        """Forget the round before."""
+        self.stages.clear()
+        self.leaving.clear()
+
+    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
+        """Not needed: stages are read off the steps."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """Keep what stood there."""
+        self.stages.append(record.signals.slots.stage_ES)
+        self.leaving.append(record.signals.slots.pruning_ES)
+        self.step_ends.append(time.monotonic())
+
+    def on_round_end(self, rollout: Rollout[object]) -> None:
+        """Nothing more to keep."""
+
+
+def run(config: Train) -> RunResult:
+    """Train all rounds."""
+    spec = config.spec()
+    telemetry = TelemetryConfig(level=config.level)
+    engine = VectorizedEngine(spec, config.engine_config())
+    configure_slot_telemetry(engine.watch, telemetry)
+    policy = config.make_policy(spec, ScoreReward(spec.upkeep))
+    diary = StageDiary()
+    with _hubs(config) as hubs:
+        listeners = [
+            TelemetryListener(
+                hub,
+                telemetry,
+                str(engine.device),
+                config.rounds,
+                batches_per_step=spec.batches_per_step,
+                batch_size=spec.batch_size,
+            )
+            for hub in hubs
+        ]
+        engine.listener = ListenerGroup([diary, *listeners])
+        began = time.monotonic()
+        for listener in listeners:
+            listener.run_started(_started(config, engine))
+        status = RunStatus.FAILED
+        try:
+            rounds = [_round(engine, policy, diary) for _ in range(config.rounds)]
+            status = RunStatus.COMPLETED
+        except KeyboardInterrupt:
+            status = RunStatus.INTERRUPTED
+            raise
+        finally:
+            for listener in listeners:
+                listener.run_finished(status, time.monotonic() - began)
+    told = str(hubs[-1].report()) if config.telemetry_dir else ""
+    return _result(engine, rounds, diary, told)
+
+
+def _round(engine: VectorizedEngine, policy: Any, diary: StageDiary) -> RoundResult:
+    (rollout,) = engine.train(policy, 1)
+    return RoundResult(
+        outcome=rollout.outcome,
+        test_E=engine.test(),
+        accuracy_TE=engine.book.score_accuracy_TE.copy(),
+        score_TE=engine.book.score_TE.copy(),
+        stage_TES=np.stack(diary.stages),
+        leaving_TES=np.stack(diary.leaving),
+        seconds=rollout.seconds,
+    )
+
+
+def _result(
+    engine: VectorizedEngine, rounds: list[RoundResult], diary: StageDiary, told: str
+) -> RunResult:
+    choice = engine.env.model.choice
+    assert choice is not None  # the engine showed the population an input
+    ends = diary.step_ends
+    spent = ends[-1] - ends[0]
+    rate = engine.env.members * (len(ends) - 1) / spent if spent > 0 else float("nan")
+    return RunResult(
+        rounds=rounds,
+        slots=engine.env.model.slots,
+        blueprints=engine.env.model.blueprints,
+        host_params=engine.book.host_params,
+        host_macs=engine.book.host_macs,
+        executor=choice.executor.name,
+        executor_reason=choice.reason,
+        machine=describe(engine.device),
+        member_steps_per_second=rate,
+        telemetry=told,
+    )
+
+
+@contextmanager
+def _hubs(config: Train) -> Iterator[list[TelemetryHub]]:
+    """The hub of the progress display and, where events are kept, the hub of the files."""
+    hubs = []
+    if not config.quiet:
+        console = Console() if sys.stdout.isatty() else Console(width=120)
+        steps = (TelemetryEventType.STEP_COMPLETED,)
+        hubs.append(TelemetryHub([RunProgressSink(console)], TelemetryLevel.NORMAL, always=steps))
+    if config.telemetry_dir is not None:
+        sinks: list[SinkProtocol] = [
+            JsonlSink(config.telemetry_dir / "events.jsonl"),
+            ParquetSink(config.telemetry_dir),
+        ]
+        hubs.append(TelemetryHub(sinks, config.level))
+    try:
+        yield hubs
+    finally:
+        for hub in hubs:
+            hub.close()
+
+
+def _started(config: Train, engine: VectorizedEngine) -> RunStarted:
+    spec, choice = engine.spec, engine.env.model.choice
+    assert choice is not None  # the engine showed the population an input
+    machine = describe(engine.device)
+    return RunStarted(
+        run_name=f"{config.policy} on {spec.name}",
+        task=spec.name,
+        policy=config.policy,
+        seed=config.seed,
+        rounds=config.rounds,
+        members=config.envs,
+        episode_length=spec.episode_length,
+        batches_per_step=spec.batches_per_step,
+        batch_size=spec.batch_size,
+        control_images=len(engine.validator.control),
+        score_images=len(engine.validator.score),
+        profile=config.profile,
+        executor=choice.executor.name,
+        executor_reason=choice.reason,
+        device=machine["device"],
+        versions=(("python", machine["python"]), ("torch", machine["torch"])),
+        slot_ids=engine.env.model.slots,
+        blueprints=engine.env.model.blueprints,
+        host_params=engine.book.host_params,
+        host_macs=engine.book.host_macs,
+    )
