@@ -206,7 +206,7 @@ class VectorizedEngine:
         last = min(length, begun + (self.config.rollout_steps or length))
         with self._memory_guard(), self._stream():
             if self.step == 0:
-                self._begin_episode(client)
+                self.begin_episode(client)
             if self.listener is not None:
                 self.listener.on_round_start(self.round, self.env.members)
             while self.step < last:
@@ -238,8 +238,11 @@ class VectorizedEngine:
             seconds=seconds,
         )
 
-    def _begin_episode(self, client: PolicyProtocol[Any]) -> None:
-        """Fresh hosts, scored before they train: where the first reward starts from."""
+    def begin_episode(self, client: PolicyProtocol[Any]) -> None:
+        """Fresh hosts, scored before they train: where the first reward starts from.
+
+        `run_rollout` calls it; a benchmark may, to put seeds in place before it times steps.
+        """
         population = self.env.model
         reset_env_state(self.env, self.round, client)
         self.batches.reset(self.round)
