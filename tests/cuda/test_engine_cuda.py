@@ -8,9 +8,9 @@ import os
 import numpy as np
 import pytest
 import torch
-from engine_support import Diary, histories, random_policy, small_engine, small_task
 
 import esper.tolaria.engine as engine_module
+from engine_support import Diary, histories, random_policy, small_engine, small_task
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.transfer import fetch
 

@@ -1,0 +1,143 @@
+"""`train`, run as people run it: every policy, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from esper.nissa.readers import read_jsonl
+from esper.scripts.door import enter
+from esper.scripts.train import train
+from esper.scripts.train_config import Train
+
+TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "9", "--batches-per-step", "1",
+        "--batch-size", "16", "--device", "cpu")  # fmt: skip
+
+
+def call(*flags: object) -> int:
+    """The command inside this process; its exit status."""
+    return enter(Train, train, [str(flag) for flag in flags])
+
+
+def numbers(folder: Path, policy: str) -> dict:
+    return json.loads((folder / f"train_{policy}_synthetic.json").read_text())
+
+
+@pytest.mark.parametrize("policy", ["wait", "random", "fixed", "static-full", "heuristic"])
+def test_every_policy_runs_to_a_table_a_picture_and_numbers(policy, tmp_path, capsys):
+    assert call(policy, *TINY, "--out", tmp_path) == 0
+    said = capsys.readouterr().out
+    for word in ("score", "accuracy, test", "member-steps/s", "executor vmap", "round 1/1"):
+        assert word in said, word
+    record = numbers(tmp_path, policy)
+    (done,) = record["rounds"]
+    assert np.shape(done["score_TE"]) == (10, 2)
+    assert record["settings"]["policy"] == policy
+    assert imread(tmp_path / f"train_{policy}_synthetic.png").shape[2] >= 3
+    grown = np.array(done["outcome"]["added_params_E"])
+    germinated = np.array(done["outcome"]["germinated_E"])
+    if policy == "wait":
+        assert (grown == 0).all()
+    if policy == "static-full":
+        assert (germinated == 0).all()
+        assert (np.array(done["outcome"]["blueprint_ES"]) >= 0).all()
+    if policy == "fixed":
+        assert (germinated == 3).all()
+
+
+def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
+    """Twice, once with all events kept; other seeds differ."""
+    first, second, other = (tmp_path / name for name in ("a", "b", "c"))
+    assert call("random", *TINY, "--out", first, "--quiet") == 0
+    events = ("--telemetry", "debug", "--telemetry-dir", tmp_path / "events")
+    assert call("random", *TINY, "--out", second, *events) == 0
+    assert call("random", *TINY, "--out", other, "--quiet", "--seed", "1") == 0
+    rounds = [numbers(folder, "random")["rounds"] for folder in (first, second, other)]
+    for done in (*rounds[0], *rounds[1], *rounds[2]):
+        del done["seconds"]
+    assert rounds[0] == rounds[1]
+    assert rounds[0] != rounds[2]
+    kinds = {event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")}
+    assert {"RUN_STARTED", "SEED_GERMINATED", "STEP_COMPLETED", "RUN_FINISHED"} <= kinds
+
+
+BAD = [
+    (("wait", "--task", "digits_impared"), "digits_impaired"),
+    (("wait", "--envs", "0"), "--envs 0"),
+    (("wait", "--rounds", "0"), "--rounds 0"),
+    (("wait", "--task", "synthetic", "--batch-size", "5000"), "batch size 5000"),
+    (("wait", "--device", "cuda:7"), "cuda:7"),
+    (("wait", "--blueprint", "norm"), "--blueprint has no meaning for wait"),
+    (("heuristic", "--start", "3"), "--start has no meaning for heuristic"),
+    (("fixed", *TINY, "--blueprint", "conv_hevy"), "conv_heavy"),
+    (("static-full", *TINY, "--slots", "r9c9"), "r9c9"),
+    (("wait", *TINY, "--precision", "bf16"), "a CPU computes in fp32"),
+    (("wait", "--episode-length", "0"), "episode_length=0"),
+    (("wiat",), "wait"),
+    ((), "static-full"),
+    (("wait", "--env", "3"), "--envs"),
+]
+
+
+@pytest.mark.parametrize(("flags", "word"), BAD, ids=[" ".join(b[0][:3]) or "none" for b in BAD])
+def test_bad_flags_are_refused_in_one_line(flags, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(*flags) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert word in said
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert call("wait", *TINY, "--out", tmp_path / "file" / "below") == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def start(*flags: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "esper.scripts.train", *map(str, flags)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"},
+    )  # fmt: skip
+
+
+def test_ctrl_c_ends_it_with_a_word_and_closed_files(tmp_path):
+    events = tmp_path / "events"
+    process = start("random", "--envs", "2", "--rounds", "500", "--device", "cpu", "--out",
+                    tmp_path, "--telemetry-dir", events)  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(events.glob("events/*/*.parquet")) and time.monotonic() < deadline:
+        time.sleep(0.1)  # until the run is under way: events are flushed as it goes
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    kinds = [event.type.name for event in read_jsonl(events / "events.jsonl")]
+    assert kinds[0] == "RUN_STARTED"
+    assert kinds[-1] == "RUN_FINISHED"
+    assert not list(tmp_path.glob("*.tmp")), out
+
+
+def test_help_is_quick_and_names_every_setting():
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "esper.scripts.train", "--help"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert time.monotonic() - began < 30
+    assert "import torch" not in done.stdout
+    assert " torch\n" not in done.stderr, "help does not load torch"
+    for flag in ("--task", "--envs", "--rounds", "--telemetry-dir", "--profile", "static-full"):
+        assert flag in done.stdout
