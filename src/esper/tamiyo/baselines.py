@@ -142,7 +142,7 @@ class RandomPolicy(StatelessPolicy):
         counts_EA = COUNTS_OA[choice_EA[:, ActionHead.OP]]
         operations_E1 = masks.op_EO.sum(axis=1, keepdims=True)
         decision = PolicyDecision(
-            actions=parse_sampled_action(np.where(counts_EA, choice_EA, 0)),
+            actions=parse_sampled_action(choice_EA),
             op_probability_EO=(masks.op_EO / operations_E1).astype(np.float32),
             head_confidence_EA=np.where(counts_EA, chance_EA, 1.0).astype(np.float32),
             value_E=np.full(members, np.nan, dtype=np.float32),
