@@ -21,7 +21,7 @@ from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import NO_BLUEPRINT, TrainingSignals
 from esper.leyline.streams import stream_keys
 from esper.tamiyo.actions import COUNTS_OA, parse_sampled_action
-from esper.tamiyo.unlearned import FIXED_MASK, UnlearnedPolicy, barren, fixed_mask, index_of
+from esper.tamiyo.unlearned import UnlearnedPolicy, barren, fixed_mask, index_of
 
 
 class StatelessPolicy(UnlearnedPolicy):
@@ -167,7 +167,6 @@ def _allowed(masks: ActionMasks, head: ActionHead, choice_EA: Ints) -> Bools:
         return masks.slot_EOS[np.arange(members), choice_EA[:, ActionHead.OP]]
     if head is ActionHead.BLUEPRINT:
         return masks.blueprint_SK[choice_EA[:, ActionHead.SLOT]]
-    assert head in FIXED_MASK
     mask_C = fixed_mask(masks, head)
     return np.broadcast_to(mask_C, (members, len(mask_C)))
 
