@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,19 +39,24 @@ def masks_of(population: Population, frozen: Mapping[ActionHead, int] | None = N
     return build_masks(life.legal_ops(), life.fits_SK, frozen)
 
 
+@cache
+def nothing_seen(members: int, slots: int) -> TrainingSignals:
+    """Zeros of the right shape."""
+    return build(TrainingSignals, {"episode_length": EPISODE}, E=members, S=slots)
+
+
 def observe(population: Population, step: int = 0, **overrides: Any) -> TrainingSignals:
     """What a controller sees: the real slots, a plateau unless said otherwise."""
     reports = population.slot_reports()
     shape = reports.stage_ES.shape
     facts = {
         "step": step,
-        "episode_length": EPISODE,
         "slots": reports,
         "contribution_age_ES": np.where(np.isnan(reports.contribution_ES), -1, 0),
         "plateaued_E": np.ones(shape[0], dtype=np.bool_),
         "stabilised_E": np.zeros(shape[0], dtype=np.bool_),
     }
-    return build(TrainingSignals, facts | overrides, E=shape[0], S=shape[1])
+    return replace(nothing_seen(*shape), **(facts | overrides))
 
 
 def worthless_signals(population: Population) -> GateSignals:
@@ -90,27 +96,22 @@ def assert_within(masks: ActionMasks, decision: PolicyDecision) -> None:
 def carry_out(population: Population, actions: ActionSpec) -> None:
     """Apply the actions to the stages; whatever is not legal raises."""
     life = population.lifecycle
-    heads = {head: actions.of(head) for head in ActionHead}
-
-    def of(op: LifecycleOp, *later: ActionHead) -> list[np.ndarray]:
+    tempos, speeds = np.array(TEMPOS), np.array(ALPHA_SPEEDS)
+    targets = np.array(ALPHA_TARGETS, dtype=np.float32)
+    for op in np.unique(actions.op):
         at = np.flatnonzero(actions.op == op)
-        return [at, *(heads[head][at] for head in (ActionHead.SLOT, *later))]
-
-    tempos, targets = np.array(TEMPOS), np.array(ALPHA_TARGETS, dtype=np.float32)
-    speeds, head = np.array(ALPHA_SPEEDS), ActionHead
-    at, slot, kind, style, tempo, target, curve = of(
-        LifecycleOp.GERMINATE, head.BLUEPRINT, head.STYLE, head.TEMPO, head.ALPHA_TARGET,
-        head.ALPHA_CURVE,
-    )  # fmt: skip
-    life.germinate(at, slot, kind, style, tempos[tempo], targets[target], curve)
-    life.advance(*of(LifecycleOp.ADVANCE))
-    at, slot, target, speed, curve = of(
-        LifecycleOp.SET_ALPHA_TARGET, head.ALPHA_TARGET, head.ALPHA_SPEED, head.ALPHA_CURVE
-    )
-    life.set_alpha_target(at, slot, targets[target], speeds[speed], curve)
-    at, slot, speed, curve = of(LifecycleOp.PRUNE, head.ALPHA_SPEED, head.ALPHA_CURVE)
-    life.prune(at, slot, speeds[speed], curve)
-    life.fossilize(*of(LifecycleOp.FOSSILIZE))
+        later = (actions.of(head)[at] for head in list(ActionHead)[1:])
+        slot, kind, style, tempo, target, speed, curve = later
+        if op == LifecycleOp.GERMINATE:
+            life.germinate(at, slot, kind, style, tempos[tempo], targets[target], curve)
+        elif op == LifecycleOp.ADVANCE:
+            life.advance(at, slot)
+        elif op == LifecycleOp.SET_ALPHA_TARGET:
+            life.set_alpha_target(at, slot, targets[target], speeds[speed], curve)
+        elif op == LifecycleOp.PRUNE:
+            life.prune(at, slot, speeds[speed], curve)
+        elif op == LifecycleOp.FOSSILIZE:
+            life.fossilize(at, slot)
 
 
 @dataclass

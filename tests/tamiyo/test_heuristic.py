@@ -134,6 +134,11 @@ def test_seed_that_never_may_blend_is_pruned():
     assert drive.did(LifecycleOp.ADVANCE) == []
 
 
+def test_seed_that_may_blend_at_last_is_not_pruned():
+    drive = Drive(heuristic(incubation_limit=1), make_population(1, lifecycle=QUICK)).run(40)
+    assert (drive.population.lifecycle.stage_ES == SeedStage.FOSSILIZED).all()
+
+
 @pytest.mark.parametrize("embargo", [0, 9, 25])
 def test_worthless_seeds_are_pruned_and_the_slot_is_left_alone(embargo: int):
     """One slot: it opens again after the lifecycle's own cooldown or the embargo, the later one."""
@@ -195,6 +200,14 @@ def test_penalised_blueprint_is_passed_over_until_the_penalty_has_faded():
     assert kinds(fading.run(100))[:4] == [0, 1, 0, 1]
 
 
+def test_small_penalty_does_not_cost_the_turn():
+    for penalty, expected in ((0.4, 1), (0.6, 2)):
+        drive = one_slot(penalty_limit=0.5).run(1, plateaued_E=members(False))
+        charged = np.array([[0.0, penalty, 0.0, 0.0]])
+        drive.state = replace(drive.state, next_E=np.array([1]), penalty_EK=charged)
+        assert kinds(drive.run(1)) == [expected]
+
+
 def test_penalties_decay_each_step_and_add_up():
     drive = one_slot(penalty_decay=0.8, failure_penalty=2.0)
     expected = np.zeros(4)
@@ -213,9 +226,10 @@ def test_blueprint_that_does_not_fit_is_passed_over():
     fits = population.lifecycle.fits_SK
     fits[0, :2] = False
     fits[1, :] = False
+    fits[2, 3] = False
     drive = Drive(heuristic(), population).run(40)
     assert [slot for _, slot in drive.did(GERMINATE)] == [0, 2]
-    assert kinds(drive) == [2, 3]
+    assert kinds(drive) == [2, 0]
     narrow = Drive(heuristic(blueprints=("norm",)), make_population(1, lifecycle=QUICK))
     narrow.population.lifecycle.fits_SK[:2, 0] = False
     assert [slot for _, slot in narrow.run(30).did(GERMINATE)] == [2]

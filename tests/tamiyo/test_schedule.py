@@ -53,7 +53,7 @@ def test_advances_by_hand_where_nothing_goes_by_itself():
 
 
 def test_worthless_seed_is_pruned_after_probation_and_not_grown_again():
-    entry = ScheduleEntry(0, "r0c1", "norm")
+    entry = ScheduleEntry(0, "r0c1", "norm", curve=AlphaCurve.COSINE)
     policy = schedule(entry, probation_steps=4, prune_speed=5)
     drive = Drive(policy, make_population(2), signals=worthless_signals).run(40)
     assert drive.did(LifecycleOp.GERMINATE) == [(0, 1)]
@@ -100,13 +100,22 @@ def test_unmeasured_seed_is_not_judged():
 
 
 def test_second_seed_of_a_slot_waits_until_it_is_dormant():
-    entries = (ScheduleEntry(0, "r0c0", "norm"), ScheduleEntry(1, "r0c0", "conv_light"))
+    later = ScheduleEntry(2, "r0c0", "conv_heavy"), ScheduleEntry(1, "r0c0", "conv_light")
+    entries = (ScheduleEntry(0, "r0c0", "norm"), *later)  # the earlier of two first
     drive = Drive(schedule(*entries), make_population(1), worthless_signals).run(60)
-    (first, _), (second, _) = drive.did(LifecycleOp.GERMINATE)
+    (first, _), (second, _), *_ = drive.did(LifecycleOp.GERMINATE)
     assert first == 0
     assert drive.stages[second][0, 0] == SeedStage.DORMANT
     assert drive.stages[second - 1][0, 0] != SeedStage.DORMANT
     assert drive.actions[second].blueprint[0] == 1
+
+
+def test_reset_forgets_these_members_alone():
+    policy = schedule()
+    done_EN = np.array([[True, False, True]] * 3)
+    after = policy.reset_state(done_EN, np.array([False, True, False]))
+    assert after.tolist() == [[True, False, True], [False] * 3, [True, False, True]]
+    assert done_EN[1].any()
 
 
 def test_member_that_starts_over_follows_the_schedule_again():

@@ -15,7 +15,7 @@ from esper.tamiyo.signals import slope
 from support import refused
 
 CONFIG = SignalConfig(
-    plateau_tolerance=0.25, plateau_patience=3, steep_descent=0.2, stabilisation_steps=2
+    plateau_tolerance=0.25, plateau_patience=3, steep_descent=0.25, stabilisation_steps=2
 )
 LOSSES = st.one_of(
     st.integers(0, 16).map(lambda quarters: quarters / 4),
@@ -113,6 +113,11 @@ def test_slow_progress_adds_up_to_an_improvement():
     assert [int(s.plateau_steps_E[0]) for s in follow(tracker, losses)] == [0, 1, 2, 0, 1]
 
 
+def test_descent_by_exactly_the_share_is_steep():
+    seen = follow(SignalTracker(1, CONFIG), np.array([[4.0], [3.0], [2.25], [2.25], [2.25]]))
+    assert [bool(s.stabilised_E[0]) for s in seen] == [False] * 4 + [True]
+
+
 def test_stabilised_latches_until_reset():
     tracker = SignalTracker(2, CONFIG)
     halves = np.array([4, 2, 1, 1, 1, 0.1, 0.01], dtype=np.float32)
@@ -148,8 +153,8 @@ def test_never_finite_is_never_an_improvement():
 
 def test_largest_losses_have_finite_slopes():
     largest = np.finfo(np.float32).max
-    history = np.array([[-largest, -largest, 0, largest, largest]], dtype=np.float32)
-    assert np.isfinite(slope(history)).all()
+    history = np.array([[np.nan, np.nan, np.nan, -largest, largest]], dtype=np.float32)
+    assert slope(history).tolist() == [largest]
     tracker = SignalTracker(1)
     assert np.isinf(tracker.update([1e300], [1e300], [0.0]).val_loss_history_EL[0, -1])
 

@@ -21,7 +21,7 @@ from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import NO_BLUEPRINT, TrainingSignals
 from esper.leyline.streams import stream_keys
 from esper.tamiyo.actions import COUNTS_OA, parse_sampled_action
-from esper.tamiyo.unlearned import FIXED_MASK, UnlearnedPolicy, barren, fixed_mask, index_of
+from esper.tamiyo.unlearned import UnlearnedPolicy, barren, fixed_mask, index_of
 
 
 class StatelessPolicy(UnlearnedPolicy):
@@ -142,7 +142,7 @@ class RandomPolicy(StatelessPolicy):
         counts_EA = COUNTS_OA[choice_EA[:, ActionHead.OP]]
         operations_E1 = masks.op_EO.sum(axis=1, keepdims=True)
         decision = PolicyDecision(
-            actions=parse_sampled_action(np.where(counts_EA, choice_EA, 0)),
+            actions=parse_sampled_action(choice_EA),
             op_probability_EO=(masks.op_EO / operations_E1).astype(np.float32),
             head_confidence_EA=np.where(counts_EA, chance_EA, 1.0).astype(np.float32),
             value_E=np.full(members, np.nan, dtype=np.float32),
@@ -167,7 +167,6 @@ def _allowed(masks: ActionMasks, head: ActionHead, choice_EA: Ints) -> Bools:
         return masks.slot_EOS[np.arange(members), choice_EA[:, ActionHead.OP]]
     if head is ActionHead.BLUEPRINT:
         return masks.blueprint_SK[choice_EA[:, ActionHead.SLOT]]
-    assert head in FIXED_MASK
     mask_C = fixed_mask(masks, head)
     return np.broadcast_to(mask_C, (members, len(mask_C)))
 

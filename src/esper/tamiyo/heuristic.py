@@ -62,7 +62,7 @@ class HeuristicConfig:
     probation_steps: int = 5
     """Steps on probation before a seed is judged."""
     keep_above_errors: float = 1.0
-    """A seed is kept if its contribution is above 0 and above this many of its standard errors."""
+    """A seed is kept if its contribution is more than this many of its standard errors above 0."""
     embargo_steps: int = 10
     """Steps after a prune before the policy grows anything in that slot of that member again."""
     failure_penalty: float = 1.0
@@ -187,7 +187,7 @@ class HeuristicPolicy(UnlearnedPolicy):
         slots = obs.slots
         with np.errstate(invalid="ignore"):
             error_ES = self.config.keep_above_errors * slots.contribution_se_ES
-            worth_ES = (slots.contribution_ES > 0) & (slots.contribution_ES > error_ES)
+            worth_ES = slots.contribution_ES > error_ES
         judged_ES = held_for(obs, self.config.probation_steps)
         keep_ES = judged_ES & worth_ES & may(masks, LifecycleOp.FOSSILIZE)
         late_ES = slots.steps_in_stage_ES >= self.config.incubation_limit
