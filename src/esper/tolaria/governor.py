@@ -152,12 +152,10 @@ class TolariaGovernor:
         """
         if not self._snapshots.taken_E.all():
             raise EsperError("the governor has no snapshots yet: call reset(score_E) first")
-        train_E, val_E = (
-            self._each("train_loss_E", train_loss_E),
-            self._each("val_loss_E", val_loss_E),
-        )
+        train_loss_E = self._each("train_loss_E", train_loss_E)
+        val_loss_E = self._each("val_loss_E", val_loss_E)
         accuracy_E = self._each("accuracy_E", accuracy_E)
-        finite_E = self._each("gradients_finite_E", gradients_finite_E)
+        gradients_finite_E = self._each("gradients_finite_E", gradients_finite_E).astype(np.bool_)
         score_E = self._each("score_E", score_E).astype(np.float64)
         limit_E = self._limits()
         above_E = val_loss_E > limit_E  # never where either is NaN
