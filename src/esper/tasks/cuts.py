@@ -25,7 +25,7 @@ SPLIT_SEED = 0
 def cut_counts(labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED) -> tuple[Ints, ...]:
     """Indices of parts of exactly these sizes, then of what is left, each sorted.
 
-    In every part each class has its share of the whole, to one sample.
+    In every part each class has its share of what the parts before it left, to one sample.
     """
     if min(sizes) < 1 or sum(sizes) >= len(labels_N):
         raise EsperError(
@@ -41,7 +41,8 @@ def cut_counts(labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED) -> 
     taken = dict.fromkeys(pools, 0)
     parts: list[Ints] = []
     for number, size in enumerate(sizes):
-        quota = _quotas(np.array([len(p) for p in pools.values()]), size, seed, number)
+        left = np.array([len(pool) - taken[label] for label, pool in pools.items()])
+        quota = _quotas(left, size, seed, number)
         pieces = []
         for (label, pool), count in zip(pools.items(), quota, strict=True):
             pieces.append(pool[taken[label] : taken[label] + count])
@@ -54,7 +55,7 @@ def cut_counts(labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED) -> 
 def _quotas(counts_K: Ints, size: int, seed: int, number: int) -> Ints:
     """How many of each class, `size` in all: shares rounded down, the largest remainders up."""
     share_K = counts_K * size / counts_K.sum()
-    quota_K = np.floor(share_K).astype(np.int64)
+    quota_K: Ints = np.floor(share_K).astype(np.int64)
     tie_K = np.random.default_rng(stream_seed(seed, "cut", "tie", number)).random(len(counts_K))
     by_remainder = np.lexsort((tie_K, -np.round(share_K - quota_K, 9)))
     quota_K[by_remainder[: size - int(quota_K.sum())]] += 1

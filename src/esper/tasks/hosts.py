@@ -60,9 +60,7 @@ class CNNFactory:
     @property
     def slots(self) -> tuple[str, ...]:
         """The slots behind each block, in the order they are run."""
-        return tuple(
-            slot_id(row, col) for col in range(self.n_blocks) for row in range(self.rows)
-        )
+        return tuple(slot_id(row, col) for col in range(self.n_blocks) for row in range(self.rows))
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,6 @@ register_task(
     language_spec(
         "tinystories",
         "TinyStories, next of 80 characters, GPT of two layers",
-        TextFiles(
-            STORIES, STORY_TRAIN_FILES, STORY_TEST_FILES, vocab=80, end_mark="<|endoftext|>"
-        ),
+        TextFiles(STORIES, STORY_TRAIN_FILES, STORY_TEST_FILES, vocab=80, end_mark="<|endoftext|>"),
     )
 )

@@ -12,6 +12,10 @@ Shape letters: N signals, W points.
 
 from __future__ import annotations
 
+import io
+import lzma
+import re
+import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -24,7 +28,7 @@ import numpy.typing as npt
 from esper.leyline.errors import EsperError
 from esper.tasks.cuts import cut_counts
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
-from esper.tasks.places import DataSet, damaged, pick_file
+from esper.tasks.places import DataSet, damaged, pick_file, read_file
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import ScoreConstants
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
@@ -42,6 +46,18 @@ VALIDATION: Final = 400
 """Signals in val_control and in val_score."""
 HEADER_BYTES: Final = 4096
 """More than the header of an array in the file takes."""
+HEADER: Final = re.compile(
+    rb"\x93NUMPY\x01\x00..\{'descr': '([<>|][a-zA-Z][0-9]+)', 'fortran_order': (True|False), "
+    rb"'shape': \(([0-9, ]{1,40})\), \} *\n",
+    re.DOTALL,
+)
+"""How numpy begins an array (version 1.0). Its own reader takes any Python literal there, and fails
+in many ways on a damaged one."""
+ZIP_FAILURES: Final = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError,
+    OverflowError, RuntimeError,
+)  # fmt: skip
+"""What Python's zipfile is known to raise on damage (RuntimeError: a password is asked for)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +84,17 @@ class Mnist1dFiles:
     def read(self, folder: Path) -> TaskData:
         """The four parts; `test` is the published test set."""
         path = pick_file(folder, (FILE,), MNIST1D)
+        signals = self.train_signals + self.test_signals
+        content = read_file(path, 4 * 8 * (POINTS + 1) * signals + 2**16, MNIST1D)
         try:
-            with zipfile.ZipFile(path) as archive:
+            with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 whole = _part(archive, "x", "y", self.train_signals)
                 test = _part(archive, "x_test", "y_test", self.test_signals)
         except EsperError as error:
             raise damaged(path, str(error), MNIST1D) from None
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-            raise damaged(path, f"is no whole npz file ({_first_line(error)})", MNIST1D) from None
-        except OSError as error:
-            raise EsperError(
-                f"{path} cannot be read ({error.strerror or _first_line(error)}): check it"
-            ) from error
+        except ZIP_FAILURES as error:
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise damaged(path, f"is no whole npz file ({why})", MNIST1D) from None
         control, score, train = cut_counts(whole.labels, (self.validation, self.validation))
         points = whole.inputs[train].astype(np.float64)
         return TaskData(
@@ -113,26 +128,22 @@ def read_npy(
     most = HEADER_BYTES + 8 * int(np.prod(shape))
     if info.file_size > most:
         raise EsperError(f"array {name!r} has {info.file_size:,} bytes, expected at most {most:,}")
-    try:
-        with archive.open(info) as file:
-            version = np.lib.format.read_magic(file)
-            if version != (1, 0):
-                raise EsperError(f"array {name!r} is of npy version {version}, expected (1, 0)")
-            found, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-            if found != shape or fortran or dtype.kind != kind or dtype.itemsize > 8:
-                raise EsperError(
-                    f"array {name!r} is {found} of {dtype}, expected {shape} of "
-                    f"{'float64' if kind == 'f' else 'int64'}"
-                )
-            return np.frombuffer(file.read(), dtype=dtype).reshape(shape)
-    except EsperError:
-        raise
-    except (ValueError, RuntimeError) as error:  # a bad header, too few bytes, a password
-        raise EsperError(f"array {name!r} cannot be read ({_first_line(error)})") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    content = archive.read(info)
+    head = HEADER.match(content)
+    if head is None:
+        raise EsperError(f"array {name!r} does not begin as numpy's do")
+    descr, fortran, sides = (group.decode() for group in head.groups())
+    found = tuple(int(side) for side in sides.replace(",", " ").split())
+    wanted = {"f": ("<f4", "<f8"), "i": ("<i4", "<i8")}[kind]
+    if found != shape or fortran == "True" or descr not in wanted:
+        order = ", column by column" if fortran == "True" else ""
+        raise EsperError(
+            f"array {name!r} is {found} of {descr}{order}, expected {shape} of {wanted[1]}"
+        )
+    body = content[head.end() :]
+    if len(body) != int(np.prod(shape)) * int(descr[2]):
+        raise EsperError(f"array {name!r} has {len(body):,} bytes behind its header")
+    return np.frombuffer(body, dtype=descr).reshape(shape)
 
 
 _HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=4, kernel_size=3)

@@ -45,9 +45,7 @@ class SyntheticTokens:
     def __post_init__(self) -> None:
         for name, least in (("vocab", 2), ("context", 1), ("train", 1), ("validation", 1)):
             if getattr(self, name) < least:
-                raise EsperError(
-                    f"synthetic {name}={getattr(self, name)}: must be {least} or more"
-                )
+                raise EsperError(f"synthetic {name}={getattr(self, name)}: must be {least} or more")
 
     def __call__(self) -> TaskData:
         generator = np.random.default_rng(stream_seed(self.seed, "synthetic", "successors"))

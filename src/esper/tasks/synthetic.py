@@ -79,9 +79,7 @@ class SyntheticImages:
         sides = (self.size, self.size if self.width is None else self.width)
         grid = tuple(min(GRID, side) for side in sides)
         coarse = generator.standard_normal((self.classes, self.channels, *grid))
-        row, column = (
-            np.arange(side) * few // side for side, few in zip(sides, grid, strict=True)
-        )
+        row, column = (np.arange(side) * few // side for side, few in zip(sides, grid, strict=True))
         return (CONTRAST * coarse[:, :, row][:, :, :, column]).astype(np.float32)
 
     def _part(self, name: str, count: int, prototypes_KCHW: Floats) -> TaskPart:
