@@ -22,7 +22,7 @@ HOSTS = [
     {"num_classes": 10, "in_channels": 3, "base_channels": 1, "kernel_size": 1},
     {"num_classes": 10, "in_channels": 3, "base_channels": 2, "kernel_size": 1, "pool_layers": 0},
     {"num_classes": 100, "in_channels": 3, "n_blocks": 5, "base_channels": 16},
-    {"num_classes": 10, "n_blocks": 4, "base_channels": 4, "pool_layers": 2, "max_channels": 8},
+    {"num_classes": 10, "in_channels": 3, "n_blocks": 4, "pool_layers": 2, "max_channels": 16},
 ]
 
 
