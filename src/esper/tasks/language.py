@@ -1,10 +1,11 @@
 """The language tasks: guess the next character of Shakespeare, or of stories for small children.
 
 The host is a GPT of two layers, 32 wide, on 64 characters. Accuracy is 1 - loss / ln(vocabulary),
-so guessing is 0. AdamW with a falling rate, as usual for such nets.
+so guessing is 0. AdamW with a falling rate, as usual for such nets: on Shakespeare a first rate of
+0.01 ends an episode at 48 %, 0.003 at 45 % (one member each).
 
-Score constants are provisional: a doubling of the parameters of such a net brings about two points
-of this accuracy, so it costs one; a search on these tasks is still to confirm them.
+Score constants are provisional, and so is what a good seed is taken to gain: gains in this accuracy
+are some points at most, so growth costs half of what it costs in images; nothing is measured yet.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def language_spec(name: str, description: str, text: TextFiles) -> TaskSpec:
         batches_per_step=16,
         episode_length=30,
         chance=0.0,
-        optim=OptimSettings("adamw", host_lr=3e-3, seed_lr=3e-3, schedule="cosine"),
+        optim=OptimSettings("adamw", host_lr=0.01, seed_lr=0.01, schedule="cosine"),
         score=ScoreConstants(c_p=0.01, c_m=0.005, c_f=0.001),
         upkeep=Upkeep(good_gain=0.02),
     )

@@ -4,8 +4,8 @@ matters: a linear model reaches 32 %, an MLP 68 %, a convolutional net 94 %.
 A signal is an image of one row, so the convolutional host and its seeds serve as they are; of a 3x3
 kernel only the middle row meets anything but padding, in the host and in the seeds alike.
 
-Score constants are provisional: those of `digits_baseline`, until a search on this task confirms
-them.
+The host of 2-4-8 channels reaches 67 % in an episode (rates of 0.1, 0.2 and 0.4: 65, 67 and 63 %; 4
+members each), so there is something to win.
 
 Shape letters: N signals, W points.
 """
@@ -146,12 +146,16 @@ def read_npy(
     return np.frombuffer(body, dtype=descr).reshape(shape)
 
 
-_HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=4, kernel_size=3)
+SCORE: Final = ScoreConstants(c_p=0.02, c_m=0.005, c_f=0.002)
+"""Provisional. Seeds planted at step 0, none or conv_heavy in each slot, 4 members each, c_f aside:
+conv_heavy in r0c0 (.717) leads the host alone (.671) and all three slots (.671), with standard
+errors of about .025; other blueprints are still to be searched."""
+_HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=2, kernel_size=3)
 
 register_task(
     TaskSpec(
         name="mnist1d",
-        description="MNIST-1D, signals of 40 points, 4-8-16 channels, kernels of 3 points",
+        description="MNIST-1D, signals of 40 points, 2-4-8 channels, kernels of 3 points",
         load_data=Mnist1dFiles(),
         host_factory=_HOST,
         topology="cnn",
@@ -163,7 +167,7 @@ register_task(
         batches_per_step=16,
         episode_length=30,
         chance=1 / CLASSES,
-        optim=OptimSettings(host_lr=0.1, seed_lr=0.1, schedule="cosine"),
-        score=ScoreConstants(c_p=0.02, c_m=0.005, c_f=0.002),
+        optim=OptimSettings(host_lr=0.2, seed_lr=0.2, schedule="cosine"),
+        score=SCORE,
     )
 )
