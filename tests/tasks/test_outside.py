@@ -50,6 +50,30 @@ def test_a_file_with_two_tasks_needs_a_name(tmp_path):
     assert "did you mean 'other'?" in refused(lambda: load_task_file(f"{path}:othr"))
 
 
+BUILT_ON_ANOTHER = """
+from dataclasses import replace
+from esper.tasks.registry import get_task_spec, register_task
+
+BASE = get_task_spec("digits_baseline")
+register_task(replace(BASE, name="mine", batch_size=32))
+"""
+
+
+def test_a_file_may_start_from_a_known_task_and_register_its_own_many_times(tmp_path):
+    path = file_with(tmp_path, BUILT_ON_ANOTHER)
+    for _ in range(2):
+        spec = load_task_file(path)
+        assert (spec.name, spec.batch_size) == ("mine", 32)
+        assert "mine" not in task_names()
+    assert get_task_spec("digits_baseline").batch_size == 64
+
+
+def test_a_file_that_fails_halfway_leaves_nothing_registered(tmp_path):
+    path = file_with(tmp_path, BUILT_ON_ANOTHER + "1 / 0\n")
+    assert "ZeroDivisionError in line 7" in refused(lambda: load_task_file(path))
+    assert "mine" not in task_names()
+
+
 def test_an_edited_file_counts_at_once(tmp_path):
     path = file_with(tmp_path, ONE)
     assert load_task_file(path).input_shape == (1, 8, 8)
@@ -69,6 +93,8 @@ def test_an_edited_file_counts_at_once(tmp_path):
         ("\0", "failed"),
         (ONE.replace("size=Own", "classes=1, size=Own"), "synthetic classes=1"),
         (ONE.replace('"mine"', '"digits_baseline"'), "'digits_baseline' is taken"),
+        (BUILT_ON_ANOTHER.replace('name="mine", ', ""), "'digits_baseline' is already registered"),
+        (BUILT_ON_ANOTHER.split("register_task(r")[0], "defines no TaskSpec of its own"),
     ],
 )
 def test_a_file_that_will_not_do_is_one_line(tmp_path, content, words):

@@ -79,9 +79,10 @@ class CifarFiles:
         """The four parts; `test` is the published test set."""
         images, labels = self._images(folder, TRAIN_FILES)
         control, score, train = cut_counts(labels, (self.validation, self.validation))
-        mean_C, std_C = channel_statistics(images[train])
+        trained_on = TaskPart(images[train], labels[train])
+        mean_C, std_C = channel_statistics(trained_on.inputs)
         return TaskData(
-            train=TaskPart(images[train], labels[train]),
+            train=trained_on,
             val_control=TaskPart(images[control], labels[control]),
             val_score=TaskPart(images[score], labels[score]),
             test=TaskPart(*self._images(folder, ("test_batch",))),

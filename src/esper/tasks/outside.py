@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
@@ -42,16 +42,23 @@ def _split(reference: str) -> tuple[str, str | None]:
     return (path, name) if colon and path.endswith(SUFFIX) else (reference, None)
 
 
-def read_task_file(reference: str | Path) -> TaskSpec:
-    """The task that a file defines; `path.py:name` chooses between several."""
+def read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]]) -> TaskSpec:
+    """The task that a file defines; `path.py:name` chooses between several.
+
+    `tasks`: those registered now. What is registered before the file runs is not the file's, even
+    where a variable of it holds one to start from; what it registers itself is.
+    """
     text, name = _split(str(reference))
     path = Path(text)
     if not path.is_file():
         raise EsperError(f"task file {path}: no such file; give path/to/file.py or .py:name")
-    specs = _specs(vars(_run(path)).values())
+    before = {id(spec) for spec in tasks()}
+    values = [*vars(_run(path)).values(), *tasks()]
+    specs = {v.name: v for v in values if isinstance(v, TaskSpec) and id(v) not in before}
     if not specs:
         raise EsperError(
-            f"task file {path} defines no TaskSpec: assign one to a variable of the module"
+            f"task file {path} defines no TaskSpec of its own: assign one to a variable of the "
+            f"module"
         )
     if name is None:
         if len(specs) > 1:
@@ -63,10 +70,6 @@ def read_task_file(reference: str | Path) -> TaskSpec:
     if name not in specs:
         raise unknown_name("task", name, specs, f"in {path}")
     return specs[name]
-
-
-def _specs(values: Iterable[object]) -> dict[str, TaskSpec]:
-    return {value.name: value for value in values if isinstance(value, TaskSpec)}
 
 
 def _run(path: Path) -> ModuleType:

@@ -7,8 +7,10 @@ anywhere else before the task is asked for. Users bring theirs in a file or a pa
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import pkgutil
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import ClassVar
@@ -55,6 +57,22 @@ class TaskRegistry:
         return tuple(sorted({*cls._entries, *cls._offered}))
 
     @classmethod
+    def registered(cls) -> tuple[TaskSpec, ...]:
+        """All tasks that are loaded by now."""
+        return tuple(cls._entries.values())
+
+    @classmethod
+    @contextlib.contextmanager
+    def aside(cls) -> Iterator[None]:
+        """What is registered inside is forgotten at the end."""
+        before = set(cls._entries)
+        try:
+            yield
+        finally:
+            for name in set(cls._entries) - before:
+                del cls._entries[name]
+
+    @classmethod
     def _discover(cls) -> None:
         """Import every module of this folder once, so their entries are made."""
         if cls._discovered:
@@ -90,9 +108,13 @@ def get_task_spec(name: str) -> TaskSpec:
 
 
 def load_task_file(reference: str | Path) -> TaskSpec:
-    """The task a file defines, under a name that no registered task has."""
+    """The task a file defines, under a name that no registered task has.
+
+    It goes by its file: what the file registers is forgotten again, so it can be read many times.
+    """
     taken = task_names()
-    spec = read_task_file(reference)
+    with TaskRegistry.aside():
+        spec = read_task_file(reference, TaskRegistry.registered)
     if spec.name in taken:
         raise EsperError(
             f"task file {reference}: the name {spec.name!r} is taken by a registered task; choose "
