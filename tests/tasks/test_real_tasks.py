@@ -2,7 +2,7 @@
 
 Where `$ESPER_DATA_DIR` holds the published files, those are read too:
 
-    python /work/shared/data/unpack.py DIR; ESPER_DATA_DIR=DIR pytest tests/tasks/test_real_tasks.py
+    ESPER_DATA_DIR=DIR pytest tests/tasks/test_real_tasks.py
 """
 
 import os
