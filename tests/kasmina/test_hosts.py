@@ -14,7 +14,7 @@ from esper.kasmina.counting import count_macs, count_parameters
 from esper.kasmina.rng import forked_rng
 from esper.kasmina.sequence import CausalAttention, FeedForward
 from esper.leyline import BlendStyle, HostProtocol, SeedStage
-from support import bring_to, make_population
+from support import bring_to, make_population, refused
 
 HOSTS = [
     {"num_classes": 10, "in_channels": 3, "base_channels": 8},
@@ -22,6 +22,7 @@ HOSTS = [
     {"num_classes": 10, "in_channels": 3, "base_channels": 1, "kernel_size": 1},
     {"num_classes": 10, "in_channels": 3, "base_channels": 2, "kernel_size": 1, "pool_layers": 0},
     {"num_classes": 100, "in_channels": 3, "n_blocks": 5, "base_channels": 16},
+    {"num_classes": 10, "in_channels": 3, "n_blocks": 4, "pool_layers": 2, "max_channels": 16},
 ]
 
 
@@ -113,6 +114,13 @@ def test_parameters_of_the_known_hosts():
     assert count_parameters(CNNHost(10, 3, 3, 8)) == baseline == 6418
     impaired = (3 * 1 + 1 * 2 + 2 * 4) + 2 * (1 + 2 + 4) + 4 * 10 + 10
     assert count_parameters(CNNHost(10, 3, 3, 1, kernel_size=1)) == impaired == 77
+
+
+def test_channels_double_up_to_the_limit():
+    assert CNNHost(n_blocks=5, base_channels=4, max_channels=12).channels == (4, 8, 12, 12, 12)
+    assert CNNHost(n_blocks=5, base_channels=4).channels == (4, 8, 16, 32, 64)
+    line = refused(lambda: CNNHost(base_channels=4, max_channels=3))
+    assert "max_channels=3: must be base_channels=4 or more" in line
 
 
 def test_parameters_and_macs_of_a_transformer_counted_by_hand():

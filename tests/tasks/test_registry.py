@@ -17,8 +17,12 @@ from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 from support import refused
 
 BIG = "synthetic_cifar"
-SMALL = [name for name in task_names() if name != BIG]
-ENTRIES = {"digits_baseline", "digits_impaired", "synthetic", "synthetic_cifar"}
+SMALL = ["digits_baseline", "digits_impaired", "synthetic"]
+ENTRIES = {
+    "digits_baseline", "digits_impaired", "synthetic", "synthetic_cifar", "mnist1d",
+    "fashion_mnist", "cifar_baseline", "cifar_scale", "cifar_impaired", "cifar_minimal",
+    "cifar_multichannel", "cifar_deep", "tinyshakespeare", "tinystories",
+}  # fmt: skip
 
 
 def some_data(train: int = 20, labels: int = 10) -> TaskData:
@@ -63,7 +67,8 @@ def test_a_name_is_taken_once_and_can_be_given_back():
 def test_listing_tasks_loads_neither_torch_nor_sklearn_nor_data():
     code = (
         "import sys, esper.tasks.registry as r; spec = r.get_task_spec('synthetic_cifar'); "
-        "r.get_task_spec('digits_baseline'); print({'torch', 'sklearn'} & set(sys.modules))"
+        "[r.get_task_spec(name) for name in r.task_names()]; "
+        "print({'torch', 'sklearn'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "set()", done.stderr
@@ -207,11 +212,13 @@ def test_vectors_and_tokens_are_data_too():
     assert tokens.kind == "tokens"
     assert tokens.normalised(t) is t.inputs
     tokens.check("text", 2, (3,), batch=4)
+    signals = TaskPart(v.inputs[:, None, None, :], y)
+    assert TaskData(signals, signals, signals, signals, mean[:1], std[:1]).kind == "images"
     beyond = dataclasses.replace(tokens, test=TaskPart(t.inputs + 1, t.labels))
     line = refused(lambda: beyond.check("text", 2, (3,), batch=4))
     assert "tokens 2 to 2 in test, valid are 0 to 1" in line
     odd = TaskPart(np.ones((4, 3, 2), dtype=np.float32), y)
-    assert "give uint8 images" in refused(lambda: TaskData(odd, odd, odd, odd, none, none))
+    assert "give images" in refused(lambda: TaskData(odd, odd, odd, odd, none, none))
 
 
 @pytest.mark.parametrize(

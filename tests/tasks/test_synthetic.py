@@ -8,7 +8,8 @@ from sklearn.linear_model import LogisticRegression
 from esper.tasks.order import epoch_order
 from esper.tasks.registry import get_task_spec
 from esper.tasks.spec import PARTS
-from esper.tasks.synthetic import channel_statistics, synthetic_spec
+from esper.tasks.statistics import channel_statistics
+from esper.tasks.synthetic import synthetic_spec
 from support import refused
 
 

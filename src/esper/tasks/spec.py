@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
+from esper.tasks.places import DataFiles, locate_data
 from esper.tasks.scoring import ScoreConstants, Upkeep
 
 if TYPE_CHECKING:
@@ -41,7 +43,7 @@ class TaskPart:
     """Samples and what they are."""
 
     inputs: Inputs
-    """uint8 images `[N, C, H, W]`, float vectors `[N, F]` or token ids `[N, T]`."""
+    """Images `[N, C, H, W]` (uint8 or float), float vectors `[N, F]` or token ids `[N, T]`."""
     labels: Ints
     """Class of each sample `[N]`; for tokens the next token at each place `[N, T]`."""
 
@@ -107,13 +109,13 @@ class TaskData:
         """What the arrays hold, told by their dtype."""
         inputs = self.train.inputs
         found: dict[tuple[str, int], InputKind] = {
-            ("u", 4): "images", ("f", 2): "vectors", ("i", 2): "tokens",
+            ("u", 4): "images", ("f", 4): "images", ("f", 2): "vectors", ("i", 2): "tokens",
         }  # fmt: skip
         key = (inputs.dtype.kind, inputs.ndim)
         if key not in found or (key[0] == "u" and inputs.dtype != np.uint8):
             raise EsperError(
-                f"inputs of shape {inputs.shape}, {inputs.dtype}: give uint8 images [N, C, H, W], "
-                f"float vectors [N, F] or int64 token ids [N, T]"
+                f"inputs of shape {inputs.shape}, {inputs.dtype}: give images [N, C, H, W] of "
+                f"uint8 or floats, float vectors [N, F] or int64 token ids [N, T]"
             )
         return found[key]
 
@@ -221,8 +223,8 @@ class TaskSpec:
     """What people call it on the command line."""
     description: str
     """One line for people."""
-    load_data: Callable[[], TaskData]
-    """Makes or reads the arrays; called once a run, through `load`."""
+    load_data: Callable[[], TaskData] | DataFiles
+    """Makes the arrays, or says which files hold them; used once a run, through `load`."""
     host_factory: Callable[[], nn.Module]
     """Builds one host; imports torch when called."""
     topology: Topology
@@ -279,9 +281,13 @@ class TaskSpec:
         """Training samples one member sees in an episode."""
         return self.batch_size * self.batches_per_step * self.episode_length
 
-    def load(self) -> TaskData:
-        """The data, checked against this spec."""
-        data = self.load_data()
+    def load(self, data_dir: Path | None = None) -> TaskData:
+        """The data, checked against this spec; `data_dir`: where files lie (`tasks/places.py`)."""
+        source = self.load_data
+        if isinstance(source, DataFiles):
+            data = source.read(locate_data(source.dataset, data_dir))
+        else:
+            data = source()
         data.check(self.name, self.num_classes, self.input_shape, self.batch_size)
         return data
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError
@@ -20,6 +19,7 @@ from esper.leyline.streams import stream_seed
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
 from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.statistics import channel_statistics
 
 GRID: Final = 4
 """A prototype has at most this many patches a side, each of one brightness."""
@@ -41,17 +41,19 @@ class SyntheticImages:
     channels: int
     """Channels of an image."""
     size: int
-    """Height and width of an image."""
+    """Height of an image, and its width where none is given."""
     train: int
     """Training images."""
     validation: int
     """Images in each of val_control, val_score and test."""
     seed: int
     """Everything follows from it."""
+    width: int | None = None
+    """Width of an image; None: as its height."""
 
     def __post_init__(self) -> None:
-        for name in ("channels", "size"):
-            if getattr(self, name) < 1:
+        for name in ("channels", "size", "width"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise EsperError(f"synthetic {name}={getattr(self, name)}: must be 1 or more")
         if self.classes < 2:
             raise EsperError(f"synthetic classes={self.classes}: must be 2 or more")
@@ -74,10 +76,11 @@ class SyntheticImages:
 
     def _prototypes(self) -> Floats:
         generator = np.random.default_rng(stream_seed(self.seed, "synthetic", "prototypes"))
-        side = min(GRID, self.size)
-        coarse = generator.standard_normal((self.classes, self.channels, side, side))
-        patch = np.arange(self.size) * side // self.size
-        return (CONTRAST * coarse[:, :, patch][:, :, :, patch]).astype(np.float32)
+        sides = (self.size, self.size if self.width is None else self.width)
+        grid = tuple(min(GRID, side) for side in sides)
+        coarse = generator.standard_normal((self.classes, self.channels, *grid))
+        row, column = (np.arange(side) * few // side for side, few in zip(sides, grid, strict=True))
+        return (CONTRAST * coarse[:, :, row][:, :, :, column]).astype(np.float32)
 
     def _part(self, name: str, count: int, prototypes_KCHW: Floats) -> TaskPart:
         """Noise of its own stream, so that no image of one part depends on another part."""
@@ -90,17 +93,6 @@ class SyntheticImages:
             pixels = GREY + prototypes_KCHW[some] + NOISE * noise
             images[start : start + CHUNK] = np.clip(np.rint(pixels), 0, 255)
         return TaskPart(images, labels_N)
-
-
-def channel_statistics(images_NCHW: npt.NDArray[np.uint8]) -> tuple[Floats, Floats]:
-    """Mean and deviation of each channel, exact: whole numbers are added up."""
-    channels = range(images_NCHW.shape[1])
-    histograms = [np.bincount(images_NCHW[:, c].ravel(), minlength=256) for c in channels]
-    value = np.arange(256, dtype=np.float64)
-    share = np.stack(histograms) / (images_NCHW.size / len(histograms))
-    mean_C = share @ value
-    std_C = np.sqrt((share * (value - mean_C[:, None]) ** 2).sum(axis=1))
-    return mean_C.astype(np.float32), std_C.astype(np.float32)
 
 
 def synthetic_spec(

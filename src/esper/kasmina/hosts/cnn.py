@@ -40,7 +40,7 @@ class Head(nn.Module):
 
 
 class CNNHost(nn.Module):
-    """A chain of blocks with doubling channels.
+    """A chain of blocks with doubling channels, up to a limit where one is given.
 
     Slots: row 0 stands after each block, before pooling; row 1 after pooling. A block that does
     not pool still has its row-1 slot, right behind the row-0 one.
@@ -56,12 +56,21 @@ class CNNHost(nn.Module):
         base_channels: int = 8,
         pool_layers: int | None = None,
         kernel_size: int = 3,
+        max_channels: int | None = None,
     ) -> None:
-        """`pool_layers`: how many of the first blocks pool (default: all)."""
+        """`pool_layers`: how many of the first blocks pool (default: all).
+
+        `max_channels`: channels double up to here (default: without end).
+        """
         super().__init__()
         pools = n_blocks if pool_layers is None else pool_layers
         _check_sizes(num_classes, in_channels, n_blocks, base_channels, pools, kernel_size)
-        self.channels = tuple(base_channels * 2**i for i in range(n_blocks))
+        most = base_channels * 2**n_blocks if max_channels is None else max_channels
+        if most < base_channels:
+            raise EsperError(
+                f"CNNHost max_channels={most}: must be base_channels={base_channels} or more"
+            )
+        self.channels = tuple(min(most, base_channels * 2**i) for i in range(n_blocks))
         inputs = (in_channels, *self.channels[:-1])
         self.blocks = nn.ModuleList(
             ConvBlock(c_in, c_out, kernel_size)

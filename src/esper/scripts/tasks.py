@@ -1,0 +1,82 @@
+"""List the tasks: host, slots, length of an episode, and whether their data are here.
+
+python -m esper.scripts.tasks                     a table
+python -m esper.scripts.tasks --json              the same for programs
+python -m esper.scripts.tasks --data-dir DIR      look for data there
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from esper.scripts.door import enter
+
+if TYPE_CHECKING:
+    from esper.tasks.listing import BrokenTask, TaskListing
+
+PLAIN_WIDTH: Final = 140
+"""Columns of the table where there is no terminal to ask."""
+
+
+@dataclass(frozen=True)
+class ListTasks:
+    """List the tasks: host, slots, length of an episode, and whether their data are here."""
+
+    data_dir: Path | None = None
+    """Where data files lie; without it $ESPER_DATA_DIR, then ./data."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    return enter(ListTasks, show_tasks, argv)
+
+
+def show_tasks(config: ListTasks) -> None:
+    """Print the list. Heavy libraries are imported here, so that --help is quick."""
+    from esper.tasks.listing import list_tasks
+
+    entries = list_tasks(config.data_dir)
+    if config.json:
+        print(json.dumps([asdict(entry) for entry in entries], indent=2))
+    else:
+        print_table(entries)
+
+
+def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
+    """The tasks as a table, then what could not be loaded."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from esper.tasks.listing import TaskListing
+
+    table = Table("task", "host", "slots", "episode", "data", show_lines=True)
+    broken = []
+    for entry in entries:
+        if not isinstance(entry, TaskListing):
+            broken.append(entry)
+            continue
+        where = entry.data.place if entry.data.found else f"missing: {entry.data.source}"
+        table.add_row(
+            Text.assemble((entry.name, "bold"), "\n", entry.description),
+            f"{entry.host_parameters:,} parameters\n{entry.host_macs:,} MACs",
+            f"{len(entry.slots)}\n{entry.slots[0]}..{entry.slots[-1]}",
+            f"{entry.episode_length} steps of {entry.batches_per_step}\nbatches of "
+            f"{entry.batch_size}",
+            Text(where, style="" if entry.data.found else "yellow", overflow="fold"),
+        )
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    console.print(table)
+    for entry in broken:
+        console.print(Text(f"{entry.name}: {entry.problem}", style="red"), soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""How validation parts are cut out of training data: by class to one sample, or by blocks of text.
+
+The cut follows from its own seed, never from a run's: two runs differ in their initial weights and
+batches, not in what they are judged on.
+
+Shape letters: N samples, K classes, L tokens, B blocks, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.arrays import Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
+
+SPLIT_SEED = 0
+"""The seed of every cut."""
+
+
+def cut_counts(labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED) -> tuple[Ints, ...]:
+    """Indices of parts of exactly these sizes, then of what is left, each sorted.
+
+    In every part each class has its share of what the parts before it left, to one sample.
+    """
+    if min(sizes) < 1 or sum(sizes) >= len(labels_N):
+        raise EsperError(
+            f"parts of {tuple(sizes)} samples out of {len(labels_N)}: each needs 1 or more, and "
+            f"at least one sample must be left to train on"
+        )
+    pools = {
+        int(label): np.random.default_rng(
+            stream_seed(seed, "cut", "class", int(label))
+        ).permutation(np.flatnonzero(labels_N == label))
+        for label in np.unique(labels_N)
+    }
+    taken = dict.fromkeys(pools, 0)
+    parts: list[Ints] = []
+    for number, size in enumerate(sizes):
+        left = np.array([len(pool) - taken[label] for label, pool in pools.items()])
+        quota = _quotas(left, size, seed, number)
+        pieces = []
+        for (label, pool), count in zip(pools.items(), quota, strict=True):
+            pieces.append(pool[taken[label] : taken[label] + count])
+            taken[label] += int(count)
+        parts.append(np.sort(np.concatenate(pieces)))
+    rest = np.concatenate([pool[taken[label] :] for label, pool in pools.items()])
+    return (*parts, np.sort(rest))
+
+
+def _quotas(counts_K: Ints, size: int, seed: int, number: int) -> Ints:
+    """How many of each class, `size` in all: shares rounded down, the largest remainders up."""
+    share_K = counts_K * size / counts_K.sum()
+    quota_K: Ints = np.floor(share_K).astype(np.int64)
+    tie_K = np.random.default_rng(stream_seed(seed, "cut", "tie", number)).random(len(counts_K))
+    by_remainder = np.lexsort((tie_K, -np.round(share_K - quota_K, 9)))
+    quota_K[by_remainder[: size - int(quota_K.sum())]] += 1
+    return quota_K
+
+
+def cut_blocks(
+    tokens_L: npt.NDArray[Any], length: int, counts: Sequence[int], seed: int = SPLIT_SEED
+) -> tuple[npt.NDArray[Any], ...]:
+    """Blocks of `length` tokens: so many for each part, then what is left, each in text order.
+
+    A token is in one block only, the rest behind the last whole block in none.
+    """
+    blocks = len(tokens_L) // length
+    if min(counts) < 1 or sum(counts) >= blocks:
+        raise EsperError(
+            f"text of {len(tokens_L):,} tokens has {blocks} blocks of {length}: more than "
+            f"{sum(counts)} are needed for validation alone"
+        )
+    tokens_BL = tokens_L[: blocks * length].reshape(blocks, length)
+    order = np.random.default_rng(stream_seed(seed, "cut", "blocks")).permutation(blocks)
+    pieces = np.split(order, np.cumsum(counts))
+    return tuple(tokens_BL[np.sort(piece)] for piece in pieces)
+
+
+def sequences(tokens_BL: npt.NDArray[Any], context: int) -> tuple[Ints, Ints]:
+    """Inputs and next tokens `[N, T]` of every block; no sequence crosses the edge of a block.
+
+    >>> inputs_NT, labels_NT = sequences(np.arange(5)[None], context=2)
+    >>> inputs_NT.tolist(), labels_NT.tolist()
+    ([[0, 1], [2, 3]], [[1, 2], [3, 4]])
+    """
+    each = (tokens_BL.shape[1] - 1) // context
+    inputs = tokens_BL[:, : each * context].reshape(-1, context)
+    labels = tokens_BL[:, 1 : each * context + 1].reshape(-1, context)
+    return inputs.astype(np.int64), labels.astype(np.int64)

@@ -1,0 +1,98 @@
+"""How a task runs where its data are not: made-up data of the same shape and sizes.
+
+Images come from `synthetic.py`. Sequences come from a chain in which each token has a few likely
+successors, so there is something to learn there too.
+
+Shape letters: N sequences, T tokens, K successors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from esper.leyline.arrays import Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
+from esper.tasks.places import DataFiles
+from esper.tasks.spec import PARTS, TaskData, TaskPart, TaskSpec
+from esper.tasks.synthetic import SyntheticImages
+
+SUCCESSORS: Final = 4
+"""Likely next tokens of each token."""
+LIKELY: Final = 0.9
+"""How often the next token is one of them; else it is any."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticTokens:
+    """Makes the sequences of a synthetic language task when called."""
+
+    vocab: int
+    """Tokens there are."""
+    context: int
+    """T: tokens of a sequence."""
+    train: int
+    """Training sequences."""
+    validation: int
+    """Sequences in each of val_control, val_score and test."""
+    seed: int = 0
+    """Everything follows from it."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("vocab", 2), ("context", 1), ("train", 1), ("validation", 1)):
+            if getattr(self, name) < least:
+                raise EsperError(f"synthetic {name}={getattr(self, name)}: must be {least} or more")
+
+    def __call__(self) -> TaskData:
+        generator = np.random.default_rng(stream_seed(self.seed, "synthetic", "successors"))
+        next_VK = generator.integers(0, self.vocab, (self.vocab, SUCCESSORS))
+        counts = (self.train, *(self.validation,) * 3)
+        parts = {
+            name: self._part(name, count, next_VK)
+            for name, count in zip(PARTS, counts, strict=True)
+        }
+        none = np.zeros(0, dtype=np.float32)
+        return TaskData(**parts, mean=none, std=none)
+
+    def _part(self, name: str, count: int, next_VK: Ints) -> TaskPart:
+        generator = np.random.default_rng(stream_seed(self.seed, "synthetic", name))
+        tokens_NT = generator.integers(0, self.vocab, (count, self.context + 1))
+        likely_NT = generator.random(tokens_NT.shape) < LIKELY
+        choice_NT = generator.integers(0, SUCCESSORS, tokens_NT.shape)
+        for at in range(1, self.context + 1):
+            successor_N = next_VK[tokens_NT[:, at - 1], choice_NT[:, at]]
+            tokens_NT[:, at] = np.where(likely_NT[:, at], successor_N, tokens_NT[:, at])
+        return TaskPart(tokens_NT[:, :-1].copy(), tokens_NT[:, 1:].copy())
+
+
+def with_synthetic_data(
+    spec: TaskSpec, train: int | None = None, validation: int | None = None, seed: int = 0
+) -> TaskSpec:
+    """The same task on made-up data; `train`, `validation`: samples, by default as in the real."""
+    nominal = _nominal_sizes(spec)
+    sizes = (
+        nominal[0] if train is None else train,
+        nominal[1] if validation is None else validation,
+    )
+    maker: Callable[[], TaskData]
+    if len(spec.input_shape) == 3:
+        channels, height, width = spec.input_shape
+        maker = SyntheticImages(spec.num_classes, channels, height, *sizes, seed, width)
+    elif spec.topology == "transformer" and len(spec.input_shape) == 1:
+        maker = SyntheticTokens(spec.num_classes, spec.input_shape[0], *sizes, seed)
+    else:
+        raise EsperError(
+            f"task {spec.name}: there are no made-up data for samples of {spec.input_shape} and a "
+            f"{spec.topology} host, only for images and tokens; leave --data synthetic out"
+        )
+    return replace(spec, load_data=maker, description=f"{spec.description} (made-up data)")
+
+
+def _nominal_sizes(spec: TaskSpec) -> tuple[int, int]:
+    if isinstance(spec.load_data, DataFiles):
+        return spec.load_data.nominal_sizes
+    return 20 * max(spec.batch_size, spec.num_classes), 20 * spec.num_classes

@@ -1,0 +1,144 @@
+"""How text becomes a task: characters or bytes as tokens, cut into sequences of a fixed length.
+
+Validation parts are whole blocks of text, scattered over it; no sequence crosses the edge of a
+block, so no token that is trained on is ever judged. The vocabulary is that of the training blocks:
+token 0 stands for every character that is not in it.
+
+Shape letters: L tokens of a text, N sequences, T tokens of a sequence.
+"""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.errors import EsperError, unknown_name
+from esper.tasks.cuts import cut_blocks, sequences
+from esper.tasks.places import DataSet, damaged, pick_file, read_file
+from esper.tasks.spec import PARTS, TaskData, TaskPart
+
+Unit = Literal["characters", "bytes"]
+Codes = npt.NDArray[np.uint32]
+
+BYTES: Final = 256
+END: Final = "\x03"
+"""What stands for the end of a text, in place of the longer mark some files use."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextFiles:
+    """Reads a text and, where there is one, a second text to test on."""
+
+    dataset: DataSet
+    """Which data set it reads."""
+    train_files: tuple[str, ...]
+    """Names of the training text; the first found is read."""
+    test_files: tuple[str, ...] = ()
+    """Names of the test text; none: the last `test_share` of the training text is the test."""
+    vocab: int = BYTES
+    """Tokens there are, the one for all other characters included."""
+    unit: Unit = "characters"
+    """What a token is: a character, or a byte of the file as it is."""
+    context: int = 64
+    """T: tokens of a sequence."""
+    validation: int = 512
+    """Sequences in each of val_control and val_score."""
+    most_test: int = 2048
+    """The most sequences of the test text that are used."""
+    block: int = 16
+    """Sequences in a block."""
+    test_share: float = 0.1
+    """What is cut off the end for the test where there is no second text."""
+    most_bytes: int = 4_000_000
+    """Of a longer file only the beginning is read."""
+    end_mark: str = ""
+    """Replaced by one token wherever it stands; empty: there is none."""
+
+    def __post_init__(self) -> None:
+        if self.unit not in get_args(Unit):
+            raise unknown_name("unit of text", self.unit, get_args(Unit))
+        if self.vocab < 2 or (self.unit == "bytes" and self.vocab != BYTES):
+            raise EsperError(
+                f"vocab={self.vocab}: for {self.unit} give "
+                f"{BYTES if self.unit == 'bytes' else '2 or more'}"
+            )
+        if min(self.context, self.block, self.most_test, self.validation) < 1:
+            raise EsperError(
+                f"context={self.context}, block={self.block}, most_test={self.most_test}, "
+                f"validation={self.validation}: all must be 1 or more"
+            )
+        if self.validation % self.block:
+            raise EsperError(
+                f"validation={self.validation}: must be a multiple of block={self.block}"
+            )
+        if not 0 < self.test_share < 1:
+            raise EsperError(f"test_share={self.test_share}: must be between 0 and 1")
+
+    @property
+    def nominal_sizes(self) -> tuple[int, int]:
+        """Some 16 thousand sequences, and those of a validation part."""
+        return 16_384, self.validation
+
+    def read(self, folder: Path) -> TaskData:
+        """The four parts, in tokens."""
+        path = pick_file(folder, self.train_files, self.dataset)
+        text_L = self._codes(path)
+        if self.test_files:
+            test_L = self._codes(pick_file(folder, self.test_files, self.dataset))
+        else:
+            text_L, test_L = np.split(text_L, [len(text_L) - int(len(text_L) * self.test_share)])
+        count = self.validation // self.block
+        try:
+            blocks = cut_blocks(text_L, self.block * self.context + 1, (count, count))
+        except EsperError as error:
+            raise damaged(path, str(error), self.dataset) from None
+        if len(test_L) <= self.context:
+            raise damaged(path, f"the test text has {len(test_L)} tokens: too few", self.dataset)
+        known = self._vocabulary(blocks[2])
+        test_L = test_L[: self.most_test * self.context + 1]
+        texts = (blocks[2], blocks[0], blocks[1], test_L[None])
+        parts = {
+            name: TaskPart(*sequences(tokens(text, known, self.unit), self.context))
+            for name, text in zip(PARTS, texts, strict=True)
+        }
+        none = np.zeros(0, dtype=np.float32)
+        return TaskData(**parts, mean=none, std=none)
+
+    def _codes(self, path: Path) -> Codes:
+        """A file as numbers of characters, or of bytes."""
+        content = read_file(path, self.most_bytes, self.dataset, cut=True)
+        if self.unit == "bytes":
+            mark = self.end_mark.encode()
+            content = content.replace(mark, END.encode()) if mark else content
+            return np.frombuffer(content, dtype=np.uint8).astype(np.uint32)
+        whole = len(content) < self.most_bytes
+        try:
+            text = codecs.getincrementaldecoder("utf-8")().decode(content, final=whole)
+        except UnicodeDecodeError as error:
+            raise damaged(path, f"byte {error.start} is not UTF-8", self.dataset) from None
+        text = text.replace(self.end_mark, END) if self.end_mark else text
+        return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+    def _vocabulary(self, train: Codes) -> Codes:
+        """The most frequent characters of the training blocks, sorted."""
+        codes, counts = np.unique(train, return_counts=True)
+        most = np.lexsort((codes, -counts))[: self.vocab - 1]
+        return np.sort(codes[most])
+
+
+def tokens(text: Codes, known: Codes, unit: Unit) -> npt.NDArray[Any]:
+    """Token ids: bytes stay, characters count from 1 in the vocabulary, any other is 0.
+
+    >>> known = np.array([97, 99], dtype=np.uint32)
+    >>> tokens(np.array([97, 98, 99], dtype=np.uint32), known, "characters").tolist()
+    [1, 0, 2]
+    """
+    if unit == "bytes":
+        return text
+    place = np.minimum(np.searchsorted(known, text), len(known) - 1)
+    return np.where(known[place] == text, place + 1, 0)

@@ -1,0 +1,144 @@
+"""Small files in the layouts that data sets are published in, for tests without the real ones."""
+
+import gzip
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from esper.leyline.errors import EsperError
+
+R = TypeVar("R")
+
+PIXELS = 3 * 32 * 32
+BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
+PER_FILE = 20
+NUMPY_CORE = b"numpy.core.multiarray"
+
+
+def made_up_batch(name: str, count: int = PER_FILE) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels `[count, 3072]` and labels of one file; every file has others."""
+    generator = np.random.default_rng(sum(name.encode()))
+    labels = generator.permutation(np.arange(count) % 10)
+    return generator.integers(0, 256, (count, PIXELS), dtype=np.uint8), labels
+
+
+def write_cifar_binary(place: Path, count: int = PER_FILE) -> Path:
+    folder = place / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for name in (*BATCHES, "test_batch"):
+        pixels, labels = made_up_batch(name, count)
+        records = np.concatenate([labels.astype(np.uint8)[:, None], pixels], axis=1)
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+    return folder
+
+
+def write_cifar_pickled(place: Path, count: int = PER_FILE) -> Path:
+    folder = place / "cifar-10-batches-py"
+    folder.mkdir(parents=True)
+    for name in (*BATCHES, "test_batch"):
+        (folder / name).write_bytes(cifar_pickle(*made_up_batch(name, count)))
+    return folder
+
+
+def text(value: bytes) -> bytes:
+    """A string as Python 2 wrote it."""
+    short = len(value) < 256
+    return (
+        b"U" + bytes([len(value)]) + value
+        if short
+        else b"T" + struct.pack("<i", len(value)) + value
+    )
+
+
+def whole(value: int) -> bytes:
+    """An integer, in as few bytes as Python 2 took."""
+    if 0 <= value < 256:
+        return b"K" + bytes([value])
+    return (
+        b"M" + struct.pack("<H", value) if 0 <= value < 65536 else b"J" + struct.pack("<i", value)
+    )
+
+
+def array(pixels: np.ndarray) -> bytes:
+    """An array of bytes: `_reconstruct` called, then its state set."""
+    dtype = b"cnumpy\ndtype\nq\x0a" + text(b"u1") + b"K\x00K\x01\x87Rq\x0b"
+    dtype += b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    shape = whole(pixels.shape[0]) + whole(pixels.shape[1]) + b"\x86"
+    return (
+        b"c" + NUMPY_CORE + b"\n_reconstruct\nq\x07cnumpy\nndarray\nq\x08K\x00\x85U\x01b\x87Rq\x09"
+        b"(K\x01" + shape + dtype + b"\x89" + text(pixels.tobytes()) + b"tb"
+    )
+
+
+def cifar_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
+    """A batch as the published files hold it: protocol 2, keys and memo as there."""
+    names = [f"picture_s_{number:06d}.png".encode() for number in range(len(labels))]
+    stored = b"".join(
+        text(name) + b"r" + struct.pack("<I", 300 + number) for number, name in enumerate(names)
+    )
+    return (
+        b"\x80\x02}q\x01(" + text(b"batch_label") + b"q\x02" + text(b"training batch 1 of 5")
+        + b"q\x03" + text(b"labels") + b"q\x04]q\x05(" + b"".join(map(whole, labels.tolist()))
+        + b"e" + text(b"data") + b"q\x06" + array(pixels) + text(b"filenames") + b"q\x0e]q\x0f("
+        + stored + b"eu."
+    )  # fmt: skip
+
+
+def idx(values: np.ndarray) -> bytes:
+    head = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
+    return head + values.astype(np.uint8).tobytes()
+
+
+def write_fashion(place: Path, train: int = 60, test: int = 20, packed: bool = True) -> Path:
+    folder = place / "fashion-mnist"
+    folder.mkdir(parents=True)
+    for stem, count in (("train", train), ("t10k", test)):
+        generator = np.random.default_rng(count)
+        images = generator.integers(0, 256, (count, 28, 28))
+        for name, values in (
+            (f"{stem}-images-idx3-ubyte", images),
+            (f"{stem}-labels-idx1-ubyte", np.arange(count) % 10),
+        ):
+            content = idx(values)
+            if packed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+            else:
+                (folder / name).write_bytes(content)
+    return folder
+
+
+def mnist1d_arrays(train: int = 60, test: int = 20) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {
+        "x": generator.standard_normal((train, 40)),
+        "y": np.arange(train) % 10,
+        "x_test": generator.standard_normal((test, 40)),
+        "y_test": np.arange(test) % 10,
+        "t": np.linspace(-5, 5, 40),
+    }
+
+
+def write_mnist1d(place: Path, **changes: np.ndarray) -> Path:
+    folder = place / "mnist1d"
+    folder.mkdir(parents=True)
+    np.savez_compressed(folder / "mnist1d.npz", **(mnist1d_arrays() | changes))
+    return folder
+
+
+def some_text(characters: int, alphabet: str = "abcdefgh \n", seed: int = 0) -> str:
+    generator = np.random.default_rng(seed)
+    return "".join(np.array(list(alphabet))[generator.integers(0, len(alphabet), characters)])
+
+
+def unless_refused(action: Callable[[], R]) -> R | None:
+    """What an action returns, None where it is refused in one line; nothing else may happen."""
+    try:
+        return action()
+    except EsperError as error:
+        line = str(error)
+    if "\n" in line:
+        raise AssertionError(f"more than one line: {line}")
+    return None
