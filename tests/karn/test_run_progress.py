@@ -242,7 +242,9 @@ def test_ending_says_how_it_went_and_what_was_lost():
     assert screen.lines == ["completed after 3 rounds, 12 episodes, 1:02:05; best score 0.750"]
     screen.tell(finished(status=RunStatus.INTERRUPTED, events_dropped=5))
     assert screen.lines[-1].startswith("interrupted after")
-    assert screen.lines[-1].endswith("; 5 events were dropped")
+    assert screen.lines[-1].endswith("; 5 events dropped")
+    screen.tell(finished(rounds_done=1))
+    assert screen.lines[-1].startswith("completed after 1 round, 12 episodes,")
 
 
 # ---- how much is shown ------------------------------------------------------------------------
