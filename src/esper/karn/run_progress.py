@@ -126,8 +126,7 @@ class RunView:
             return False
         if round_index > self.round:
             self._open(round_index)
-        if not self.over:
-            self.step = max(self.step, step + complete)
+        self.step = max(self.step, step + complete)
         return not self.over
 
     def _open(self, round_index: int) -> None:
@@ -216,7 +215,7 @@ class RunProgressSink:
         self._stop()
 
     def _start(self) -> Display:
-        total = max(1, self.view.total)
+        total = self.view.total
         self._pace = Pace(total, self._clock)
         self._ticked = 0
         self._display = Display(total, self.console, plain_lines(self.view.rounds))
