@@ -242,7 +242,9 @@ def test_ending_says_how_it_went_and_what_was_lost():
     assert screen.lines == ["completed after 3 rounds, 12 episodes, 1:02:05; best score 0.750"]
     screen.tell(finished(status=RunStatus.INTERRUPTED, events_dropped=5))
     assert screen.lines[-1].startswith("interrupted after")
-    assert screen.lines[-1].endswith("; 5 events were dropped")
+    assert screen.lines[-1].endswith("; 5 events dropped")
+    screen.tell(finished(rounds_done=1))
+    assert screen.lines[-1].startswith("completed after 1 round, 12 episodes,")
 
 
 # ---- how much is shown ------------------------------------------------------------------------
@@ -338,6 +340,34 @@ def test_what_comes_after_the_end_of_its_round_does_not_undo_it():
     assert (view.step, view.over, view.score) == (10, True, 0.5)
     assert view.seeds[SeedStage.HOLDING] == 2
     assert view.seeds[SeedStage.TRAINING] == 0
+
+
+def test_late_events_change_neither_step_nor_speed_nor_best():
+    screen = Screen()
+    screen.tell(started(rounds=2, length=10), round_done(0, 2, best=0.75))
+    for t in range(4):
+        screen.tell(step_done(1, t), seconds=2)
+    screen.tell(step_done(1, 1), seconds=1)
+    screen.tell(step_done(1, 3), seconds=1)
+    assert screen.sink.view.step == 4
+    screen.tell(round_done(0, 2, best=0.25), step_done(1, 5), seconds=2)
+    # 6 steps since the end of the round before, 4 members, 12 seconds
+    assert screen.progress[-1].startswith("round 2/2, step 6/10 (2.0 member-steps/s, 0:08 left")
+    assert "best 0.750" in screen.progress[-1]
+
+
+def test_speed_is_measured_when_a_step_completes_not_when_it_is_told_again():
+    screen = Screen()
+    screen.tell(started(rounds=1, length=10), step_done(0, 0))
+    screen.tell(step_done(0, 1), seconds=2)
+    screen.tell(step_done(0, 1), seconds=100)
+    assert screen.sink._speed().startswith("2.0 member-steps/s")
+
+
+def test_after_the_end_nothing_more_is_shown():
+    screen = Screen()
+    screen.tell(started(rounds=1, length=10), finished(), step_done(0, 4))
+    assert len(screen.lines) == 2
 
 
 def test_a_resumed_run_starts_where_it_was():

@@ -126,8 +126,7 @@ class RunView:
             return False
         if round_index > self.round:
             self._open(round_index)
-        if not self.over:
-            self.step = max(self.step, step + complete)
+        self.step = max(self.step, step + complete)
         return not self.over
 
     def _open(self, round_index: int) -> None:
@@ -216,7 +215,7 @@ class RunProgressSink:
         self._stop()
 
     def _start(self) -> Display:
-        total = max(1, self.view.total)
+        total = self.view.total
         self._pace = Pace(total, self._clock)
         self._ticked = 0
         self._display = Display(total, self.console, plain_lines(self.view.rounds))
@@ -283,8 +282,9 @@ def heading(started: RunStarted) -> str:
     """What is run, and what its member-steps consist of."""
     s = started
     return (
-        f"{s.policy} on {s.task}, seed {s.seed}: {s.members} members, {s.rounds} rounds of "
-        f"{s.episode_length} steps; a step is {s.batches_per_step} batches of {s.batch_size}, then "
+        f"{s.policy} on {s.task}, seed {s.seed}: {_count(s.members, 'member')}, "
+        f"{_count(s.rounds, 'round')} of {_count(s.episode_length, 'step')}; a step is "
+        f"{_count(s.batches_per_step, 'batch', 'batches')} of {s.batch_size}, then "
         f"{s.control_images} + {s.score_images} validation images; {s.device}, profile "
         f"{s.profile}, executor {s.executor} ({s.executor_reason})"
     )
@@ -293,8 +293,13 @@ def heading(started: RunStarted) -> str:
 def ending(finished: RunFinished) -> str:
     """How it ended, and whether telemetry lost anything."""
     f = finished
-    lost = f"; {f.events_dropped} events were dropped" if f.events_dropped else ""
+    lost = f"; {_count(f.events_dropped, 'event')} dropped" if f.events_dropped else ""
     return (
-        f"{f.status.name.lower()} after {f.rounds_done} rounds, {f.episodes_done} episodes, "
-        f"{clock_time(f.seconds)}; best score {f.best_score:.3f}{lost}"
+        f"{f.status.name.lower()} after {_count(f.rounds_done, 'round')}, "
+        f"{_count(f.episodes_done, 'episode')}, {clock_time(f.seconds)}; "
+        f"best score {f.best_score:.3f}{lost}"
     )
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -396,6 +396,7 @@ def test_reward_summary_has_members_as_rows():
     parts = {"score": np.array([1.0, 2.0, NAN]), "upkeep": np.array([-0.5, 0.0, 1.0])}
     paid = RewardComponentsTelemetry.of(parts, 3)
     emitters.emit_reward_summary(recorder.hub, None, "cpu", paid, paid.total, round_index=2)
+    paid.value_PE[:] = 77
     said = recorder.event.payload
     assert said.parts == ("score", "upkeep")
     assert said.value_EP[:2].tolist() == [[1.0, -0.5], [2.0, 0.0]]

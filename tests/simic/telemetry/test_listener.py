@@ -28,6 +28,7 @@ from esper.leyline import (
     PPOUpdateMetrics,
     RunStarted,
     RunStatus,
+    SeedGateEvaluated,
     SeedStage,
     StepPhase,
     StepRecord,
@@ -347,6 +348,27 @@ def test_every_event_of_a_step_says_where_it_happened():
     ends = [events.index(e) for e in of(events, Kind.ROUND_COMPLETED)]
     # After the summary of a round comes only its update (2 events).
     assert [last[r] - ends[r] for r in (0, 1)] == [2, 2]
+
+
+def test_members_without_counterfactuals_are_named_with_their_reasons():
+    script = Script(members=9, rounds=1)
+    events = of(recorded(script, TelemetryConfig(DEBUG)), Kind.COUNTERFACTUAL_UNAVAILABLE)
+    for event, record in zip(events, records_of(script, 0), strict=True):
+        gap_E = record.counterfactuals.gap_E
+        who = [e for e in range(9) if gap_E[e]]
+        assert 0 < len(who) < 9
+        assert event.payload.member_N.tolist() == who
+        assert event.payload.reason_N.tolist() == [gap_E[e] for e in who]
+
+
+def test_a_raised_level_records_gates():
+    sink = MemorySink()
+    with TelemetryHub([sink], NORMAL) as hub:
+        listener = listener_of(hub, TelemetryConfig(NORMAL))
+        for step, level in enumerate((NORMAL, DEBUG, NORMAL)):
+            hub.level = level
+            listener.on_slot_events(0, step, build(SeedGateEvaluated, N=1))
+    assert [event.step for event in sink.events] == [1]
 
 
 def test_a_level_raised_in_a_round_shows_no_half_totals():
