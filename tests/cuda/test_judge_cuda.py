@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from esper.kasmina import Population
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
@@ -29,8 +30,7 @@ def grown(executor: str, device: str) -> Population:
     return population
 
 
-def measure(population: Population) -> tuple[RowTotals, object]:
-    x, y = batch(1, seed=4, device=str(population.device))
+def measure(population: Population, x: Tensor, y: Tensor) -> tuple[RowTotals, object]:
     plan = plan_coalitions(population, CounterfactualConfig(), 0, 0, 0)
     totals = RowTotals.zeros(plan.table.rows, population.device)
     process_fused_val_batch(population, x, y, language_merit, plan.table, totals)
@@ -43,13 +43,14 @@ def test_nothing_is_waited_for(executor):
     pass_step(population, train=True)
     governor = TolariaGovernor(population, 0.2, GovernorConfig(snapshot_steps=1))
     governor.reset(ONES)
-    measure(population)
+    x, y = batch(1, seed=4, device="cuda")
+    measure(population, x, y)
     loss = np.array([1.0, np.nan, 1.0, np.nan])
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         finite_E = finite_members(population)
-        measure(population)
+        measure(population, x, y)
         governor.review(0, ONES, ONES, ONES, ONES > 0, ONES)
         governor.after_actions(0, ONES > 0, ONES)
         verdicts = governor.review(1, loss, loss, ONES, ONES > 0, ONES)
@@ -63,7 +64,7 @@ def test_nothing_is_waited_for(executor):
 def test_the_same_contributions_as_on_the_cpu():
     found = []
     for device in ("cpu", "cuda"):
-        totals, plan = measure(grown("vmap", device))
+        totals, plan = measure(grown("vmap", device), *batch(1, seed=4, device=device))
         sums = (totals.merit_R, totals.gain_R, totals.gain_square_R)
         found.append(attribute(plan, *(t.cpu().numpy() for t in sums), totals.samples))
     for name in ("contribution_ES", "shapley_ES"):

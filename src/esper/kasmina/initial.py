@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.devices import send
 from esper.kasmina.layers import Draw, DrawnModule
 from esper.kasmina.rng import forked_rng
 from esper.leyline.streams import UInt64Array, stream_keys
@@ -59,11 +60,11 @@ class Initialiser:
                 flat = self._draws[name].sample(name_keys, value.numel(), device)
                 out[name] = flat.view(count, *value.shape).to(value.dtype)
             else:
-                out[name] = value.to(device).expand(count, *value.shape).clone()
+                out[name] = send(value, device).expand(count, *value.shape).clone()
         if self._built:
             states = [dict(named_state(build(self._factory, int(key)))) for key in keys]
             for name in self._built:
-                out[name] = torch.stack([state[name] for state in states]).to(device)
+                out[name] = send(torch.stack([state[name] for state in states]), device)
         return out
 
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.devices import upload
 from esper.kasmina.executors.base import check_input
 from esper.kasmina.executors.choice import (
     EXECUTOR_NAMES,
@@ -169,7 +170,7 @@ class Population:
         return wanted
 
     def _index(self, members: Ints) -> Tensor:
-        return torch.from_numpy(members).to(self.device)
+        return upload(members, self.device)
 
     # ---- keeping --------------------------------------------------------------------------
 

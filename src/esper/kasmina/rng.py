@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.kasmina.devices import upload
 from esper.leyline.streams import GOLDEN, MIX_1, MIX_2, UInt64Array
 
 
@@ -38,7 +39,7 @@ def _mix64(bits: Tensor) -> Tensor:
 
 def random_bits(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
     """`[len(keys), count]` words: row n holds the first `count` elements of stream `keys[n]`."""
-    keys_N = torch.from_numpy(np.atleast_1d(keys).view(np.int64)).to(device)
+    keys_N = upload(np.atleast_1d(keys).view(np.int64), device)
     counters = torch.arange(1, count + 1, device=device, dtype=torch.int64) * _signed(GOLDEN)
     return _mix64(keys_N[:, None] + counters[None, :])
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.kasmina.devices import upload
 from esper.kasmina.lifecycle import Lifecycle
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
@@ -258,11 +258,3 @@ def _check_starts(table: RowTable, life: Lifecycle) -> None:
         )
     if len(np.unique(table.shadow_R[late])) > 1:
         raise EsperError("rows that begin at a slot are all shadow rows, or none is")
-
-
-def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """Host array to device: pinned and without waiting on a GPU."""
-    tensor = torch.from_numpy(np.array(array))
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.kasmina.devices import upload
 from esper.kasmina.optim import StackedOptimizer
 from esper.kasmina.population import Population
-from esper.kasmina.rows import upload
 from esper.kasmina.store import ParameterStore
 from esper.kasmina.training import GATE_KEY, HOST_KEY
 from esper.leyline.actions import BlendStyle

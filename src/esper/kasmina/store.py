@@ -26,7 +26,7 @@ class ParameterStore:
         self.writes_input = False
         """The module works in place: it must be given a copy of what others read too."""
         self._initialiser = initialiser
-        self.template: nn.Module = initialiser.template.to(device)
+        self.template: nn.Module = initialiser.template.to(device, non_blocking=True)
         """Structure only: its own parameters are never trained. It stays on a real device,
         because a module on the meta device loses tied weights."""
         trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.kasmina.devices import upload
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
-from esper.kasmina.rows import RowPlan, upload
+from esper.kasmina.rows import RowPlan
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle

@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.kasmina.devices import upload
 from esper.kasmina.population import Population
-from esper.kasmina.rows import RowTable, upload
+from esper.kasmina.rows import RowTable
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import TrainBatch
 from esper.leyline.errors import EsperError

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.kasmina.devices import send, upload
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
@@ -49,8 +50,8 @@ def choose_executor(
 def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str | None:
     """Run two rows of a bank on small activations; None if the blueprint can be vmapped."""
     bank = network.bank(slot, blueprint)
-    members_G = torch.tensor([0, network.members - 1], device=network.device)
-    h = network.sample_activation(slot).to(network.device)
+    members_G = upload(np.array([0, network.members - 1]), network.device)
+    h = send(network.sample_activation(slot), network.device)
     state = bank.gather(members_G, None) | bank.gather_fixed(members_G)
     devices = [network.device] if network.device.type == "cuda" else []
     try:
@@ -94,7 +95,7 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
         finally:
             for name, value in kept.items():
                 network.host.fixed[name].copy_(value)
-        results.append((out.detach(), grad))
+        results.append((out.detach().float(), grad))  # autocast may leave another type
     (fused, _), (plain, _) = results
     if not torch.allclose(fused, plain, rtol=1e-2, atol=1e-3, equal_nan=True):
         return f"its outputs differ from the loop's by up to {(fused - plain).abs().max():.2g}"

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.blending import blend_rows
+from esper.kasmina.devices import upload
 from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.network import Segment, StackedNetwork
-from esper.kasmina.rows import RowPlan, SeedGroup, upload
+from esper.kasmina.rows import RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Ints
