@@ -82,6 +82,8 @@ BAD = [
     (("static-full", *TINY, "--slots", "r9c9"), "r9c9"),
     (("wait", *TINY, "--precision", "bf16"), "a CPU computes in fp32"),
     (("wait", "--episode-length", "0"), "episode_length=0"),
+    (("wait", "--task", "cifar_baseline"), "--data synthetic"),
+    (("wait", "--task", "cifar_baseline", "--data-dir", "nowhere"), "nowhere"),
     (("wiat",), "wait"),
     ((), "static-full"),
     (("wait", "--env", "3"), "--envs"),
@@ -91,11 +93,19 @@ BAD = [
 @pytest.mark.parametrize(("flags", "word"), BAD, ids=[" ".join(b[0][:3]) or "none" for b in BAD])
 def test_bad_flags_are_refused_in_one_line(flags, word, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
     assert call(*flags) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert said.count("\n") == 1
     assert word in said
+
+
+def test_a_task_without_its_data_runs_on_made_up_data_of_its_shape(tmp_path):
+    flags = ("--task", "mnist1d", "--data", "synthetic", *TINY[2:], "--quiet", "--out", tmp_path)
+    assert call("wait", *flags) == 0
+    record = json.loads((tmp_path / "train_wait_mnist1d.json").read_text())
+    assert record["settings"]["data"] == "synthetic"
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, capsys):

@@ -42,6 +42,10 @@ class Train:
     """vmap computes all members at once, loop one after the other."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """What members are computed in; auto is bf16 on a GPU that has it."""
+    data: Literal["files", "synthetic"] = "files"
+    """files: the task's own data; synthetic: made-up data of the same shape."""
+    data_dir: Path | None = None
+    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
     data_placement: Literal["auto", "device", "stream"] = "auto"
     """Where training data lie: on the device, or on the host and streamed."""
     episode_length: int | None = None
@@ -91,13 +95,15 @@ class Train:
     def spec(self) -> TaskSpec:
         """The task with what was changed about it."""
         from esper.tasks.registry import get_task_spec
+        from esper.tasks.stand_in import with_synthetic_data
 
         changes: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("episode_length", "batch_size", "batches_per_step")
             if getattr(self, name) is not None
         }
-        return replace(get_task_spec(self.task), **changes)
+        spec = replace(get_task_spec(self.task), **changes)
+        return with_synthetic_data(spec) if self.data == "synthetic" else spec
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words."""

@@ -96,7 +96,7 @@ def run(config: Train) -> RunResult:
     """Train all rounds."""
     spec = config.spec()
     telemetry = TelemetryConfig(level=config.level)
-    engine = VectorizedEngine(spec, config.engine_config())
+    engine = VectorizedEngine(spec, config.engine_config(), data=spec.load(config.data_dir))
     configure_slot_telemetry(engine.watch, telemetry)
     policy = config.make_policy(spec, ScoreReward(spec.upkeep))
     diary = StageDiary()
