@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ExecutorName = Literal["vmap", "loop", "auto"]
 PolicyName = Literal["mix", "random"]
+TelemetryName = Literal["off", "normal"]
 
 MIX: Final = (
     "half of the slots live, a third of those each in TRAINING, BLENDING and HOLDING; nobody acts"
@@ -80,11 +81,17 @@ def require_positive(config: object, name: str) -> None:
     value = getattr(config, name)
     values = value if isinstance(value, Sequence) else (value,)
     flag = name.replace("_", "-")
-    if not values:
-        raise EsperError(f"--{flag}: give at least one")
     for one in values:
         if one < 1:
             raise EsperError(f"--{flag} {one}: must be 1 or more")
+
+
+def require_distinct(config: object, name: str) -> None:
+    """Refuse a field of several values that is empty, or names one twice."""
+    values = getattr(config, name)
+    if not values or len(set(values)) != len(values):
+        given = " ".join(map(str, values)) or "(nothing)"
+        raise EsperError(f"--{name} {given}: give at least one, and each once")
 
 
 def first_samples(data: TaskData, count: int | None) -> TaskData:
@@ -93,7 +100,7 @@ def first_samples(data: TaskData, count: int | None) -> TaskData:
 
     if count is None:
         return data
-    parts = {}
+    parts: dict[str, Any] = {}
     for name in ("val_control", "val_score"):
         part: TaskPart = getattr(data, name)
         if count > len(part):

@@ -85,9 +85,7 @@ def train_batch_bytes(
     return batch_size * activations * ACTIVATION_BYTES[precision] + weights * WEIGHT_BYTES
 
 
-def _row(
-    population: Population, links: list[Link], table: RowTable, row: int
-) -> tuple[int, int]:
+def _row(population: Population, links: list[Link], table: RowTable, row: int) -> tuple[int, int]:
     """Activations per sample and weights that one row reads and writes."""
     network, blueprint_ES = population.network, population.lifecycle.blueprint_ES
     start, member = int(table.start_R[row]), int(table.member_R[row])
