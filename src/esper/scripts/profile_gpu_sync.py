@@ -94,38 +94,12 @@ def look(config: ProfileGpuSync) -> int:
 def _watch(config: ProfileGpuSync) -> list[Wait]:
     """Where steps waited; episodes begin outside of what is watched."""
     from esper.scripts.hot_path_engine import build_engine
-    from esper.scripts.sync_sites import watch_waits
+    from esper.scripts.sync_sites import watch_steps
 
-    data, total = config.spec().load(), config.warmup + config.steps
-    timed = build_engine(config, config.envs, config.executor, data, total)
-    for _ in range(config.warmup):
-        timed.begin_if_over()
-        timed.step()
-    waits: list[Wait] = []
-
-    def step() -> None:
-        timed.step()
-
-    for _ in range(config.steps):
-        timed.begin_if_over()
-        waits += watch_waits(step, 1)
-    return _added(waits)
-
-
-def _added(waits: Sequence[Wait]) -> list[Wait]:
-    """One entry for each line; allowed where it was at every step."""
-    from dataclasses import replace
-
-    by_place: dict[str, Wait] = {}
-    for wait in waits:
-        known = by_place.get(wait.place)
-        if known is None:
-            by_place[wait.place] = wait
-        else:
-            allowed = known.allowed and wait.allowed
-            count = known.count + wait.count
-            by_place[wait.place] = replace(known, count=count, allowed=allowed)
-    return list(by_place.values())
+    data, steps = config.spec().load(), config.warmup + config.steps
+    timed = build_engine(config, config.envs, config.executor, data, steps)
+    timed.turn(config.warmup)
+    return watch_steps(timed.begin_if_over, timed.step, config.steps)
 
 
 def _show_sites(sites: Sequence[Site]) -> None:
@@ -147,9 +121,8 @@ def _show_waits(waits: Sequence[Wait], steps: int) -> None:
     print(f"watched: {sum(wait.count for wait in waits)} waits in {steps} steps")
     for wait in waits:
         verdict = "allowed" if wait.allowed else "NOT ALLOWED"
-        print(
-            f"  {wait.place}: {wait.count} times, {verdict}: {wait.comment or 'no # SYNC: comment'}"
-        )
+        said = wait.comment or "no # SYNC: comment"
+        print(f"  {wait.place}: {wait.count} times, {wait.most} in a step, {verdict}: {said}")
 
 
 if __name__ == "__main__":

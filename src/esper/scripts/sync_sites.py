@@ -77,10 +77,13 @@ class Wait:
     place: str
     """File and line: ours where one of ours is on the stack, else torch's."""
     count: int
+    """In all steps."""
+    most: int
+    """In one step."""
     comment: str
     """What its `# SYNC:` comment says; empty where it has none."""
     allowed: bool
-    """It is one of the transfers, and waited at most once a step."""
+    """It is one of the transfers, and waited no more than once a step."""
 
 
 # ---- in the source ------------------------------------------------------------------------
@@ -89,10 +92,10 @@ class Wait:
 def static_sites(root: Path = ROOT) -> list[Site]:
     """Every call in the step path that waits if its object is on a GPU.
 
-    Names are all that is looked at: `float(t)`, `if t:`, `t[mask]` or `nonzero` wait too and are
-    not seen here; they show up when steps run on a GPU.
+    Names are all that is looked at. `float(t)`, `if t:`, `t[mask]`, `nonzero` and a copy to the
+    device that is neither pinned nor `non_blocking` wait too: those show when steps run on a GPU.
     """
-    found = []
+    found: list[Site] = []
     for folder in STEP_FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             found += _sites_of(path, path.relative_to(root).as_posix())
@@ -131,11 +134,17 @@ def comment_at(lines: list[str], first: int, last: int) -> str:
 # ---- while steps run ----------------------------------------------------------------------
 
 
-def watch_waits(run: Callable[[], None], steps: int) -> list[Wait]:
-    """Where `run`, which does so many steps on a GPU, waited for it."""
-    with recorded_waits() as places:
-        run()
-    return [_judged(place, count, steps) for place, count in sorted(places.items())]
+def watch_steps(before: Callable[[], object], step: Callable[[], object], steps: int) -> list[Wait]:
+    """Where `step`, done so many times on a GPU, waited for it; what `before` does is not seen."""
+    total: Counter[tuple[str, int]] = Counter()
+    most: Counter[tuple[str, int]] = Counter()
+    for _ in range(steps):
+        before()
+        with recorded_waits() as places:
+            step()
+        total += places
+        most |= places  # the larger count of each line
+    return [_judged(place, total[place], most[place]) for place in sorted(total)]
 
 
 @contextmanager
@@ -159,16 +168,16 @@ def recorded_waits() -> Iterator[Counter[tuple[str, int]]]:
 
 
 def place_of(stack: traceback.StackSummary) -> tuple[str, int]:
-    """The innermost line of the package (this module left out), else the innermost one of all."""
-    frames = [f for f in stack if f.filename != __file__]
+    """The innermost line of the package, else of all; what records warnings is left out."""
+    frames = [f for f in stack if f.filename not in (__file__, warnings.__file__)]
     ours = [f for f in frames if Path(f.filename).is_relative_to(ROOT)]
     frame = (ours or frames)[-1]
     return frame.filename, frame.lineno or 0
 
 
-def _judged(place: tuple[str, int], count: int, steps: int) -> Wait:
+def _judged(place: tuple[str, int], count: int, most: int) -> Wait:
     path, line = Path(place[0]), place[1]
     comment = comment_at(path.read_text().splitlines(), line, line) if path.exists() else ""
-    allowed = bool(TRANSFER.match(comment)) and count <= steps
+    allowed = bool(TRANSFER.match(comment)) and most == 1
     near = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
-    return Wait(f"{near}:{line}", count, comment, allowed)
+    return Wait(f"{near}:{line}", count, most, comment, allowed)
