@@ -145,23 +145,35 @@ def _show(results: Sequence[CaseResult], found: Sequence[Ratio], mixed: bool) ->
     print(_HEAD)
     for result in results:
         print(_line(result))
+    print(_LEGEND)
+    for result in results:
+        share = sorted(result.phase_share.items(), key=lambda one: -one[1])
+        told = ", ".join(f"{name} {value:.1%}" for name, value in share)
+        print(f"host time, {_name(result)}: {told}")
     for reason in dict.fromkeys(f"{r.executor_asked}: {r.executor_reason}" for r in results):
         print(f"executor {reason}")
     for result in results:
         if mixed and not result.stages_held:
-            print(f"E={result.members} {result.executor}: seeds changed their stage while timed")
+            print(f"{_name(result)}: seeds changed their stage while timed")
     for ratio in found:
         print(f"{ratio.name}: {ratio.median:.2f} ({ratio.lower:.2f} to {ratio.upper:.2f})")
 
 
 _HEAD = (
-    f"{'E':>4} {'B':>4} {'M':>3} {'val':>5} {'executor':<8} {'events':<6} {'prec':<4} "
+    f"{'E':>4} {'B':>4} {'M':>3} {'V':>5} {'executor':<8} {'events':<6} {'prec':<4} "
     f"{'m-steps/s':>9} {'episodes/s':>10} {'images/s':>9} {'p50 ms':>8} {'p95 ms':>8} "
     f"{'rows/m':>6} {'us/row-b':>8} {'x floor':>7} {'train':>6} {'val':>6} {'rest':>6} {'empty':>6}"
 )
-"""M: train batches of a step; val: validation samples, then its share of the time; rows/m: rows
-per member; us/row-b: training time of one row on one batch; rest: Python and transfers; empty: the
-same step with next to no data, over this one."""
+_LEGEND = (
+    "M: train batches of a step. V: samples of val_control. rows/m: rows per member. us/row-b: "
+    "training time of one row on one batch. x floor: training time over the time its memory "
+    "traffic takes. train, val, rest: shares of the time by the device's clock; rest is Python and "
+    "transfers. empty: the same step with next to no data, over this one."
+)
+
+
+def _name(r: CaseResult) -> str:
+    return f"E={r.members} {r.executor}, telemetry {r.telemetry}"
 
 
 def _line(r: CaseResult) -> str:

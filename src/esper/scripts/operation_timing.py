@@ -296,13 +296,13 @@ def transferred(engine: VectorizedEngine) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class HeavyOp:
-    """One kind of torch operation in train batches."""
+    """One kind of torch operation in train batches; on a GPU one kernel."""
 
     name: str
     calls: int
     """In one batch."""
     self_us: float
-    """Of one batch, without what it called: on a GPU the device's time, else the host's."""
+    """Of one batch, without what it called."""
     share: float
     """Of all operations."""
 
@@ -319,10 +319,17 @@ def heaviest_ops(engine: VectorizedEngine, batches: int, top: int) -> list[Heavy
             engine.env.model.train_batch(x, target, engine.env.scaler)
         wait_for(engine.device)
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    found = [(e.key, e.count, float(getattr(e, field))) for e in profiler.key_averages()]
+    # On a GPU the kernels: an operation that launches one carries its time a second time.
+    events = [e for e in profiler.key_averages() if _on_device(e) == on_gpu]
+    found = [(e.key, e.count, float(getattr(e, field))) for e in events]
     total = sum(spent for _, _, spent in found) or 1.0
     found.sort(key=lambda one: -one[2])
     return [
         HeavyOp(name, round(calls / batches), spent / batches, spent / total)
         for name, calls, spent in found[:top]
     ]
+
+
+def _on_device(event: Any) -> bool:
+    """Whether an average of the profiler is of a kernel."""
+    return bool(event.device_type.name != "CPU")
