@@ -48,8 +48,8 @@ test-slow: setup ## the slow tests alone (none written yet counts as passed)
 guardrail: setup ## the fast tests of names and contracts
 	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)
 
-bench: setup ## measure the throughput of a population
-	$(BIN)/python -m esper.scripts.benchmark_population
+bench: setup ## measure how fast populations step
+	$(BIN)/python -m esper.scripts.benchmark_hot_path
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

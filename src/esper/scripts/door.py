@@ -20,17 +20,21 @@ REFUSED: Final = 2
 INTERRUPTED: Final = 130
 
 
-def enter(config: type[C], job: Callable[[C], None], argv: Sequence[str] | None = None) -> int:
-    """Do `job` with the config the command line describes; the exit status."""
+def enter(
+    config: type[C], job: Callable[[C], int | None], argv: Sequence[str] | None = None
+) -> int:
+    """Do `job` with the config the command line describes; the exit status.
+
+    A job that checks something may give a status of its own; none is 0.
+    """
     try:
-        job(read_command_line(config, argv))
+        return job(read_command_line(config, argv)) or 0
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0
 
 
 def read_command_line(config: type[C], argv: Sequence[str] | None = None) -> C:

@@ -10,6 +10,7 @@ from typing import Final
 import torch
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
+_NVIDIA_DRIVER: Final = Path("/sys/module/nvidia/version")
 
 
 def describe(device: torch.device) -> dict[str, str]:
@@ -20,7 +21,22 @@ def describe(device: torch.device) -> dict[str, str]:
         "threads": str(torch.get_num_threads()),
         "python": platform.python_version(),
         "torch": torch.__version__,
-    }
+    } | _driver(device)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done all it was asked for: to time something, never in a step."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _driver(device: torch.device) -> dict[str, str]:
+    """Driver and CUDA of a GPU; nothing on a CPU."""
+    if device.type != "cuda":
+        return {}
+    known = _NVIDIA_DRIVER.exists()
+    driver = _NVIDIA_DRIVER.read_text().strip() if known else "unknown"
+    return {"driver": driver, "cuda": str(torch.version.cuda)}
 
 
 def _device_name(device: torch.device) -> str:

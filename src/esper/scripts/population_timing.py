@@ -15,15 +15,12 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import CNNHost, Population, PopulationConfig
-from esper.leyline.actions import ALPHA_TARGETS, LifecycleOp
-from esper.leyline.signals import GateSignals
-from esper.leyline.stages import SeedStage
+from esper.scripts.machine import wait_for
+from esper.scripts.stage_mix import every_slot_live, spread_stages
 
 EXECUTORS: Final[tuple[Literal["vmap", "loop"], ...]] = ("vmap", "loop")
 SLOTS: Final = ("r0c0", "r0c1", "r0c2")
 BLUEPRINT: Final = "conv_light"
-STAGES: Final = (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
-"""A third of the slots stands in each."""
 CLASSES: Final = 10
 
 
@@ -101,43 +98,14 @@ def _population(
 ) -> Population:
     config = PopulationConfig(executor=executor)
     population = Population(case.build, SLOTS, (BLUEPRINT,), members, device=device, config=config)
-    spread_stages(population)
+    spread_stages(population, BLUEPRINT, every_slot_live(members, len(SLOTS)))
     return population
-
-
-def spread_stages(population: Population) -> None:
-    """Lead a seed in every slot through the lifecycle, until a third stands in each of `STAGES`."""
-    life = population.lifecycle
-    member_ES, slot_ES = np.indices(life.stage_ES.shape)
-    third_ES = (member_ES + slot_ES) % len(STAGES)
-    wanted_ES = np.array(STAGES)[third_ES]
-    # A seed blended to less than full strength stays BLENDING.
-    partly, fully = np.float32(min(ALPHA_TARGETS)), np.float32(max(ALPHA_TARGETS))
-    target_ES = np.where(wanted_ES == SeedStage.BLENDING, partly, fully)
-    population.germinate(
-        member_ES.ravel(), slot_ES.ravel(), BLUEPRINT, alpha_target=target_ES.ravel()
-    )
-    ones_E = np.ones(life.members, dtype=np.float32)
-    ones_ES = np.ones(life.stage_ES.shape, dtype=np.float32)
-    healthy = GateSignals(ones_E, ones_ES, ones_ES, ones_ES, ones_ES)
-    while (life.stage_ES != wanted_ES).any() or life.ramp_steps_left().any():
-        population.begin_step()
-        population.end_step(healthy)
-        may_ES = life.legal_ops()[..., LifecycleOp.ADVANCE] & (wanted_ES != SeedStage.TRAINING)
-        if may_ES.any():
-            members, slots = np.nonzero(may_ES)
-            population.advance(members, slots)
 
 
 def _seconds(train: Callable[[Population], None], population: Population) -> float:
     """Time until the device has done it all."""
-    _wait(population.device)
+    wait_for(population.device)
     began = perf_counter()
     train(population)
-    _wait(population.device)
+    wait_for(population.device)
     return perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -1,0 +1,109 @@
+"""The settings that all measurements of the step path share: on which task, on what, how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from esper.leyline.errors import EsperError
+
+if TYPE_CHECKING:
+    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tolaria.engine import EngineConfig
+
+ExecutorName = Literal["vmap", "loop", "auto"]
+PolicyName = Literal["mix", "random"]
+TelemetryName = Literal["off", "normal"]
+
+MIX: Final = (
+    "half of the slots live, a third of those each in TRAINING, BLENDING and HOLDING; nobody acts"
+)
+
+
+@dataclass(frozen=True)
+class HotPath:
+    """What is run, and on what."""
+
+    task: str = "digits_impaired"
+    """What is trained on."""
+    policy: PolicyName = "mix"
+    """mix: half of the slots live, a third of those each in TRAINING, BLENDING and HOLDING, and
+    nobody acts. random: any legal action, in whole episodes of the task's length."""
+    blueprint: str = "conv_light"
+    """mix: the seed in every live slot."""
+    device: str = "auto"
+    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    profile: Literal["exact", "fast"] = "fast"
+    """exact: the same numbers every time (on a GPU it needs CUBLAS_WORKSPACE_CONFIG); fast may
+    reorder sums, and executor auto takes the one that measures faster."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """What members are computed in; auto is bf16 on a GPU that has it."""
+    batch_size: int | None = None
+    """Samples in a batch of each member; the task's own where not given."""
+    batches_per_step: int | None = None
+    """Train batches in a step; the task's own where not given."""
+    val_images: int | None = None
+    """Samples of val_control and of val_score, the first ones; all where not given."""
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is loaded."""
+        for name in ("batch_size", "batches_per_step", "val_images"):
+            if getattr(self, name) is not None:
+                require_positive(self, name)
+
+    def spec(self) -> TaskSpec:
+        """The task with what was changed about it."""
+        from esper.tasks.registry import get_task_spec
+
+        changes: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in ("batch_size", "batches_per_step")
+            if getattr(self, name) is not None
+        }
+        return replace(get_task_spec(self.task), **changes)
+
+    def engine_config(self, members: int, executor: ExecutorName) -> EngineConfig:
+        """The settings in the engine's words."""
+        from esper.tolaria.engine import EngineConfig
+
+        return EngineConfig(
+            members=members,
+            device=self.device,
+            profile=self.profile,
+            executor=executor,
+            precision=self.precision,
+        )
+
+
+def require_positive(config: object, name: str) -> None:
+    """Refuse a field (or any value of one that has several) below 1, by its flag."""
+    value = getattr(config, name)
+    values = value if isinstance(value, Sequence) else (value,)
+    flag = name.replace("_", "-")
+    for one in values:
+        if one < 1:
+            raise EsperError(f"--{flag} {one}: must be 1 or more")
+
+
+def require_distinct(config: object, name: str) -> None:
+    """Refuse a field of several values that is empty, or names one twice."""
+    values = getattr(config, name)
+    if not values or len(set(values)) != len(values):
+        given = " ".join(map(str, values)) or "(nothing)"
+        raise EsperError(f"--{name} {given}: give at least one, and each once")
+
+
+def first_samples(data: TaskData, count: int | None) -> TaskData:
+    """The data with the first `count` samples of both validation parts (None: all)."""
+    from esper.tasks.spec import TaskPart
+
+    if count is None:
+        return data
+    parts: dict[str, Any] = {}
+    for name in ("val_control", "val_score"):
+        part: TaskPart = getattr(data, name)
+        if count > len(part):
+            raise EsperError(f"--val-images {count}: {name} has {len(part)}")
+        parts[name] = TaskPart(part.inputs[:count], part.labels[:count])
+    return replace(data, **parts)

@@ -1,0 +1,183 @@
+"""Where the host waits for the device: found in the source, and found while steps run on a GPU.
+
+A line that waits carries a `# SYNC:` comment that says why, on it or right above it. In a step only
+two may: the transfers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+
+import esper
+
+ROOT: Final = Path(esper.__file__).parent
+STEP_FOLDERS: Final = ("kasmina", "tamiyo", "tolaria")
+"""Packages whose code runs in a step."""
+COMMENT: Final = re.compile(r"#\s*SYNC:\s*(.+)")
+TRANSFER: Final = re.compile(r"transfer [12]\b")
+"""What the comment of a line says that may wait in a step."""
+WAITS: Final = frozenset({"item", "cpu", "numpy", "tolist", "synchronize"})
+"""Methods that wait where what they are called on is on a GPU."""
+
+NOT_IN_A_STEP: Final = {
+    "kasmina/files.py": "writes saves, between rounds",
+    "kasmina/snapshot.py": "`.numpy()` reads a save that is on the host",
+}
+"""Modules in which such calls were looked at, and why they are no concern of a step."""
+ON_THE_HOST: Final = {
+    "kasmina/executors/loop.py": (
+        "plan.table.member_R",
+        "table.source_R[late]",
+        "table.start_R[late]",
+    ),
+    "kasmina/lifecycle.py": ("np.flatnonzero(self.fits_SK[at[1][misfit][0]])",),
+    "kasmina/rows.py": ("table.member_R", "late", "source"),
+    "kasmina/training.py": ("values",),
+    "tolaria/counterfactual_eval.py": ("np.unique(seeds_E[seeds_E > 0])",),
+    "tolaria/engine.py": ("data.mean", "data.std"),
+}
+"""Module -> what `.tolist()` is called on there: numpy arrays, each looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A line that may wait."""
+
+    module: str
+    """Path below the package."""
+    line: int
+    call: str
+    """The source of the call."""
+    comment: str
+    """What its `# SYNC:` comment says; empty where it has none."""
+    excuse: str
+    """Why it needs none; empty where it does."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether a reader is told."""
+        return bool(self.comment or self.excuse)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A line at which steps waited for the device."""
+
+    place: str
+    """File and line: ours where one of ours is on the stack, else torch's."""
+    count: int
+    """In all steps."""
+    most: int
+    """In one step."""
+    comment: str
+    """What its `# SYNC:` comment says; empty where it has none."""
+    allowed: bool
+    """It is one of the transfers, and waited no more than once a step."""
+
+
+# ---- in the source ------------------------------------------------------------------------
+
+
+def static_sites(root: Path = ROOT) -> list[Site]:
+    """Every call in the step path that waits if its object is on a GPU.
+
+    Names are all that is looked at. `float(t)`, `if t:`, `t[mask]`, `nonzero` and a copy to the
+    device that is neither pinned nor `non_blocking` wait too: those show when steps run on a GPU.
+    """
+    found: list[Site] = []
+    for folder in STEP_FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            found += _sites_of(path, path.relative_to(root).as_posix())
+    return found
+
+
+def _sites_of(path: Path, module: str) -> Iterator[Site]:
+    source = path.read_text()
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        if node.func.attr in WAITS:
+            owner = ast.unparse(node.func.value)
+            first, last = node.lineno, node.end_lineno or node.lineno
+            excuse = _excuse(module, owner, node.func.attr)
+            call = f"{owner}.{node.func.attr}()"
+            yield Site(module, last, call, comment_at(lines, first, last), excuse)
+
+
+def _excuse(module: str, owner: str, method: str) -> str:
+    if module in NOT_IN_A_STEP:
+        return NOT_IN_A_STEP[module]
+    listed = method == "tolist" and owner in ON_THE_HOST.get(module, ())
+    return "a numpy array" if listed else ""
+
+
+def comment_at(lines: list[str], first: int, last: int) -> str:
+    """What the `# SYNC:` comment on lines `first` to `last`, or on the one above, says."""
+    for text in lines[max(first - 2, 0) : last]:
+        if found := COMMENT.search(text):
+            return found[1].strip()
+    return ""
+
+
+# ---- while steps run ----------------------------------------------------------------------
+
+
+def watch_steps(before: Callable[[], object], step: Callable[[], object], steps: int) -> list[Wait]:
+    """Where `step`, done so many times on a GPU, waited for it; what `before` does is not seen."""
+    total: Counter[tuple[str, int]] = Counter()
+    most: Counter[tuple[str, int]] = Counter()
+    for _ in range(steps):
+        before()
+        with recorded_waits() as places:
+            step()
+        total += places
+        most |= places  # the larger count of each line
+    return [_judged(place, total[place], most[place]) for place in sorted(total)]
+
+
+@contextmanager
+def recorded_waits() -> Iterator[Counter[tuple[str, int]]]:
+    """Counts (file, line) of every wait inside, by torch's own sync debug mode."""
+    places: Counter[tuple[str, int]] = Counter()
+
+    def note(message: Warning | str, *_: object, **__: object) -> None:
+        if "synchronizing" in str(message):
+            places[place_of(traceback.extract_stack())] += 1
+
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield places
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
+def place_of(stack: traceback.StackSummary) -> tuple[str, int]:
+    """The innermost line of the package, else of all; what records warnings is left out."""
+    frames = [f for f in stack if f.filename not in (__file__, warnings.__file__)]
+    ours = [f for f in frames if Path(f.filename).is_relative_to(ROOT)]
+    frame = (ours or frames)[-1]
+    return frame.filename, frame.lineno or 0
+
+
+def _judged(place: tuple[str, int], count: int, most: int) -> Wait:
+    path, line = Path(place[0]), place[1]
+    comment = comment_at(path.read_text().splitlines(), line, line) if path.exists() else ""
+    allowed = bool(TRANSFER.match(comment)) and most == 1
+    near = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    return Wait(f"{near}:{line}", count, most, comment, allowed)
