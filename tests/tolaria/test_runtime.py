@@ -51,14 +51,14 @@ def restored():
 
 @no_cuda
 def test_profiles(restored):
-    set_profile("exact")
+    set_profile("exact", torch.device("cpu"))
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.benchmark
-    set_profile("fast")
+    set_profile("fast", torch.device("cpu"))
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.backends.cuda.matmul.allow_tf32
-    assert "did you mean 'fast'" in refused(lambda: set_profile("fats"))  # type: ignore[arg-type]
+    assert "did you mean 'fast'" in refused(lambda: set_profile("fats", torch.device("cpu")))  # type: ignore[arg-type]
 
 
 def test_autocast_leaves_the_cpu_alone():

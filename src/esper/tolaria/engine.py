@@ -22,8 +22,9 @@ import torch
 
 from esper.kasmina.executors.choice import ExecutorName
 from esper.kasmina.gates import gate_signals
+from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionHead, LifecycleOp
-from esper.leyline.arrays import Doubles, Ints
+from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import PhaseTime, PruneCause, StepPhase
@@ -131,7 +132,7 @@ class VectorizedEngine:
         """Device time of training and validation, for benchmarks."""
         self.phase_seconds = dict.fromkeys(StepPhase, 0.0)
         """Host wall time of each phase so far."""
-        set_profile(self.config.profile)
+        set_profile(self.config.profile, self.device)
         with self._memory_guard():
             self._build(data if data is not None else spec.load())
 
@@ -200,7 +201,7 @@ class VectorizedEngine:
     def run_rollout(self, client: PolicyProtocol[Any]) -> Rollout[Any]:
         """One episode of all members, or the next part of one where rollouts are shorter."""
         start = perf_counter()
-        set_profile(self.config.profile)
+        set_profile(self.config.profile, self.device)
         length = self.spec.episode_length
         begun = self.step
         last = min(length, begun + (self.config.rollout_steps or length))
@@ -354,6 +355,7 @@ class VectorizedEngine:
             "train/grad_norm_ES": train.grad_norm_ES,
         }
         parts |= tensors_of(self.env.val, "control") | tensors_of(self._scored, "score")
+        parts["finite_E"] = finite_members(self.env.model)
         host = fetch(parts)
         for name in parts:
             if name.startswith("train/"):
@@ -363,45 +365,67 @@ class VectorizedEngine:
     def _judge(
         self, host: dict[str, Doubles], rows: RowMeasurements, plan: CoalitionPlan
     ) -> tuple[GovernorVerdicts, Counterfactuals]:
-        """Score, governor, contributions, gates: what the measurements mean for members."""
-        population, env, life = self.env.model, self.env, self.env.model.lifecycle
-        slots = population.slot_reports()
+        """Score, gates, governor: what the measurements mean for members and their seeds."""
+        env, life = self.env, self.env.model.lifecycle
         loss_E, accuracy_E = self._judged(rows)
         score_rows = measured_rows(host, "score", self._scored.samples)
         train_loss_E = host["train/loss_E"]
-        score_E = self.book.note(
-            self.step, slots, (loss_E, accuracy_E), self._judged(score_rows), train_loss_E
-        )
-        trains_ES = population.trainer.training()
-        seeds_sound_E = (np.isfinite(host["train/grad_norm_ES"]) | ~trains_ES).all(axis=1)
+        slots = env.model.slot_reports()
+        judged = (loss_E, accuracy_E), self._judged(score_rows)
+        score_E = self.book.note(self.step, slots, *judged, train_loss_E)
+        sound_E = self._sound(host)
+        found = self._pass_gates(host, plan, rows.samples)
         verdicts = env.governor.review(
             self.step,
             train_loss_E.astype(np.float32),
             loss_E.astype(np.float32),
             accuracy_E.astype(np.float32),
-            np.isfinite(host["train/host_grad_norm_E"]) & seeds_sound_E,
+            sound_E,
             score_E,
         )
         self._removed_E += verdicts.seeds_pruned_E
-        if verdicts.rolled_back_E.any():
-            self.watch.look(PruneCause.ROLLBACK)
-        found = attribute(plan, rows.merit_R, rows.gain_R, rows.gain_square_R, rows.samples)
+        self.watch.look(PruneCause.ROLLBACK)
+        self.watch.judge(life.signals)
         self.observer.note(found)
-        stands_ES = life.occupied()
+        self._verdicts = verdicts
+        return verdicts, found
+
+    def _sound(self, host: dict[str, Doubles]) -> Bools:
+        """`[E]`: members whose weights and gradients are finite.
+
+        A seed that incubates cannot hurt its host: what breaks in it is for the gates to see.
+        """
+        population = self.env.model
+        heard_ES = population.trainer.training() & (population.lifecycle.alpha_ES > 0)
+        seeds_E = (np.isfinite(host["train/grad_norm_ES"]) | ~heard_ES).all(axis=1)
+        hosts_E = np.isfinite(host["train/host_grad_norm_E"])
+        return np.asarray(hosts_E & seeds_E & (host["finite_E"] > 0))
+
+    def _pass_gates(
+        self, host: dict[str, Doubles], plan: CoalitionPlan, samples: int
+    ) -> Counterfactuals:
+        """What seeds are worth; what may move on moves on, and the step is counted."""
+        population = self.env.model
+        found = attribute(
+            plan,
+            host["control/merit_R"],
+            host["control/gain_R"],
+            host["control/gain_square_R"],
+            samples,
+            host["control/loss_R"],
+        )
         gates = gate_signals(
-            life.stage_ES,
+            population.lifecycle.stage_ES,
             population.trainer.training(),
-            train_loss_E,
+            host["train/loss_E"],
             host["train/shadow_loss_ES"],
             host["train/grad_norm_ES"],
-            np.where(stands_ES, found.contribution_ES, np.nan).astype(np.float32),
-            np.where(stands_ES, found.contribution_se_ES, np.nan).astype(np.float32),
+            found.contribution_ES,
+            found.contribution_se_ES,
         )
         population.end_step(gates)
         self.watch.look(counted=True)
-        self.watch.judge(life.signals)
-        self._verdicts = verdicts
-        return verdicts, found
+        return found
 
     def _judged(self, rows: RowMeasurements) -> tuple[Doubles, Doubles]:
         """(loss, accuracy) of the members as they stand."""

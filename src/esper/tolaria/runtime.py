@@ -50,16 +50,17 @@ def validate_cuda_device(device: torch.device) -> torch.device:
     return device
 
 
-def set_profile(profile: Profile) -> None:
+def set_profile(profile: Profile, device: torch.device) -> None:
     """`exact`: bit-identical runs on one machine kind; `fast`: sums may be reordered.
 
     On a GPU `exact` needs cuBLAS told before torch first uses it, so the setting must be in the
-    environment; without CUDA there is nothing to set.
+    environment; on a CPU there is nothing to set.
     """
     if profile not in PROFILES:
         raise unknown_name("profile", profile, PROFILES)
     exact = profile == "exact"
-    if exact and torch.cuda.is_available() and os.environ.get(CUBLAS_SETTING) not in CUBLAS_EXACT:
+    on_gpu = device.type == "cuda"
+    if exact and on_gpu and os.environ.get(CUBLAS_SETTING) not in CUBLAS_EXACT:
         raise EsperError(
             f"profile exact on a GPU: set {CUBLAS_SETTING}={CUBLAS_EXACT[0]} before starting Python"
         )

@@ -97,7 +97,8 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
                 network.host.fixed[name].copy_(value)
         results.append((out.detach().float(), grad))  # autocast may leave another type
     (fused, _), (plain, _) = results
-    if not torch.allclose(fused, plain, rtol=1e-2, atol=1e-3, equal_nan=True):
+    coarse = torch.is_autocast_enabled(network.device.type)  # eight bits of mantissa, or eleven
+    if not torch.allclose(fused, plain, rtol=1e-2, atol=5e-2 if coarse else 1e-3, equal_nan=True):
         return f"its outputs differ from the loop's by up to {(fused - plain).abs().max():.2g}"
     return None
 
