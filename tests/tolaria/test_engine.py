@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -313,8 +315,10 @@ def test_out_of_memory_says_what_to_lower():
             print(error)
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=120,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+    )  # fmt: skip
     assert "out of memory on cpu with E=4 members and batch size B=1000" in done.stdout, done.stderr
     assert "lower --envs or --batch-size" in done.stdout
 

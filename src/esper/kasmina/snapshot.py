@@ -175,6 +175,9 @@ class MemberSnapshots:
             if kept_E.any():
                 self._copies[place.name].restore(place, self._index(kept_E))
             if gone_E.any():
+                # Rows no seed is in may still be computed beside others (a gate, for seeds of
+                # another style), and what is not finite in them would come back as gradients.
+                place.store.flat_EP.detach().index_fill_(0, self._index(gone_E), 0.0)
                 place.optimizer.clear_rows(place.key, self._index(gone_E))
         return np.asarray(uprooted_ES.sum(axis=1), dtype=np.int64)
 
