@@ -156,7 +156,7 @@ def test_exit_status_is_1_where_a_line_says_nothing(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_transfer_of_each_step_is_seen(tmp_path: Path):
     path = tmp_path / "sync.json"
-    assert call(*FLAGS, "--device", "cuda", "--policy", "mix", "--out", str(path)) in (0, 1)
+    assert call(*FLAGS, "--device", "cuda", "--policy", "mix", "--out", str(path)) == 0
     waits = {wait["place"]: wait for wait in json.loads(path.read_text())["waits"]}
     line = (ROOT / "tolaria" / "transfer.py").read_text().split("# SYNC:")[0].count("\n") + 1
     assert waits[f"tolaria/transfer.py:{line}"]["count"] == 3

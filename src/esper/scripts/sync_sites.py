@@ -153,7 +153,7 @@ def recorded_waits() -> Iterator[Counter[tuple[str, int]]]:
     places: Counter[tuple[str, int]] = Counter()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
-        if "synchronizing" in str(message):
+        if "called a synchronizing" in str(message):
             places[place_of(traceback.extract_stack())] += 1
 
     before = torch.cuda.get_sync_debug_mode()

@@ -6,7 +6,7 @@ Shape letters: E members, S slots, K blueprints.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from esper.tamiyo.unlearned import (
 
 _LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
+PREFERRED: Final = ("depthwise", "conv_light", "conv_heavy", "lora", "mlp_small", "mlp")
+"""Blueprints that can compute something new, the cheaper first."""
 Trigger = Literal["plateaued", "stabilised", "either"]
 
 
@@ -52,14 +54,15 @@ class HeuristicConfig:
     trigger: Trigger = "either"
     """Which signal starts a seed: no progress, the first descent over, or any of the two."""
     blueprints: tuple[str, ...] = ()
-    """Blueprints to try, in this order, over and over; empty: all of the host's."""
-    seeds_at_once: int = 1
+    """Blueprints to try, in this order, over and over; empty: those of `PREFERRED` that the host
+    offers, or all of the host's."""
+    seeds_at_once: int = 2
     """Seeds of a member that may be on their way at a time; permanent ones do not count."""
-    min_steps_left: int = 1
+    min_steps_left: int = 10
     """A seed is started only if this many steps of the episode are left, this one included."""
     incubation_limit: int = 20
     """Steps of incubation after which a seed that still may not blend is pruned."""
-    probation_steps: int = 5
+    probation_steps: int = 3
     """Steps on probation before a seed is judged."""
     keep_above_errors: float = 1.0
     """A seed is kept if its contribution is more than this many of its standard errors above 0."""
@@ -178,7 +181,8 @@ class HeuristicPolicy(UnlearnedPolicy):
 
     def _order(self, blueprints: tuple[str, ...]) -> Ints:
         """Indices of the blueprints to try, in order."""
-        names = self.config.blueprints or blueprints
+        offered = tuple(name for name in PREFERRED if name in blueprints)
+        names = self.config.blueprints or offered or blueprints
         where = "of the heuristic"
         return np.array([index_of("blueprint", name, blueprints, where) for name in names])
 

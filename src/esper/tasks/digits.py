@@ -103,13 +103,11 @@ def stratified_cut(labels_N: Ints, shares: Sequence[float], seed: int) -> tuple[
 
 
 BASELINE_SCORE: Final = ScoreConstants(c_p=0.02, c_m=0.005, c_f=0.002)
-"""Seeds planted at step 0, none or conv_heavy in each slot, 6 members each: conv_heavy in r0c0
-(.845) and in r0c0 + r0c1 (.844) lead the host alone (.831) and all three slots (.831), with
-standard errors of about .01."""
-IMPAIRED_SCORE: Final = ScoreConstants(c_p=0.05, c_m=0.02, c_f=0.002)
-"""The same with depthwise, conv_light and conv_heavy, 64 topologies: depthwise, conv_heavy,
-depthwise (.464) leads the host alone (.151) and conv_heavy everywhere (.323). Which seed stands
-where decides; leaving a slot empty does not pay, as depthwise seeds cost next to nothing."""
+"""Calibrated on seeds planted at step 0 (docs/results.md): of 27 topologies, conv_light in r0c0
+with depthwise in r0c1 leads the host alone and every topology that fills all slots."""
+IMPAIRED_SCORE: Final = ScoreConstants(c_p=0.2, c_m=0.01, c_f=0.002)
+"""Calibrated in the same way: of 64 topologies, depthwise in r0c0 and r0c1 leads the host alone
+and every topology that fills all slots."""
 
 
 def load_digits_data() -> TaskData:
