@@ -15,10 +15,15 @@ from esper.tasks.spec import TaskSpec
 from esper.tasks.synthetic import synthetic_spec
 from esper.tolaria.engine import EngineConfig, VectorizedEngine
 from esper.tolaria.episode import EpisodeBook
+from esper.tolaria.governor import GovernorConfig
 
 HISTORIES = (
     "score_TE", "score_accuracy_TE", "score_loss_TE", "accuracy_TE", "loss_TE", "train_loss_TE",
 )  # fmt: skip
+
+
+CALM = GovernorConfig(spike_steps=1000, learnt_share=0.99)
+"""Only what is not finite is a panic: small validation sets are noisy."""
 
 
 def small_task(**changes: Any) -> TaskSpec:

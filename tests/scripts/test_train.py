@@ -54,6 +54,15 @@ def test_every_policy_runs_to_a_table_a_picture_and_numbers(policy, tmp_path, ca
         assert (germinated == 3).all()
 
 
+def test_a_found_topology_is_trained_from_the_start(tmp_path):
+    topology = ("--topology", "r0c0=norm", "r0c2=conv_light")
+    assert call("static-final", *TINY, *topology, "--out", tmp_path, "--quiet") == 0
+    record = numbers(tmp_path, "static-final")
+    stands = np.array(record["rounds"][0]["outcome"]["blueprint_ES"])
+    kinds = [record["blueprints"].index(name) for name in ("norm", "conv_light")]
+    assert (stands == [kinds[0], -1, kinds[1]]).all()
+
+
 def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
     """Twice, once with all events kept; other seeds differ."""
     first, second, other = (tmp_path / name for name in ("a", "b", "c"))
@@ -81,6 +90,10 @@ BAD = [
     (("fixed", *TINY, "--blueprint", "conv_hevy"), "conv_heavy"),
     (("static-full", *TINY, "--slots", "r9c9"), "r9c9"),
     (("wait", *TINY, "--precision", "bf16"), "a CPU computes in fp32"),
+    (("static-final", *TINY), "--topology"),
+    (("static-final", *TINY, "--topology", "r0c0"), "expected slot=blueprint"),
+    (("static-final", *TINY, "--topology", "r0c0=conv_lite"), "conv_light"),
+    (("wait", *TINY, "--topology", "r0c0=norm"), "--topology has no meaning for wait"),
     (("wait", "--episode-length", "0"), "episode_length=0"),
     (("wait", "--task", "cifar_baseline"), "--data synthetic"),
     (("wait", "--task", "cifar_baseline", "--data-dir", "nowhere"), "nowhere"),

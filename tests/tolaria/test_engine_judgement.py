@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine_support import Diary, histories, random_policy, small_engine, small_task
+from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
 from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.actions import ActionHead, ActionSpec, VetoReason
 from esper.leyline.payloads import PruneCause, SeedPruned
@@ -22,11 +22,8 @@ from esper.leyline.signals import CounterfactualGap, PanicKind
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
-from esper.tolaria.governor import GovernorConfig
 
 PENALTY = ScoreReward().rollback_penalty
-CALM = GovernorConfig(spike_steps=1000, learnt_share=0.99)
-"""Only what is not finite is a panic: small validation sets are noisy."""
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine import EngineConfig
 
-PolicyName = Literal["wait", "random", "fixed", "static-full", "heuristic"]
+PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Train:
 
     policy: Annotated[PolicyName, tyro.conf.Positional]
     """wait: nothing is grown. random: any legal action. fixed: one blueprint in the given slots
-    from a given step on. static-full: the same, there from the start. heuristic: on plateaus."""
+    from a given step on. static-full: the same, there from the start. static-final: a topology that
+    was found, from the start. heuristic: seeds when training stalls."""
     task: str = "digits_impaired"
     """What is trained on."""
     rounds: int = 1
@@ -58,6 +59,8 @@ class Train:
     """fixed, static-full: what is grown."""
     slots: tuple[str, ...] = ()
     """fixed, static-full: where; every slot of the task where not given."""
+    topology: tuple[str, ...] = ()
+    """static-final: what stands where, for example r0c0=depthwise r0c1=conv_light."""
     start: int = 2
     """fixed: step at the end of which the first seed is germinated."""
     telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
@@ -76,6 +79,8 @@ class Train:
                 raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
         if self.start < 0:
             raise EsperError(f"--start {self.start}: must be 0 or more")
+        if self.policy == "static-final" and not self.topology:
+            raise EsperError("static-final needs --topology, for example r0c0=conv_light")
         ignored = [
             flag
             for flag, policies in _ONLY_FOR.items()
@@ -134,14 +139,28 @@ class Train:
             return HeuristicPolicy(reward=reward)
         if self.policy == "static-full":
             return StaticTopology.full(self.blueprint, slots, reward)
+        if self.policy == "static-final":
+            return StaticTopology.final(self._found_topology(), reward)
         entries = tuple(ScheduleEntry(self.start, slot, self.blueprint) for slot in slots)
         return FixedSchedule(ScheduleConfig(entries), reward)
+
+    def _found_topology(self) -> dict[str, str]:
+        """Blueprint by slot, from `slot=blueprint` words."""
+        pairs = [word.partition("=") for word in self.topology]
+        for slot, mark, blueprint in pairs:
+            if not (slot and mark and blueprint):
+                raise EsperError(
+                    f"--topology {slot}{mark}{blueprint}: expected slot=blueprint, for example "
+                    f"r0c0=conv_light"
+                )
+        return {slot: blueprint for slot, _, blueprint in pairs}
 
 
 _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
     "blueprint": ("fixed", "static-full"),
     "slots": ("fixed", "static-full"),
     "start": ("fixed",),
+    "topology": ("static-final",),
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR

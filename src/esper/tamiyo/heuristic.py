@@ -44,7 +44,7 @@ _LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 PREFERRED: Final = ("depthwise", "conv_light", "conv_heavy", "lora", "mlp_small", "mlp")
 """Blueprints that can compute something new, the cheaper first."""
-Trigger = Literal["plateaued", "stabilised", "either"]
+Trigger = Literal["plateaued", "stabilised", "either", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class HeuristicConfig:
     """The rules of thumb."""
 
     trigger: Trigger = "either"
-    """Which signal starts a seed: no progress, the first descent over, or any of the two."""
+    """Which signal starts a seed: no progress, the first descent over, any of the two; `always`:
+    none is waited for."""
     blueprints: tuple[str, ...] = ()
     """Blueprints to try, in this order, over and over; empty: those of `PREFERRED` that the host
     offers, or all of the host's."""
@@ -208,6 +209,7 @@ class HeuristicPolicy(UnlearnedPolicy):
             "plateaued": obs.plateaued_E,
             "stabilised": obs.stabilised_E,
             "either": obs.plateaued_E | obs.stabilised_E,
+            "always": np.ones_like(obs.plateaued_E),
         }[self.config.trigger]
         room_E = _LIVE[obs.slots.stage_ES].sum(axis=1) < self.config.seeds_at_once
         in_time = obs.episode_length - obs.step >= self.config.min_steps_left
