@@ -6,11 +6,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    pass
+    from esper.tamiyo.inputs import Observation as Observation
+    from esper.tamiyo.network import PolicyNetwork as PolicyNetwork
+    from esper.tamiyo.network import PolicyState as PolicyState
+    from esper.tamiyo.network_config import NetworkConfig as NetworkConfig
+    from esper.tamiyo.network_config import PolicySpec as PolicySpec
 
-_HOME: dict[str, str] = {}
+_HOME: dict[str, str] = {
+    "NetworkConfig": "network_config",
+    "Observation": "inputs",
+    "PolicyNetwork": "network",
+    "PolicySpec": "network_config",
+    "PolicyState": "network",
+}
 
-__all__: list[str] = []
+__all__: list[str] = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
