@@ -53,7 +53,7 @@ class Minibatch:
 
 
 class RolloutBuffer:
-    """One rollout: each step `record`, then `reward`; at the end `finish`, and it is learnt from."""
+    """One rollout: each step `record`, then `reward`; at the end `finish`; then learn from it."""
 
     def __init__(
         self,
