@@ -28,6 +28,9 @@ from esper.tamiyo.inputs import FIXED_HEADS, MaskTensors
 HEAD_GAIN: Final = 0.01
 """Scale of a head's last layer at birth: a fresh policy is close to uniform."""
 
+LAST_HEAD: Final = ActionHead(len(ActionHead) - 1)
+"""No head comes after it, so its choice is not embedded."""
+
 COUNTS_OA: Final = np.array(
     [[head in HEADS_BY_OP[op] for head in ActionHead] for op in LifecycleOp]
 )
@@ -85,7 +88,8 @@ class ActionHeads(nn.Module):
         self.hidden = nn.ModuleDict({head.name: nn.Linear(width, width) for head in ActionHead})
         self.output = nn.ModuleDict({h.name: nn.Linear(width, outputs[h.name]) for h in ActionHead})
         self.slot_key = nn.Linear(width, width, bias=False)
-        self.embed = nn.ModuleDict({name: nn.Embedding(n, width) for name, n in sizes.items()})
+        heard = {name: n for name, n in sizes.items() if name != LAST_HEAD.name}
+        self.embed = nn.ModuleDict({name: nn.Embedding(n, width) for name, n in heard.items()})
         self.embed_slot = nn.Linear(width, width, bias=False)
         self.embed_blueprint = nn.Linear(embedding, width, bias=False)
         self.register_buffer("counts_OA", torch.from_numpy(COUNTS_OA), persistent=False)
@@ -134,8 +138,9 @@ class ActionHeads(nn.Module):
             entropies.append(torch.where(counts, distribution.entropy(), 0.0))
             if head is ActionHead.OP:
                 counts_A, op_p_O = self.counts_OA[choice], distribution.p_C
-            said_D = self._embedded(head, choice, slots_SD, table_KB)
-            context_D = context_D + said_D * counts.unsqueeze(-1)
+            if head is not LAST_HEAD:
+                said_D = self._embedded(head, choice, slots_SD, table_KB)
+                context_D = context_D + said_D * counts.unsqueeze(-1)
         choice_A, log_prob_A, entropy_A = (
             torch.stack(parts, dim=-1) for parts in (choices, log_probs, entropies)
         )
@@ -144,14 +149,18 @@ class ActionHeads(nn.Module):
     def _logits(
         self, head: ActionHead, context_D: Tensor, slots_SD: Tensor, table_KB: Tensor
     ) -> Tensor:
-        """Scores of a head's choices: a pointer over slots, over blueprints, or a plain layer."""
+        """Scores of a head's choices: a pointer over slots, over blueprints, or a plain layer.
+
+        Pointers divide by the root of the width, without which one step of Adam, which moves all
+        weights alike, would move their scores that many times as far as a plain layer's.
+        """
         hidden_D = torch.tanh(self._linear(self.hidden, head)(context_D))
         output: Tensor = self._linear(self.output, head)(hidden_D)
         if head is ActionHead.SLOT:
             key_SD: Tensor = self.slot_key(slots_SD)
-            return (key_SD @ output.unsqueeze(-1)).squeeze(-1)
+            return (key_SD @ output.unsqueeze(-1)).squeeze(-1) / math.sqrt(key_SD.shape[-1])
         if head is ActionHead.BLUEPRINT:
-            return output @ table_KB.T
+            return output @ table_KB.T / math.sqrt(table_KB.shape[-1])
         return output
 
     def _legal(self, head: ActionHead, masks: MaskTensors, choices: list[Tensor]) -> Tensor:

@@ -72,7 +72,12 @@ class MaskTensors:
             )
         )
         arrays = (masks.op_EO, masks.slot_EOS, masks.blueprint_SK[None], fixed_N[None])
-        return cls(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in arrays))
+        return cls(
+            *(
+                torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True)
+                for a in arrays
+            )
+        )
 
     def fixed(self, head: ActionHead) -> Tensor:
         """The mask of one fixed head."""
@@ -94,6 +99,6 @@ class PolicyInputs:
         """The inputs of E members."""
         arrays = (obs.global_EG, obs.slot_ESF, obs.blueprint_ES)
         whole, slots, blueprints = (
-            torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in arrays
+            torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True) for a in arrays
         )
         return cls(whole, slots, blueprints, MaskTensors.of(masks, device))

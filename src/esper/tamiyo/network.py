@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from esper.tamiyo.inputs import PolicyInputs
 from esper.tamiyo.network_config import NetworkConfig, PolicySpec
 from esper.tamiyo.sequences import SequenceSplit
 
+FORGET_BIAS: Final = 1.0
+"""Of the LSTM's forget gate at birth: three quarters of the cell last from step to step."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyState:
@@ -35,7 +39,7 @@ class PolicyState:
 
     def reset(self, reset_E: Bools) -> PolicyState:
         """The state with these rows as at the start of an episode."""
-        keep = torch.from_numpy(~reset_E).to(self.hidden_ED.device).unsqueeze(-1)
+        keep = torch.from_numpy(~reset_E).to(self.hidden_ED.device, non_blocking=True).unsqueeze(-1)
         hidden, cell = (torch.where(keep, x, 0.0) for x in (self.hidden_ED, self.cell_ED))
         return PolicyState(hidden, cell)
 
@@ -91,6 +95,9 @@ class PolicyNetwork(nn.Module):
                     nn.init.orthogonal_(parameter)
                 else:
                     nn.init.zeros_(parameter)
+            # Gates lie as (input, forget, cell, output); an open forget gate keeps what it saw.
+            forget = slice(self.config.width, 2 * self.config.width)
+            nn.init.constant_(self.core.bias_hh_l0[forget], FORGET_BIAS)
         for layer, gain in ((self.value[0], math.sqrt(2.0)), (self.value[2], 1.0)):
             assert isinstance(layer, nn.Linear)
             nn.init.orthogonal_(layer.weight, gain)

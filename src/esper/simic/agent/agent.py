@@ -113,7 +113,8 @@ class PPOAgent:
                 self.obs_normalizer.observe(obs)
             numbers = np.arange(len(obs.global_EG)) if members is None else members
             uniform_EA = action_uniforms(self.seed, round_index, step, numbers)
-            chooser = Chooser(uniform_A=torch.from_numpy(uniform_EA).to(self.device))
+            uniform_A = torch.from_numpy(uniform_EA).to(self.device, non_blocking=True)
+            chooser = Chooser(uniform_A=uniform_A)
             epsilon = self.exploration
         inputs = self._inputs(obs, masks)
         legal_O = np.asarray(masks.op_EO.any(axis=0))

@@ -40,7 +40,7 @@ class PPOConfig:
     """Share of the masked uniform distribution mixed into every head, 0..1."""
     max_grad_norm: float = 0.5
     """Gradients longer than this are shortened to it."""
-    target_kl: float | None = None
+    target_kl: float | None = 0.05
     """An update stops where it is further than this from the rollout's policy; None: never."""
     normalize_advantages: bool = True
     """Bring a rollout's advantages to mean 0 and deviation 1."""

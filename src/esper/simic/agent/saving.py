@@ -34,15 +34,14 @@ class AgentContent:
     config: PPOConfig
     seed: int
     updates_done: int
-    learnt: bool
-    """Adam has moments, because there was a step."""
+    moments: tuple[str, ...]
+    """Parameters that Adam has moments of: those that a gradient has reached."""
 
 
 def save_agent(agent: PPOAgent, path: PathLike) -> None:
     """Write an agent into a folder, in place of the save that may be there."""
-    content = AgentContent(
-        agent.spec, agent.config, agent.seed, agent.updates_done, bool(agent.optimizer.state)
-    )
+    moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
+    content = AgentContent(agent.spec, agent.config, agent.seed, agent.updates_done, tuple(moved))
     tensors = _weights(agent) | _moments(agent) | _statistics(agent)
     write_save(path, "agent", content, tensors)
 
@@ -63,8 +62,7 @@ def load_agent(
         _require_same(content.config.network, config.network, "NetworkConfig", saved.where)
     agent = cls(content.spec, config or content.config, content.seed, device)
     agent.updates_done = content.updates_done
-    if content.learnt:
-        _start_moments(agent)
+    _start_moments(agent, content.moments)
     _fill(agent, saved)
     return agent
 
@@ -94,9 +92,11 @@ def _moments(agent: PPOAgent) -> dict[str, Tensor]:
     }
 
 
-def _start_moments(agent: PPOAgent) -> None:
+def _start_moments(agent: PPOAgent, moved: tuple[str, ...]) -> None:
     """Adam's moments of a fresh agent, to be filled; fused Adam keeps its step on the device."""
-    for parameter in agent.network.parameters():
+    for name, parameter in agent.network.named_parameters():
+        if name not in moved:
+            continue
         agent.optimizer.state[parameter] = {
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),

@@ -47,7 +47,7 @@ REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = MappingProxy
         "return_std": _last,
         "advantage_mean": _last,
         "advantage_std": _last,
-        "grad_norm": _mean,
+        "grad_norm": _mean_of_known,  # no step, no gradient
         "learning_rate": _last,
         "entropy_coef": _last,
         "exploration": _last,
