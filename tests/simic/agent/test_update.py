@@ -257,7 +257,7 @@ def test_a_step_beyond_the_kl_limit_is_not_taken():
 
 
 def test_without_a_limit_every_epoch_is_run():
-    it, rollout = made(epochs=3)
+    it, rollout = made(epochs=3, target_kl=None)
     metrics = run_ppo_updates(it, 2, rollout, it.obs_normalizer)
     assert (metrics.epochs_run, metrics.early_stopped, it.updates_done) == (6, False, 2)
 

@@ -14,7 +14,7 @@ HEADS = 8
 
 def row(**changes):
     """All figures at 1, the heads' entropies too."""
-    full = {name: 1.0 for name in REDUCERS} | {"head_entropy": (1.0,) * HEADS}
+    full = dict.fromkeys(REDUCERS, 1.0) | {"head_entropy": (1.0,) * HEADS}
     return full | changes
 
 
