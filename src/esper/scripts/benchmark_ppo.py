@@ -148,7 +148,7 @@ def _noise(config: BenchmarkPPO, rng: np.random.Generator) -> tuple[Observation,
         rng.integers(-1, config.blueprints, size=(members, slots)),
     )
     slot_EOS = rng.random((members, ops, slots)) < 0.5
-    op_EO = slot_EOS.any(axis=2)
+    op_EO = np.asarray(slot_EOS.any(axis=2))
     op_EO[:, LifecycleOp.WAIT] = True
     blueprint_SK = np.ones((slots, config.blueprints), dtype=bool)
     fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])

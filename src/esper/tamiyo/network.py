@@ -97,7 +97,7 @@ class PolicyNetwork(nn.Module):
                     nn.init.zeros_(parameter)
             # Gates lie as (input, forget, cell, output); an open forget gate keeps what it saw.
             forget = slice(self.config.width, 2 * self.config.width)
-            nn.init.constant_(self.core.bias_hh_l0[forget], FORGET_BIAS)
+            nn.init.constant_(self.core.get_parameter("bias_hh_l0")[forget], FORGET_BIAS)
         for layer, gain in ((self.value[0], math.sqrt(2.0)), (self.value[2], 1.0)):
             assert isinstance(layer, nn.Linear)
             nn.init.orthogonal_(layer.weight, gain)
