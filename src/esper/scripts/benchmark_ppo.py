@@ -33,8 +33,8 @@ class BenchmarkPPO:
 
     device: str = "cpu"
     """Where to compute, as torch names it."""
-    threads: int = 2
-    """CPU threads torch may use."""
+    threads: int = 1
+    """CPU threads torch may use; on tensors this small a second one brings little."""
     members: int = 64
     """E."""
     slots: int = 5

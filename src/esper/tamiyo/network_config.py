@@ -14,7 +14,7 @@ class NetworkConfig:
 
     width: int = 64
     """Numbers in a token, in the recurrent core and in a head's hidden layer."""
-    attention_heads: int = 4
+    attention_heads: int = 2
     """Attention heads over the slots; they share the width."""
     embedding: int = 16
     """Numbers that stand for a blueprint."""

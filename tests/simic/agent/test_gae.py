@@ -66,6 +66,15 @@ def test_without_bootstrap_the_end_looks_like_a_loss():
     assert found == pytest.approx(-worth * gamma**steps_left, abs=1e-12)
 
 
+@pytest.mark.parametrize(("kind", "beyond"), [("terminal", 0.0), ("truncated", 5.0)])
+def test_an_end_in_the_middle_is_as_one_at_the_end(kind, beyond):
+    """The next step belongs to another episode: its value is not what follows."""
+    ends = {"terminal": [T - 1], "truncated": []}
+    ends[kind] = [*ends[kind], 4]
+    found = run(1.0, 3.0, 0.95, 0.8, **ends, bootstrap=5.0)
+    assert found[4] == pytest.approx(1.0 + 0.95 * beyond - 3.0, abs=1e-12)
+
+
 @pytest.mark.parametrize("kind", ["terminal", "truncated"])
 def test_nothing_passes_an_end_in_the_middle(kind):
     """What comes after step 4 does not change what came before it."""
