@@ -280,6 +280,17 @@ def test_a_learning_rate_of_0_changes_nothing():
     assert same_bits(before, weights(it))
 
 
+def test_the_scheduled_rate_is_the_one_that_steps():
+    it = agent(learning_rate=Schedule(1e-2, 0.0, steps=1))
+    rollout, seen = it.make_buffer(3, E, S), [weights(it)]
+    for round_index in range(2):
+        fill(it, rollout, round_index)
+        run_ppo_updates(it, 1, rollout, it.obs_normalizer)
+        seen.append(weights(it))
+    assert not same_bits(seen[0], seen[1])
+    assert same_bits(seen[1], seen[2])
+
+
 def test_gradients_are_clipped_to_their_limit():
     """With plain gradient steps in place of Adam's, the weights move by at most lr x limit."""
     it, rollout = made(epochs=1, minibatches=1, max_grad_norm=1e-3)
