@@ -59,19 +59,28 @@ class MaskedBandit(Task):
         return np.maximum(np.where(self.open_ES, PAY_SK.max(axis=1), 0).max(axis=1), PRUNE_PAYS)
 
 
-def test_a_masked_bandit_is_learnt_to_its_optimum():
+def bandit_regret(seed: int) -> float:
+    """What a trained agent leaves on the table, per member."""
     rounds, members = 60, 128
-    config = PPOConfig(network=NET, learning_rate=Schedule(3e-3, 0.0, rounds), minibatches=2)
-    it = PPOAgent(PolicySpec(1, 4, ("norm", "conv")), config, seed=0)
-    rng, rollout = np.random.default_rng(0), it.make_buffer(1, members, 3)
+    config = PPOConfig(
+        network=NET,
+        learning_rate=Schedule(1.5e-3, 0.0, rounds),
+        exploration=Schedule(0.3, 0.0, rounds),
+        minibatches=2,
+    )
+    it = PPOAgent(PolicySpec(1, 4, ("norm", "conv")), config, seed)
+    rng, rollout = np.random.default_rng(seed), it.make_buffer(1, members, 3)
     for round_index in range(rounds):
         play(it, MaskedBandit(rng, members), members, round_index, rollout)
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)
     test = MaskedBandit(np.random.default_rng(99), 512)
     best = test.best()
     assert PRUNE_PAYS < best.mean() < 1.0  # the mask decides: not always PRUNE, nor slot 1
-    found = play(it, test, 512, 0)
-    assert found.mean() == pytest.approx(best.mean(), abs=0.005)
+    return float(best.mean() - play(it, test, 512, 0).mean())
+
+
+def test_a_masked_bandit_is_learnt_to_its_optimum():
+    assert bandit_regret(seed=0) == pytest.approx(0.0, abs=0.005)
 
 
 # ---- a task for a memory ------------------------------------------------------------------
@@ -99,40 +108,68 @@ class Recall(Task):
         return np.where(right_E, 1.0, 0.0) * (step == self.steps - 1)
 
 
-def recalled(core: str) -> float:
+def recalled(core: str, seed: int) -> float:
     """Share of cues that are recalled after training."""
-    network = NetworkConfig(width=32, attention_heads=2, embedding=8, core=core)
     rounds, members = 40, 64
+    network = NetworkConfig(width=32, attention_heads=2, embedding=8, core=core)
     config = PPOConfig(network=network, learning_rate=Schedule(2e-3, 0.0, rounds), minibatches=2)
-    it = PPOAgent(PolicySpec(2, 2, ("none",)), config, seed=0)
-    rng, rollout = np.random.default_rng(0), it.make_buffer(Recall.steps, members, 2)
+    it = PPOAgent(PolicySpec(2, 2, ("none",)), config, seed)
+    rng, rollout = np.random.default_rng(seed), it.make_buffer(Recall.steps, members, 2)
     for round_index in range(rounds):
         play(it, Recall(rng, members), members, round_index, rollout)
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)
     return float(play(it, Recall(np.random.default_rng(99), 1000), 1000, 0).mean())
 
 
+CHANCE = pytest.approx(0.5, abs=4 * 0.5 / 1000**0.5)
+
+
 def test_the_recurrent_core_recalls_what_it_saw():
-    assert recalled("lstm") > 0.99
+    assert recalled("lstm", seed=0) > 0.99
 
 
 def test_without_memory_recall_stays_at_chance():
-    assert recalled("memoryless") == pytest.approx(0.5, abs=4 * 0.5 / 1000**0.5)
+    assert recalled("memoryless", seed=0) == CHANCE
 
 
 # ---- CartPole -----------------------------------------------------------------------------
 
 
-def test_cartpole_is_balanced():
+def balanced(seed: int) -> float:
+    """Mean of 20 greedy episodes after 20,480 steps."""
     gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
     from esper.simic.agent.playing import EnvPlayer
 
+    rounds = 20
     config = PPOConfig(
         network=NetworkConfig(width=32, attention_heads=2, embedding=4),
         gamma=0.99,
-        learning_rate=Schedule(1e-3),
+        learning_rate=Schedule(1e-3, 0.0, rounds),
         entropy=Schedule(0.0),
     )
-    player = EnvPlayer(lambda: gymnasium.make("CartPole-v1"), 16, 64, config, seed=0)
-    player.learn(16_384)
-    assert player.evaluate(episodes=20, seed=1000).mean() >= 195
+    player = EnvPlayer(lambda: gymnasium.make("CartPole-v1"), 16, 64, config, seed)
+    player.learn(rounds * 16 * 64)
+    return float(player.evaluate(episodes=20, seed=1000).mean())
+
+
+def test_cartpole_is_balanced():
+    assert balanced(seed=0) >= 195
+
+
+# ---- not by luck --------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_learning_does_not_hang_on_the_seed():
+    found = {
+        "regret of the bandit": [bandit_regret(seed) for seed in range(5)],
+        "recall": [recalled("lstm", seed) for seed in range(5)],
+        "recall without memory": [recalled("memoryless", seed) for seed in range(5)],
+        "CartPole": [balanced(seed) for seed in range(5)],
+    }
+    for name, values in found.items():
+        print(f"{name}, seeds 0 to 4: {[round(value, 3) for value in values]}")
+    assert max(found["regret of the bandit"]) < 0.005
+    assert min(found["recall"]) > 0.99
+    assert found["recall without memory"] == [CHANCE] * 5
+    assert min(found["CartPole"]) >= 195
