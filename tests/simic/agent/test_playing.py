@@ -57,15 +57,18 @@ def test_ends_are_told_apart(cut):
     assert it.episode_returns == [5.0] * 12
 
 
-def test_a_cut_is_worth_the_state_beyond_it_not_the_next_episode():
+def test_a_cut_is_worth_the_state_beyond_it_not_the_next_episode(monkeypatch):
     """`Clock` shows the same after a cut; only the core's state tells the two apart."""
     it = player(cut=True)
+    acts, act = [], it.agent.act
+    monkeypatch.setattr(it.agent, "act", lambda *a: acts.append(act(*a)) or acts[-1])
     for step in range(5):
         it._step(step)
-    next_episode = it.agent.value(*it.seen.as_inputs(), it.state)
-    beyond = it.rollout.bootstrap_TE[4]
-    assert (beyond != 0).all()
-    assert np.abs(beyond - next_episode).min() > 1e-4
+    states = {"next": it.state, "before": acts[-2].state, "beyond": acts[-1].state}
+    worth = {name: it.agent.value(*it.seen.as_inputs(), s) for name, s in states.items()}
+    found = it.rollout.bootstrap_TE[4]
+    assert found == pytest.approx(worth["beyond"], abs=1e-6)
+    assert all(np.abs(found - worth[other]).min() > 1e-5 for other in ("next", "before"))
 
 
 @pytest.mark.parametrize(
