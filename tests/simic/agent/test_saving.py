@@ -161,7 +161,7 @@ def test_a_cut_file_and_a_missing_one_are_refused(folder):
 
 def test_a_folder_of_something_else_is_refused(folder, tmp_path):
     assert "does not exist" in refused(tmp_path / "nowhere")
-    assert "holds a agent, not a member: load it with PPOAgent.load" in refused(
+    assert "holds a controller, not a member: load it with PPOAgent.load" in refused(
         folder, lambda path: MorphogeneticModel.load(path, lambda: None)
     )
 

@@ -43,7 +43,7 @@ def save_agent(agent: PPOAgent, path: PathLike) -> None:
     moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
     content = AgentContent(agent.spec, agent.config, agent.seed, agent.updates_done, tuple(moved))
     tensors = _weights(agent) | _moments(agent) | _statistics(agent)
-    write_save(path, "agent", content, tensors)
+    write_save(path, "controller", content, tensors)
 
 
 def load_agent(
@@ -54,7 +54,7 @@ def load_agent(
     config: PPOConfig | None,
 ) -> PPOAgent:
     """The agent a folder holds."""
-    saved = read_save(path, "agent")
+    saved = read_save(path, "controller")
     content = read_record(AgentContent, saved.content, saved.where)
     if spec is not None:
         _require_same(content.spec, spec, "PolicySpec", saved.where)
