@@ -40,10 +40,11 @@ SCHEMA: Final = 1
 understand. The envelope (`format`, `schema`, `kind`, `checksum`) never changes."""
 MANIFEST: Final = "manifest.json"
 
-Kind = Literal["population", "member"]
+Kind = Literal["population", "member", "controller"]
 _LOADER: Final[dict[Kind, str]] = {
     "population": "Population.load",
     "member": "MorphogeneticModel.load",
+    "controller": "PPOAgent.load",
 }
 _TENSORS: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _TEMPORARY: Final = re.compile(rf"\.({_TENSORS.pattern}|{re.escape(MANIFEST)})\.\w+\.tmp")

@@ -1,4 +1,4 @@
-"""Simic: how the decider learns. Rewards, telemetry of the learner, and (to come) PPO."""
+"""Simic: how the decider learns. PPO, rewards, normalisers, telemetry of the learner."""
 
 from __future__ import annotations
 

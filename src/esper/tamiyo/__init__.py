@@ -1,4 +1,4 @@
-"""Tamiyo: who decides. Signals, masks, action decoding, policies."""
+"""Tamiyo: who decides. Signals, masks, action decoding, policies, the policy network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     from esper.tamiyo.actions import parse_sampled_action
     from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
     from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
+    from esper.tamiyo.inputs import Observation
     from esper.tamiyo.masks import build_masks
+    from esper.tamiyo.network import PolicyNetwork, PolicyState
+    from esper.tamiyo.network_config import NetworkConfig, PolicySpec
     from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
     from esper.tamiyo.signals import SignalConfig, SignalTracker, TrackedSignals
 
@@ -17,6 +20,11 @@ _HOME = {
     "FixedSchedule": "schedule",
     "HeuristicConfig": "heuristic",
     "HeuristicPolicy": "heuristic",
+    "NetworkConfig": "network_config",
+    "Observation": "inputs",
+    "PolicyNetwork": "network",
+    "PolicySpec": "network_config",
+    "PolicyState": "network",
     "RandomPolicy": "baselines",
     "ScheduleConfig": "schedule",
     "ScheduleEntry": "schedule",
@@ -33,6 +41,11 @@ __all__ = [
     "FixedSchedule",
     "HeuristicConfig",
     "HeuristicPolicy",
+    "NetworkConfig",
+    "Observation",
+    "PolicyNetwork",
+    "PolicySpec",
+    "PolicyState",
     "RandomPolicy",
     "ScheduleConfig",
     "ScheduleEntry",

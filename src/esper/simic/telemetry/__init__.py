@@ -1,1 +1,1 @@
-"""Simic's telemetry: how what happens in a run becomes events."""
+"""Simic's telemetry: how what happens in a run becomes events and figures."""

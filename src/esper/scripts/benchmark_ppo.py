@@ -1,0 +1,159 @@
+"""How long the learner takes for a round: acting T times for E members, then one PPO update.
+
+    python -m esper.scripts.benchmark_ppo                    E=64, S=5, T=50, 4 epochs on the CPU
+    python -m esper.scripts.benchmark_ppo --device cuda
+
+Observations and masks are noise in which every operation is legal somewhere, so that every head is
+at work at every step: the dearest case. No host is trained. One round warms up and is not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper.leyline.errors import EsperError
+from esper.scripts.door import enter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from esper.leyline.masks import ActionMasks
+    from esper.simic.agent import PPOAgent, RolloutBuffer
+    from esper.tamiyo import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPPO:
+    """Time the learner without a population."""
+
+    device: str = "cpu"
+    """Where to compute, as torch names it."""
+    threads: int = 1
+    """CPU threads torch may use; on tensors this small a second one brings little."""
+    members: int = 64
+    """E."""
+    slots: int = 5
+    """S."""
+    steps: int = 50
+    """T."""
+    epochs: int = 4
+    """Passes over the rollout."""
+    minibatches: int = 4
+    """Parts the members are dealt into."""
+    blueprints: int = 8
+    """Kinds of seed."""
+    global_features: int = 40
+    """Features of a member."""
+    slot_features: int = 30
+    """Features of each slot."""
+    rounds: int = 7
+    """Timed rounds."""
+    out: Path = Path("out/benchmark_ppo.json")
+    """All numbers."""
+
+    def check(self) -> None:
+        """Refuse sizes that cannot be timed."""
+        sizes = ("threads", "members", "slots", "steps", "epochs", "minibatches", "blueprints")
+        for name in (*sizes, "global_features", "slot_features", "rounds"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
+
+
+def main() -> int:
+    """The command."""
+    return enter(BenchmarkPPO, benchmark)
+
+
+def benchmark(config: BenchmarkPPO) -> None:
+    """Time the rounds, print their median, write the numbers."""
+    config.check()
+    from esper.leyline.files import require_writable, write_whole
+
+    require_writable(config.out, "--out")
+
+    import torch
+
+    from esper.scripts.machine import describe
+    from esper.simic.agent import PPOAgent, PPOConfig
+    from esper.tamiyo import PolicySpec
+    from esper.tolaria.runtime import parse_device
+
+    device = parse_device(config.device)
+    torch.set_num_threads(config.threads)
+    names = tuple(f"kind{i}" for i in range(config.blueprints))
+    spec = PolicySpec(config.global_features, config.slot_features, names)
+    settings = PPOConfig(epochs=config.epochs, minibatches=config.minibatches, target_kl=None)
+    agent = PPOAgent(spec, settings, device=device)
+    rollout = agent.make_buffer(config.steps, config.members, config.slots)
+    parameters = sum(p.numel() for p in agent.network.parameters())
+    setting = describe(device) | {"parameters": str(parameters)}
+    print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
+    timed = [_time_round(config, agent, rollout, r) for r in range(1 + config.rounds)][1:]
+    act, update = ([pair[i] for pair in timed] for i in range(2))
+    for name, seconds in (("act", act), ("update", update), ("both", list(map(sum, timed)))):
+        print(
+            f"{name:<7} {statistics.median(seconds):.3f} s "
+            f"({min(seconds):.3f} to {max(seconds):.3f}, n={len(seconds)})"
+        )
+    record = {"setting": setting, "act_seconds": act, "update_seconds": update}
+    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    print(f"numbers: {config.out}")
+
+
+def _time_round(
+    config: BenchmarkPPO, agent: PPOAgent, rollout: RolloutBuffer, round_index: int
+) -> tuple[float, float]:
+    """Seconds of acting (with what the buffer costs) and of the update."""
+    from time import perf_counter
+
+    import numpy as np
+
+    from esper.simic.training.runner import run_ppo_updates
+
+    rng = np.random.default_rng(round_index)
+    seen = [_noise(config, rng) for _ in range(config.steps)]
+    reward_TE = rng.normal(size=(config.steps, config.members))
+    over_TE = np.zeros(reward_TE.shape, dtype=bool)
+    over_TE[-1] = True
+    state = agent.initial_state(config.members)
+    start = perf_counter()
+    for step, (obs, masks) in enumerate(seen):
+        act = agent.act(obs, masks, state, round_index, step)
+        rollout.record(act.trace)
+        rollout.reward(reward_TE[step], over_TE[step])
+        state = act.state
+    middle = perf_counter()
+    run_ppo_updates(agent, 1, rollout, agent.obs_normalizer)  # its figures wait for the device
+    return middle - start, perf_counter() - middle
+
+
+def _noise(config: BenchmarkPPO, rng: np.random.Generator) -> tuple[Observation, ActionMasks]:
+    """What a step might show."""
+    import numpy as np
+
+    from esper.leyline.actions import LifecycleOp
+    from esper.leyline.masks import ActionMasks
+    from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES, Observation
+
+    members, slots, ops = config.members, config.slots, len(LifecycleOp)
+    obs = Observation(
+        rng.normal(size=(members, config.global_features)).astype(np.float32),
+        rng.normal(size=(members, slots, config.slot_features)).astype(np.float32),
+        rng.integers(-1, config.blueprints, size=(members, slots)),
+    )
+    slot_EOS = rng.random((members, ops, slots)) < 0.5
+    op_EO = np.asarray(slot_EOS.any(axis=2))
+    op_EO[:, LifecycleOp.WAIT] = True
+    blueprint_SK = np.ones((slots, config.blueprints), dtype=bool)
+    fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])
+    return obs, ActionMasks(op_EO, slot_EOS, blueprint_SK, *fixed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

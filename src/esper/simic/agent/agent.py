@@ -1,0 +1,249 @@
+"""The learner: a policy network with everything it takes to act, to learn, and to go on later.
+
+    act = agent.act(obs, masks, state, round_index, step)   act.decision to the engine
+    rollout.record(act.trace); rollout.reward(...)          ... T times; rollout.finish(...)
+    metrics = run_ppo_updates(agent, 1, rollout, agent.obs_normalizer)
+
+Random draws follow from (seed, round, step, member, head) and (seed, update, epoch): no generator
+is kept, so a loaded agent goes on bit for bit. Shape letters: E members, A heads, O operations.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.arrays import Bools, Floats, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.masks import ActionMasks
+from esper.leyline.records import PolicyDecision
+from esper.leyline.streams import stream_seed
+from esper.simic.agent.buffer import RolloutBuffer, Trace
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.gae import advantages
+from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
+from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
+from esper.tamiyo.distribution import action_uniforms
+from esper.tamiyo.heads import Chooser, heads_needed
+from esper.tamiyo.inputs import Observation, PolicyInputs
+from esper.tamiyo.network import PolicyNetwork, PolicyOutput, PolicyState
+from esper.tamiyo.network_config import PolicySpec
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Act:
+    """What was decided, the state after it, and what the learner needs to remember."""
+
+    decision: PolicyDecision
+    state: PolicyState
+    trace: Trace
+
+
+class PPOAgent:
+    """PPO with a recurrent, masked, factored policy. Fixed at birth: spec, seed, network size."""
+
+    def __init__(
+        self,
+        spec: PolicySpec,
+        config: PPOConfig | None = None,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.spec, self.config, self.seed = spec, config or PPOConfig(), seed
+        self.device = torch.device(device)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(stream_seed(seed, "policy"))
+            network = PolicyNetwork(spec, self.config.network)
+        self.network = network.to(self.device)
+        rate = self.config.learning_rate.at(0)
+        self.optimizer = torch.optim.Adam(network.parameters(), lr=rate, eps=1e-5, fused=True)
+        self.obs_normalizer = ObservationNormalizer(spec.global_features, spec.slot_features)
+        self.reward_normalizer = RewardNormalizer(self.config.gamma)
+        self.updates_done = 0
+        """Passes over rollouts so far; schedules count these."""
+
+    # ---- acting -------------------------------------------------------------------------------
+
+    def initial_state(self, members: int) -> PolicyState:
+        """The state before the first step of an episode."""
+        return self.network.initial_state(members)
+
+    def reset_state(self, state: PolicyState, reset_E: Bools) -> PolicyState:
+        """The state with the rows of `reset_E` as at the start."""
+        return state.reset(reset_E)
+
+    def make_buffer(self, steps: int, members: int, slots: int) -> RolloutBuffer:
+        """Room for rollouts of this agent."""
+        width = self.config.network.width
+        return RolloutBuffer(steps, members, slots, self.spec, width, self.device)
+
+    @property
+    def exploration(self) -> float:
+        """Share of the masked uniform distribution in every head, now."""
+        return self.config.exploration.at(self.updates_done)
+
+    def act(
+        self,
+        obs: Observation,
+        masks: ActionMasks,
+        state: PolicyState,
+        round_index: int,
+        step: int,
+        members: Ints | None = None,
+        greedy: bool = False,
+    ) -> Act:
+        """Choose an action for each member.
+
+        `members` are their numbers in the whole run (0 .. E-1 where not given), which their draws
+        depend on. `greedy` takes the likeliest choice of each head, without exploration, and
+        leaves no mark on the running statistics.
+        """
+        obs.require_finite()
+        self._require_fit(obs, masks)
+        chooser, epsilon = Chooser(), 0.0
+        if not greedy:
+            if self.config.normalize_observations:
+                self.obs_normalizer.observe(obs)
+            numbers = np.arange(len(obs.global_EG)) if members is None else members
+            uniform_EA = action_uniforms(self.seed, round_index, step, numbers)
+            uniform_A = torch.from_numpy(uniform_EA).to(self.device, non_blocking=True)
+            chooser = Chooser(uniform_A=uniform_A)
+            epsilon = self.exploration
+        inputs = self._inputs(obs, masks)
+        legal_O = np.asarray(masks.op_EO.any(axis=0))
+        output, after = self._step(inputs, state, epsilon, chooser, legal_O)
+        decision = _to_host(output)
+        choices = output.choices
+        value_E = decision.value_E.astype(np.float64)
+        trace = Trace(
+            inputs, state, choices.choice_A, choices.log_prob_A, value_E, epsilon, legal_O
+        )
+        return Act(decision, after, trace)
+
+    def value(self, obs: Observation, masks: ActionMasks, state: PolicyState) -> Floats:
+        """V of each member's state `[E]`: what a return is worth where a rollout cuts it."""
+        obs.require_finite()
+        self._require_fit(obs, masks)
+        only_op = np.zeros(len(LifecycleOp), dtype=bool)
+        only_op[LifecycleOp.WAIT] = True  # values need no other head
+        output, _ = self._step(self._inputs(obs, masks), state, 0.0, Chooser(), only_op)
+        return np.asarray(output.value.cpu().numpy())
+
+    @torch.inference_mode()
+    def _step(
+        self,
+        inputs: PolicyInputs,
+        state: PolicyState,
+        epsilon: float,
+        chooser: Chooser,
+        legal_O: Bools,
+    ) -> tuple[PolicyOutput, PolicyState]:
+        mixed = torch.full((1, 1), epsilon, device=self.device)
+        return self.network.step(inputs, state, mixed, chooser, heads_needed(legal_O))
+
+    def _inputs(self, obs: Observation, masks: ActionMasks) -> PolicyInputs:
+        if self.config.normalize_observations:
+            obs = self.obs_normalizer.normalize(obs)
+        return PolicyInputs.of(obs, masks, self.device)
+
+    def _require_fit(self, obs: Observation, masks: ActionMasks) -> None:
+        seen, legal = obs.sizes(), masks.sizes()
+        wanted = {
+            "global features": (seen["G"], self.spec.global_features),
+            "slot features": (seen["F"], self.spec.slot_features),
+            "blueprints": (legal["K"], len(self.spec.blueprints)),
+            "members in masks": (legal["E"], seen["E"]),
+            "slots in masks": (legal["S"], seen["S"]),
+        }
+        for name, (found, expected) in wanted.items():
+            if found != expected:
+                raise EsperError(f"PPOAgent: {found} {name}, expected {expected}")
+
+    # ---- learning -----------------------------------------------------------------------------
+
+    def targets(self, rollout: RolloutBuffer) -> Targets:
+        """Advantages and returns of a complete rollout; its rewards enter the running scale."""
+        rollout.require_finished()
+        reward_TE = rollout.reward_TE[: rollout.filled]
+        if self.config.normalize_rewards:
+            self.reward_normalizer.update(reward_TE, rollout.ended_TE)
+            reward_TE = self.reward_normalizer.normalize(reward_TE)
+        value_TE = rollout.value_TE[: rollout.filled]
+        advantage_TE = advantages(
+            reward_TE,
+            value_TE,
+            rollout.bootstrap_TE[: rollout.filled],
+            rollout.terminal_TE[: rollout.filled],
+            rollout.truncated_TE[: rollout.filled],
+            self.config.gamma,
+            self.config.gae_lambda,
+        )
+        return make_targets(advantage_TE, value_TE, self.config.normalize_advantages, self.device)
+
+    def update(self, rollout: RolloutBuffer, targets: Targets, use_amp: bool = False) -> list[Row]:
+        """One pass of K epochs over a rollout; figures as rows for `aggregate_ppo_metrics`."""
+        done = self.updates_done
+        settings = PassSettings(
+            number=done,
+            seed=self.seed,
+            learning_rate=self.config.learning_rate.at(done),
+            entropy_coef=self.config.entropy.at(done),
+            use_amp=use_amp,
+        )
+        rows = run_pass(self.network, self.optimizer, rollout, targets, self.config, settings)
+        self.updates_done += 1
+        return rows
+
+    # ---- going on later -----------------------------------------------------------------------
+
+    def save(self, path: PathLike) -> None:
+        """Write the agent into a folder, in place of the save that may be there."""
+        from esper.simic.agent.saving import save_agent
+
+        save_agent(self, path)
+
+    @classmethod
+    def load(
+        cls,
+        path: PathLike,
+        device: str | torch.device = "cpu",
+        spec: PolicySpec | None = None,
+        config: PPOConfig | None = None,
+    ) -> PPOAgent:
+        """The agent a folder holds, to go on from there.
+
+        `spec`: what the features and blueprints must be; a save of others is refused. `config`:
+        other settings to go on with; the network's size cannot change.
+        """
+        from esper.simic.agent.saving import load_agent
+
+        return load_agent(cls, path, device, spec, config)
+
+
+def _to_host(output: PolicyOutput) -> PolicyDecision:
+    """The decision, in one copy from the device (transfer 2)."""
+    choices = output.choices
+    heads = len(ActionHead)
+    parts: list[Tensor] = [choices.choice_A.to(torch.float32), choices.log_prob_A, choices.op_p_O]
+    packed = torch.cat([*parts, output.value.unsqueeze(-1)], dim=-1).cpu().numpy()
+    choice_EA, log_prob_EA = packed[:, :heads].astype(np.int64), packed[:, heads : 2 * heads]
+    lost = np.argwhere(~np.isfinite(log_prob_EA))
+    if lost.size:
+        member, head = lost[0]
+        raise EsperError(
+            f"member {member}: head {ActionHead(head).name} chose with log-probability "
+            f"{log_prob_EA[member, head]}: its mask is empty, or the weights are not finite"
+        )
+    return PolicyDecision(
+        ActionSpec(*choice_EA.T.copy()),
+        packed[:, 2 * heads : -1].copy(),
+        np.exp(log_prob_EA),
+        packed[:, -1].copy(),
+    )

@@ -1,0 +1,206 @@
+"""What the learner remembers of a rollout: tensors `[T, E, ...]`, allocated once, written in place.
+
+What the network needs again lies on its device (normalised observations, masks, choices,
+log-probabilities, the state at the start); what returns are made of lies on the host in float64
+(rewards, values, ends). Shape letters: T steps, E members, M members of a minibatch, S slots, K
+blueprints, O operations, N choices of the fixed heads, A heads, G, F features, D width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.leyline.actions import ActionHead, LifecycleOp
+from esper.leyline.arrays import Bools, Doubles
+from esper.leyline.errors import EsperError
+from esper.tamiyo.heads import heads_needed
+from esper.tamiyo.inputs import FIXED_CHOICES, MaskTensors, PolicyInputs
+from esper.tamiyo.network import PolicyState
+from esper.tamiyo.network_config import PolicySpec
+from esper.tamiyo.sequences import SequenceSplit
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """What one `act` leaves for the learner."""
+
+    inputs: PolicyInputs
+    state: PolicyState
+    """Before the step."""
+    choice_EA: Tensor
+    log_prob_EA: Tensor
+    value_E: Doubles
+    epsilon: float
+    legal_O: Bools
+    """Operations that were legal for any member."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Minibatch:
+    """Whole sequences of some members."""
+
+    inputs: PolicyInputs
+    start: PolicyState
+    split: SequenceSplit
+    choice_TMA: Tensor
+    log_prob_TMA: Tensor
+    epsilon_T11: Tensor
+    needed: frozenset[ActionHead]
+
+
+class RolloutBuffer:
+    """One rollout: each step `record`, then `reward`; at the end `finish`; then learn from it."""
+
+    def __init__(
+        self,
+        steps: int,
+        members: int,
+        slots: int,
+        spec: PolicySpec,
+        width: int,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        for name, size in (("steps", steps), ("members", members), ("slots", slots)):
+            if size < 1:
+                raise EsperError(f"RolloutBuffer of {size} {name}: at least 1 is needed")
+        self.steps, self.members, self.slots = steps, members, slots
+        self.device = torch.device(device)
+        self.filled = 0
+        blueprints, ops, heads = len(spec.blueprints), len(LifecycleOp), len(ActionHead)
+
+        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(steps, *shape, dtype=dtype, device=self.device)
+
+        self.global_TEG = room(members, spec.global_features)
+        self.slot_TESF = room(members, slots, spec.slot_features)
+        self.blueprint_TES = room(members, slots, dtype=torch.int64)
+        self.op_TEO = room(members, ops, dtype=torch.bool)
+        self.slot_TEOS = room(members, ops, slots, dtype=torch.bool)
+        self.blueprint_T1SK = room(1, slots, blueprints, dtype=torch.bool)
+        self.fixed_T1N = room(1, FIXED_CHOICES, dtype=torch.bool)
+        self.choice_TEA = room(members, heads, dtype=torch.int64)
+        self.log_prob_TEA = room(members, heads)
+        self.epsilon_T11 = room(1, 1)
+        self.hidden_ED = torch.zeros(members, width, device=self.device)
+        self.cell_ED = torch.zeros(members, width, device=self.device)
+        self.legal_O: Bools = np.zeros(ops, dtype=bool)
+        self.reward_TE: Doubles = np.zeros((steps, members))
+        self.value_TE: Doubles = np.zeros((steps, members))
+        self.bootstrap_TE: Doubles = np.zeros((steps, members))
+        self.terminal_TE: Bools = np.zeros((steps, members), dtype=bool)
+        self.truncated_TE: Bools = np.zeros((steps, members), dtype=bool)
+        self._recorded = 0
+
+    def record(self, trace: Trace) -> None:
+        """Keep what `act` saw and chose; `reward` must follow before the next."""
+        t = self._recorded
+        if t != self.filled:
+            raise EsperError(f"rollout step {t - 1} has no reward yet: call reward() first")
+        if t == self.steps:
+            raise EsperError(f"the rollout buffer holds {t} steps already: learn and clear() it")
+        inputs, masks = trace.inputs, trace.inputs.masks
+        pairs = (
+            (self.global_TEG, inputs.global_G),
+            (self.slot_TESF, inputs.slot_SF),
+            (self.blueprint_TES, inputs.blueprint_S),
+            (self.op_TEO, masks.op_O),
+            (self.slot_TEOS, masks.slot_OS),
+            (self.blueprint_T1SK, masks.blueprint_SK),
+            (self.fixed_T1N, masks.fixed_N),
+            (self.choice_TEA, trace.choice_EA),
+            (self.log_prob_TEA, trace.log_prob_EA),
+        )
+        for kept, new in pairs:
+            if kept[t].shape != new.shape:
+                raise EsperError(
+                    f"rollout step {t}: shape {tuple(new.shape)} does not fit the buffer's "
+                    f"{tuple(kept[t].shape)} (members {self.members}, slots {self.slots})"
+                )
+            kept[t].copy_(new)
+        self.epsilon_T11[t] = trace.epsilon
+        self.value_TE[t] = trace.value_E
+        self.legal_O |= trace.legal_O
+        if t == 0:
+            self.hidden_ED.copy_(trace.state.hidden_ED)
+            self.cell_ED.copy_(trace.state.cell_ED)
+        self._recorded += 1
+
+    def reward(
+        self,
+        reward_E: Doubles,
+        terminal_E: Bools,
+        truncated_E: Bools | None = None,
+        bootstrap_E: Doubles | None = None,
+    ) -> None:
+        """Complete the step that was recorded last.
+
+        Where `truncated_E`, the episode was cut and the return goes on with `bootstrap_E`. Behind
+        either end the policy's state must start anew.
+        """
+        t = self.filled
+        if self._recorded != t + 1:
+            raise EsperError(f"rollout step {t}: reward() without record()")
+        if not np.isfinite(reward_E).all():
+            member = int(np.flatnonzero(~np.isfinite(reward_E))[0])
+            raise EsperError(f"reward of member {member} at rollout step {t}: {reward_E[member]}")
+        self.reward_TE[t], self.terminal_TE[t] = reward_E, terminal_E
+        self.truncated_TE[t] = False if truncated_E is None else truncated_E & ~terminal_E
+        if self.truncated_TE[t].any() and bootstrap_E is None:
+            raise EsperError(f"rollout step {t} was truncated: give bootstrap_E, the value beyond")
+        self.bootstrap_TE[t] = 0.0 if bootstrap_E is None else bootstrap_E
+        self.filled += 1
+
+    def finish(self, value_E: Doubles) -> None:
+        """The rollout stops here; what runs on is worth `value_E` (read only where it does)."""
+        if not self.filled:
+            raise EsperError("finish() of an empty rollout: record steps first")
+        last = self.filled - 1
+        runs_on_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
+        self.truncated_TE[last] |= runs_on_E
+        self.bootstrap_TE[last] = np.where(runs_on_E, value_E, self.bootstrap_TE[last])
+
+    def clear(self) -> None:
+        """Forget the rollout; the memory stays."""
+        self.filled = self._recorded = 0
+        self.legal_O[:] = False
+
+    @property
+    def ended_TE(self) -> Bools:
+        """Where an episode ended or was cut, over the steps that are filled."""
+        return np.asarray(self.terminal_TE[: self.filled] | self.truncated_TE[: self.filled])
+
+    def require_finished(self) -> None:
+        """Refuse a rollout whose last step leaves returns open."""
+        if not self.filled or not self.ended_TE[-1].all():
+            raise EsperError(
+                f"the rollout of {self.filled} steps ends within episodes: "
+                f"call finish() with the value of what comes next"
+            )
+
+    def minibatch(self, members: Tensor) -> Minibatch:
+        """All steps of these members."""
+        steps = self.filled
+
+        def of(kept: Tensor) -> Tensor:
+            return kept[:steps].index_select(1, members)
+
+        masks = MaskTensors(
+            of(self.op_TEO),
+            of(self.slot_TEOS),
+            self.blueprint_T1SK[:steps],
+            self.fixed_T1N[:steps],
+        )
+        restart_TE = np.concatenate([np.zeros((1, self.members), dtype=bool), self.ended_TE[:-1]])
+        return Minibatch(
+            PolicyInputs(of(self.global_TEG), of(self.slot_TESF), of(self.blueprint_TES), masks),
+            PolicyState(self.hidden_ED[members], self.cell_ED[members]),
+            SequenceSplit.at(restart_TE[:, members.cpu().numpy()], self.device),
+            of(self.choice_TEA),
+            of(self.log_prob_TEA),
+            self.epsilon_T11[:steps],
+            heads_needed(self.legal_O),
+        )

@@ -1,0 +1,69 @@
+"""What the learner is set to. `docs/ppo.md` says why each is what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from esper.leyline.actions import ActionHead
+from esper.leyline.errors import EsperError
+from esper.simic.training.schedules import Schedule
+from esper.tamiyo.network_config import NetworkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class PPOConfig:
+    """Settings of PPO. Schedules count update passes."""
+
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    """How large the policy network is; fixed for the life of an agent."""
+    gamma: float = 1.0
+    """Discount of a step; 1 where episodes have a fixed length."""
+    gae_lambda: float = 0.95
+    """How far advantages look along the rollout (1) rather than to the value estimate (0)."""
+    learning_rate: Schedule = field(default_factory=lambda: Schedule(1e-3))
+    """Step size of Adam."""
+    epochs: int = 4
+    """Passes over the rollout in one update."""
+    minibatches: int = 4
+    """Parts the members are dealt into; fewer where there are fewer members."""
+    clip: float = 0.2
+    """How far the probability of a joint action may move before its gradient stops."""
+    value_clip: float | None = None
+    """How far a value may move in one update, in scaled reward; None does not limit it."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    entropy: Schedule = field(default_factory=lambda: Schedule(0.01))
+    """Weight of the entropy bonus."""
+    head_entropy: tuple[float, ...] = (1.0,) * len(ActionHead)
+    """Weight of each head in the bonus, in the order of `ActionHead`."""
+    exploration: Schedule = field(default_factory=lambda: Schedule(0.0))
+    """Share of the masked uniform distribution mixed into every head, 0..1."""
+    max_grad_norm: float = 0.5
+    """Gradients longer than this are shortened to it."""
+    target_kl: float | None = 0.05
+    """An update stops where it is further than this from the rollout's policy; None: never."""
+    normalize_advantages: bool = True
+    """Bring a rollout's advantages to mean 0 and deviation 1."""
+    normalize_observations: bool = True
+    """Bring each feature to mean 0 and deviation 1, by running statistics."""
+    normalize_rewards: bool = True
+    """Divide rewards by the running deviation of the return."""
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "gae_lambda"):
+            _require(name, getattr(self, name), 0.0 <= getattr(self, name) <= 1.0, "within 0..1")
+        for name in ("epochs", "minibatches"):
+            _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
+        for name in ("clip", "max_grad_norm", "value_clip", "target_kl"):
+            value = getattr(self, name)
+            _require(name, value, value is None or value > 0.0, "above 0")
+        _require("value_coef", self.value_coef, self.value_coef >= 0.0, "0 or more")
+        heads = len(self.head_entropy)
+        _require("head_entropy", self.head_entropy, heads == len(ActionHead), "one number a head")
+        self.learning_rate.require_within("PPOConfig.learning_rate", 0.0, 1.0)
+        self.exploration.require_within("PPOConfig.exploration", 0.0, 1.0)
+
+
+def _require(name: str, value: object, holds: bool, rule: str) -> None:
+    if not holds:
+        raise EsperError(f"PPOConfig.{name}={value}: must be {rule}")

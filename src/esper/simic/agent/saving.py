@@ -1,0 +1,151 @@
+"""What is saved of an agent, and what must fit when it is loaded.
+
+A save holds all it takes to go on as if it had never stopped: weights, Adam's moments, the running
+statistics, the count of updates, seed and settings. A load builds a new agent from the settings,
+lists its tensors under the same names as the save does, and copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from esper.kasmina.files import PathLike, Saved, read_save, write_save
+from esper.leyline.codec import read_record
+from esper.leyline.errors import EsperError
+from esper.simic.agent.config import PPOConfig
+from esper.simic.control.normalizers import Arrays
+from esper.tamiyo.network_config import PolicySpec
+
+if TYPE_CHECKING:
+    from esper.simic.agent.agent import PPOAgent
+
+_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContent:
+    """An agent without its tensors."""
+
+    spec: PolicySpec
+    config: PPOConfig
+    seed: int
+    updates_done: int
+    moments: tuple[str, ...]
+    """Parameters that Adam has moments of: those that a gradient has reached."""
+
+
+def save_agent(agent: PPOAgent, path: PathLike) -> None:
+    """Write an agent into a folder, in place of the save that may be there."""
+    moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
+    content = AgentContent(agent.spec, agent.config, agent.seed, agent.updates_done, tuple(moved))
+    tensors = _weights(agent) | _moments(agent) | _statistics(agent)
+    write_save(path, "controller", content, tensors)
+
+
+def load_agent(
+    cls: type[PPOAgent],
+    path: PathLike,
+    device: str | torch.device,
+    spec: PolicySpec | None,
+    config: PPOConfig | None,
+) -> PPOAgent:
+    """The agent a folder holds."""
+    saved = read_save(path, "controller")
+    content = read_record(AgentContent, saved.content, saved.where)
+    if spec is not None:
+        _require_same(content.spec, spec, "PolicySpec", saved.where)
+    if config is not None:
+        _require_same(content.config.network, config.network, "NetworkConfig", saved.where)
+    agent = cls(content.spec, config or content.config, content.seed, device)
+    agent.updates_done = content.updates_done
+    _start_moments(agent, content.moments)
+    _fill(agent, saved)
+    return agent
+
+
+def _require_same(found: object, wanted: object, kind: str, where: str) -> None:
+    """Both are of one dataclass; the first field that differs is named."""
+    for field in fields(wanted):  # type: ignore[arg-type]
+        ours, theirs = getattr(wanted, field.name), getattr(found, field.name)
+        if ours != theirs:
+            raise EsperError(
+                f"{where}: {kind}.{field.name} is {theirs!r} in the save, {ours!r} here: "
+                f"load it with what it was made with, or train a new agent"
+            )
+
+
+def _weights(agent: PPOAgent) -> dict[str, Tensor]:
+    return {f"network/{name}": p.detach() for name, p in agent.network.named_parameters()}
+
+
+def _moments(agent: PPOAgent) -> dict[str, Tensor]:
+    state = agent.optimizer.state
+    return {
+        f"optimizer/{name}/{moment}": state[parameter][moment]
+        for name, parameter in agent.network.named_parameters()
+        if parameter in state
+        for moment in _MOMENTS
+    }
+
+
+def _start_moments(agent: PPOAgent, moved: tuple[str, ...]) -> None:
+    """Adam's moments of a fresh agent, to be filled; fused Adam keeps its step on the device."""
+    for name, parameter in agent.network.named_parameters():
+        if name not in moved:
+            continue
+        agent.optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+
+
+def _statistics(agent: PPOAgent) -> dict[str, Tensor]:
+    groups = {
+        "observation": agent.obs_normalizer.state(),
+        "reward": agent.reward_normalizer.state(),
+    }
+    return {
+        f"{group}/{name}": torch.from_numpy(array)
+        for group, arrays in groups.items()
+        for name, array in arrays.items()
+    }
+
+
+def _fill(agent: PPOAgent, saved: Saved) -> None:
+    """Copy every tensor of the save into the agent; all must fit."""
+    own = _weights(agent) | _moments(agent)
+    statistics = _statistics(agent)
+    names = own.keys() | statistics.keys()
+    for name in sorted(names ^ saved.tensors.keys()):
+        lacks = "the save" if name in names else "this agent"
+        raise EsperError(f"{saved.where}: {lacks} has no tensor {name!r}; load another save")
+    for name, tensor in own.items():
+        _require_form(name, tensor, saved)
+        with torch.no_grad():
+            tensor.copy_(saved.tensors[name])
+    for name, tensor in statistics.items():
+        if name != "reward/return":  # one number per member of the run that was saved
+            _require_form(name, tensor, saved)
+    agent.obs_normalizer.restore(_group(saved, "observation"))
+    agent.reward_normalizer.restore(_group(saved, "reward"))
+
+
+def _group(saved: Saved, group: str) -> Arrays:
+    """The arrays of one normaliser."""
+    prefix = f"{group}/"
+    named = saved.tensors.items()
+    return {n.removeprefix(prefix): t.numpy() for n, t in named if n.startswith(prefix)}
+
+
+def _require_form(name: str, tensor: Tensor, saved: Saved) -> None:
+    found = saved.tensors[name]
+    if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+        raise EsperError(
+            f"{saved.where}: tensor {name!r} is {tuple(found.shape)} {found.dtype}, expected "
+            f"{tuple(tensor.shape)} {tensor.dtype}; load another save"
+        )

@@ -1,0 +1,231 @@
+"""How a rollout changes the policy: PPO's losses, and the loop of epochs and minibatches over it.
+
+Shape letters: T steps, E members, M members of a minibatch, A heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import ActionHead
+from esper.leyline.arrays import Doubles
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
+from esper.simic.agent.buffer import Minibatch, RolloutBuffer
+from esper.simic.agent.config import PPOConfig
+from esper.simic.telemetry.aggregation import Figure
+from esper.tamiyo.heads import Chooser
+from esper.tamiyo.network import PolicyNetwork, PolicyOutput
+
+Row = dict[str, Figure]
+
+_LOG_RATIO_LIMIT: Final = 20.0
+"""Log-ratios are cut off here, far beyond the clip, so that no exponential overflows."""
+_FIGURES: Final = (
+    "policy_loss",
+    "value_loss",
+    "entropy",
+    "approx_kl",
+    "clip_fraction",
+    "ratio_mean",
+    "ratio_min",
+    "ratio_max",
+    "grad_norm",
+)
+"""Figures of a minibatch, in the order they lie in its tensor; the heads' entropies follow."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Targets:
+    """What a rollout says should be: computed once, whatever the number of passes over it."""
+
+    advantage_TE: Tensor
+    """Normalised, where the config says so."""
+    return_TE: Tensor
+    value_TE: Tensor
+    """As estimated during the rollout."""
+    figures: Row
+    """About all of the rollout, before normalisation."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassSettings:
+    """What the schedules say about one pass."""
+
+    number: int
+    """Passes before this one, over the agent's life."""
+    seed: int
+    learning_rate: float
+    entropy_coef: float
+    use_amp: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Losses:
+    """One minibatch's loss and what is reported of it."""
+
+    total: Tensor
+    approx_kl: Tensor
+    figures: list[Tensor]
+    """In the order of `_FIGURES`, without the gradient norm."""
+    head_entropy_A: Tensor
+    """NaN for heads that did not count."""
+
+
+def make_targets(
+    advantage_TE: Doubles, value_TE: Doubles, normalize: bool, device: torch.device
+) -> Targets:
+    """Advantages, returns and what they look like."""
+    return_TE = advantage_TE + value_TE
+    unexplained, variance = float(np.var(return_TE - value_TE)), float(np.var(return_TE))
+    figures: Row = {
+        "explained_variance": 1.0 - unexplained / variance if variance > 0.0 else math.nan,
+        "value_mean": float(value_TE.mean()),
+        "value_std": float(value_TE.std()),
+        "return_mean": float(return_TE.mean()),
+        "return_std": float(return_TE.std()),
+        "advantage_mean": float(advantage_TE.mean()),
+        "advantage_std": float(advantage_TE.std()),
+    }
+    if normalize:
+        advantage_TE = (advantage_TE - advantage_TE.mean()) / (advantage_TE.std() + 1e-8)
+    wanted = (advantage_TE, return_TE, value_TE)
+    advantage, returned, value = (torch.from_numpy(a.astype(np.float32)).to(device) for a in wanted)
+    return Targets(advantage, returned, value, figures)
+
+
+def run_pass(
+    network: PolicyNetwork,
+    optimizer: torch.optim.Optimizer,
+    rollout: RolloutBuffer,
+    targets: Targets,
+    config: PPOConfig,
+    settings: PassSettings,
+) -> list[Row]:
+    """K epochs over the rollout, or fewer where the KL limit says stop; figures as rows."""
+    for group in optimizer.param_groups:
+        group["lr"] = settings.learning_rate
+    figures: list[Tensor] = []
+    stopped, epoch = False, 0
+    for epoch in range(config.epochs):
+        for members in _dealt(rollout.members, config.minibatches, settings, epoch):
+            members = members.to(rollout.device)
+            batch = rollout.minibatch(members)
+            output = evaluate(network, batch, settings.use_amp)
+            losses = ppo_losses(output, batch, targets, members, config, settings.entropy_coef)
+            # `item` waits for the device, once a minibatch, and only where there is a limit.
+            limit = config.target_kl
+            stopped = limit is not None and losses.approx_kl.item() > limit
+            grad_norm = _no_step(losses) if stopped else _step(network, optimizer, losses, config)
+            figures.append(torch.stack([*losses.figures, grad_norm, *losses.head_entropy_A]))
+            if stopped:
+                break
+        if stopped:
+            break
+    about: Row = {
+        "learning_rate": settings.learning_rate,
+        "entropy_coef": settings.entropy_coef,
+        "exploration": float(rollout.epsilon_T11[rollout.filled - 1]),
+        "epochs_run": epoch + 1,
+        "early_stopped": stopped,
+    }
+    return [*_rows(torch.stack(figures), settings.number), targets.figures | about]
+
+
+def _dealt(members: int, parts: int, settings: PassSettings, epoch: int) -> Iterator[Tensor]:
+    """The members in a new order, dealt into minibatches of as equal a size as can be."""
+    seed = stream_seed(settings.seed, "minibatch", settings.number, epoch)
+    order = np.random.default_rng(seed).permutation(members)
+    for part in np.array_split(order, min(parts, members)):
+        yield torch.from_numpy(part)
+
+
+def evaluate(network: PolicyNetwork, batch: Minibatch, use_amp: bool) -> PolicyOutput:
+    """The rollout's choices under the present weights."""
+    device = batch.choice_TMA.device.type
+    with torch.autocast(device, dtype=torch.bfloat16, enabled=use_amp):
+        chooser = Chooser(given_A=batch.choice_TMA)
+        output: PolicyOutput = network.unroll(
+            batch.inputs, batch.start, batch.split, batch.epsilon_T11, chooser, batch.needed
+        )
+    return output
+
+
+def ppo_losses(
+    output: PolicyOutput,
+    batch: Minibatch,
+    targets: Targets,
+    members: Tensor,
+    config: PPOConfig,
+    entropy_coef: float,
+) -> Losses:
+    """Clipped surrogate, value error and entropy bonus of one minibatch."""
+    choices = output.choices
+    log_ratio_TMA = choices.log_prob_A - batch.log_prob_TMA
+    log_ratio_TMA = log_ratio_TMA.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+    ratio_TM = log_ratio_TMA.sum(-1).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
+    advantage_TM = targets.advantage_TE.index_select(1, members)
+    clipped_TM = ratio_TM.clamp(1.0 - config.clip, 1.0 + config.clip)
+    policy_loss = -torch.minimum(ratio_TM * advantage_TM, clipped_TM * advantage_TM).mean()
+    value_loss = _value_loss(output.value, targets, members, config.value_clip)
+    steps_A = choices.counts_A.flatten(0, -2).sum(0)
+    head_entropy_A = choices.entropy_A.flatten(0, -2).sum(0) / steps_A.clamp(min=1)
+    weight_A = head_entropy_A.new_tensor(config.head_entropy)
+    bonus = (weight_A * head_entropy_A).sum()
+    total = policy_loss + config.value_coef * value_loss - entropy_coef * bonus
+    with torch.no_grad():
+        approx_kl = (log_ratio_TMA.exp() - 1.0 - log_ratio_TMA).sum(-1).mean()
+        clip_fraction = ((ratio_TM - 1.0).abs() > config.clip).float().mean()
+        entropy = choices.entropy_A.sum(-1).mean()
+        figures = [policy_loss, value_loss, entropy, approx_kl, clip_fraction]
+        figures += [ratio_TM.mean(), ratio_TM.min(), ratio_TM.max()]
+        known_A = head_entropy_A.masked_fill(steps_A == 0, torch.nan)
+    return Losses(total, approx_kl, [figure.detach() for figure in figures], known_A)
+
+
+def _value_loss(value_TM: Tensor, targets: Targets, members: Tensor, clip: float | None) -> Tensor:
+    """Mean squared error; with a clip, the worse of the value and the value held back."""
+    return_TM = targets.return_TE.index_select(1, members)
+    error_TM = (value_TM - return_TM) ** 2
+    if clip is not None:
+        before_TM = targets.value_TE.index_select(1, members)
+        held_TM = before_TM + (value_TM - before_TM).clamp(-clip, clip)
+        error_TM = torch.maximum(error_TM, (held_TM - return_TM) ** 2)
+    return error_TM.mean()
+
+
+def _step(
+    network: nn.Module, optimizer: torch.optim.Optimizer, losses: Losses, config: PPOConfig
+) -> Tensor:
+    """Follow the gradient; its norm before clipping."""
+    optimizer.zero_grad(set_to_none=True)
+    losses.total.backward()  # type: ignore[no-untyped-call]
+    grad_norm = nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm)
+    optimizer.step()
+    return grad_norm
+
+
+def _no_step(losses: Losses) -> Tensor:
+    return losses.total.new_full((), torch.nan)
+
+
+def _rows(figures: Tensor, number: int) -> Iterator[Row]:
+    """One row per minibatch; the figures come to the host in one copy."""
+    for line in figures.tolist():
+        row: Row = dict(zip(_FIGURES, line, strict=False))
+        row["head_entropy"] = tuple(line[len(_FIGURES) :])
+        assert len(line) == len(_FIGURES) + len(ActionHead)
+        for name in ("policy_loss", "value_loss", "entropy"):
+            if not math.isfinite(line[_FIGURES.index(name)]):
+                raise EsperError(
+                    f"PPO update {number}: {name} is {line[_FIGURES.index(name)]}, so the weights "
+                    f"are lost; go on from a save with a lower learning_rate"
+                )
+        yield row

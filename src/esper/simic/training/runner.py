@@ -1,0 +1,41 @@
+"""How a rollout is learnt from: one or more update passes, and what they did in figures."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from esper.leyline.errors import EsperError
+from esper.simic.telemetry.aggregation import aggregate_ppo_metrics
+
+if TYPE_CHECKING:
+    from esper.leyline.payloads import PPOUpdateMetrics
+    from esper.simic.agent.agent import PPOAgent
+    from esper.simic.agent.buffer import RolloutBuffer
+    from esper.simic.agent.update import Row
+    from esper.simic.control.normalizers import ObservationNormalizer
+
+
+def run_ppo_updates(
+    agent: PPOAgent,
+    ppo_updates_per_batch: int,
+    rollout: RolloutBuffer,
+    obs_normalizer: ObservationNormalizer | None,
+    use_amp: bool = False,
+) -> PPOUpdateMetrics:
+    """Learn from a complete rollout and forget it.
+
+    A pass that the KL limit stopped is the last one. Afterwards, what was observed in the rollout
+    counts for `obs_normalizer`.
+    """
+    if ppo_updates_per_batch < 1:
+        raise EsperError(f"ppo_updates_per_batch={ppo_updates_per_batch}: must be 1 or more")
+    targets = agent.targets(rollout)
+    rows: list[Row] = []
+    for _ in range(ppo_updates_per_batch):
+        rows += agent.update(rollout, targets, use_amp)
+        if rows[-1]["early_stopped"]:
+            break
+    if obs_normalizer is not None:
+        obs_normalizer.commit()
+    rollout.clear()
+    return aggregate_ppo_metrics(rows)

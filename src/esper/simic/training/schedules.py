@@ -1,0 +1,58 @@
+"""How settings of the learner change over a run; counted in PPO updates, not in episodes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from esper.leyline.errors import EsperError
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A straight line from `start` to `end`, flat afterwards.
+
+    >>> Schedule(0.01, 0.0, steps=10).at(5)
+    0.005
+    """
+
+    start: float
+    """The value before the first update."""
+    end: float = 0.0
+    """The value from update `steps` on; not read where `steps` is 0."""
+    steps: int = 0
+    """Updates the way takes; 0 keeps `start` for ever."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise EsperError(f"{self}: steps must be 0 (constant) or more")
+        if not (math.isfinite(self.start) and math.isfinite(self.end)):
+            raise EsperError(f"{self}: start and end must be finite")
+
+    def at(self, updates_done: int) -> float:
+        """The value for the update after so many."""
+        if not self.steps:
+            return self.start
+        share = min(updates_done, self.steps) / self.steps
+        return self.start + (self.end - self.start) * share
+
+    def require_within(self, name: str, low: float, high: float) -> None:
+        """Refuse a schedule that leaves `low`..`high` on its way."""
+        ends = (self.start, self.end) if self.steps else (self.start,)
+        for value in ends:
+            if not low <= value <= high:
+                raise EsperError(f"{name}={value}: must lie between {low} and {high}")
+
+
+def calculate_entropy_anneal_steps(episodes: int, members: int, ppo_updates_per_batch: int) -> int:
+    """PPO updates that `episodes` episodes take: E of them a round, some updates behind each.
+
+    >>> calculate_entropy_anneal_steps(episodes=100, members=16, ppo_updates_per_batch=2)
+    14
+    """
+    if episodes < 0:
+        raise EsperError(f"episodes={episodes}: entropy is annealed over 0 episodes or more")
+    for name, value in (("members", members), ("ppo_updates_per_batch", ppo_updates_per_batch)):
+        if value < 1:
+            raise EsperError(f"{name}={value}: must be 1 or more")
+    return math.ceil(episodes / members) * ppo_updates_per_batch

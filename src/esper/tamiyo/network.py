@@ -1,0 +1,179 @@
+"""The learned policy: from what is seen of a member to its next action and the value of its state.
+
+    features, blueprint embeddings -> one token per slot and one for the member
+      -> attention among the tokens -> LSTM over the member's steps
+      -> heads in order (heads.py), and V(s)
+
+No weight depends on the number of slots, and on the number of blueprints only the embedding table
+does: a policy trained on a host with three slots acts on one with five. Shape letters: G, F
+features, S slots, K blueprints, B blueprint embedding, D width; T steps, M members.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from esper.leyline.actions import ActionHead
+from esper.leyline.arrays import Bools
+from esper.tamiyo.heads import ActionHeads, Choices, Chooser
+from esper.tamiyo.inputs import PolicyInputs
+from esper.tamiyo.network_config import NetworkConfig, PolicySpec
+from esper.tamiyo.sequences import SequenceSplit
+
+FORGET_BIAS: Final = 1.0
+"""Of the LSTM's forget gate at birth: three quarters of the cell last from step to step."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyState:
+    """What the recurrent core carries from step to step, one row per member."""
+
+    hidden_ED: Tensor
+    cell_ED: Tensor
+
+    def reset(self, reset_E: Bools) -> PolicyState:
+        """The state with these rows as at the start of an episode."""
+        keep = torch.from_numpy(~reset_E).to(self.hidden_ED.device, non_blocking=True).unsqueeze(-1)
+        hidden, cell = (torch.where(keep, x, 0.0) for x in (self.hidden_ED, self.cell_ED))
+        return PolicyState(hidden, cell)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyOutput:
+    """Actions and values of every leading position."""
+
+    choices: Choices
+    value: Tensor
+
+
+class SlotAttention(nn.Module):
+    """One round of attention among the tokens of a member, with a residual connection."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, tokens_ND: Tensor) -> Tensor:
+        """`[.., N, D]` to the same shape; the order of the N tokens does not matter."""
+        *lead, count, width = tokens_ND.shape
+        split = self.qkv(self.norm(tokens_ND)).view(*lead, count, 3, self.heads, -1)
+        query, key, value = (part.transpose(-2, -3) for part in split.unbind(-3))
+        scores = query @ key.transpose(-1, -2) / math.sqrt(width // self.heads)
+        mixed = (torch.softmax(scores, dim=-1) @ value).transpose(-2, -3)
+        return tokens_ND + self.out(mixed.reshape(*lead, count, width))  # type: ignore[no-any-return]
+
+
+class PolicyNetwork(nn.Module):
+    """Encoder, recurrent core, heads and value. It neither samples seeds nor keeps state."""
+
+    def __init__(self, spec: PolicySpec, config: NetworkConfig) -> None:
+        super().__init__()
+        self.spec, self.config = spec, config
+        width, embedding = config.width, config.embedding
+        self.blueprints = nn.Embedding(1 + len(spec.blueprints), embedding)  # row 0: no seed
+        self.encode_global = _mlp(spec.global_features, width)
+        self.encode_slot = _mlp(spec.slot_features + embedding, width)
+        self.attention = SlotAttention(width, config.attention_heads)
+        self.core = nn.LSTM(width, width) if config.core == "lstm" else nn.Linear(width, width)
+        self.heads = ActionHeads(width, embedding)
+        self.value = nn.Sequential(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1))
+        self._initialise()
+
+    def _initialise(self) -> None:
+        if isinstance(self.core, nn.LSTM):
+            for name, parameter in self.core.named_parameters():
+                if "weight" in name:
+                    nn.init.orthogonal_(parameter)
+                else:
+                    nn.init.zeros_(parameter)
+            # Gates lie as (input, forget, cell, output); an open forget gate keeps what it saw.
+            forget = slice(self.config.width, 2 * self.config.width)
+            nn.init.constant_(self.core.get_parameter("bias_hh_l0")[forget], FORGET_BIAS)
+        for layer, gain in ((self.value[0], math.sqrt(2.0)), (self.value[2], 1.0)):
+            assert isinstance(layer, nn.Linear)
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+
+    def initial_state(self, members: int) -> PolicyState:
+        """The state before the first step of an episode."""
+        zeros = self.blueprints.weight.new_zeros(members, self.config.width)
+        return PolicyState(zeros.detach(), zeros.detach().clone())
+
+    def step(
+        self,
+        inputs: PolicyInputs,
+        state: PolicyState,
+        epsilon: Tensor,
+        chooser: Chooser,
+        needed: Collection[ActionHead],
+    ) -> tuple[PolicyOutput, PolicyState]:
+        """One step of E members, and the state after it."""
+        x_ED, slots_ESD = self._encode(inputs)
+        if isinstance(self.core, nn.LSTM):
+            carried = (state.hidden_ED.unsqueeze(0), state.cell_ED.unsqueeze(0))
+            out, (hidden, cell) = self.core(x_ED.unsqueeze(0), carried)
+            core_ED, state = x_ED + out[0], PolicyState(hidden[0], cell[0])
+        else:
+            core_ED = x_ED + torch.tanh(self.core(x_ED))
+        return self._decide(core_ED, slots_ESD, inputs, epsilon, chooser, needed), state
+
+    def unroll(
+        self,
+        inputs: PolicyInputs,
+        start: PolicyState,
+        split: SequenceSplit,
+        epsilon: Tensor,
+        chooser: Chooser,
+        needed: Collection[ActionHead],
+    ) -> PolicyOutput:
+        """T steps of M members at once, the state reset wherever it was reset in the rollout."""
+        x_TMD, slots_TMSD = self._encode(inputs)
+        if isinstance(self.core, nn.LSTM):
+            carried = (split.start(start.hidden_ED), split.start(start.cell_ED))
+            out_LND, _ = self.core(split.pad(x_TMD), tuple(s.unsqueeze(0) for s in carried))
+            core_TMD = x_TMD + split.unpad(out_LND)
+        else:
+            core_TMD = x_TMD + torch.tanh(self.core(x_TMD))
+        return self._decide(core_TMD, slots_TMSD, inputs, epsilon, chooser, needed)
+
+    def _encode(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
+        """A member's token `[.., D]` and its slots' `[.., S, D]`, each aware of the others."""
+        standing_SB = self.blueprints(inputs.blueprint_S + 1)
+        slots_SD = self.encode_slot(torch.cat([inputs.slot_SF, standing_SB], dim=-1))
+        whole = self.encode_global(inputs.global_G).unsqueeze(-2)
+        tokens = self.attention(torch.cat([whole, slots_SD], dim=-2))
+        return tokens[..., 0, :], tokens[..., 1:, :]
+
+    def _decide(
+        self,
+        core_D: Tensor,
+        slots_SD: Tensor,
+        inputs: PolicyInputs,
+        epsilon: Tensor,
+        chooser: Chooser,
+        needed: Collection[ActionHead],
+    ) -> PolicyOutput:
+        """Heads and value, in float32 whatever the rest runs in."""
+        with torch.autocast(core_D.device.type, enabled=False):
+            core_D, slots_SD = core_D.float(), slots_SD.float()
+            table_KB = self.blueprints.weight[1:]
+            choices = self.heads(core_D, slots_SD, table_KB, inputs.masks, epsilon, chooser, needed)
+            return PolicyOutput(choices, self.value(core_D).squeeze(-1))
+
+
+def _mlp(inputs: int, width: int) -> nn.Sequential:
+    layers = nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
+            nn.init.zeros_(layer.bias)
+    return layers

@@ -1,0 +1,34 @@
+"""The learner's benchmark runs as written and refuses sizes that cannot be timed."""
+
+import json
+
+import pytest
+import torch
+
+from esper.leyline import EsperError
+from esper.scripts.benchmark_ppo import BenchmarkPPO, benchmark
+
+SMALL = {"members": 4, "slots": 2, "steps": 3, "epochs": 1, "rounds": 2, "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def threads():
+    kept = torch.get_num_threads()
+    yield
+    torch.set_num_threads(kept)
+
+
+def test_it_times_rounds_and_writes_the_numbers(tmp_path, capsys):
+    out = tmp_path / "deep" / "numbers.json"
+    benchmark(BenchmarkPPO(**SMALL, out=out))
+    record = json.loads(out.read_text())
+    assert len(record["act_seconds"]) == len(record["update_seconds"]) == 2
+    assert all(seconds > 0 for seconds in record["act_seconds"] + record["update_seconds"])
+    printed = capsys.readouterr().out
+    assert "both" in printed
+    assert "n=2" in printed
+
+
+def test_sizes_that_cannot_be_timed_are_refused():
+    with pytest.raises(EsperError, match="--slots 0: must be 1 or more"):
+        benchmark(BenchmarkPPO(slots=0))

@@ -1,0 +1,63 @@
+"""One call learns from a rollout: passes, normalisers, figures, and the rollout is forgotten."""
+
+import numpy as np
+import pytest
+
+from esper.leyline import EsperError
+from esper.simic.training.runner import run_ppo_updates
+from ppo_support import S, agent, fill, random_obs
+
+E, T = 4, 5
+
+
+def made(**settings):
+    it = agent(**settings)
+    rollout = it.make_buffer(T, E, S)
+    fill(it, rollout)
+    return it, rollout
+
+
+def test_the_rollout_is_forgotten_afterwards():
+    it, rollout = made()
+    run_ppo_updates(it, 1, rollout, it.obs_normalizer)
+    assert rollout.filled == 0
+    fill(it, rollout, round_index=1)
+
+
+def test_observations_count_from_the_next_rollout_on():
+    """Within a rollout the statistics do not move, so it is all normalised alike."""
+    it, rollout = made()
+    obs = random_obs(np.random.default_rng(9), E)
+    before = it.obs_normalizer.normalize(obs)
+    assert it.obs_normalizer.parts["global"].count == 0
+    run_ppo_updates(it, 1, rollout, it.obs_normalizer)
+    assert it.obs_normalizer.parts["global"].count == T * E
+    assert it.obs_normalizer.parts["slot"].count == T * E * S
+    assert np.abs(it.obs_normalizer.normalize(obs).global_EG - before.global_EG).max() > 0.01
+
+
+def test_rewards_count_once_whatever_the_passes():
+    it, rollout = made()
+    run_ppo_updates(it, 3, rollout, it.obs_normalizer)
+    assert it.reward_normalizer.seen.count == T * E
+    assert it.updates_done == 3
+
+
+def test_normalisers_can_be_left_out():
+    it, rollout = made(normalize_observations=False, normalize_rewards=False)
+    obs = random_obs(np.random.default_rng(9), E)
+    assert it._inputs(obs, made()[1] and _masks()).global_G.numpy() == pytest.approx(obs.global_EG)
+    run_ppo_updates(it, 1, rollout, None)
+    assert it.obs_normalizer.parts["global"].count == it.reward_normalizer.seen.count == 0
+
+
+def _masks():
+    from ppo_support import random_masks
+
+    return random_masks(np.random.default_rng(0), E)
+
+
+def test_no_pass_at_all_is_refused():
+    it, rollout = made()
+    with pytest.raises(EsperError, match="ppo_updates_per_batch=0"):
+        run_ppo_updates(it, 0, rollout, it.obs_normalizer)
