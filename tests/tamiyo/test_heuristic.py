@@ -9,15 +9,22 @@ from esper.kasmina import LifecycleConfig
 from esper.kasmina.gates import GateConfig
 from esper.leyline import ActionHead, BlendStyle, LifecycleOp, SeedStage
 from esper.tamiyo import HeuristicConfig, HeuristicPolicy
-from support import good_signals, make_population, refused
+from support import CNN_BLUEPRINTS, good_signals, make_population, refused
 from tamiyo_support import EPISODE, Drive, masks_of, observe, worthless_signals
 
 QUICK = LifecycleConfig(gates=GateConfig(min_training_steps=1), embargoed_steps=1)
 GERMINATE, PRUNE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE
 
 
+SIMPLE = {
+    "blueprints": CNN_BLUEPRINTS, "take_turns": True, "seeds_at_once": 1, "min_steps_left": 1,
+    "probation_steps": 5,
+}  # fmt: skip
+"""One seed after the other, blueprints in turn: what most tests start from."""
+
+
 def heuristic(**settings: object) -> HeuristicPolicy:
-    return HeuristicPolicy(HeuristicConfig(**settings))  # type: ignore[arg-type]
+    return HeuristicPolicy(HeuristicConfig(**(SIMPLE | settings)))  # type: ignore[arg-type]
 
 
 def members(*values: bool) -> np.ndarray:
@@ -180,6 +187,22 @@ def one_slot(**settings: object) -> Drive:
     population = make_population(1, slots=("r0c1",), lifecycle=QUICK)
     policy = heuristic(embargo_steps=0, **settings)
     return Drive(policy, population, worthless_signals)
+
+
+def test_the_preferred_blueprints_come_first_and_stay_until_they_fail():
+    """Of conv_light and conv_heavy the host offers both: the cheaper in every slot, when it lasts;
+    the next one where a seed of it was pruned."""
+    drive = Drive(HeuristicPolicy(), make_population(2)).run(60)
+    light, heavy = (CNN_BLUEPRINTS.index(name) for name in ("conv_light", "conv_heavy"))
+    assert kinds(drive) == [light, light, light]
+    failing = Drive(HeuristicPolicy(), make_population(2, lifecycle=QUICK), worthless_signals)
+    assert kinds(failing.run(60))[:4] == [light, light, heavy, heavy]
+
+
+def test_always_waits_for_no_signal():
+    drive = Drive(heuristic(trigger="always"), make_population(2))
+    drive.run(1, plateaued_E=members(False, False), stabilised_E=members(False, False))
+    assert len(drive.did(GERMINATE)) == 1
 
 
 def test_blueprints_are_tried_in_turn():

@@ -57,13 +57,16 @@ class HeuristicConfig:
     blueprints: tuple[str, ...] = ()
     """Blueprints to try, in this order, over and over; empty: those of `PREFERRED` that the host
     offers, or all of the host's."""
+    take_turns: bool = False
+    """Whether every seed is of the next blueprint in the order; otherwise the first one is taken
+    until a seed of it was pruned."""
     seeds_at_once: int = 2
     """Seeds of a member that may be on their way at a time; permanent ones do not count."""
     min_steps_left: int = 10
     """A seed is started only if this many steps of the episode are left, this one included."""
     incubation_limit: int = 20
     """Steps of incubation after which a seed that still may not blend is pruned."""
-    probation_steps: int = 3
+    probation_steps: int = 7
     """Steps on probation before a seed is judged."""
     keep_above_errors: float = 1.0
     """A seed is kept if its contribution is more than this many of its standard errors above 0."""
@@ -225,7 +228,8 @@ class HeuristicPolicy(UnlearnedPolicy):
         The first in turn that is not over the penalty limit; if all are, the least charged.
         """
         turn = len(order_K)
-        place_EK = (state.next_E[:, None] + np.arange(turn)) % turn
+        first_E = state.next_E if self.config.take_turns else np.zeros_like(state.next_E)
+        place_EK = (first_E[:, None] + np.arange(turn)) % turn
         kind_EK = order_K[place_EK]
         penalty_EK = np.take_along_axis(state.penalty_EK, kind_EK, axis=1)
         cost_EK = np.where(penalty_EK <= self.config.penalty_limit, 0.0, penalty_EK)

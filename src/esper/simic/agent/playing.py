@@ -157,7 +157,7 @@ def _look(envs: Sequence[Env], shown: Sequence[object]) -> Seen:
     from gymnasium.spaces.utils import flatten
 
     space = envs[0].observation_space
-    feature_EG = np.stack([flatten(space, x) for x in shown]).astype(np.float32)
+    feature_EG = np.stack([np.asarray(flatten(space, x)) for x in shown]).astype(np.float32)
     everything = np.ones(_action_count(envs[0]), dtype=bool)
     legal = [getattr(env.unwrapped, "action_masks", lambda: everything)() for env in envs]
     return Seen(feature_EG, np.asarray(legal, dtype=bool))
