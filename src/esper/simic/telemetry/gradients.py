@@ -34,14 +34,18 @@ def collect_per_layer_gradients(module: nn.Module) -> tuple[LayerGradientStats, 
     if not layers:
         return ()
     host_LF = _to_host([_figures(parameter) for parameter in layers.values()]).tolist()
-    return tuple(
-        LayerGradientStats(name, *figures, int(nans), int(infs))
-        for name, (*figures, nans, infs) in zip(layers, host_LF, strict=True)
+    return tuple(map(_stats, layers, host_LF))
+
+
+def _stats(layer: str, figures_F: list[float]) -> LayerGradientStats:
+    norm, mean, std, param_norm, zero, small, large, nans, infs = figures_F
+    return LayerGradientStats(
+        layer, norm, mean, std, param_norm, zero, small, large, int(nans), int(infs)
     )
 
 
 def _figures(parameter: Tensor) -> Tensor:
-    """`[F]` on the device, in the order of `LayerGradientStats`."""
+    """`[F]` on the device, as `_stats` reads them."""
     assert parameter.grad is not None
     grad = parameter.grad.detach().to_dense().to(torch.float64)
     size = grad.abs()
