@@ -254,7 +254,9 @@ def test_members_paid_against_their_score_are_reward_hacking():
 def test_pay_that_rises_without_the_score_is_reward_hacking():
     rising, flat = np.arange(12.0), np.full(12, 0.4)
     for score in (flat, -rising):
-        found = only(detect_anomalies(CONFIG, rounds=rounds_of(mean_reward=rising, mean_score=score)))
+        found = only(
+            detect_anomalies(CONFIG, rounds=rounds_of(mean_reward=rising, mean_score=score))
+        )
         assert (found.kind, found.value) == (Kind.REWARD_HACKING, pytest.approx(math.sqrt(11)))
     for paid, score in ((rising, rising), (flat, flat), (-rising, flat)):
         rounds = rounds_of(mean_reward=paid, mean_score=score)
