@@ -1,4 +1,4 @@
-"""Only some members grow: to the others it is as if no one did, and to the growers as if all did."""
+"""Only some members grow: to the others it is as if none did, to the growers as if all did."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def none():
 
 
 def test_growers_grow_and_waiters_do_not(some):
-    engine, books, diary = some
+    engine, _, diary = some
     births_ES = engine.env.model.lifecycle.births_ES
     assert (births_ES[GROWERS].sum(axis=1) > 0).all()
     assert (births_ES[WAITERS] == 0).all()

@@ -117,7 +117,7 @@ def test_what_is_not_finite_is_named():
 
 
 class Readings(TorchDispatchMode):
-    """Counts single numbers that are read (`item`, `float`, `bool`): each would wait for a device."""
+    """Counts single numbers that are read (`item`, `float`): each would wait for a device."""
 
     def __init__(self) -> None:
         super().__init__()
