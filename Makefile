@@ -11,8 +11,11 @@ EXTRAS := dev,export
 # Fast tests that guard the fixed names and contracts; add a file here when it is written.
 GUARDRAIL_TESTS := \
 	tests/test_import_isolation.py \
+	tests/meta/test_factored_action_contracts.py \
 	tests/simic/training/test_entropy_annealing.py \
-	tests/simic/test_reward_normalizer_checkpoint.py
+	tests/simic/test_reward_normalizer_checkpoint.py \
+	tests/simic/test_gpu_preload_batch_size.py \
+	tests/scripts/test_train.py
 
 # One thread: on these small tensors a second one costs more than it brings.
 export OMP_NUM_THREADS ?= 1

@@ -16,12 +16,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_CHOICES, HEADS_BY_OP, ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools
+from esper.tamiyo.actions import COUNTS_OA
 from esper.tamiyo.distribution import MaskedCategorical
 from esper.tamiyo.inputs import FIXED_HEADS, MaskTensors
 
@@ -30,11 +30,6 @@ HEAD_GAIN: Final = 0.01
 
 LAST_HEAD: Final = ActionHead(len(ActionHead) - 1)
 """No head comes after it, so its choice is not embedded."""
-
-COUNTS_OA: Final = np.array(
-    [[head in HEADS_BY_OP[op] for head in ActionHead] for op in LifecycleOp]
-)
-"""Which head counts for which operation, as an array."""
 
 
 def heads_needed(legal_O: Bools) -> frozenset[ActionHead]:

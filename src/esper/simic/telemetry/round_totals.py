@@ -7,24 +7,19 @@ Shape letters: E members, S slots, O operations, A heads, Z stages, P reward par
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
-from esper.leyline.actions import HEADS_BY_OP, ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import StepPhase
 from esper.leyline.records import StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.stages import SeedStage
+from esper.tamiyo.actions import COUNTS_OA
 
 _O, _A, _Z, _F = len(LifecycleOp), len(ActionHead), len(SeedStage), len(StepPhase)
-
-COUNTS_OA: Final[Bools] = np.array(
-    [[head in HEADS_BY_OP[op] for head in ActionHead] for op in LifecycleOp]
-)
-"""`HEADS_BY_OP` as a table: does the head count for the operation?"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

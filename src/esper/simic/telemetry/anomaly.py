@@ -1,0 +1,378 @@
+"""What is wrong with a run, how loudly is it recorded, and for how long?
+
+    report = detect_anomalies(AnomalyConfig(), metrics=metrics, rounds=summaries, outcome=outcome)
+    emit_anomaly_diagnostics(hub, report, round_index, None)
+    hub.level = clock.after_round(report)
+
+Detection reads figures that are on the host anyway, once a round, and changes nothing. A figure
+that does not apply (NaN by its own definition) is never an anomaly. Shape letters: A heads, E
+members, N things that are ranked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.actions import ActionHead
+from esper.leyline.arrays import Doubles
+from esper.leyline.errors import EsperError
+from esper.leyline.payloads import (
+    AnomalyDetected,
+    AnomalyKind,
+    AnomalyReport,
+    EpisodeOutcome,
+    LayerGradientStats,
+    PPOUpdateMetrics,
+)
+from esper.leyline.records import BatchSummary
+from esper.leyline.telemetry import TelemetryConfig, TelemetryEvent, TelemetryLevel
+from esper.nissa.hub import TelemetryHub
+from esper.simic.telemetry.emitters import (
+    aggregate_layer_gradient_health,
+    check_performance_degradation,
+)
+from esper.simic.telemetry.round_totals import MaskStats
+
+_Kind = AnomalyKind
+
+WORST_FIRST: Final = (
+    _Kind.NON_FINITE,
+    _Kind.GRADIENT_EXPLOSION,
+    _Kind.RATIO_EXPLOSION,
+    _Kind.KL_EXPLOSION,
+    _Kind.VALUE_COLLAPSE,
+    _Kind.GRADIENT_VANISHING,
+    _Kind.ENTROPY_COLLAPSE,
+    _Kind.RATIO_COLLAPSE,
+    _Kind.REWARD_HACKING,
+    _Kind.PERFORMANCE_DEGRADATION,
+)
+"""The order of a report: what can destroy the weights, what stops learning, what misleads it."""
+
+_MAY_BE_NAN: Final[Mapping[type, frozenset[str]]] = {
+    PPOUpdateMetrics: frozenset({"head_entropy", "explained_variance"}),
+    BatchSummary: frozenset({"learning_rate", "entropy_coef", "member_steps_per_second"}),
+}
+"""Figures of which NaN says that they do not apply: the head never counted, all returns are the
+same, nothing learns, no time was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnomalyConfig:
+    """From where on a figure is an anomaly."""
+
+    max_ratio: float = 5.0
+    """Largest probability ratio of an update, new policy over old."""
+    min_ratio: float = 0.1
+    """Smallest one."""
+    max_kl: float = 0.2
+    """Largest KL divergence of a minibatch, in nats; well above where an update stops."""
+    min_head_entropy: float = 0.02
+    """Least entropy of a head, in nats, over steps at which it had more than one choice."""
+    min_value_spread: float = 0.01
+    """Least deviation of the values, as a share of the deviation of the returns."""
+    min_explained_variance: float = -1.0
+    """Below 0, the values are worse than one number for all states."""
+    max_grad_norm: float = 100.0
+    """Largest gradient norm, before clipping."""
+    min_grad_norm: float = 1e-7
+    """Smallest one."""
+    max_dead_layers: float = 0.5
+    """Largest share of layers whose gradient is all but zero everywhere (debug level)."""
+    window: int = 20
+    """Rounds that are looked at together, the present one included."""
+    hacking_deviations: float = 3.0
+    """How many standard deviations beyond chance pay and score must part to be no accident."""
+    max_degradation: float = 0.05
+    """How far mean accuracy (0..1) may lie below that of the earlier rounds of the window."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            if not math.isfinite(getattr(self, f.name)):
+                raise EsperError(f"AnomalyConfig.{f.name}={getattr(self, f.name)}: must be finite")
+        for low, high in (("min_ratio", "max_ratio"), ("min_grad_norm", "max_grad_norm")):
+            if getattr(self, low) >= getattr(self, high):
+                raise EsperError(
+                    f"AnomalyConfig.{low}={getattr(self, low)}: must be below "
+                    f"{high}={getattr(self, high)}"
+                )
+        if self.window < 2:
+            raise EsperError(f"AnomalyConfig.window={self.window}: 2 rounds or more")
+
+
+def detect_anomalies(
+    config: AnomalyConfig,
+    *,
+    metrics: PPOUpdateMetrics | None = None,
+    rounds: Sequence[BatchSummary] = (),
+    outcome: EpisodeOutcome | None = None,
+    mask_stats: MaskStats | None = None,
+    layers: Sequence[LayerGradientStats] = (),
+    non_finite: Mapping[str, int] | None = None,
+) -> AnomalyReport:
+    """Everything that is wrong, worst first; what is not given is not looked at.
+
+    `metrics`: of the update. `rounds`: summaries of the run, oldest first, the present round last;
+    more than the window are not read. `outcome`: how the members of this round ended.
+    `mask_stats`: what the masks left over in this round, so that a head without a choice is no
+    collapse. `layers`: of `collect_per_layer_gradients`. `non_finite`: of
+    `check_numerical_stability`.
+    """
+    found = [*_broken_tensors(non_finite or {}, layers)]
+    if metrics is not None:
+        found += _broken_figures(metrics, "PPO update")
+        found += _of_policy(config, metrics)
+        found += _of_heads(config, metrics, mask_stats)
+        found += _of_values(config, metrics)
+        found += _of_gradient(config, metrics)
+    found += _of_layers(config, layers)
+    if rounds:
+        found += _broken_figures(rounds[-1], "round")
+        found += _of_rounds(config, rounds[-config.window :])
+    if outcome is not None:
+        found += _of_members(config, outcome)
+    return AnomalyReport(tuple(sorted(found, key=_gravity)))
+
+
+def _gravity(anomaly: AnomalyDetected) -> tuple[int, float]:
+    """By kind; within a kind, what is furthest beyond its threshold comes first."""
+    return WORST_FIRST.index(anomaly.kind), -abs(anomaly.value - anomaly.threshold)
+
+
+def _anomaly(
+    kind: AnomalyKind, value: float, threshold: float, detail: str, head: ActionHead | None = None
+) -> AnomalyDetected:
+    return AnomalyDetected(kind, float(value), float(threshold), head, detail)
+
+
+# ---- numbers that are none --------------------------------------------------------------------
+
+
+def _broken(count: int, detail: str) -> AnomalyDetected:
+    """Its value is how many numbers are not finite: the number itself could not be compared."""
+    return _anomaly(_Kind.NON_FINITE, count, 0.0, detail)
+
+
+def _broken_tensors(
+    non_finite: Mapping[str, int], layers: Sequence[LayerGradientStats]
+) -> Iterator[AnomalyDetected]:
+    """Each tensor once, even where both ways of looking found it."""
+    by_layer = {f"gradient {s.layer}": s.nan_count + s.inf_count for s in layers}
+    for name, count in (by_layer | dict(non_finite)).items():
+        if count:
+            yield _broken(count, f"{name}: numbers that are not finite: {count}")
+
+
+def _broken_figures(
+    record: PPOUpdateMetrics | BatchSummary, owner: str
+) -> Iterator[AnomalyDetected]:
+    for f in fields(record):
+        given = np.atleast_1d(np.asarray(getattr(record, f.name), dtype=np.float64))
+        broken = ~np.isfinite(given)
+        if f.name in _MAY_BE_NAN[type(record)] or (f.name == "grad_norm" and _took_no_step(record)):
+            broken &= ~np.isnan(given)
+        if broken.any():
+            yield _broken(int(broken.sum()), f"{owner}: {f.name} is {given[broken][0]}")
+
+
+def _took_no_step(record: PPOUpdateMetrics | BatchSummary) -> bool:
+    """The KL limit may stop an update before its first step; there is no gradient then."""
+    return isinstance(record, PPOUpdateMetrics) and record.early_stopped
+
+
+# ---- one update -------------------------------------------------------------------------------
+
+
+def _of_policy(config: AnomalyConfig, metrics: PPOUpdateMetrics) -> Iterator[AnomalyDetected]:
+    """How far the update moved the policy; a NaN is beyond no threshold."""
+    highest, lowest, kl = metrics.ratio_max, metrics.ratio_min, metrics.approx_kl
+    if highest > config.max_ratio:
+        detail = f"an action became {highest:.3g} times as likely in one update"
+        yield _anomaly(_Kind.RATIO_EXPLOSION, highest, config.max_ratio, detail)
+    if lowest < config.min_ratio:
+        detail = f"an action became {lowest:.3g} times as likely in one update"
+        yield _anomaly(_Kind.RATIO_COLLAPSE, lowest, config.min_ratio, detail)
+    if kl > config.max_kl:
+        detail = f"the update went {kl:.3g} nats away from the policy that acted"
+        yield _anomaly(_Kind.KL_EXPLOSION, kl, config.max_kl, detail)
+
+
+def _of_heads(
+    config: AnomalyConfig, metrics: PPOUpdateMetrics, mask_stats: MaskStats | None
+) -> Iterator[AnomalyDetected]:
+    """Steps with a single choice have entropy 0, so the mean over all is spread over the others."""
+    entropy_A = np.asarray(metrics.head_entropy, dtype=np.float64)
+    if mask_stats is not None:
+        free_A = mask_stats.steps_A - mask_stats.forced_A
+        with np.errstate(divide="ignore", invalid="ignore"):
+            entropy_A = np.where(free_A > 0, entropy_A * mask_stats.steps_A / free_A, np.nan)
+    for head in ActionHead:
+        entropy = float(entropy_A[head])
+        if entropy < config.min_head_entropy:
+            detail = f"head {head.name} hardly chooses any more: entropy {entropy:.3g} nats"
+            yield _anomaly(_Kind.ENTROPY_COLLAPSE, entropy, config.min_head_entropy, detail, head)
+
+
+def _of_values(config: AnomalyConfig, metrics: PPOUpdateMetrics) -> Iterator[AnomalyDetected]:
+    least = config.min_value_spread * metrics.return_std
+    if metrics.value_std < least:
+        detail = (
+            f"values hardly differ: deviation {metrics.value_std:.3g} beside "
+            f"{metrics.return_std:.3g} of the returns"
+        )
+        yield _anomaly(_Kind.VALUE_COLLAPSE, metrics.value_std, least, detail)
+    explained = metrics.explained_variance
+    if explained < config.min_explained_variance:
+        detail = f"values are worse than one number for all: explained variance {explained:.3g}"
+        yield _anomaly(_Kind.VALUE_COLLAPSE, explained, config.min_explained_variance, detail)
+
+
+def _of_gradient(config: AnomalyConfig, metrics: PPOUpdateMetrics) -> Iterator[AnomalyDetected]:
+    norm = metrics.grad_norm
+    if norm > config.max_grad_norm:
+        detail = f"gradient norm {norm:.3g} before clipping"
+        yield _anomaly(_Kind.GRADIENT_EXPLOSION, norm, config.max_grad_norm, detail)
+    if norm < config.min_grad_norm:
+        detail = f"gradient norm {norm:.3g}: nothing is learnt"
+        yield _anomaly(_Kind.GRADIENT_VANISHING, norm, config.min_grad_norm, detail)
+
+
+def _of_layers(
+    config: AnomalyConfig, layers: Sequence[LayerGradientStats]
+) -> Iterator[AnomalyDetected]:
+    if not layers:
+        return
+    health = aggregate_layer_gradient_health(layers)
+    if health["exploding_layers"]:
+        worst = max(layers, key=lambda layer: layer.large_fraction)
+        detail = (
+            f"{health['exploding_layers']} of {health['layers']} layers explode, "
+            f"{worst.layer} most: {worst.large_fraction:.0%} of its gradient is large"
+        )
+        yield _anomaly(_Kind.GRADIENT_EXPLOSION, health["exploding_layers"], 0.0, detail)
+    dead = health["dead_layers"] / health["layers"]
+    if dead > config.max_dead_layers:
+        detail = f"{health['dead_layers']} of {health['layers']} layers have no gradient"
+        yield _anomaly(_Kind.GRADIENT_VANISHING, dead, config.max_dead_layers, detail)
+
+
+# ---- pay and score ----------------------------------------------------------------------------
+
+
+def _of_members(config: AnomalyConfig, outcome: EpisodeOutcome) -> Iterator[AnomalyDetected]:
+    """What single members were paid, and whether it goes against what they reached."""
+    for name, values_E in (("return", outcome.episode_return_E), ("score", outcome.score_E)):
+        broken = ~np.isfinite(values_E)
+        if broken.any():
+            first = int(np.flatnonzero(broken)[0])
+            detail = f"{name} of {broken.sum()} members, first of member {first}, is not finite"
+            yield _broken(int(broken.sum()), detail)
+    agreement = rank_agreement(outcome.episode_return_E, outcome.score_E)
+    if agreement < -config.hacking_deviations:
+        detail = "members with the worse scores were paid more in this round"
+        yield _anomaly(_Kind.REWARD_HACKING, agreement, -config.hacking_deviations, detail)
+
+
+def _of_rounds(config: AnomalyConfig, rounds: Sequence[BatchSummary]) -> Iterator[AnomalyDetected]:
+    """What the last rounds say together; `rounds` are those of the window."""
+    time = np.arange(len(rounds))
+    paid = rank_agreement(time, [r.mean_reward for r in rounds])
+    reached = rank_agreement(time, [r.mean_score for r in rounds])
+    if paid > config.hacking_deviations and not reached > 0:
+        detail = f"pay rose over the last {len(rounds)} rounds, the score did not"
+        yield _anomaly(_Kind.REWARD_HACKING, paid, config.hacking_deviations, detail)
+    earlier = [r.mean_accuracy for r in rounds[:-1] if math.isfinite(r.mean_accuracy)]
+    if not earlier:
+        return
+    now, before = rounds[-1].mean_accuracy, math.fsum(earlier) / len(earlier)
+    degraded, delta = check_performance_degradation(now, before, config.max_degradation)
+    if degraded:
+        detail = f"mean accuracy {now:.3f}, {-delta:.3f} below the {len(earlier)} rounds before"
+        yield _anomaly(_Kind.PERFORMANCE_DEGRADATION, delta, -config.max_degradation, detail)
+
+
+def rank_agreement(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
+    """Spearman's rank correlation in standard deviations from chance; NaN where there is no order.
+
+    Under chance it has mean 0 and deviation 1, whatever is measured and in whatever units; pairs
+    that are not finite do not count.
+
+    >>> round(rank_agreement([1, 2, 3, 4, 5], [10, 100, 1e3, 1e4, 1e5]), 6)
+    2.0
+    """
+    pairs = np.stack([np.asarray(left, np.float64), np.asarray(right, np.float64)])
+    ranks = [_ranks(values) for values in pairs[:, np.isfinite(pairs).all(axis=0)]]
+    centred = [values - values.mean() if len(values) else values for values in ranks]
+    spread = math.sqrt(float(centred[0] @ centred[0]) * float(centred[1] @ centred[1]))
+    if spread == 0.0:
+        return math.nan
+    return float(centred[0] @ centred[1]) / spread * math.sqrt(len(ranks[0]) - 1)
+
+
+def _ranks(values_N: Doubles) -> Doubles:
+    """Ranks from 0; equal values share the mean of theirs."""
+    _, place_N, count = np.unique(values_N, return_inverse=True, return_counts=True)
+    last = np.cumsum(count)
+    return np.asarray((last - (count + 1) / 2)[place_N], dtype=np.float64)
+
+
+# ---- what comes of it -------------------------------------------------------------------------
+
+
+def handle_telemetry_escalation(
+    anomaly_report: AnomalyReport, telemetry_config: TelemetryConfig
+) -> TelemetryLevel:
+    """The level to record at after this report: raised by an anomaly, never lowered.
+
+    Who records nothing (OFF) goes on recording nothing.
+    """
+    escalates = anomaly_report.has_anomaly and telemetry_config.escalation_rounds > 0
+    return _raised(telemetry_config) if escalates else telemetry_config.level
+
+
+def _raised(config: TelemetryConfig) -> TelemetryLevel:
+    off = config.level is TelemetryLevel.OFF
+    return config.level if off else max(config.level, config.escalation_level)
+
+
+class EscalationClock:
+    """How long the level stays raised: n rounds after the last anomaly.
+
+    >>> clock = EscalationClock(TelemetryConfig(escalation_rounds=1))
+    >>> bad = AnomalyReport((_anomaly(AnomalyKind.KL_EXPLOSION, 0.5, 0.2, "too far"),))
+    >>> [clock.after_round(report).name for report in (bad, AnomalyReport())]
+    ['DEBUG', 'NORMAL']
+    """
+
+    def __init__(self, config: TelemetryConfig, rounds_left: int = 0) -> None:
+        """`rounds_left`: where a run goes on, that of its checkpoint."""
+        self.config = config
+        self.rounds_left = rounds_left
+        """Rounds to come that are recorded at the raised level."""
+
+    @property
+    def level(self) -> TelemetryLevel:
+        """Of the next round."""
+        return _raised(self.config) if self.rounds_left else self.config.level
+
+    def after_round(self, report: AnomalyReport) -> TelemetryLevel:
+        """The level of the next round; an anomaly starts the clock again."""
+        if report.has_anomaly:
+            self.rounds_left = self.config.escalation_rounds
+        else:
+            self.rounds_left = max(0, self.rounds_left - 1)
+        return self.level
+
+
+def emit_anomaly_diagnostics(
+    hub: TelemetryHub, anomaly_report: AnomalyReport, batch_idx: int, epoch_idx: int | None
+) -> None:
+    """One event per anomaly, worst first; `epoch_idx` is the step, None for the whole round."""
+    for anomaly in anomaly_report.anomalies:
+        hub.emit(TelemetryEvent.of(anomaly, batch_idx, epoch_idx))

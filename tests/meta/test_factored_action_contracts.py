@@ -1,0 +1,247 @@
+"""One table of operations and heads; masks, network, execution and telemetry all follow it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.kasmina import Population
+from esper.leyline import (
+    ALPHA_SPEEDS,
+    ALPHA_TARGETS,
+    HEAD_CHOICES,
+    HEADS_BY_OP,
+    TEMPOS,
+    ActionHead,
+    ActionMasks,
+    ActionSpec,
+    AlphaCurve,
+    BlendStyle,
+    LifecycleOp,
+    PPOUpdateMetrics,
+    SeedStage,
+)
+from esper.simic.agent import PPOConfig
+from esper.simic.telemetry import round_totals
+from esper.tamiyo import PolicyNetwork, actions, build_masks, heads, parse_sampled_action
+from esper.tamiyo.heads import Chooser
+from esper.tamiyo.inputs import FIXED_HEADS, MaskTensors, PolicyInputs
+from esper.tolaria.action_execution import execute_actions
+from payload_support import build
+from ppo_support import SMALL, SPEC, F, G, K, S, masks_for
+from support import batch, bring_to, make_population
+from tamiyo_support import observe
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "esper"
+H, Op = ActionHead, LifecycleOp
+HOST_HEADS = {H.SLOT, H.BLUEPRINT}
+"""Heads whose choices the host decides."""
+
+DESIGN = {
+    Op.WAIT: "OP",
+    Op.GERMINATE: "OP SLOT BLUEPRINT STYLE TEMPO ALPHA_TARGET ALPHA_CURVE",
+    Op.ADVANCE: "OP SLOT",
+    Op.FOSSILIZE: "OP SLOT",
+    Op.SET_ALPHA_TARGET: "OP SLOT ALPHA_TARGET ALPHA_SPEED ALPHA_CURVE",
+    Op.PRUNE: "OP SLOT ALPHA_SPEED ALPHA_CURVE",
+}
+"""The table of the design, word for word."""
+
+
+# ---- the tables themselves --------------------------------------------------------------------
+
+
+def test_the_table_is_the_designs():
+    assert list(HEADS_BY_OP) == list(Op)
+    wanted = {op: {H[name] for name in names.split()} for op, names in DESIGN.items()}
+    assert dict(HEADS_BY_OP) == wanted
+
+
+def test_operations_and_heads_count_from_0_without_gaps():
+    """They are indices into arrays."""
+    for enum in (Op, H, BlendStyle, AlphaCurve):
+        assert [int(item) for item in enum] == list(range(len(enum)))
+
+
+def test_choices_are_those_of_the_enums_and_value_tables():
+    assert list(HEAD_CHOICES) == [head for head in H if head not in HOST_HEADS]
+    assert HEAD_CHOICES[H.OP] == tuple(op.name for op in Op)
+    assert HEAD_CHOICES[H.STYLE] == tuple(style.name for style in BlendStyle)
+    assert HEAD_CHOICES[H.ALPHA_CURVE] == tuple(curve.name for curve in AlphaCurve)
+    values = {H.TEMPO: TEMPOS, H.ALPHA_TARGET: ALPHA_TARGETS, H.ALPHA_SPEED: ALPHA_SPEEDS}
+    for head, table in values.items():
+        assert tuple(type(table[0])(text) for text in HEAD_CHOICES[head]) == table
+
+
+def test_every_head_counts_for_some_operation_and_waiting_asks_for_none():
+    assert frozenset().union(*HEADS_BY_OP.values()) == set(H)
+    for op, counting in HEADS_BY_OP.items():
+        assert H.OP in counting
+        assert (H.SLOT in counting) == (op is not Op.WAIT)
+
+
+OWNED = (
+    "LifecycleOp", "ActionHead", "BlendStyle", "AlphaCurve", "HEADS_BY_OP", "HEAD_CHOICES",
+    "TEMPOS", "ALPHA_TARGETS", "ALPHA_SPEEDS", "COUNTS_OA", "ActionSpec", "ActionMasks",
+)  # fmt: skip
+
+
+def defined_in(path: Path) -> list[str]:
+    """Names a module defines at its top level."""
+    names = []
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            names.append(node.name)
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    return names
+
+
+def test_each_table_is_defined_once():
+    defined = Counter(name for path in SOURCE.rglob("*.py") for name in defined_in(path))
+    assert {name: defined[name] for name in OWNED} == dict.fromkeys(OWNED, 1)
+    assert heads.COUNTS_OA is round_totals.COUNTS_OA is actions.COUNTS_OA
+
+
+def test_the_array_is_the_table():
+    for op in Op:
+        for head in H:
+            assert actions.COUNTS_OA[op, head] == (head in HEADS_BY_OP[op])
+
+
+# ---- what follows it --------------------------------------------------------------------------
+
+
+def test_an_action_has_one_field_per_head_in_order():
+    assert [f.name for f in fields(ActionSpec)] == [head.name.lower() for head in H]
+    spec = parse_sampled_action(np.array([[1, 0, 1, 2, 1, 2, 3, 4]]))
+    assert [int(spec.of(head)[0]) for head in H] == [1, 0, 1, 2, 1, 2, 3, 4]
+
+
+def test_masks_have_one_field_per_head_in_order():
+    assert [f.name.rpartition("_")[0] for f in fields(ActionMasks)] == [h.name.lower() for h in H]
+    legal_ESO, fits_SK = np.ones((2, S, len(Op)), dtype=bool), np.ones((S, K), dtype=bool)
+    made = build_masks(legal_ESO, fits_SK)
+    sizes = {head: getattr(made, f.name).shape[-1] for head, f in zip(H, fields(made), strict=True)}
+    wanted = {head: len(HEAD_CHOICES[head]) for head in HEAD_CHOICES}
+    assert sizes == wanted | {H.SLOT: S, H.BLUEPRINT: K}
+
+
+@pytest.mark.parametrize("head", [head for head in HEAD_CHOICES if head is not H.OP])
+def test_a_mask_of_another_size_is_refused(head):
+    letter = next(f.name for f in fields(ActionMasks) if f.name.startswith(head.name.lower()))[-1]
+    with pytest.raises(Exception, match=f"choices for {head.name}"):
+        build(ActionMasks, **{letter: len(HEAD_CHOICES[head]) + 1})
+
+
+def network() -> PolicyNetwork:
+    torch.manual_seed(0)
+    return PolicyNetwork(SPEC, SMALL)
+
+
+def test_the_network_has_one_head_each_with_its_choices():
+    made = network().heads
+    assert list(made.hidden) == list(made.output) == [head.name for head in H]
+    for head, choices in HEAD_CHOICES.items():
+        assert made.output[head.name].out_features == len(choices)
+    assert set(FIXED_HEADS) == set(H) - HOST_HEADS - {H.OP}
+    assert torch.equal(made.counts_OA, torch.from_numpy(actions.COUNTS_OA))
+    later_heads_hear = {H[name] for name in made.embed} | HOST_HEADS
+    assert later_heads_hear == set(H) - {list(H)[-1]}
+
+
+@pytest.mark.parametrize("op", Op)
+def test_the_network_counts_the_heads_of_the_operation(op):
+    masks = masks_for(np.ones((3, len(Op), S), dtype=bool), ops=(op,))
+    inputs = PolicyInputs(
+        torch.randn(3, G),
+        torch.randn(3, S, F),
+        torch.zeros(3, S, dtype=torch.int64),
+        MaskTensors.of(masks, torch.device("cpu")),
+    )
+    made = network()
+    needed = heads.heads_needed(masks.op_EO[0])
+    assert needed == HEADS_BY_OP[op]
+    chooser = Chooser(uniform_A=torch.rand(3, len(H)))
+    out, _ = made.step(inputs, made.initial_state(3), torch.tensor(0.0), chooser, set(H))
+    counts_A = torch.from_numpy(actions.COUNTS_OA[op])
+    assert torch.equal(out.choices.counts_A, counts_A.expand(3, -1))
+    assert (out.choices.log_prob_A[:, ~counts_A] == 0).all()
+    assert (out.choices.entropy_A[:, ~counts_A] == 0).all()
+    free = [head for head in HEADS_BY_OP[op] if head is not H.OP]
+    assert (out.choices.entropy_A[:, free] > 0).all()
+
+
+def test_the_learner_has_one_figure_per_head():
+    assert len(PPOConfig().head_entropy) == len(H)
+    assert len(build(PPOUpdateMetrics, {"head_entropy": (0.0,) * len(H)}).head_entropy) == len(H)
+    stats = round_totals.MaskStats.none()
+    assert {len(getattr(stats, f.name)) for f in fields(stats)} == {len(H)}
+
+
+# ---- what is carried out ----------------------------------------------------------------------
+
+HEAD_OF_ARGUMENT = {
+    "slot": H.SLOT,
+    "blueprint": H.BLUEPRINT,
+    "style": H.STYLE,
+    "tempo": H.TEMPO,
+    "alpha_target": H.ALPHA_TARGET,
+    "target": H.ALPHA_TARGET,
+    "speed": H.ALPHA_SPEED,
+    "curve": H.ALPHA_CURVE,
+}
+
+
+@pytest.mark.parametrize("op", [op for op in Op if op is not Op.WAIT])
+def test_a_population_takes_the_heads_of_the_operation(op):
+    taken = inspect.signature(getattr(Population, op.name.lower())).parameters
+    wanted = [HEAD_OF_ARGUMENT[name] for name in taken if name not in ("self", "members")]
+    assert {H.OP, *wanted} == HEADS_BY_OP[op]
+    assert len(wanted) == len(set(wanted))
+
+
+def test_legal_operations_are_the_operations():
+    population = make_population(members=2)
+    assert population.lifecycle.legal_ops().shape == (2, len(population.slots), len(Op))
+
+
+READY = {
+    Op.WAIT: SeedStage.HOLDING,
+    Op.GERMINATE: None,
+    Op.ADVANCE: SeedStage.TRAINING,
+    Op.SET_ALPHA_TARGET: SeedStage.HOLDING,
+    Op.PRUNE: SeedStage.HOLDING,
+    Op.FOSSILIZE: SeedStage.HOLDING,
+}
+"""The stage two slots are in, so that either may be meant."""
+
+
+def after(op: LifecycleOp, **choices: int) -> dict[str, np.ndarray]:
+    """All lifecycle facts after an action, its heads at 0 (speed: at 1) but for `choices`."""
+    population = make_population(members=1)
+    population.forward(batch(1)[0])
+    stage = READY[op]
+    for slot in population.slots[:2] if stage is not None else ():
+        bring_to(population, stage, [0], slot)
+    indices = {head.name.lower(): 0 for head in H} | {"alpha_speed": 1, "op": int(op)} | choices
+    action = ActionSpec(*(np.array([index]) for index in indices.values()))
+    result = execute_actions(population, action, observe(population), np.zeros(1, dtype=bool))
+    assert result.outcome.executed.all()
+    return population.lifecycle.arrays()
+
+
+@pytest.mark.parametrize("op", Op, ids=lambda op: op.name)
+@pytest.mark.parametrize("head", [head for head in H if head is not H.OP], ids=lambda h: h.name)
+def test_a_head_changes_what_happens_exactly_where_it_counts(op, head):
+    one, other = after(op), after(op, **{head.name.lower(): 2 if head is H.ALPHA_SPEED else 1})
+    same = all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
+    assert same == (head not in HEADS_BY_OP[op])
