@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -151,3 +155,25 @@ def test_a_function_is_a_reward(told):
     assert isinstance(accuracy_alone, RewardProtocol)
     change = told[-1].accuracy_E - told[0].accuracy_before_E
     np.testing.assert_allclose(totals(pay(accuracy_alone, told)).sum(axis=0), change)
+
+
+# ---- the page about it ---------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
+
+
+def test_the_page_runs_as_written_and_names_everything(told):
+    text = PAGE.read_text()
+    names = {"__name__": "rewards_page"}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
+    pay(names["accuracy_alone"], told)
+    assert totals(pay(names["reward"], told)).any()
+    for mode, family in EVERY:
+        assert f"| `{mode}` |" in text
+        assert f"`{family}`" in text
+        for part in pay(reward_of(mode, family), told[:1])[0].names:
+            assert part in text, f"{part} of {mode} is not explained"
+    for field in dataclasses.fields(RewardConfig):
+        if field.name not in ("mode", "family"):
+            assert f"`{field.name}`" in text

@@ -16,15 +16,15 @@ every = pytest.mark.parametrize(("mode", "family"), EVERY)
 RISES, FALLS, STRUCK, STEPS = 0, 1, 5, 8
 SPEC = small_task(
     episode_length=STEPS, classes=3, base_channels=8, train=600, validation=100,
-    batch_size=32, batches_per_step=8,
+    batch_size=32, batches_per_step=8, kernel_size=3,
 )  # fmt: skip
 PROGRESS = ("score", "shaped", "basic", "basic_plus", "sparse", "minimal")
 """Modes that pay for the member's own progress; the others pay for seeds alone."""
 
 
 class Sabotage(Diary):
-    """Before step 5 trains, the last layers of a member's host are scrambled, and it stops
-    learning: its accuracy falls for good, though nothing is broken."""
+    """From step 5 on a member's host is scrambled before each step: its accuracy falls for good,
+    though nothing is broken."""
 
     def on_step(self, record) -> None:
         super().on_step(record)
@@ -49,11 +49,13 @@ def waiting():
 
 def test_one_member_rises_and_one_falls(waiting):
     accuracy = np.stack([r.reward_inputs.accuracy_E for r in waiting])
-    assert accuracy[-1, RISES] > accuracy[STRUCK - 1, RISES] - 0.05
+    first = waiting[0].reward_inputs
+    assert accuracy[-1, RISES] > first.accuracy_before_E[RISES] + 0.2
     assert accuracy[-1, RISES] > accuracy[-1, FALLS] + 0.1
-    assert accuracy[-1, FALLS] < accuracy[STRUCK - 1, FALLS] - 0.05
+    assert accuracy[-1, FALLS] < accuracy[STRUCK - 1, FALLS] - 0.1
     loss = np.stack([r.reward_inputs.loss_E for r in waiting])
-    assert loss[-1, RISES] < loss[STRUCK - 1, RISES] < loss[-1, FALLS]
+    assert loss[-1, RISES] < first.loss_before_E[RISES]
+    assert loss[STRUCK - 1, FALLS] < loss[-1, FALLS]
 
 
 @pytest.mark.parametrize("family", ["contribution", "loss"])
@@ -64,12 +66,12 @@ def test_a_member_whose_accuracy_rises_is_paid_more_than_one_whose_falls(mode, f
     paid = np.stack([record.rewards.total for record in records])
     replayed = totals(pay(reward_of(mode, family), [r.reward_inputs for r in waiting]))
     assert np.array_equal(paid, replayed), "paid by the engine or read from its diary: the same"
-    after = paid[STRUCK:].sum(axis=0)
+    before, after = paid[:STRUCK].sum(axis=0), paid[STRUCK:].sum(axis=0)
     assert after[RISES] > after[FALLS]
     if mode not in ("sparse", "minimal"):
-        assert after[RISES] > 0 > after[FALLS]
-    unit = paid.sum(axis=0)
-    assert (np.abs(unit[[RISES, 2]]) <= 1).all(), "in units of accuracy, 0..1"
+        assert (before > 0).all(), "all of them learn"
+        assert after[FALLS] < 0
+    assert (np.abs((before + after)[[RISES, 2]]) <= 1).all(), "in units of accuracy, 0..1"
 
 
 @pytest.mark.parametrize("mode", ["simplified", "escrow"])
@@ -88,8 +90,7 @@ def planted():
 def test_seeds_are_paid_what_the_engine_measures(mode, planted):
     told = [record.reward_inputs for record in planted]
     found = np.stack([np.nan_to_num(inputs.contribution_ES).sum(axis=1) for inputs in told])
-    assert (found > 0).any()
-    assert (found < 0).any()
+    assert (found != 0).any()
     paid = pay(reward_of(mode), told)
     if mode == "simplified":
         worth = np.stack([components.part("worth") for components in paid]).cumsum(axis=0)
