@@ -1,0 +1,76 @@
+"""Rewards held back until a seed is permanent: `escrow`.
+
+Every live seed has an account that holds what it is worth. A share of it (`advance`) is paid ahead
+and follows the account up and down. When the seed is made permanent, the rest is paid and the
+account is closed; when it is pruned, set back by the governor, or still uncommitted when the
+episode ends, what was paid ahead is taken back. So in sum a seed gets what it was worth when it was
+made permanent, once, or nothing.
+
+Shape letters: E members, S slots.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+import numpy as np
+
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.arrays import Bools, Doubles
+from esper.leyline.rewards import RewardInputs
+from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.simic.rewards.base import ModeReward
+from esper.simic.rewards.family import Progress
+
+_LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
+
+
+class EscrowReward(ModeReward):
+    """Advance + payout - clawback - rent - upkeep; nothing for the host."""
+
+    CHARGES_RENT: ClassVar[bool] = True
+    ARRAYS: ClassVar[tuple[str, ...]] = ("paid_ES", "closed_ES", "forfeited_ES")
+
+    paid_ES: Doubles
+    """What has been paid for the seed that stands there."""
+    closed_ES: Bools
+    """It was made permanent and paid out."""
+    forfeited_ES: Bools
+    """Its removal was asked for; alpha may take some steps down."""
+
+    def begin(self, inputs: RewardInputs) -> None:
+        """No accounts. Seeds that members are born with have none."""
+        self.paid_ES = np.zeros(inputs.stage_ES.shape)
+        self.closed_ES = np.zeros(inputs.stage_ES.shape, dtype=np.bool_)
+        self.forfeited_ES = np.zeros(inputs.stage_ES.shape, dtype=np.bool_)
+
+    def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
+        """What accounts of all slots pay, by what happened to their seeds."""
+        live_ES = _LIVE[inputs.stage_ES]
+        self.forfeited_ES = (self.forfeited_ES | executed(inputs, LifecycleOp.PRUNE)) & live_ES
+        open_ES = live_ES & ~self.forfeited_ES & ~self.closed_ES
+        payout_ES = open_ES & executed(inputs, LifecycleOp.FOSSILIZE)
+        ahead_ES = open_ES & ~payout_ES & (not inputs.episode_over)
+        account_ES = self.config.contribution_weight * progress.worth_ES
+        due_ES = np.where(self.closed_ES, self.paid_ES, 0.0)
+        due_ES = np.where(ahead_ES, self.config.advance * account_ES, due_ES)
+        due_ES = np.where(payout_ES, account_ES, due_ES)
+        change_ES = due_ES - self.paid_ES
+        self.paid_ES = due_ES
+        self.closed_ES = self.closed_ES | payout_ES
+        return {
+            "advance": _sum(change_ES, ahead_ES),
+            "payout": _sum(change_ES, payout_ES),
+            "clawback": _sum(change_ES, ~ahead_ES & ~payout_ES),
+        }
+
+
+def executed(inputs: RewardInputs, op: LifecycleOp) -> Bools:
+    """`[E, S]`: slots in which this step carried out `op`."""
+    done_E = (inputs.actions.op == op) & inputs.outcome.executed
+    slots = np.arange(inputs.stage_ES.shape[1])
+    return np.asarray(done_E[:, None] & (inputs.outcome.target_slot[:, None] == slots))
+
+
+def _sum(value_ES: Doubles, mask_ES: Bools) -> Doubles:
+    return np.asarray(np.where(mask_ES, value_ES, 0.0).sum(axis=1))

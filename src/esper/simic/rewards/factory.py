@@ -1,0 +1,59 @@
+"""Which class stands behind a reward's name; `make_reward` is the way to one.
+
+    reward = make_reward(RewardConfig(mode="escrow"), spec.upkeep)
+    rewards_E, components = reward(inputs)
+
+A reward of one's own needs no entry here: anything of `RewardProtocol`'s signature can be given to
+a policy client in place of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from esper.leyline.errors import EsperError
+from esper.simic.rewards.base import ModeReward
+from esper.simic.rewards.basic import BasicPlusReward, BasicReward
+from esper.simic.rewards.config import RewardConfig, RewardMode
+from esper.simic.rewards.escrow import EscrowReward
+from esper.simic.rewards.score import ScoreReward
+from esper.simic.rewards.shaped import ScoreChangeReward, ShapedReward, SimplifiedReward
+from esper.simic.rewards.sparse import MinimalReward, SparseReward
+from esper.tasks.scoring import Upkeep
+
+MODES: Final[Mapping[RewardMode, type[ModeReward]]] = MappingProxyType(
+    {
+        "score": ScoreChangeReward,
+        "shaped": ShapedReward,
+        "simplified": SimplifiedReward,
+        "basic": BasicReward,
+        "basic_plus": BasicPlusReward,
+        "sparse": SparseReward,
+        "minimal": MinimalReward,
+        "escrow": EscrowReward,
+    }
+)
+
+
+def make_reward(
+    config: RewardConfig,
+    upkeep_rule: Upkeep,
+    baseline_curve: Sequence[float] | None = None,
+) -> ScoreReward | ModeReward:
+    """The reward a config names, for a task with this upkeep.
+
+    `baseline_curve`: mean score of `wait` after each step, the fresh host's first (T + 1 values);
+    `score` of the contribution family alone can take it off.
+    """
+    plain = config.mode == "score" and config.family == "contribution"
+    if baseline_curve is not None and not plain:
+        raise EsperError(
+            f"baseline_curve with reward mode {config.mode!r}, family {config.family!r}: it is a "
+            f"curve of scores; use mode 'score', family 'contribution', or leave it out"
+        )
+    if plain:
+        curve = None if baseline_curve is None else tuple(float(v) for v in baseline_curve)
+        return ScoreReward(upkeep_rule, config.rollback_penalty, curve)
+    return MODES[config.mode](config, upkeep_rule)

@@ -1,0 +1,179 @@
+"""Making rewards: names, wrong settings, the baseline curve, saving and resuming, one's own."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.leyline.protocols import RewardProtocol
+from esper.leyline.rewards import RewardComponentsTelemetry
+from esper.simic.rewards.config import REWARD_MODES, RewardConfig
+from esper.simic.rewards.factory import MODES, make_reward
+from esper.simic.rewards.score import ScoreReward
+from reward_support import EVERY, RULE, Story, pay, reward_of, step_inputs, totals
+from support import refused
+
+every = pytest.mark.parametrize(("mode", "family"), EVERY)
+
+
+@pytest.fixture(scope="module")
+def told():
+    return Story(np.random.default_rng(3), fossilize=True).play()
+
+
+@every
+def test_every_name_makes_a_reward(mode, family):
+    assert isinstance(reward_of(mode, family), RewardProtocol)
+    assert set(MODES) == set(REWARD_MODES)
+
+
+def test_score_is_the_default_and_both_ways_to_it_agree(told):
+    plain = make_reward(RewardConfig(), RULE)
+    assert isinstance(plain, ScoreReward)
+    general = MODES["score"](RewardConfig(), RULE)
+    assert np.array_equal(totals(pay(plain, told)), totals(pay(general, told)))
+
+
+BAD = {
+    "unknown reward mode 'scored': did you mean 'score'?": {"mode": "scored"},
+    "unknown reward family 'los': did you mean 'loss'?": {"family": "los"},
+    "reward rollback_penalty=-1: must be 0 or more": {"rollback_penalty": -1},
+    "reward rent=nan": {"rent": float("nan")},
+    "reward stage_weight=inf": {"stage_weight": float("inf")},
+    "reward contribution_weight=-0.5": {"contribution_weight": -0.5},
+    "reward advance=1.5: must be from 0 to 1": {"advance": 1.5},
+}
+
+
+@pytest.mark.parametrize("line", BAD)
+def test_wrong_settings_are_refused_in_one_line(line):
+    said = refused(lambda: RewardConfig(**BAD[line]))
+    assert line in said
+    assert "\n" not in said
+
+
+# ---- the baseline curve -------------------------------------------------------------------
+
+
+def test_the_curve_of_waiting_is_taken_off_and_telescopes(told):
+    curve = np.linspace(0.1, 0.7, len(told) + 1) ** 2
+    plain = pay(make_reward(RewardConfig(), RULE), told)
+    reduced = pay(make_reward(RewardConfig(), RULE, curve), told)
+    for t, (a, b) in enumerate(zip(plain, reduced, strict=True)):
+        np.testing.assert_allclose(b.part("baseline"), curve[t] - curve[t + 1])
+        np.testing.assert_allclose(b.total, a.total + curve[t] - curve[t + 1])
+    difference = totals(plain).sum(axis=0) - totals(reduced).sum(axis=0)
+    np.testing.assert_allclose(difference, curve[-1] - curve[0])
+
+
+def test_a_host_that_follows_the_curve_gets_nothing_for_waiting():
+    curve = [0.1, 0.4, 0.5]
+    reward = make_reward(RewardConfig(), RULE, curve)
+    for t in range(2):
+        inputs = step_inputs(t, 2, score_E=curve[t + 1], score_before_E=curve[t])
+        assert reward(inputs)[0][0] == pytest.approx(0, abs=1e-15)
+
+
+def test_a_curve_that_does_not_fit_is_refused():
+    short = make_reward(RewardConfig(), RULE, [0.1, 0.2])
+    line = refused(lambda: short(step_inputs(0, 5)))
+    assert "baseline_curve has 2 scores: an episode of 5 steps needs 6" in line
+    line = refused(lambda: make_reward(RewardConfig(), RULE, [0.1, float("nan")]))
+    assert "baseline_curve[1] is nan" in line
+    for config in (RewardConfig(mode="basic"), RewardConfig(family="loss")):
+        line = refused(lambda c=config: make_reward(c, RULE, [0.1, 0.2]))
+        assert "baseline_curve with reward mode" in line
+
+
+# ---- order and state ----------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("at", [0, 13, 30])
+def test_a_resumed_reward_pays_as_one_that_was_never_stopped(mode, family, at, told):
+    through = reward_of(mode, family)
+    expected = totals(pay(through, told))
+    first = reward_of(mode, family)
+    pay(first, told[:at])
+    state = first.state()
+    pay(first, told[at : at + 3])  # the state is a copy
+    resumed = reward_of(mode, family)
+    resumed.load_state(state)
+    assert np.array_equal(totals(pay(resumed, told[at:])), expected[at:])
+
+
+@every
+def test_every_episode_starts_afresh(mode, family, told):
+    reward = reward_of(mode, family)
+    first = totals(pay(reward, told))
+    pay(reward, told[:20])
+    assert np.array_equal(totals(pay(reward, told)), first)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in REWARD_MODES if mode != "score"])
+def test_a_step_is_paid_once_in_its_turn(mode, told):
+    reward = reward_of(mode)
+    line = refused(lambda: reward(told[3]))
+    assert f"reward '{mode}' is asked for step 3, but step 0 is next" in line
+    pay(reward, told[:3])
+    assert "step 2, but step 3 is next" in refused(lambda: reward(told[2]))
+    assert np.isfinite(reward(told[3])[0]).all(), "a refusal changes nothing"
+
+
+def test_states_of_something_else_are_refused(told):
+    escrow, shaped, loss = (reward_of("escrow"), reward_of("shaped"), reward_of("escrow", "loss"))
+    pay(escrow, told[:5])
+    state = escrow.state()
+    for other in (shaped, loss, reward_of("score")):
+        assert "resume with the same reward mode and family" in refused(
+            lambda o=other: o.load_state(state)
+        )
+    torn = state | {"closed_ES": state["closed_ES"][:1]}
+    assert "different numbers of members" in refused(lambda: reward_of("escrow").load_state(torn))
+    halves = {name: value[:1] if value.ndim else value for name, value in state.items()}
+    resumed = reward_of("escrow")
+    resumed.load_state(halves)
+    line = refused(lambda: resumed(told[5]))
+    assert "2 members in the middle of an episode of 1" in line
+
+
+# ---- one's own ----------------------------------------------------------------------------
+
+
+def accuracy_alone(inputs, /):
+    """A reward in two lines: what docs/rewards.md shows."""
+    parts = {"accuracy": inputs.accuracy_E - inputs.accuracy_before_E}
+    components = RewardComponentsTelemetry.of(parts, inputs.members)
+    return components.total, components
+
+
+def test_a_function_is_a_reward(told):
+    assert isinstance(accuracy_alone, RewardProtocol)
+    change = told[-1].accuracy_E - told[0].accuracy_before_E
+    np.testing.assert_allclose(totals(pay(accuracy_alone, told)).sum(axis=0), change)
+
+
+# ---- the page about it ---------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
+
+
+def test_the_page_runs_as_written_and_names_everything(told):
+    text = PAGE.read_text()
+    names = {"__name__": "rewards_page"}
+    for block in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL):
+        exec(compile(block, str(PAGE), "exec"), names)
+    pay(names["accuracy_alone"], told)
+    assert totals(pay(names["reward"], told)).any()
+    for mode, family in EVERY:
+        assert f"| `{mode}` |" in text
+        assert f"`{family}`" in text
+        for part in pay(reward_of(mode, family), told[:1])[0].names:
+            assert part in text, f"{part} of {mode} is not explained"
+    for field in dataclasses.fields(RewardConfig):
+        if field.name not in ("mode", "family"):
+            assert f"`{field.name}`" in text

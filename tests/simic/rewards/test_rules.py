@@ -1,0 +1,335 @@
+"""Rules that hold for every mode and family, on stories played by the real lifecycle."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline.actions import LifecycleOp, VetoReason
+from esper.leyline.stages import SeedStage
+from esper.simic.rewards.score import upkeep_paid
+from esper.simic.rewards.shaped import STAGE_POTENTIAL
+from reward_support import (
+    EVERY,
+    GROWS,
+    LIVE,
+    OCCUPIED,
+    RULE,
+    WAITS,
+    Story,
+    pay,
+    reward_of,
+    step_inputs,
+    totals,
+)
+
+SEEDS = st.integers(0, 200)
+every = pytest.mark.parametrize(("mode", "family"), EVERY)
+FOSSIL, HOLDING = SeedStage.FOSSILIZED, SeedStage.HOLDING
+
+
+@cache
+def story(seed: int, fossilize: bool = False):
+    return tuple(Story(np.random.default_rng(seed), fossilize=fossilize).play())
+
+
+def test_the_stories_are_eventful():
+    """Or the rules below would say little."""
+    told = [inputs for seed in range(5) for inputs in story(seed, fossilize=True)]
+    stages = {int(stage) for inputs in told for stage in inputs.stage_ES[GROWS]}
+    assert stages == set(SeedStage) - {SeedStage.GERMINATED, SeedStage.PRUNED}
+    ops = {int(inputs.actions.op[GROWS]) for inputs in told}
+    assert ops == set(LifecycleOp) - {LifecycleOp.ADVANCE}
+
+
+# ---- sums ---------------------------------------------------------------------------------
+
+
+@every
+@given(seed=SEEDS)
+@settings(max_examples=5, deadline=None)
+def test_parts_sum_to_the_total_exactly_and_everything_is_finite(mode, family, seed):
+    reward = reward_of(mode, family)
+    for inputs in story(seed, fossilize=True):
+        total, components = reward(inputs)
+        added = np.zeros(2)
+        for name in components.names:
+            added = added + components.part(name)
+        assert np.array_equal(total, added)
+        assert np.array_equal(total, components.total)
+        assert np.isfinite(total).all()
+
+
+@every
+def test_a_member_is_paid_the_same_whatever_company_it_is_in(mode, family):
+    """No member reads another's row."""
+    told = story(3, fossilize=True)
+    paid = totals(pay(reward_of(mode, family), told))
+
+    def alone(value):
+        if dataclasses.is_dataclass(value):
+            return dataclasses.replace(
+                value, **{f.name: alone(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            )
+        return value[GROWS:] if isinstance(value, np.ndarray) else value
+
+    single = totals(pay(reward_of(mode, family), [alone(inputs) for inputs in told]))
+    assert np.array_equal(single[:, 0], paid[:, GROWS])
+
+
+# ---- closed cycles ------------------------------------------------------------------------
+
+
+@every
+@given(seed=SEEDS)
+@settings(max_examples=15, deadline=None)
+def test_a_closed_cycle_pays_at_most_minus_its_upkeep(mode, family, seed):
+    """Germinate, retarget, prune as you like: against waiting it never pays; `sparse`, which
+    charges no upkeep, claims no more than that."""
+    told = story(seed)
+    paid = totals(pay(reward_of(mode, family), told)).cumsum(axis=0)
+    upkeep = np.cumsum([upkeep_paid(inputs, RULE)[GROWS] for inputs in told])
+    assert upkeep[-1] > 0
+    closed = [not OCCUPIED[inputs.stage_ES[GROWS]].any() for inputs in told]
+    assert closed[-1]
+    gain = paid[:, GROWS] - paid[:, WAITS]
+    limit = np.zeros_like(upkeep) if mode == "sparse" else -upkeep
+    if mode == "minimal":
+        assert gain[:-1] == pytest.approx(-upkeep[:-1], abs=1e-12)
+    assert (gain[closed] <= limit[closed] + 1e-9).all()
+
+
+# ---- all slots, one potential -------------------------------------------------------------
+
+
+def seeds_in_two_slots(contribution, step=1, **fields):
+    return step_inputs(
+        step, 10,
+        stage_ES=[[HOLDING, FOSSIL]], alpha_ES=1.0, contribution_ES=[contribution], **fields,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ["shaped", "simplified", "escrow"])
+def test_both_slots_count_at_every_step_whatever_the_action(mode):
+    """A change in a slot that no action names moves the reward, and by as much."""
+    for op, slot in ((LifecycleOp.WAIT, -1), (LifecycleOp.SET_ALPHA_TARGET, 0)):
+        paid = []
+        for value in (0.1, 0.3):
+            reward = reward_of(mode, advance=0.5)
+            reward(step_inputs(0, 10))
+            inputs = seeds_in_two_slots([value, 0.2], op=op, target_slot=slot)
+            paid.append(reward(inputs)[0][0])
+        share = 0.5 if mode == "escrow" else 1.0
+        assert paid[1] - paid[0] == pytest.approx(share * 0.2)
+
+
+@pytest.mark.parametrize("mode", ["shaped", "simplified", "basic_plus"])
+def test_permanent_seeds_of_all_slots_count(mode):
+    paid = []
+    for value in (0.1, 0.3):
+        reward = reward_of(mode)
+        reward(step_inputs(0, 10))
+        paid.append(reward(seeds_in_two_slots([0.2, value]))[0][0])
+    assert paid[1] - paid[0] == pytest.approx(0.2 / (10 if mode == "basic_plus" else 1))
+
+
+@pytest.mark.parametrize("family", ["contribution", "loss"])
+@given(seed=SEEDS)
+@settings(max_examples=10, deadline=None)
+def test_the_potential_telescopes(family, seed):
+    """What was paid so far is the potential of the state, and 0 once the episode is over."""
+    told = story(seed, fossilize=True)
+    reward = reward_of("shaped", family, stage_weight=0.02, contribution_weight=0.5)
+    so_far = np.zeros(2)
+    for inputs in told:
+        so_far = so_far + reward(inputs)[1].part("potential")
+        if inputs.episode_over:
+            break
+        expected = 0.02 * STAGE_POTENTIAL[inputs.stage_ES].sum(axis=1)
+        if family == "contribution":
+            worth = np.nan_to_num(inputs.contribution_ES) * OCCUPIED[inputs.stage_ES]
+            expected = expected + 0.5 * worth.sum(axis=1)
+        else:
+            expected = expected + 0.5 * reward.family.worth_ES.sum(axis=1)
+        np.testing.assert_allclose(so_far, expected, atol=1e-9)
+    np.testing.assert_allclose(so_far, 0.0, atol=1e-9)
+
+
+@every
+@given(seed=SEEDS)
+@settings(max_examples=5, deadline=None)
+def test_shaping_leaves_the_return_of_the_score_as_it_was(mode, family, seed):
+    if mode != "shaped":
+        return
+    told = story(seed, fossilize=True)
+    shaped = totals(pay(reward_of("shaped", family), told)).sum(axis=0)
+    plain = totals(pay(reward_of("score", family), told)).sum(axis=0)
+    np.testing.assert_allclose(shaped, plain, atol=1e-9)
+
+
+# ---- the contribution family --------------------------------------------------------------
+
+SEED_PARTS = {
+    "shaped": {"potential"},
+    "simplified": {"worth"},
+    "basic_plus": {"drip"},
+    "escrow": {"advance", "payout", "clawback"},
+}
+
+
+@pytest.mark.parametrize("mode", SEED_PARTS)
+def test_a_seed_earns_what_the_counterfactual_says_not_the_hosts_progress(mode):
+    """Another host, that learns more, with the same contributions: the same for its seeds."""
+    told = story(3, fossilize=True)
+    better = [
+        dataclasses.replace(
+            inputs,
+            accuracy_E=inputs.accuracy_E + 0.02 * (t + 1),
+            accuracy_before_E=inputs.accuracy_before_E + 0.02 * t,
+            score_E=inputs.score_E + 0.02 * (t + 1),
+            score_before_E=inputs.score_before_E + 0.02 * t,
+            loss_E=inputs.loss_E / (t + 2),
+            loss_before_E=inputs.loss_before_E / (t + 1),
+        )
+        for t, inputs in enumerate(told)
+    ]
+    paid = [pay(reward_of(mode), s) for s in (told, better)]
+    earned = 0.0
+    for plain, more in zip(*paid, strict=True):
+        for name in SEED_PARTS[mode]:
+            assert np.array_equal(plain.part(name), more.part(name))
+            earned += abs(plain.part(name)[GROWS])
+            assert plain.part(name)[WAITS] == 0
+    assert earned > 0
+    if mode in ("simplified", "escrow"):
+        assert np.array_equal(totals(paid[0]), totals(paid[1])), "nothing for the host at all"
+
+
+@pytest.mark.parametrize("mode", SEED_PARTS)
+def test_more_contribution_is_more_pay(mode):
+    """Two members alike but for what leaving their seed out costs, to the end of the episode."""
+    reward = reward_of(mode)
+    stage = [SeedStage.DORMANT, HOLDING, HOLDING, FOSSIL, FOSSIL]
+    sums = np.zeros(2)
+    for t, now in enumerate(stage):
+        inputs = step_inputs(
+            t, len(stage), members=2, slots=1,
+            stage_ES=now, alpha_ES=float(t > 0),
+            contribution_ES=np.nan if t == 0 else [[0.1], [0.3]],
+            op=LifecycleOp.FOSSILIZE if t == 2 else LifecycleOp.WAIT, target_slot=0,
+        )  # fmt: skip
+        paid = reward(inputs)[0]
+        sums += paid
+        if mode == "shaped" and t == 1:
+            break  # over an episode its potential pays nothing
+    assert sums[1] > sums[0]
+
+
+# ---- rollbacks ----------------------------------------------------------------------------
+
+
+def rolled_back(seed: int, at: int):
+    """A story in which member 1 is set back at a step: its live seeds are gone, its score is the
+    snapshot's, and what was measured is broken."""
+    told = list(story(seed, fossilize=True))
+    inputs = told[at]
+    stage = inputs.stage_ES.copy()
+    gone = LIVE[stage] & (np.arange(2) == GROWS)[:, None]
+    stage[gone] = SeedStage.PRUNED
+    broken = np.array([False, True])
+    veto = np.where(broken, VetoReason.GOVERNOR, 0).astype(np.int8)
+    snapshot = told[max(at - 3, 0)].score_before_E[GROWS]
+    told[at] = dataclasses.replace(
+        inputs,
+        rolled_back_E=broken,
+        snapshot_score_E=np.where(broken, snapshot, np.nan),
+        score_E=np.where(broken, np.nan, inputs.score_E),
+        accuracy_E=np.where(broken, np.nan, inputs.accuracy_E),
+        loss_E=np.where(broken, np.nan, inputs.loss_E),
+        contribution_ES=np.where(broken[:, None], np.inf, inputs.contribution_ES),
+        alpha_ES=np.where(gone, 0, inputs.alpha_ES).astype(np.float32),
+        stage_ES=stage,
+        outcome=dataclasses.replace(inputs.outcome, veto=veto),
+    )
+    if at + 1 < len(told):
+        before = np.where(broken, snapshot, told[at + 1].score_before_E)
+        told[at + 1] = dataclasses.replace(told[at + 1], score_before_E=before)
+    return told, snapshot
+
+
+@every
+@pytest.mark.parametrize("at", [0, 12, 47])
+def test_a_rollback_is_charged_once_and_nothing_is_nan(mode, family, at):
+    told, _ = rolled_back(3, at)
+    paid = pay(reward_of(mode, family, rollback_penalty=0.25), told)
+    assert np.isfinite(totals(paid)).all()
+    penalty = np.stack([components.part("rollback") for components in paid])
+    assert penalty.sum(axis=0).tolist() == [0, -0.25]
+    assert penalty[at, GROWS] == -0.25
+    for name in {"upkeep", "rent"} & set(paid[at].names):
+        assert paid[at].part(name)[GROWS] == 0
+
+
+@pytest.mark.parametrize("mode", ["score", "shaped"])
+def test_a_rollback_pays_the_way_to_the_snapshot(mode):
+    told, snapshot = rolled_back(3, 12)
+    paid = pay(reward_of(mode), told)
+    expected = snapshot - told[12].score_before_E[GROWS]
+    assert paid[12].part("score")[GROWS] == pytest.approx(expected)
+    if mode == "shaped":
+        so_far = sum(components.part("potential")[GROWS] for components in paid[:13])
+        assert so_far == pytest.approx(0.0, abs=1e-12), "a terminal has no potential"
+
+
+@pytest.mark.parametrize(("mode", "part"), [("basic", "progress"), ("basic_plus", "progress")])
+@pytest.mark.parametrize("family", ["contribution", "loss"])
+def test_progress_over_a_rollback_adds_up_to_where_the_member_ends(mode, part, family):
+    """What is lost is charged and what is learnt again is paid: never twice."""
+    told, snapshot = rolled_back(3, 12)
+    paid = pay(reward_of(mode, family), told)
+    total = sum(components.part(part)[GROWS] for components in paid)
+    first, last = told[0], told[-1]
+    gained = last.accuracy_E[GROWS] - first.accuracy_before_E[GROWS]
+    if family == "loss":
+        gained = 1 - last.loss_E[GROWS] / first.loss_before_E[GROWS]
+    assert total == pytest.approx(gained)
+    expected = snapshot - told[12].score_before_E[GROWS]
+    assert paid[12].part(part)[GROWS] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("family", ["contribution", "loss"])
+def test_worth_over_a_rollback_is_what_is_left(family):
+    """`simplified`: after it, only permanent seeds have been paid for."""
+    told, _ = rolled_back(3, 12)
+    reward = reward_of("simplified", family)
+    so_far = sum(components.part("worth")[GROWS] for components in pay(reward, told[:13]))
+    fossils = told[12].stage_ES[GROWS] == FOSSIL
+    if family == "contribution":
+        left = np.nan_to_num(told[12].contribution_before_ES[GROWS])[fossils].sum()
+    else:
+        left = reward.family.worth_ES[GROWS][fossils].sum()
+    assert so_far == pytest.approx(left)
+
+
+# ---- nothing measured ---------------------------------------------------------------------
+
+
+@every
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_contributions_that_are_not_numbers_pay_nothing(mode, family, value):
+    told = story(18, fossilize=True)
+
+    def spoilt(inputs, contribution):
+        everywhere = np.full_like(inputs.contribution_ES, contribution)
+        return dataclasses.replace(
+            inputs, contribution_ES=everywhere, contribution_before_ES=everywhere
+        )
+
+    paid = totals(pay(reward_of(mode, family), [spoilt(i, value) for i in told]))
+    nothing = totals(pay(reward_of(mode, family), [spoilt(i, 0.0) for i in told]))
+    assert np.array_equal(paid, nothing)
