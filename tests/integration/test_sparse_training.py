@@ -16,7 +16,7 @@ from growth_support import SomeGrow
 MEMBERS = 5
 GROWERS, WAITERS = [0, 3], [1, 2, 4]
 SPEC = small_task(episode_length=10)
-SPEC = dataclasses.replace(SPEC, optim=dataclasses.replace(SPEC.optim, clip_norm=0.1))
+SPEC = dataclasses.replace(SPEC, optim=dataclasses.replace(SPEC.optim, clip_norm=0.01))
 """Gradients are clipped at every step, so that a clip that looks at others would show."""
 
 
