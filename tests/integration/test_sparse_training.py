@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,8 @@ from growth_support import SomeGrow
 MEMBERS = 5
 GROWERS, WAITERS = [0, 3], [1, 2, 4]
 SPEC = small_task(episode_length=10)
+SPEC = dataclasses.replace(SPEC, optim=dataclasses.replace(SPEC.optim, clip_norm=0.01))
+"""Gradients are clipped at every step, so that a clip that looks at others would show."""
 
 
 def run(policy, executor: str = "loop", rounds: int = 2):

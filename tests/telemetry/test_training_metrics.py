@@ -5,7 +5,7 @@ from dataclasses import fields
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import ActionHead, EsperError, PPOUpdateMetrics
@@ -40,11 +40,13 @@ def test_every_key_has_a_reducer_and_every_reducer_a_key():
     assert set(REDUCERS) == set(NAMES) == set(RULES) | {"head_entropy"}
 
 
-finite = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6)
+REAL = [name for name in RULES if name not in ("epochs_run", "early_stopped")]
 
 
-@settings(deadline=None)
-@given(st.sampled_from([n for n in RULES if n not in ("epochs_run", "early_stopped")]), finite)
+@pytest.mark.parametrize("name", REAL)
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=6))
+@example([0.2, 0.9, 0.1, 0.4])
 def test_figures_are_reduced_by_their_rule(name, values):
     found = getattr(aggregate_ppo_metrics([row(**{name: v}) for v in values]), name)
     assert found == pytest.approx(RULES[name](values), abs=1e-9)
