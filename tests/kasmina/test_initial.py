@@ -120,3 +120,10 @@ def test_nothing_leaks_into_the_global_generators():
     assert np.array_equal(np.random.rand(3), expected[1])
     second = Initialiser(Orthogonal).sample(keys(3), CPU)
     assert torch.equal(first["linear.weight"], second["linear.weight"]), "and nothing leaks in"
+
+
+def test_uniform_values_leave_both_ends_out():
+    """At the smallest and the largest word there is."""
+    ends = rng.between_0_and_1(torch.tensor([0, 2**24 - 1]))
+    assert 0.0 < ends[0] < 1e-7
+    assert 1.0 - 1e-7 < ends[1] < 1.0

@@ -46,8 +46,12 @@ def random_bits(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
 
 def uniform(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
     """`[len(keys), count]` float32 values in (0, 1), both ends left out."""
-    bits = _shift_right(random_bits(keys, count, device), 40)
-    return (bits.to(torch.float32) + 0.5) * 2.0**-24
+    return between_0_and_1(_shift_right(random_bits(keys, count, device), 40))
+
+
+def between_0_and_1(bits: Tensor) -> Tensor:
+    """24-bit words as float32 in (0, 1); the largest would round up to 1."""
+    return ((bits.to(torch.float32) + 0.5) * 2.0**-24).clamp(max=1.0 - 2.0**-24)
 
 
 def normal(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
