@@ -28,7 +28,7 @@ from reward_support import (
     totals,
 )
 
-SEEDS = st.integers(0, 200)
+SEEDS = st.integers(0, 60)
 every = pytest.mark.parametrize(("mode", "family"), EVERY)
 FOSSIL, HOLDING = SeedStage.FOSSILIZED, SeedStage.HOLDING
 
