@@ -183,6 +183,26 @@ def test_a_rollback_costs_its_penalty_and_no_upkeep(mode):
     assert reward_of(mode)(back)[0].tolist() == [-0.1]
 
 
+@pytest.mark.parametrize("mode", ["sparse", "minimal"])
+@pytest.mark.parametrize("family", ["contribution", "loss"])
+def test_a_rollback_pays_no_end_unless_it_is_the_end(mode, family):
+    """`score_before_E` is where the member stood; the snapshot is 0.2 below."""
+    back = {"rolled_back_E": True, "snapshot_score_E": 0.3, "score_before_E": 0.5}
+    told = [step_inputs(0, 2, loss_E=0.5, score_E=0.5), step_inputs(1, 2, **back)]
+    ends = pay(reward_of(mode, family), told)
+    assert ends[1].part("score") == near([0.3]), "the score it was set back to"
+    midway = [told[0], step_inputs(1, 3, **back), step_inputs(2, 3, score_E=0.4, loss_E=0.6)]
+    midway[0] = step_inputs(0, 3, loss_E=0.5, score_E=0.5)
+    paid = pay(reward_of(mode, family), midway)
+    assert [float(p.part("score")[0]) for p in paid] == near([0, 0, 0.4])
+
+
+def test_a_rollback_drips_nothing():
+    back = {"rolled_back_E": True, "snapshot_score_E": 0.0, "contribution_before_ES": 0.4}
+    inputs = step_inputs(0, 2, slots=1, stage_ES=FOSSIL, alpha_ES=1.0, contribution_ES=0.4, **back)
+    assert reward_of("basic_plus")(inputs)[1].part("drip").tolist() == [0]
+
+
 # ---- escrow, case by case -----------------------------------------------------------------
 
 
