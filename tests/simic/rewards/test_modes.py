@@ -151,6 +151,58 @@ def test_losses_are_measured_against_the_fresh_hosts():
     assert reward(inputs)[0].tolist() == [0.5, 0.5, 0.5]
 
 
+def test_a_loss_that_is_no_number_changes_nothing_until_there_is_one_again():
+    for family, fields in (
+        ("loss", [{"loss_E": 0.5}, {"loss_E": np.nan}, {"loss_E": 0.2}]),
+        ("contribution", [{"accuracy_E": 0.5}, {"accuracy_E": np.inf}, {"accuracy_E": 0.8}]),
+    ):
+        told = [step_inputs(t, 3, **changed) for t, changed in enumerate(fields)]
+        paid = pay(reward_of("basic", family), told)
+        assert [float(p.part("progress")[0]) for p in paid] == near([0.5, 0, 0.3])
+
+
+def test_in_the_loss_family_a_rollback_is_no_ones_share():
+    reward = reward_of("simplified", "loss")
+    reward(step_inputs(0, 3, slots=1, loss_E=0.4, stage_ES=FOSSIL, alpha_ES=1.0))
+    back = step_inputs(
+        1, 3, slots=1, stage_ES=FOSSIL, alpha_ES=1.0, loss_E=np.nan,
+        rolled_back_E=True, snapshot_score_E=0.1, score_before_E=0.3,
+    )  # fmt: skip
+    paid = reward(back)[1]
+    assert paid.part("worth") == near([0])
+    assert reward.family.worth_ES.tolist() == [[near(0.6)]]
+    assert reward.family.merit_E == near([0.4]), "as far back as the score"
+
+
+@pytest.mark.parametrize("mode", ["score", "basic"])
+def test_a_rollback_costs_its_penalty_and_no_upkeep(mode):
+    back = step_inputs(
+        0, 3, slots=1, stage_ES=HOLDING, live_mac_share_E=SEED_SHARE, added_params_E=HOST_PARAMS,
+        rolled_back_E=True, snapshot_score_E=0.0,
+    )  # fmt: skip
+    assert reward_of(mode)(back)[0].tolist() == [-0.1]
+
+
+@pytest.mark.parametrize("mode", ["sparse", "minimal"])
+@pytest.mark.parametrize("family", ["contribution", "loss"])
+def test_a_rollback_pays_no_end_unless_it_is_the_end(mode, family):
+    """`score_before_E` is where the member stood; the snapshot is 0.2 below."""
+    back = {"rolled_back_E": True, "snapshot_score_E": 0.3, "score_before_E": 0.5}
+    told = [step_inputs(0, 2, loss_E=0.5, score_E=0.5), step_inputs(1, 2, **back)]
+    ends = pay(reward_of(mode, family), told)
+    assert ends[1].part("score") == near([0.3]), "the score it was set back to"
+    midway = [told[0], step_inputs(1, 3, **back), step_inputs(2, 3, score_E=0.4, loss_E=0.6)]
+    midway[0] = step_inputs(0, 3, loss_E=0.5, score_E=0.5)
+    paid = pay(reward_of(mode, family), midway)
+    assert [float(p.part("score")[0]) for p in paid] == near([0, 0, 0.4])
+
+
+def test_a_rollback_drips_nothing():
+    back = {"rolled_back_E": True, "snapshot_score_E": 0.0, "contribution_before_ES": 0.4}
+    inputs = step_inputs(0, 2, slots=1, stage_ES=FOSSIL, alpha_ES=1.0, contribution_ES=0.4, **back)
+    assert reward_of("basic_plus")(inputs)[1].part("drip").tolist() == [0]
+
+
 # ---- escrow, case by case -----------------------------------------------------------------
 
 

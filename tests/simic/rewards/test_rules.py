@@ -28,7 +28,7 @@ from reward_support import (
     totals,
 )
 
-SEEDS = st.integers(0, 200)
+SEEDS = st.integers(0, 60)
 every = pytest.mark.parametrize(("mode", "family"), EVERY)
 FOSSIL, HOLDING = SeedStage.FOSSILIZED, SeedStage.HOLDING
 
@@ -160,12 +160,10 @@ def test_the_potential_telescopes(family, seed):
     np.testing.assert_allclose(so_far, 0.0, atol=1e-9)
 
 
-@every
+@pytest.mark.parametrize("family", ["contribution", "loss"])
 @given(seed=SEEDS)
 @settings(max_examples=5, deadline=None)
-def test_shaping_leaves_the_return_of_the_score_as_it_was(mode, family, seed):
-    if mode != "shaped":
-        return
+def test_shaping_leaves_the_return_of_the_score_as_it_was(family, seed):
     told = story(seed, fossilize=True)
     shaped = totals(pay(reward_of("shaped", family), told)).sum(axis=0)
     plain = totals(pay(reward_of("score", family), told)).sum(axis=0)

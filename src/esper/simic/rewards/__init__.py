@@ -1,1 +1,1 @@
-"""What controllers are paid: one module per family."""
+"""What controllers are paid: families measure, modes pay; `factory.make_reward` makes one."""

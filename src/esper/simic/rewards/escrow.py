@@ -48,7 +48,7 @@ class EscrowReward(ModeReward):
         """What accounts of all slots pay, by what happened to their seeds."""
         live_ES = _LIVE[inputs.stage_ES]
         self.forfeited_ES = (self.forfeited_ES | executed(inputs, LifecycleOp.PRUNE)) & live_ES
-        open_ES = live_ES & ~self.forfeited_ES & ~self.closed_ES
+        open_ES = live_ES & ~self.forfeited_ES
         payout_ES = open_ES & executed(inputs, LifecycleOp.FOSSILIZE)
         ahead_ES = open_ES & ~payout_ES & (not inputs.episode_over)
         account_ES = self.config.contribution_weight * progress.worth_ES

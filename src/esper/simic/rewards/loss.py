@@ -48,7 +48,7 @@ class LossFamily(Family):
         merit_change_E, score_change_E = merit_E - self.merit_E, score_E - self.score_E
         self.merit_E, self.score_E = merit_E, score_E
         self._share(inputs, merit_change_E)
-        return Progress(score_E, score_change_E, merit_change_E, self.worth_ES.copy())
+        return Progress(score_E, score_change_E, merit_change_E, self.worth_ES)
 
     def _share(self, inputs: RewardInputs, change_E: Doubles) -> None:
         """Equal shares for the seeds that are blended in; a seed that is gone takes its along."""
