@@ -91,6 +91,9 @@ BAD = [
     (("static-full", *TINY, "--slots", "r9c9"), "r9c9"),
     (("wait", *TINY, "--precision", "bf16"), "a CPU computes in fp32"),
     (("static-final", *TINY), "--topology"),
+    (("static-final", *TINY, "--topology", "r0c0=norm", "r0c0=norm"), "r0c0 is named twice"),
+    (("fixed", *TINY, "--slots", "r0c0", "r0c0"), "r0c0 is named twice"),
+    (("fixed", *TINY, "--start", "8"), "--start 8"),
     (("static-final", *TINY, "--topology", "r0c0"), "expected slot=blueprint"),
     (("static-final", *TINY, "--topology", "r0c0=conv_lite"), "conv_light"),
     (("wait", *TINY, "--topology", "r0c0=norm"), "--topology has no meaning for wait"),
@@ -119,6 +122,29 @@ def test_a_task_without_its_data_runs_on_made_up_data_of_its_shape(tmp_path):
     assert call("wait", *flags) == 0
     record = json.loads((tmp_path / "train_wait_mnist1d.json").read_text())
     assert record["settings"]["data"] == "synthetic"
+
+
+TASK_FILE = """
+from dataclasses import replace
+from esper.tasks.registry import get_task_spec
+task = replace(get_task_spec("synthetic"), name="mine", slots=("r0c1",), blueprints=("norm",))
+"""
+
+
+def test_a_users_task_file_runs_to_its_report(tmp_path):
+    """One slot, one blueprint, one member; the report is named after the task, in strict JSON."""
+    path = tmp_path / "my_task.py"
+    path.write_text(TASK_FILE)
+    flags = ("--task", path, "--envs", 1, "--episode-length", 1, "--batches-per-step", 1)
+    assert call("random", *flags, "--batch-size", 8, "--quiet", "--out", tmp_path / "o") == 0
+    assert (tmp_path / "o" / "train_random_mine.png").exists()
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{word} is not JSON")
+
+    text = (tmp_path / "o" / "train_random_mine.json").read_text()
+    record = json.loads(text, parse_constant=refuse)
+    assert record["member_steps_per_second"] is None, "there was one step only"
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path, capsys):

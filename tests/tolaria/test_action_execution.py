@@ -32,7 +32,7 @@ from support import bring_to, good_signals, make_population, refused
 def some_signals():
     """An observation of three members and three slots, as `execute_actions` needs one."""
     diary = Diary()
-    small_engine(small_task(episode_length=1), diary, members=3).run_rollout(random_policy())
+    small_engine(small_task(episode_length=2), diary, members=3).run_rollout(random_policy())
     return diary.records[0].signals
 
 

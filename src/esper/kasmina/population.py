@@ -424,8 +424,8 @@ class Population:
             cooldown_left_ES=life.cooldown_left(),
             params_ES=self._per_seed(self._seed_params),
             macs_ES=self._per_seed(self._macs_of),
-            contribution_ES=life.signals.contribution_ES,
-            contribution_se_ES=life.signals.contribution_se_ES,
+            contribution_ES=life.signals.contribution_ES.copy(),
+            contribution_se_ES=life.signals.contribution_se_ES.copy(),
         )
 
     def parameters_E(self) -> Ints:

@@ -45,7 +45,7 @@ def probe_host(network: StackedNetwork, x: Tensor) -> HostProbe:
                     network.check_activation(slot, h)
                     shapes.append(tuple(h.shape[1:]))
         whole = host(x.clone())
-    if whole.shape != h.shape or not torch.allclose(whole, h, rtol=1e-4, atol=1e-5):
+    if whole.shape != h.shape or not torch.allclose(whole, h, rtol=1e-4, atol=1e-5, equal_nan=True):
         raise ShapeError(
             f"host {type(host).__name__}: forward(x) differs from running its segments in order; "
             f"segments() must be the whole chain"

@@ -134,6 +134,8 @@ class VetoReason(IntEnum):
     """PRUNE: the seed is younger than `min_prune_age`."""
     GATE_CLOSED = 8
     """ADVANCE, FOSSILIZE: the gate into the next stage does not pass."""
+    EPISODE_OVER = 9
+    """The last validation is done: what would change now would never be scored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

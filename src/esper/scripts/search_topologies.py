@@ -12,7 +12,6 @@ Shape letters: N members of all populations, E members, S slots.
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from esper.leyline.errors import EsperError
 from esper.scripts.door import enter
+from esper.scripts.records import json_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,6 +57,8 @@ class SearchTopologies:
     """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
     profile: Literal["exact", "fast"] = "fast"
     """exact: the same numbers every time."""
+    data: Literal["files", "synthetic"] = "files"
+    """files: the task's own data; synthetic: made-up data of the same shape."""
     data_dir: Path | None = None
     """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
     top: int = 8
@@ -103,12 +105,15 @@ def search(config: SearchTopologies) -> None:
     from esper.leyline.files import require_writable, write_whole
     from esper.scripts.machine import describe
     from esper.tasks.registry import get_task_spec
+    from esper.tasks.stand_in import with_synthetic_data
     from esper.tolaria.runtime import parse_device
 
     require_writable(config.out, "--out")
     spec = get_task_spec(config.task)
     if config.episode_length is not None:
         spec = replace(spec, episode_length=config.episode_length)
+    if config.data == "synthetic":
+        spec = with_synthetic_data(spec)
     kinds_NS = _topologies(config, spec)
     ranked = _rank(spec, kinds_NS, _train(config, spec, kinds_NS))
     machine = describe(parse_device(config.device))
@@ -121,7 +126,7 @@ def search(config: SearchTopologies) -> None:
         "score_constants": constants,
         "topologies": [asdict(found) for found in ranked],
     }
-    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    write_whole(config.out, json_bytes(record))
     print(f"numbers: {config.out}")
 
 

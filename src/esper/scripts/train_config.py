@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -131,6 +132,12 @@ class Train:
         from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
 
         slots = self.slots or spec.slots
+        _refuse_twice("--slots", slots)
+        if self.policy == "fixed" and self.start >= spec.episode_length - 1:
+            raise EsperError(
+                f"--start {self.start}: the episode has {spec.episode_length} steps; a seed that "
+                f"is to grow starts before step {spec.episode_length - 1}"
+            )
         if self.policy == "wait":
             return WaitPolicy(reward)
         if self.policy == "random":
@@ -153,7 +160,14 @@ class Train:
                     f"--topology {slot}{mark}{blueprint}: expected slot=blueprint, for example "
                     f"r0c0=conv_light"
                 )
+        _refuse_twice("--topology", [slot for slot, _, _ in pairs])
         return {slot: blueprint for slot, _, blueprint in pairs}
+
+
+def _refuse_twice(flag: str, slots: Sequence[str]) -> None:
+    for slot in slots:
+        if slots.count(slot) > 1:
+            raise EsperError(f"{flag}: slot {slot} is named twice")
 
 
 _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {

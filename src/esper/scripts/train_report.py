@@ -5,7 +5,6 @@ Shape letters: N members of all rounds, T steps, E members, S slots.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
 from dataclasses import fields
@@ -22,6 +21,7 @@ from esper.leyline.codec import Json, to_json
 from esper.leyline.files import write_whole
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.signals import NO_BLUEPRINT
+from esper.scripts.records import json_bytes
 from esper.scripts.train_config import Train
 from esper.scripts.train_run import RunResult
 
@@ -35,10 +35,10 @@ def report(config: Train, result: RunResult) -> None:
     console.print(outcome_table(config, result))
     for line in _lines(config, result):
         console.print(line, highlight=False, soft_wrap=True)
-    name = f"train_{config.policy}_{config.task}"
+    name = f"train_{config.policy}_{result.task}"
     picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"
     _draw(picture, config, result)
-    write_whole(numbers, json.dumps(_numbers(config, result), indent=1).encode())
+    write_whole(numbers, json_bytes(_numbers(config, result)))
     for word, path in (("picture", picture), ("numbers", numbers)):
         console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
 
@@ -46,7 +46,7 @@ def report(config: Train, result: RunResult) -> None:
 def outcome_table(config: Train, result: RunResult) -> Table:
     """Mean, deviation and range over all members of all rounds."""
     episodes = config.envs * config.rounds
-    table = Table(title=f"{config.policy} on {config.task}: {episodes} episodes", box=SIMPLE_HEAD)
+    table = Table(title=f"{config.policy} on {result.task}: {episodes} episodes", box=SIMPLE_HEAD)
     for name in ("", "mean", "deviation", "lowest", "highest"):
         table.add_column(name, justify="right" if name else "left")
     for name, values_N, form in _figures(result):
@@ -112,7 +112,7 @@ def _draw(path: Path, config: Train, result: RunResult) -> None:
         Curve("score", last.score_TE[1:].T.astype(np.float32)),
     ]
     lives = LifeLines(result.slots, last.stage_TES, last.leaving_TES)
-    draw_growth(path, curves, lives, f"{config.policy} on {config.task}, round {config.rounds}")
+    draw_growth(path, curves, lives, f"{config.policy} on {result.task}, round {config.rounds}")
 
 
 def _numbers(config: Train, result: RunResult) -> dict[str, Json]:

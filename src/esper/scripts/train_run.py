@@ -51,6 +51,8 @@ class RoundResult:
 class RunResult:
     """All rounds of a run, and what it ran on."""
 
+    task: str
+    """Name of the task."""
     rounds: list[RoundResult]
     slots: tuple[str, ...]
     blueprints: tuple[str, ...]
@@ -60,7 +62,7 @@ class RunResult:
     executor_reason: str
     machine: dict[str, str]
     member_steps_per_second: float
-    """Of all rounds, the first step left out."""
+    """Of all rounds, the first step of each left out; NaN where there is no other."""
     telemetry: str
     """What became of the events, in words; empty where none were asked for."""
 
@@ -71,13 +73,15 @@ class StageDiary:
 
     stages: list[Codes] = field(default_factory=list)
     leaving: list[Bools] = field(default_factory=list)
-    step_ends: list[float] = field(default_factory=list)
-    """When each step of the run was over."""
+    step_seconds: list[float] = field(default_factory=list)
+    """How long each step of the run took, the first of each round left out."""
+    _last_end: float | None = None
 
     def on_round_start(self, round_index: int, members: int) -> None:
         """Forget the round before."""
         self.stages.clear()
         self.leaving.clear()
+        self._last_end = None
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
         """Not needed: stages are read off the steps."""
@@ -86,7 +90,10 @@ class StageDiary:
         """Keep what stood there."""
         self.stages.append(record.signals.slots.stage_ES)
         self.leaving.append(record.signals.slots.pruning_ES)
-        self.step_ends.append(time.monotonic())
+        now = time.monotonic()
+        if self._last_end is not None:
+            self.step_seconds.append(now - self._last_end)
+        self._last_end = now
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """Nothing more to keep."""
@@ -96,9 +103,9 @@ def run(config: Train) -> RunResult:
     """Train all rounds."""
     spec = config.spec()
     telemetry = TelemetryConfig(level=config.level)
+    policy = config.make_policy(spec, ScoreReward(spec.upkeep))
     engine = VectorizedEngine(spec, config.engine_config(), data=spec.load(config.data_dir))
     configure_slot_telemetry(engine.watch, telemetry)
-    policy = config.make_policy(spec, ScoreReward(spec.upkeep))
     diary = StageDiary()
     with _hubs(config) as hubs:
         listeners = [
@@ -148,10 +155,10 @@ def _result(
 ) -> RunResult:
     choice = engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
-    ends = diary.step_ends
-    spent = ends[-1] - ends[0]
-    rate = engine.env.members * (len(ends) - 1) / spent if spent > 0 else float("nan")
+    spent = sum(diary.step_seconds)
+    rate = engine.env.members * len(diary.step_seconds) / spent if spent > 0 else float("nan")
     return RunResult(
+        task=engine.spec.name,
         rounds=rounds,
         slots=engine.env.model.slots,
         blueprints=engine.env.model.blueprints,

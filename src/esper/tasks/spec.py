@@ -84,6 +84,12 @@ class TaskData:
                 f"{name}: samples {inputs.shape[1:]} {inputs.dtype}, in train "
                 f"{self.sample_shape} {self.train.inputs.dtype}"
             )
+        if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+            broken = int((~np.isfinite(inputs)).reshape(len(inputs), -1).any(axis=1).sum())
+            raise EsperError(
+                f"{name}: {broken} of {len(inputs)} inputs hold numbers that are not finite; "
+                f"leave them out"
+            )
         wanted = self.sample_shape if self.kind == "tokens" else ()
         if labels.shape[1:] != wanted or labels.dtype != np.int64:
             raise EsperError(

@@ -27,6 +27,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import ADVANCE_TO, PRUNABLE_STAGES, Gate, SeedStage
+from esper.tamiyo.actions import COUNTS_OA
 from esper.tamiyo.masks import build_masks
 from esper.tolaria.observation import with_slots
 
@@ -57,14 +58,17 @@ def execute_actions(
     frozen: Mapping[ActionHead, int] | None = None,
     truncated: bool = False,
 ) -> ActionExecutionResult:
-    """Apply what may be applied, name the reason where it may not.
+    """Apply what may be applied, name the reason where it may not. The last step applies nothing.
 
     `signals`: what the controller saw. `rolled_back_E`: members whose actions are void, as what
     the controller saw of them is gone. `truncated`: the rollout is cut after this step.
     """
     _check_indices(population, actions)
+    _check_frozen(actions, frozen or {})
     veto_E = veto_reasons(population, actions, rolled_back_E)
     targets_slot_E = actions.op != _Op.WAIT
+    if signals.step == signals.episode_length - 1:
+        veto_E[(veto_E == VetoReason.NONE) & targets_slot_E] = VetoReason.EPISODE_OVER
     stage_before_E = _stage_of(population, actions, targets_slot_E)
     _apply(population, actions, (veto_E == VetoReason.NONE) & targets_slot_E)
     outcome = ActionOutcome(
@@ -93,6 +97,18 @@ def _check_indices(population: Population, actions: ActionSpec) -> None:
             raise EsperError(
                 f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
                 f"there are {len(names)} ({', '.join(names)})"
+            )
+
+
+def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None:
+    """A head that is frozen has one choice, where it counts."""
+    for head, choice in frozen.items():
+        counts_E = COUNTS_OA[actions.op, head]
+        bad = np.flatnonzero(counts_E & (actions.of(head) != choice))
+        if bad.size:
+            raise EsperError(
+                f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
+                f"that head is frozen to {choice}"
             )
 
 

@@ -24,7 +24,7 @@ from esper.kasmina.executors.choice import ExecutorName
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionHead, LifecycleOp
-from esper.leyline.arrays import Bools, Doubles, Ints
+from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import PhaseTime, PruneCause, StepPhase
@@ -168,6 +168,8 @@ class VectorizedEngine:
         suffix_S = suffix_macs(population, self.validator.control.sample)
         self.book = EpisodeBook(spec, population, suffix_S)
         self.observer = Observer(population, spec.episode_length)
+        life, frozen = population.lifecycle, dict(config.frozen_heads)
+        build_masks(life.legal_ops(), life.fits_SK, frozen)  # bad ones are refused before a run
         self.watch = SlotWatch(population)
 
     def _choose_executor(self) -> None:
@@ -205,14 +207,19 @@ class VectorizedEngine:
         length = self.spec.episode_length
         begun = self.step
         last = min(length, begun + (self.config.rollout_steps or length))
-        with self._memory_guard(), self._stream():
-            if self.step == 0:
-                self.begin_episode(client)
-            if self.listener is not None:
-                self.listener.on_round_start(self.round, self.env.members)
-            while self.step < last:
-                record = self._step_env(client, cut=self.step + 1 == last < length)
-                self.step += 1
+        try:
+            with self._memory_guard(), self._stream():
+                if self.step == 0:
+                    self.begin_episode(client)
+                if self.listener is not None:
+                    self.listener.on_round_start(self.round, self.env.members)
+                while self.step < last:
+                    record = self._step_env(client, cut=self.step + 1 == last < length)
+                    self.step += 1
+        except BaseException:
+            self.step = 0  # half a step cannot be gone on from: the episode begins again
+            raise
+        self.timer.collect()
         rollout = self._rollout(record, last - begun, perf_counter() - start)
         if self.step == length:
             self.round, self.step = self.round + 1, 0
@@ -221,16 +228,15 @@ class VectorizedEngine:
         return rollout
 
     def _rollout(self, record: StepRecord, steps: int, seconds: float) -> Rollout[Any]:
-        env, step = self.env, record.signals.step
+        env = self.env
         return Rollout(
             round_index=self.round,
             steps=steps,
             outcome=self.book.outcome(
-                step,
                 env.epoch_rewards,
                 env.successes,
                 env.governor.rollbacks_E,
-                self._removed_E,
+                env.model.lifecycle,
             ),
             truncated_bootstrap_targets=record.result.truncated_bootstrap_targets,
             final_signals=record.result.post_action_signals,
@@ -251,7 +257,6 @@ class VectorizedEngine:
         self.watch.reset()
         slots = population.slot_reports()
         self.book.begin(slots)
-        self._removed_E: Ints = np.zeros(self.env.members, dtype=np.int64)
         self._rates = (-1.0, -1.0)
         with autocast(self.device, self.precision):
             control = self.validator.run_control(population, None)
@@ -383,7 +388,6 @@ class VectorizedEngine:
             sound_E,
             score_E,
         )
-        self._removed_E += verdicts.seeds_pruned_E
         self.watch.look(PruneCause.ROLLBACK)
         self.watch.judge(life.signals)
         self.observer.note(found)
@@ -450,7 +454,10 @@ class VectorizedEngine:
             env.governor.steps_since_snapshot(self.step),
         )
         signals = self.observer.observe(self.step, Measured(*values, tracked), standing)
-        return signals, build_masks(life.legal_ops(), life.fits_SK, dict(self.config.frozen_heads))
+        legal_ESO = life.legal_ops()
+        if self.step == self.spec.episode_length - 1:  # what came now would never be scored
+            legal_ESO[..., LifecycleOp.WAIT + 1 :] = False
+        return signals, build_masks(legal_ESO, life.fits_SK, dict(self.config.frozen_heads))
 
     def _tell(self, record: StepRecord) -> None:
         if self.listener is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.population import Population
 from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Doubles, Ints
@@ -141,23 +142,25 @@ class EpisodeBook:
         self._before_E = np.where(rolled_back_E, snapshot_step_E + 1, row).astype(np.int64)
 
     def outcome(
-        self, step: int, rewards_E: Doubles, successes_EO: Ints, rollbacks_E: Ints, removed_E: Ints
+        self, rewards_E: Doubles, successes_EO: Ints, rollbacks_E: Ints, life: Lifecycle
     ) -> EpisodeOutcome:
-        """How the episode ended, as its last validation saw it. `removed_E`: by rollbacks."""
-        seen, row = self._validated, step + 1
-        exported_ES = np.where(seen.alpha_ES > 0, seen.blueprint_ES, NO_BLUEPRINT)
+        """How the episode ended: what the last validation saw, or the snapshot of a member that
+        was set back there."""
+        stands = self._slots_before
+        at = (self._before_E, np.arange(len(rewards_E)))
+        exported_ES = np.where(stands.alpha_ES > 0, stands.blueprint_ES, NO_BLUEPRINT)
         return EpisodeOutcome(
             member_E=np.arange(len(rewards_E), dtype=np.int64),
             episode_return_E=rewards_E.copy(),
-            score_E=self.score_TE[row].copy(),
-            accuracy_E=self.score_accuracy_TE[row].copy(),
-            loss_E=self.score_loss_TE[row].copy(),
-            added_params_E=added(seen.alpha_ES, seen.params_ES).astype(np.int64),
-            added_macs_E=added(seen.alpha_ES, seen.macs_ES).astype(np.int64),
+            score_E=self.score_TE[at],
+            accuracy_E=self.score_accuracy_TE[at],
+            loss_E=self.score_loss_TE[at],
+            added_params_E=added(stands.alpha_ES, stands.params_ES).astype(np.int64),
+            added_macs_E=added(stands.alpha_ES, stands.macs_ES).astype(np.int64),
             flops_ratio_E=self.flops.ratio_E,
             germinated_E=successes_EO[:, LifecycleOp.GERMINATE].copy(),
             fossilized_E=successes_EO[:, LifecycleOp.FOSSILIZE].copy(),
-            pruned_E=successes_EO[:, LifecycleOp.PRUNE] + removed_E,
+            pruned_E=(life.births_ES - life.occupied()).sum(axis=1),
             rollbacks_E=rollbacks_E.copy(),
             blueprint_ES=exported_ES,
         )

@@ -97,12 +97,12 @@ class Observer:
             contribution_velocity_ES=self._velocity_ES.copy(),
             shapley_ES=self._shapley_ES.copy(),
             interaction_ES=self._interaction_ES.copy(),
-            grad_norm_ES=life.signals.grad_norm_ES,
+            grad_norm_ES=life.signals.grad_norm_ES.copy(),
             grad_health_ES=gradient_health(life.signals.grad_norm_ES),
             shadow_gap_ES=gap_ES.astype(np.float32),
-            channels_S=self._channels_S,
-            depth_S=self._depth_S,
-            resolution_S=self._resolution_S,
+            channels_S=self._channels_S.copy(),
+            depth_S=self._depth_S.copy(),
+            resolution_S=self._resolution_S.copy(),
         )
 
 

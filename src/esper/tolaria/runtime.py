@@ -103,7 +103,8 @@ def explain_out_of_memory(device: torch.device, members: int, batch_size: int) -
             raise
         raise EsperError(
             f"out of memory on {device} with E={members} members and batch size B={batch_size}: "
-            f"lower --envs or --batch-size (a step needs memory in proportion to E x B)"
+            f"lower --envs or --batch-size (a step needs memory in proportion to E x B; histories "
+            f"take E x episode length)"
         ) from error
 
 
