@@ -25,7 +25,7 @@ def test_the_code_runs_as_written(tmp_path, monkeypatch):
 
 COMMANDS = re.findall(r"^\.venv/bin/python -m (esper\.scripts\.\w+)([^#\n]*)", README, re.MULTILINE)
 SMALL = (
-    "--envs", "1", "--episode-length", "2", "--batches-per-step", "1", "--quiet",
+    "--envs", "1", "--episode-length", "4", "--batches-per-step", "1", "--quiet",
     "--device", "cpu", "--out", ".",
 )  # fmt: skip
 
