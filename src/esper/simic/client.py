@@ -151,9 +151,9 @@ class SimicClient:
         members, slots = obs.slots.stage_ES.shape
         wanted = (obs.episode_length, members, slots)
         buffer = self.buffer
-        if buffer is None or not buffer.filled:
-            if buffer is None or (buffer.steps, buffer.members, buffer.slots) != wanted:
-                buffer = self.buffer = self.agent.make_buffer(*wanted)
+        fits = buffer is not None and (buffer.steps, buffer.members, buffer.slots) == wanted
+        if buffer is None or (not buffer.filled and not fits):
+            buffer = self.buffer = self.agent.make_buffer(*wanted)
         buffer.record(trace)
 
     def _open_buffer(self, verb: str) -> RolloutBuffer:

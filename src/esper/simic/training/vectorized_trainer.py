@@ -1,7 +1,7 @@
 """How a controller is trained: rollout, update, emit; round after round.
 
-    trainer = VectorizedPPOTrainer(engine, client, rounds=100)
-    history = trainer.run()
+trainer = VectorizedPPOTrainer(engine, client, rounds=100)
+history = trainer.run()
 """
 
 from __future__ import annotations
@@ -84,6 +84,4 @@ class VectorizedPPOTrainer:
         agent = self.client.agent
         done = agent.updates_done
         for listener in self.listeners:
-            listener.set_learner(
-                agent.config.learning_rate.at(done), agent.config.entropy.at(done)
-            )
+            listener.set_learner(agent.config.learning_rate.at(done), agent.config.entropy.at(done))
