@@ -91,6 +91,8 @@ class PopulationConfig:
     """Where training data lie: on the device, or on the host and streamed."""
     rollout_steps: int | None = None
     """Steps between updates; None: whole episodes."""
+    counterfactual_stride: int = 1
+    """Steps from one measurement of what seeds are worth to the next."""
     frozen_heads: FrozenHeads = ()
     """Action heads with one choice only: (head, index of the choice)."""
 
@@ -137,6 +139,7 @@ class TrainingConfig:
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words; it refuses what cannot be run."""
+        from esper.tolaria.counterfactual_eval import CounterfactualConfig
         from esper.tolaria.engine import EngineConfig
 
         population = self.population
@@ -149,6 +152,7 @@ class TrainingConfig:
             precision=population.precision,
             data_placement=population.data_placement,
             rollout_steps=population.rollout_steps,
+            counterfactuals=CounterfactualConfig(stride=population.counterfactual_stride),
             frozen_heads=population.frozen_heads,
         )
 
