@@ -15,6 +15,8 @@ from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.history import RoundRecord
+from esper.simic.training.vectorized import make_trainer, train_ppo_vectorized
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo import NetworkConfig
 from esper.tasks.spec import TaskSpec
 
@@ -37,10 +39,18 @@ def small_client(
 
 
 def tiny_config(rounds: int = 2, seed: int = 0, **population: Any) -> TrainingConfig:
-    """Four members of the synthetic task, eight short steps."""
+    """Four members, eight short steps; `tiny_task()` is the task that goes with it."""
     task = TaskConfig("synthetic", episode_length=8, batch_size=16, batches_per_step=1)
     people = PopulationConfig(**({"envs": 4, "device": "cpu"} | population))
     return TrainingConfig(task, people, rounds, seed, ppo=PPOConfig(network=SMALL))
+
+
+def tiny_trainer(config: TrainingConfig | None = None, **settings: Any) -> VectorizedPPOTrainer:
+    return make_trainer(config or tiny_config(), spec=tiny_task(), **settings)
+
+
+def tiny_run(config: TrainingConfig, **settings: Any) -> tuple[PPOAgent, list[RoundRecord]]:
+    return train_ppo_vectorized(config, spec=tiny_task(), **settings)
 
 
 def weights(agent: PPOAgent) -> dict[str, torch.Tensor]:

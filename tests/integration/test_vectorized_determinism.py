@@ -8,9 +8,8 @@ import torch
 
 from esper.leyline import TelemetryConfig, TelemetryLevel
 from esper.nissa import MemorySink, TelemetryHub
-from esper.simic import train_ppo_vectorized
 from esper.simic.telemetry.listener import TelemetryListener
-from loop_support import same_agents, tiny_config, untimed
+from loop_support import same_agents, tiny_config, tiny_run, untimed
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
@@ -21,28 +20,28 @@ def test_same_seed_twice_is_bit_identical(executor, pieces):
         torch.manual_seed(disturbance)
         np.random.seed(disturbance)
         config = tiny_config(rounds=2, seed=4, executor=executor, rollout_steps=pieces)
-        runs.append(train_ppo_vectorized(config))
+        runs.append(tiny_run(config))
     (one, first), (two, second) = runs
     assert untimed(first) == untimed(second)
     assert same_agents(one, two)
 
 
 def test_another_seed_is_another_run():
-    one, first = train_ppo_vectorized(tiny_config(rounds=1, seed=0))
-    two, second = train_ppo_vectorized(tiny_config(rounds=1, seed=1))
+    one, first = tiny_run(tiny_config(rounds=1, seed=0))
+    two, second = tiny_run(tiny_config(rounds=1, seed=1))
     assert untimed(first) != untimed(second)
     assert not same_agents(one, two)
 
 
 @pytest.mark.parametrize("level", [TelemetryLevel.MINIMAL, TelemetryLevel.DEBUG])
 def test_telemetry_changes_nothing(level):
-    silent, quiet = train_ppo_vectorized(tiny_config(rounds=2))
+    silent, quiet = tiny_run(tiny_config(rounds=2))
     sink = MemorySink()
     with TelemetryHub([sink], level) as hub:
         ear = TelemetryListener(
             hub, TelemetryConfig(level), "cpu", 2, batches_per_step=1, batch_size=16
         )
-        told, loud = train_ppo_vectorized(tiny_config(rounds=2), listeners=[ear])
+        told, loud = tiny_run(tiny_config(rounds=2), listeners=[ear])
     assert len(sink.events) > 0
     assert untimed(quiet) == untimed(loud)
     assert same_agents(silent, told)
@@ -54,6 +53,6 @@ def test_nothing_leaks_into_the_global_generators():
     expected = torch.rand(3), np.random.rand(3)
     torch.manual_seed(7)
     np.random.seed(7)
-    train_ppo_vectorized(tiny_config(rounds=1))
+    tiny_run(tiny_config(rounds=1))
     assert torch.equal(torch.rand(3), expected[0])
     assert np.array_equal(np.random.rand(3), expected[1])

@@ -24,12 +24,12 @@ from esper.simic.training.config import (
 )
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.vectorized import make_trainer
-from loop_support import tiny_config, tiny_task
+from loop_support import tiny_config, tiny_run, tiny_task
 from support import refused
 
 
 def test_an_agent_and_a_typed_record_of_each_round_come_back():
-    agent, history = train_ppo_vectorized(tiny_config(rounds=3))
+    agent, history = tiny_run(tiny_config(rounds=3))
     assert isinstance(agent, PPOAgent)
     assert agent.updates_done == 3
     assert all(isinstance(record, RoundRecord) for record in history)
@@ -52,7 +52,7 @@ def test_a_reward_of_ones_own_is_paid():
         parts = RewardComponentsTelemetry.of({"half": np.full(inputs.members, 0.5)}, inputs.members)
         return parts.total, parts
 
-    _, history = train_ppo_vectorized(tiny_config(rounds=1), reward=half)
+    _, history = tiny_run(tiny_config(rounds=1), reward=half)
     assert history[0].return_E.tolist() == [4.0] * 4
 
 

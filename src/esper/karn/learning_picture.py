@@ -98,6 +98,7 @@ def action_shares(curves: LearningCurves) -> dict[str, Doubles]:
 def _figure(curves: LearningCurves, levels: Sequence[Level], title: str) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -113,6 +114,7 @@ def _figure(curves: LearningCurves, levels: Sequence[Level], title: str) -> Figu
             axes.spines[side].set_visible(False)
     for axes in panels[1]:
         axes.set_xlabel("update")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
@@ -166,6 +168,8 @@ def _draw_value(axes: Axes, curves: LearningCurves) -> None:
 
 def _titled(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=9.5, loc="left", color=INK)
+    if not axes.get_legend_handles_labels()[0]:
+        return  # every head was frozen
     axes.legend(loc="best", fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none")
 
 

@@ -101,6 +101,5 @@ def _policies(
     }
     others = {name: replace(config, policy=name) for name in BASELINES}
     return learned | {
-        name: lambda other=other: other.make_policy(spec, reward)  # type: ignore[misc]
-        for name, other in others.items()
+        name: lambda other=other: other.make_policy(spec, reward) for name, other in others.items()
     }

@@ -132,7 +132,8 @@ def _stage(stage: SeedStage) -> Feature:
 
 def _style(style: BlendStyle) -> Feature:
     def read(s: TrainingSignals) -> _Values:
-        return (s.slots.style_ES == style) & (s.slots.blueprint_ES != NO_BLUEPRINT)
+        stands_ES = s.slots.blueprint_ES != NO_BLUEPRINT
+        return np.asarray((s.slots.style_ES == style) & stands_ES)
 
     return Feature(f"style_{style.name.lower()}", read)
 
@@ -140,7 +141,7 @@ def _style(style: BlendStyle) -> Feature:
 def _direction(s: TrainingSignals) -> _Values:
     """1 while alpha rises, -1 while it falls."""
     mode_ES = s.slots.alpha_mode_ES
-    return (mode_ES == AlphaMode.UP) * 1.0 - (mode_ES == AlphaMode.DOWN) * 1.0
+    return np.asarray((mode_ES == AlphaMode.UP) * 1.0 - (mode_ES == AlphaMode.DOWN) * 1.0)
 
 
 def _significance(s: TrainingSignals) -> Floats:
@@ -157,7 +158,7 @@ def _last_op(op: LifecycleOp) -> Feature:
 
 def _acted_on(s: TrainingSignals) -> _Values:
     """Where the last action went."""
-    return s.last_slot_E[:, None] == np.arange(s.slots.stage_ES.shape[1])
+    return np.asarray(s.last_slot_E[:, None] == np.arange(s.slots.stage_ES.shape[1]))
 
 
 GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (

@@ -14,9 +14,8 @@ from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.client import ActingMode
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training.schedules import Schedule
-from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
-from loop_support import same_agents, small_client, tiny_config, tiny_task, untimed
+from loop_support import same_agents, small_client, tiny_config, tiny_task, tiny_trainer, untimed
 from support import refused
 
 
@@ -41,7 +40,7 @@ def test_a_round_is_rollout_then_update_then_hooks():
         assert of.history[-1] is record
         told.append(f"hook {record.round_index}, {of.client.agent.updates_done} updates")
 
-    trainer = make_trainer(tiny_config(rounds=2), hooks=[hook], listener=Ear())
+    trainer = tiny_trainer(tiny_config(rounds=2), hooks=[hook], listener=Ear())
     history = trainer.run()
     assert told == [
         "start 0", "end 0, 0 updates", "hook 0, 1 updates",
@@ -57,7 +56,7 @@ def test_events_say_what_was_learnt():
     hub, ear = listener(sink)
     config = tiny_config(rounds=2)
     schedule = Schedule(1e-3, 5e-4, 2)
-    trainer = make_trainer(replace(config, ppo=replace(config.ppo, learning_rate=schedule)))
+    trainer = tiny_trainer(replace(config, ppo=replace(config.ppo, learning_rate=schedule)))
     trainer.listen([ear])
     history = trainer.run()
     hub.close()
@@ -70,7 +69,7 @@ def test_events_say_what_was_learnt():
 
 
 def test_rollouts_shorter_than_an_episode_are_each_learnt_from():
-    trainer = make_trainer(tiny_config(rounds=2, rollout_steps=3))
+    trainer = tiny_trainer(tiny_config(rounds=2, rollout_steps=3))
     history = trainer.run()
     assert [(r.round_index, r.steps) for r in history] == [
         (0, 3), (0, 3), (0, 2), (1, 3), (1, 3), (1, 2),
@@ -84,12 +83,12 @@ def test_stopping_and_going_on_is_as_if_it_had_never_stopped(tmp_path):
     """Engine state and agent are all it takes: the parts a checkpoint will be made of."""
     from esper.simic.agent import PPOAgent
 
-    whole = make_trainer(tiny_config(rounds=3))
+    whole = tiny_trainer(tiny_config(rounds=3))
     whole.run()
-    first = make_trainer(tiny_config(rounds=1))
+    first = tiny_trainer(tiny_config(rounds=1))
     first.run()
     first.client.agent.save(tmp_path)
-    rest = make_trainer(tiny_config(rounds=3))
+    rest = tiny_trainer(tiny_config(rounds=3))
     rest.client.agent = PPOAgent.load(tmp_path)
     rest.engine.load_state_dict(first.engine.state_dict())
     rest.run()
@@ -102,7 +101,7 @@ def test_a_hook_may_end_the_run_and_what_was_done_stays():
         if record.round_index == 1:
             raise KeyboardInterrupt
 
-    trainer = make_trainer(tiny_config(rounds=5), hooks=[stop])
+    trainer = tiny_trainer(tiny_config(rounds=5), hooks=[stop])
     with pytest.raises(KeyboardInterrupt):
         trainer.run()
     assert [record.round_index for record in trainer.history] == [0, 1]

@@ -52,7 +52,7 @@ class RoundRecord(ArrayStruct):
     @property
     def chosen_O(self) -> Ints:
         """Member-steps at which each operation was chosen."""
-        chosen_O = self.chosen_OZ.sum(axis=1)
+        chosen_O: Ints = self.chosen_OZ.sum(axis=1)
         chosen_O[LifecycleOp.WAIT] = self.waited
         return chosen_O
 
