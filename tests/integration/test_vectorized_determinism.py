@@ -12,8 +12,7 @@ from esper.simic.telemetry.listener import TelemetryListener
 from loop_support import same_agents, tiny_config, tiny_run, untimed
 
 
-@pytest.mark.parametrize("executor", ["vmap", "loop"])
-@pytest.mark.parametrize("pieces", [None, 5])
+@pytest.mark.parametrize(("executor", "pieces"), [("vmap", None), ("loop", 5)])
 def test_same_seed_twice_is_bit_identical(executor, pieces):
     runs = []
     for disturbance in (1, 2):
@@ -33,8 +32,8 @@ def test_another_seed_is_another_run():
     assert not same_agents(one, two)
 
 
-@pytest.mark.parametrize("level", [TelemetryLevel.MINIMAL, TelemetryLevel.DEBUG])
-def test_telemetry_changes_nothing(level):
+def test_telemetry_changes_nothing():
+    level = TelemetryLevel.DEBUG
     silent, quiet = tiny_run(tiny_config(rounds=2))
     sink = MemorySink()
     with TelemetryHub([sink], level) as hub:
