@@ -58,7 +58,7 @@ def batch_signals_to_features(signals: TrainingSignals) -> Observation:
 def symlog(x: npt.ArrayLike) -> Floats:
     """sign(x) log(1 + |x|), cut off at `LARGEST`; 0 for NaN.
 
-    >>> symlog([np.nan, 0.0, -1.0, np.inf]).round(2).tolist()
+    >>> [round(float(y), 2) for y in symlog([np.nan, 0.0, -1.0, np.inf])]
     [0.0, 0.0, -0.69, 13.82]
     """
     known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=LARGEST, neginf=-LARGEST)
