@@ -17,7 +17,10 @@ from matplotlib.image import imread
 from esper.nissa.readers import read_jsonl
 from esper.scripts.door import enter
 from esper.scripts.train import train
-from esper.scripts.train_config import Train
+from esper.scripts.train_config import EVALUATION_SEED, Train
+from esper.simic.agent import PPOAgent
+from esper.tamiyo import WaitPolicy
+from esper.tolaria import EngineConfig, VectorizedEngine
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "9", "--batches-per-step", "1",
         "--batch-size", "16", "--device", "cpu")  # fmt: skip
@@ -79,7 +82,51 @@ def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
     assert {"RUN_STARTED", "SEED_GERMINATED", "STEP_COMPLETED", "RUN_FINISHED"} <= kinds
 
 
+LEARN = ("ppo", *TINY, "--rounds", "2", "--evaluation-envs", "3")
+
+
+def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(tmp_path, capsys):
+    events = tmp_path / "events"
+    assert call(*LEARN, "--out", tmp_path, "--telemetry-dir", events) == 0
+    said = capsys.readouterr().out
+    for word in ("round 2/2", "3 episodes", "ppo ahead by", "heuristic", "wait", "random"):
+        assert word in said, word
+    record = json.loads((tmp_path / "train_ppo_synthetic_learning.json").read_text())
+    assert [done["round_index"] for done in record["history"]] == [0, 1]
+    assert list(record["judged"]) == ["ppo", "ppo, sampled", "wait", "random", "heuristic"]
+    assert all(len(found["test_E"]) == 3 for found in record["judged"].values())
+    assert record["evaluation_seed"] != record["training"]["seed"]
+    engine = VectorizedEngine(
+        Train("ppo", "synthetic", episode_length=9, batch_size=16, batches_per_step=1).spec(),
+        EngineConfig(members=3, seed=EVALUATION_SEED, device="cpu"),
+    )
+    alone = engine.run_rollout(WaitPolicy()).outcome.score_E
+    assert record["judged"]["wait"]["outcome"]["score_E"] == alone.tolist(), "fresh members"
+    for name in ("train_ppo_synthetic.png", "train_ppo_synthetic_learning.png"):
+        assert imread(tmp_path / name).shape[2] >= 3
+    kinds = [event.type.name for event in read_jsonl(events / "events.jsonl")]
+    assert kinds.count("PPO_UPDATED") == kinds.count("ROUND_COMPLETED") == 2
+    agent = PPOAgent.load(tmp_path / "train_ppo_synthetic_agent")
+    assert agent.updates_done == 2
+
+
+def test_flags_of_the_learner_go_on_top_of_its_preset():
+    flags = Train("ppo", task="digits_impaired", rounds=9, envs=5, blueprints=("norm",), seed=3)
+    config = flags.training_config()
+    assert (config.rounds, config.seed, config.population.envs) == (9, 3, 5)
+    assert config.task.blueprints == flags.spec().blueprints == ("norm",)
+    assert config.population.frozen_heads, "from the preset named like the task"
+    plain = Train("ppo", task="digits_impaired", preset="plain").training_config()
+    assert not plain.population.frozen_heads
+    assert Train("ppo", task="synthetic", preset="digits_impaired").spec().name == "synthetic"
+
+
 BAD = [
+    (("ppo", "--preset", "digits_impared"), "digits_impaired"),
+    (("ppo", "--blueprints", "depthwize"), "depthwise"),
+    (("ppo", "--evaluation-envs", "0"), "--evaluation-envs 0"),
+    (("ppo", "--seed", "10000019"), "kept for evaluation"),
+    (("wait", "--evaluation-envs", "3"), "--evaluation-envs has no meaning for wait"),
     (("wait", "--task", "digits_impared"), "digits_impaired"),
     (("wait", "--envs", "0"), "--envs 0"),
     (("wait", "--rounds", "0"), "--rounds 0"),

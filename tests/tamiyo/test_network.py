@@ -1,5 +1,8 @@
 """The policy network as a whole: slots in any number and order, memory, precision, sizes."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -133,3 +136,19 @@ def test_features_that_are_not_finite_are_named():
     with pytest.raises(EsperError, match=r"slot_ESF at \(2, 1, 0\).*nan"):
         it.act(obs, masks, it.initial_state(4), 0, 0)
     assert it.obs_normalizer.pending["slot"].count == 0
+
+
+def test_a_prior_is_what_a_fresh_policy_tends_to_do():
+    prior = tuple(math.log(weight) for weight in (1, 2, 4, 1, 1, 1))
+    it = agent(network=replace(SMALL, op_prior=prior))
+    masks = masks_for(np.ones((5, OPS, 3), dtype=bool))
+    obs = random_obs(np.random.default_rng(0), 5)
+    decision = it.act(obs, masks, it.initial_state(5), 0, 0).decision
+    expected = np.tile(np.array([1, 2, 4, 1, 1, 1]) / 10, (5, 1))
+    np.testing.assert_allclose(decision.op_probability_EO, expected, atol=0.02)
+
+
+@pytest.mark.parametrize("prior", [(0.0,), (0.0,) * 5 + (math.nan,)])
+def test_a_prior_that_says_nothing_of_some_operation_is_refused(prior):
+    with pytest.raises(EsperError, match=r"op_prior.*WAIT, GERMINATE"):
+        NetworkConfig(op_prior=prior)

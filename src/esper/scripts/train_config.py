@@ -14,20 +14,26 @@ from esper.leyline.telemetry import TelemetryLevel
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
+    from esper.simic.training.config import TaskConfig, TrainingConfig
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine import EngineConfig
 
-PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic"]
+PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic", "ppo"]
+
+EVALUATION_SEED: Final = 10_000_019
+"""Learned controllers are judged on hosts and batches drawn from this seed, and never trained on
+it: `--seed` refuses it."""
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train a population of hosts under a policy that does not learn."""
+    """Train a population of hosts under a policy; with ppo, train the policy."""
 
     policy: Annotated[PolicyName, tyro.conf.Positional]
     """wait: nothing is grown. random: any legal action. fixed: one blueprint in the given slots
     from a given step on. static-full: the same, there from the start. static-final: a topology that
-    was found, from the start. heuristic: seeds when training stalls."""
+    was found, from the start. heuristic: seeds when training stalls. ppo: a controller that learns,
+    round after round, and is then judged on hosts it has not seen."""
     task: str = "digits_impaired"
     """What is trained on."""
     rounds: int = 1
@@ -64,6 +70,12 @@ class Train:
     """static-final: what stands where, for example r0c0=depthwise r0c1=conv_light."""
     start: int = 2
     """fixed: step at the end of which the first seed is germinated."""
+    preset: str = ""
+    """ppo: settings of the learner, by name; those named like the task, else plain."""
+    blueprints: tuple[str, ...] = ()
+    """ppo: what may be grown; all blueprints of the task where not given."""
+    evaluation_envs: int = 16
+    """ppo: fresh members the result is judged on, beside wait, random and heuristic."""
     telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
     """How much is recorded where --telemetry-dir is given."""
     telemetry_dir: Path | None = None
@@ -75,9 +87,12 @@ class Train:
 
     def check(self) -> None:
         """Refuse what cannot work before anything is loaded."""
-        for name in ("rounds", "envs"):
+        for name in ("rounds", "envs", "evaluation_envs"):
             if getattr(self, name) < 1:
-                raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
+                flag = name.replace("_", "-")
+                raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
+        if self.seed == EVALUATION_SEED:
+            raise EsperError(f"--seed {self.seed}: kept for evaluation, take another")
         if self.start < 0:
             raise EsperError(f"--start {self.start}: must be 0 or more")
         if self.policy == "static-final" and not self.topology:
@@ -89,7 +104,7 @@ class Train:
         ]
         if ignored:
             raise EsperError(
-                f"--{ignored[0]} has no meaning for {self.policy}: it is for "
+                f"--{ignored[0].replace('_', '-')} has no meaning for {self.policy}: it is for "
                 f"{' and '.join(_ONLY_FOR[ignored[0]])}"
             )
 
@@ -98,18 +113,56 @@ class Train:
         """How much is recorded."""
         return TelemetryLevel[self.telemetry.upper()]
 
+    @property
+    def task_name(self) -> str:
+        """What the task calls itself, also where it came from a file: safe in file names."""
+        return self.spec().name
+
     def spec(self) -> TaskSpec:
         """The task with what was changed about it."""
         from esper.tasks.registry import get_task_spec
         from esper.tasks.stand_in import with_synthetic_data
 
-        changes: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("episode_length", "batch_size", "batches_per_step")
-            if getattr(self, name) is not None
-        }
-        spec = replace(get_task_spec(self.task), **changes)
+        if self.policy == "ppo":
+            spec = self._learner_task().spec()
+        else:
+            spec = replace(get_task_spec(self.task), **self._task_changes())
         return with_synthetic_data(spec) if self.data == "synthetic" else spec
+
+    def _task_changes(self) -> dict[str, Any]:
+        """What flags change about the task."""
+        names = ("episode_length", "batch_size", "batches_per_step", "blueprints")
+        return {
+            name: getattr(self, name) for name in names if getattr(self, name) not in (None, ())
+        }
+
+    def _preset(self) -> TrainingConfig:
+        """The preset that was named, or the one named like the task, or plain."""
+        from esper.simic.training.config import PRESETS, preset
+
+        return preset(self.preset or (self.task if self.task in PRESETS else "plain"), self.rounds)
+
+    def _learner_task(self) -> TaskConfig:
+        """The task, with what the preset (where it is made for this task) and flags change."""
+        from esper.simic.training.config import TaskConfig
+
+        task = self._preset().task
+        base = task if task.name == self.task else TaskConfig(self.task)
+        return replace(base, **self._task_changes())
+
+    def training_config(self) -> TrainingConfig:
+        """The learner's settings: a preset, with the flags on top of it."""
+        base = self._preset()
+        population = replace(
+            base.population,
+            envs=self.envs,
+            device=self.device,
+            profile=self.profile,
+            executor=self.executor,
+            precision=self.precision,
+            data_placement=self.data_placement,
+        )
+        return replace(base, task=self._learner_task(), population=population, seed=self.seed)
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words."""
@@ -175,6 +228,9 @@ _ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
     "slots": ("fixed", "static-full"),
     "start": ("fixed",),
     "topology": ("static-final",),
+    "preset": ("ppo",),
+    "blueprints": ("ppo",),
+    "evaluation_envs": ("ppo",),
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR

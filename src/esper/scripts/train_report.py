@@ -29,11 +29,20 @@ PLAIN_WIDTH = 110
 """Columns where there is no terminal to ask."""
 
 
-def report(config: Train, result: RunResult) -> None:
-    """Print the table, draw the last round, write everything down."""
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-    console.print(outcome_table(config, result))
-    for line in _lines(config, result):
+def console_for_report() -> Console:
+    """As wide as the terminal, where there is one."""
+    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+
+
+def report(config: Train, result: RunResult, episodes: int | None = None) -> None:
+    """Print the table, draw the last round, write everything down.
+
+    `episodes`: of the result, where they are not those of the config's rounds.
+    """
+    episodes = episodes or config.envs * config.rounds
+    console = console_for_report()
+    console.print(outcome_table(config, result, episodes))
+    for line in _lines(config, result, episodes):
         console.print(line, highlight=False, soft_wrap=True)
     name = f"train_{config.policy}_{result.task}"
     picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"
@@ -43,9 +52,8 @@ def report(config: Train, result: RunResult) -> None:
         console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
 
 
-def outcome_table(config: Train, result: RunResult) -> Table:
+def outcome_table(config: Train, result: RunResult, episodes: int) -> Table:
     """Mean, deviation and range over all members of all rounds."""
-    episodes = config.envs * config.rounds
     table = Table(title=f"{config.policy} on {result.task}: {episodes} episodes", box=SIMPLE_HEAD)
     for name in ("", "mean", "deviation", "lowest", "highest"):
         table.add_column(name, justify="right" if name else "left")
@@ -80,11 +88,10 @@ def _figures(result: RunResult) -> list[tuple[str, Doubles, str]]:
     ]
 
 
-def _lines(config: Train, result: RunResult) -> list[str]:
+def _lines(config: Train, result: RunResult, episodes: int) -> list[str]:
     common = _topologies(result).most_common(1)[0]
     lines = [
-        f"most frequent topology at the end ({common[1]} of {config.envs * config.rounds}): "
-        f"{common[0]}",
+        f"most frequent topology at the end ({common[1]} of {episodes}): {common[0]}",
         f"{result.member_steps_per_second:.1f} member-steps/s on {result.machine['device']}, "
         f"executor {result.executor} ({result.executor_reason}), profile {config.profile}",
     ]

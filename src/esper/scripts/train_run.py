@@ -99,33 +99,53 @@ class StageDiary:
         """Nothing more to keep."""
 
 
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Who is told of a run, and the hubs behind them."""
+
+    listeners: list[TelemetryListener]
+    hubs: list[TelemetryHub]
+
+    def told(self, config: Train) -> str:
+        """What became of the events, once the run is over; empty where none were asked for."""
+        return str(self.hubs[-1].report()) if config.telemetry_dir else ""
+
+
 def run(config: Train) -> RunResult:
-    """Train all rounds."""
+    """Train all rounds under a policy that does not learn."""
     spec = config.spec()
-    telemetry = TelemetryConfig(level=config.level)
     policy = config.make_policy(spec, ScoreReward(spec.upkeep))
     engine = VectorizedEngine(spec, config.engine_config(), data=spec.load(config.data_dir))
-    configure_slot_telemetry(engine.watch, telemetry)
     diary = StageDiary()
+    with telemetry_of(config, engine) as telemetry:
+        engine.listener = ListenerGroup([diary, *telemetry.listeners])
+        rounds = [run_round(engine, policy, diary) for _ in range(config.rounds)]
+    return result_of(engine, rounds, diary, telemetry.told(config))
+
+
+@contextmanager
+def telemetry_of(config: Train, engine: VectorizedEngine) -> Iterator[Telemetry]:
+    """Listeners for a run of this engine: told when it starts, and how it ended."""
+    told = TelemetryConfig(level=config.level)
+    configure_slot_telemetry(engine.watch, told)
     with _hubs(config) as hubs:
         listeners = [
             TelemetryListener(
                 hub,
-                telemetry,
+                told,
                 str(engine.device),
                 config.rounds,
-                batches_per_step=spec.batches_per_step,
-                batch_size=spec.batch_size,
+                batches_per_step=engine.spec.batches_per_step,
+                batch_size=engine.spec.batch_size,
             )
             for hub in hubs
         ]
-        engine.listener = ListenerGroup([diary, *listeners])
         began = time.monotonic()
         for listener in listeners:
             listener.run_started(_started(config, engine))
         status = RunStatus.FAILED
         try:
-            rounds = [_round(engine, policy, diary) for _ in range(config.rounds)]
+            yield Telemetry(listeners, hubs)
             status = RunStatus.COMPLETED
         except KeyboardInterrupt:
             status = RunStatus.INTERRUPTED
@@ -133,11 +153,10 @@ def run(config: Train) -> RunResult:
         finally:
             for listener in listeners:
                 listener.run_finished(status, time.monotonic() - began)
-    told = str(hubs[-1].report()) if config.telemetry_dir else ""
-    return _result(engine, rounds, diary, told)
 
 
-def _round(engine: VectorizedEngine, policy: Any, diary: StageDiary) -> RoundResult:
+def run_round(engine: VectorizedEngine, policy: Any, diary: StageDiary) -> RoundResult:
+    """One round under a policy, and what became of its members."""
     (rollout,) = engine.train(policy, 1)
     return RoundResult(
         outcome=rollout.outcome,
@@ -150,9 +169,10 @@ def _round(engine: VectorizedEngine, policy: Any, diary: StageDiary) -> RoundRes
     )
 
 
-def _result(
+def result_of(
     engine: VectorizedEngine, rounds: list[RoundResult], diary: StageDiary, told: str
 ) -> RunResult:
+    """The rounds, and what they ran on."""
     choice = engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
     spent = sum(diary.step_seconds)

@@ -12,7 +12,7 @@ blueprint embedding, C choices of a head, A heads; any leading axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -76,7 +76,8 @@ class ActionHeads(nn.Module):
 
     counts_OA: Tensor
 
-    def __init__(self, width: int, embedding: int) -> None:
+    def __init__(self, width: int, embedding: int, op_prior: Sequence[float]) -> None:
+        """`op_prior`: log-weights of the operations at birth."""
         super().__init__()
         sizes = {head.name: len(HEAD_CHOICES[head]) for head in (ActionHead.OP, *FIXED_HEADS)}
         outputs = sizes | {ActionHead.SLOT.name: width, ActionHead.BLUEPRINT.name: embedding}
@@ -93,6 +94,8 @@ class ActionHeads(nn.Module):
             nn.init.orthogonal_(self._linear(self.output, head).weight, HEAD_GAIN)
             nn.init.zeros_(self._linear(self.hidden, head).bias)
             nn.init.zeros_(self._linear(self.output, head).bias)
+        with torch.no_grad():
+            self._linear(self.output, ActionHead.OP).bias.copy_(torch.tensor(op_prior))
 
     @staticmethod
     def _linear(group: nn.ModuleDict, head: ActionHead) -> nn.Linear:

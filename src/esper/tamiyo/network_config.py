@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import EsperError
 
 
@@ -20,11 +23,19 @@ class NetworkConfig:
     """Numbers that stand for a blueprint."""
     core: Literal["lstm", "memoryless"] = "lstm"
     """What carries over from step to step; `memoryless` is there to show what that is worth."""
+    op_prior: tuple[float, ...] = (0.0,) * len(LifecycleOp)
+    """What a fresh policy tends to do: a log-weight for each `LifecycleOp`. Under even chances no
+    seed lives long enough to show its worth; the prior is where learning starts, not a limit."""
 
     def __post_init__(self) -> None:
         for name in ("width", "attention_heads", "embedding"):
             if getattr(self, name) < 1:
                 raise EsperError(f"NetworkConfig.{name}={getattr(self, name)}: must be 1 or more")
+        if len(self.op_prior) != len(LifecycleOp) or not np.isfinite(self.op_prior).all():
+            raise EsperError(
+                f"NetworkConfig.op_prior={self.op_prior}: one finite number for each of "
+                f"{', '.join(op.name for op in LifecycleOp)}"
+            )
         if self.width % self.attention_heads:
             raise EsperError(
                 f"NetworkConfig.width={self.width} cannot be shared by {self.attention_heads} "

@@ -98,24 +98,26 @@ class PPOAgent:
         step: int,
         members: Ints | None = None,
         greedy: bool = False,
+        learning: bool = True,
     ) -> Act:
         """Choose an action for each member.
 
         `members` are their numbers in the whole run (0 .. E-1 where not given), which their draws
-        depend on. `greedy` takes the likeliest choice of each head, without exploration, and
-        leaves no mark on the running statistics.
+        depend on. `greedy` takes the likeliest choice of each head. Where it is greedy or not
+        `learning`, nothing is mixed in to explore, and the running statistics are left alone.
         """
         obs.require_finite()
         self._require_fit(obs, masks)
         chooser, epsilon = Chooser(), 0.0
+        learning = learning and not greedy
+        if learning and self.config.normalize_observations:
+            self.obs_normalizer.observe(obs)
         if not greedy:
-            if self.config.normalize_observations:
-                self.obs_normalizer.observe(obs)
             numbers = np.arange(len(obs.global_EG)) if members is None else members
             uniform_EA = action_uniforms(self.seed, round_index, step, numbers)
             uniform_A = torch.from_numpy(uniform_EA).to(self.device, non_blocking=True)
             chooser = Chooser(uniform_A=uniform_A)
-            epsilon = self.exploration
+            epsilon = self.exploration if learning else 0.0
         inputs = self._inputs(obs, masks)
         legal_O = np.asarray(masks.op_EO.any(axis=0))
         output, after = self._step(inputs, state, epsilon, chooser, legal_O)

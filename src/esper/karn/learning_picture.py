@@ -1,0 +1,179 @@
+"""What a controller learnt, in one picture: score, what it did, how sure it was, how V did.
+
+Made from plain arrays, so any run that recorded them can be drawn.
+
+Shape letters: U updates, E members, O operations, Z stages, A action heads.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from esper.karn.intervals import t_interval
+from esper.karn.stages import STAGE_WORDS
+from esper.leyline.actions import ActionHead, LifecycleOp
+from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.files import write_whole
+from esper.leyline.stages import SeedStage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI: Final = 110
+SIZE_INCHES: Final = (11.5, 8.5)
+INK: Final = "#222222"
+SCORE_COLOUR: Final = "#0b6e99"
+LEVEL_COLOURS: Final = ("#4d4d4d", "#c1571a", "#6b4fa0", "#2f7d32", "#a03a5a")
+KL_COLOUR: Final = "#c1571a"
+SMALL_SHARE: Final = 0.01
+"""Kinds of actions that never made up more than this of an update are drawn together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearningCurves(ArrayStruct):
+    """A run of the learner, one row for each update."""
+
+    score_UE: Doubles
+    """At the end of each member's episode."""
+    waited_U: Ints
+    """Member-steps at which WAIT was chosen."""
+    chosen_UOZ: Ints
+    """Member-steps at which each operation was chosen, by the stage its slot was in."""
+    head_entropy_UA: Doubles
+    """In nats; NaN where a head never counted."""
+    explained_variance_U: Doubles
+    approx_kl_U: Doubles
+
+    def __post_init__(self) -> None:
+        sizes = self.sizes()
+        expected = {"O": len(LifecycleOp), "Z": len(SeedStage), "A": len(ActionHead)}
+        for letter, count in expected.items():
+            if sizes[letter] != count:
+                raise EsperError(f"LearningCurves: {letter} is {sizes[letter]}, expected {count}")
+        if sizes["U"] < 1:
+            raise EsperError("LearningCurves of 0 updates: there is nothing to draw")
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A score to compare with, as a line across the picture."""
+
+    label: str
+    score: float
+
+
+def draw_learning(path: Path, curves: LearningCurves, levels: Sequence[Level], title: str) -> None:
+    """Write the picture as a PNG."""
+    if len(levels) > len(LEVEL_COLOURS):
+        raise EsperError(f"{len(levels)} levels: at most {len(LEVEL_COLOURS)} can be told apart")
+    write_whole(path, _render(_figure(curves, levels, title)))
+
+
+def action_shares(curves: LearningCurves) -> dict[str, Doubles]:
+    """Share `[U]` of each kind of action, by operation and stage; small ones together as `other`.
+
+    The shares of an update add up to 1.
+    """
+    total_U = curves.waited_U + curves.chosen_UOZ.sum(axis=(1, 2))
+    shares = {"WAIT": curves.waited_U / np.maximum(total_U, 1)}
+    other_U = np.zeros(len(total_U))
+    for op in LifecycleOp:
+        for stage in SeedStage:
+            share_U = curves.chosen_UOZ[:, op, stage] / np.maximum(total_U, 1)
+            if share_U.max() > SMALL_SHARE:
+                shares[f"{op.name}, {STAGE_WORDS.get(stage, stage.name.lower())}"] = share_U
+            else:
+                other_U += share_U
+    return shares | {"other": other_U} if other_U.any() else shares
+
+
+def _figure(curves: LearningCurves, levels: Sequence[Level], title: str) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
+    panels = figure.subplots(2, 2, sharex=True)
+    _draw_score(panels[0, 0], curves, levels)
+    _draw_actions(panels[0, 1], curves)
+    _draw_entropy(panels[1, 0], curves)
+    _draw_value(panels[1, 1], curves)
+    for axes in panels.flat:
+        axes.grid(color="#dddddd", linewidth=0.6)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    for axes in panels[1]:
+        axes.set_xlabel("update")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def _rounds(curves: LearningCurves) -> Ints:
+    return np.arange(1, len(curves.waited_U) + 1)
+
+
+def _draw_score(axes: Axes, curves: LearningCurves, levels: Sequence[Level]) -> None:
+    x = _rounds(curves)
+    mean_U, low_U, high_U = t_interval(curves.score_UE.T)
+    axes.fill_between(x, low_U, high_U, color=SCORE_COLOUR, alpha=0.2, linewidth=0)
+    axes.plot(x, mean_U, color=SCORE_COLOUR, linewidth=1.8, label="while learning")
+    for level, colour in zip(levels, LEVEL_COLOURS, strict=False):
+        text = f"{level.label}: {level.score:.3f}"
+        axes.axhline(level.score, color=colour, linewidth=1.2, linestyle="--", label=text)
+    axes.set_ylabel("score")
+    _titled(axes, "Score at the end of an episode (mean of the members, 95 % interval)")
+
+
+def _draw_actions(axes: Axes, curves: LearningCurves) -> None:
+    from matplotlib import colormaps
+
+    shares = action_shares(curves)
+    colours = [colormaps["tab20"](i % 20) for i in range(len(shares))]
+    axes.stackplot(
+        _rounds(curves), list(shares.values()), labels=list(shares), colors=colours, linewidth=0
+    )
+    axes.set_ylim(0, 1)
+    axes.set_ylabel("share of actions")
+    _titled(axes, "What it did, by the stage of the slot it meant")
+
+
+def _draw_entropy(axes: Axes, curves: LearningCurves) -> None:
+    for head in ActionHead:
+        entropy_U = curves.head_entropy_UA[:, head]
+        if np.nan_to_num(entropy_U).any():
+            axes.plot(_rounds(curves), entropy_U, linewidth=1.5, label=head.name.lower())
+    axes.set_ylabel("entropy, nats")
+    _titled(axes, "How undecided each head was, where it counted (frozen heads left out)")
+
+
+def _draw_value(axes: Axes, curves: LearningCurves) -> None:
+    x = _rounds(curves)
+    axes.plot(x, curves.explained_variance_U, color=SCORE_COLOUR, label="explained variance of V")
+    axes.plot(x, curves.approx_kl_U, color=KL_COLOUR, linewidth=1.2, label="KL of an update")
+    axes.axhline(0.0, color="#999999", linewidth=0.8)
+    lowest = float(np.nanmin(np.append(curves.explained_variance_U, 0.0)))
+    axes.set_ylim(max(-1.0, lowest) - 0.05, 1.05)
+    _titled(axes, "How well V foresaw returns, how far updates went")
+
+
+def _titled(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=9.5, loc="left", color=INK)
+    if not axes.get_legend_handles_labels()[0]:
+        return  # every head was frozen
+    axes.legend(loc="best", fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none")
+
+
+def _render(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": "esper"})
+    return buffer.getvalue()

@@ -1,0 +1,109 @@
+"""What is remembered of a round once it is over: a typed record each.
+
+Shape letters: E members, S slots, O operations, Z stages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.leyline.actions import NO_SLOT, LifecycleOp
+from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
+from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.stages import SeedStage
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundRecord(ArrayStruct):
+    """One rollout and the update behind it."""
+
+    round_index: int
+    steps: int
+    """Steps of the rollout."""
+    episodes_done: int
+    """Of the whole run, this round included."""
+    score_E: Doubles
+    """At the end of the rollout."""
+    accuracy_E: Doubles
+    """On `val_score`."""
+    return_E: Doubles
+    """Sum of the rewards of the episode so far, before any scaling."""
+    added_params_E: Ints
+    rollbacks_E: Ints
+    blueprint_ES: Ints
+    """What would be exported; -1 where nothing."""
+    waited: int
+    """Member-steps at which WAIT was chosen."""
+    chosen_OZ: Ints
+    """Member-steps at which each operation was chosen, by the stage its slot was in; WAIT in no
+    column."""
+    metrics: PPOUpdateMetrics
+    rollout_seconds: float
+    update_seconds: float
+
+    @property
+    def mean_score(self) -> float:
+        """Over members."""
+        return float(self.score_E.mean())
+
+    @property
+    def chosen_O(self) -> Ints:
+        """Member-steps at which each operation was chosen."""
+        chosen_O: Ints = self.chosen_OZ.sum(axis=1)
+        chosen_O[LifecycleOp.WAIT] = self.waited
+        return chosen_O
+
+
+class ActionTally:
+    """An engine listener that counts what was chosen, and in which stage."""
+
+    def __init__(self) -> None:
+        self.waited = 0
+        self.chosen_OZ: Ints = np.zeros((len(LifecycleOp), len(SeedStage)), dtype=np.int64)
+
+    def on_round_start(self, round_index: int, members: int) -> None:
+        """Count from 0."""
+        self.waited = 0
+        self.chosen_OZ = np.zeros_like(self.chosen_OZ)
+
+    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
+        """Not counted: actions are."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """Add the actions of one step."""
+        op_E, outcome = record.decision.actions.op, record.result.outcome
+        placed_E = outcome.target_slot != NO_SLOT
+        self.waited += int((~placed_E).sum())
+        np.add.at(self.chosen_OZ, (op_E[placed_E], outcome.stage_before[placed_E]), 1)
+
+    def on_round_end(self, rollout: Rollout[object]) -> None:
+        """The counts stay until the next round starts."""
+
+    def record(
+        self,
+        rollout: Rollout[object],
+        metrics: PPOUpdateMetrics,
+        episodes_done: int,
+        update_seconds: float,
+    ) -> RoundRecord:
+        """The round that is over."""
+        outcome = rollout.outcome
+        return RoundRecord(
+            round_index=rollout.round_index,
+            steps=rollout.steps,
+            episodes_done=episodes_done,
+            score_E=outcome.score_E,
+            accuracy_E=outcome.accuracy_E,
+            return_E=outcome.episode_return_E,
+            added_params_E=outcome.added_params_E,
+            rollbacks_E=outcome.rollbacks_E,
+            blueprint_ES=outcome.blueprint_ES,
+            waited=self.waited,
+            chosen_OZ=self.chosen_OZ,
+            metrics=metrics,
+            rollout_seconds=rollout.seconds,
+            update_seconds=update_seconds,
+        )

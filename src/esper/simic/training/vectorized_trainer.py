@@ -1,0 +1,87 @@
+"""How a controller is trained: rollout, update, emit; round after round.
+
+trainer = VectorizedPPOTrainer(engine, client, rounds=100)
+history = trainer.run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Protocol
+
+from esper.leyline.errors import EsperError
+from esper.simic.client import ActingMode, SimicClient
+from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
+from esper.simic.training.history import ActionTally, RoundRecord
+from esper.tolaria.engine import VectorizedEngine
+
+
+class RoundHook(Protocol):
+    """Called after every round: checkpoints, early stops (raise), pictures while it runs."""
+
+    def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None: ...
+
+
+class VectorizedPPOTrainer:
+    """Owns the rounds of a run. Engine, client and listeners are given to it."""
+
+    def __init__(
+        self,
+        engine: VectorizedEngine,
+        client: SimicClient,
+        rounds: int,
+        hooks: Sequence[RoundHook] = (),
+    ) -> None:
+        """`rounds`: of the whole run; an engine that has some behind it does the rest."""
+        if rounds < 1:
+            raise EsperError(f"rounds={rounds}: must be 1 or more")
+        if client.mode is not ActingMode.LEARN:
+            raise EsperError(
+                f"client in mode {client.mode.value!r}: a trainer needs one that learns "
+                f"({ActingMode.LEARN.value!r})"
+            )
+        self.engine = engine
+        self.client = client
+        self.rounds = rounds
+        self.listeners: tuple[TelemetryListener, ...] = ()
+        self.hooks = tuple(hooks)
+        self.history: list[RoundRecord] = []
+        self._tally = ActionTally()
+        self._others = [] if engine.listener is None else [engine.listener]
+        self.listen(())
+
+    def listen(self, listeners: Sequence[TelemetryListener]) -> None:
+        """Who makes events of the run, of rollouts and updates alike; before `run`.
+
+        What the engine told before, it goes on telling.
+        """
+        self.listeners = tuple(listeners)
+        self.engine.listener = ListenerGroup([*self._others, self._tally, *self.listeners])
+
+    def run(self) -> list[RoundRecord]:
+        """Train until all rounds are done; a record of each."""
+        while self.engine.round < self.rounds:
+            self._announce()
+            rollout = self.engine.run_rollout(self.client)
+
+            began = perf_counter()
+            metrics = self.client.update(rollout)
+            seconds = perf_counter() - began
+            assert metrics is not None  # the client learns: checked at the start
+
+            for listener in self.listeners:
+                listener.on_update(rollout.round_index, metrics, seconds)
+            episodes = self.engine.round * self.engine.env.members
+            record = self._tally.record(rollout, metrics, episodes, seconds)
+            self.history.append(record)
+            for hook in self.hooks:
+                hook(self, record)
+        return self.history
+
+    def _announce(self) -> None:
+        """Tell listeners what the next update will be set to."""
+        agent = self.client.agent
+        done = agent.updates_done
+        for listener in self.listeners:
+            listener.set_learner(agent.config.learning_rate.at(done), agent.config.entropy.at(done))

@@ -1,0 +1,243 @@
+"""What does the policy network see of the signals? Numbers of a moderate size, always finite.
+
+Each feature is one line of a table: its name, and how it is read off `TrainingSignals`. Sizes grow
+without bound in the signals (losses, norms, counts), so they are shown as symlog(x) = sign(x)
+log(1 + |x|), cut off at `LARGEST`; shares stay as they are, cut off at -1 and 1. What was not
+measured (NaN) reads 0, and a feature of its own says so wherever 0 could also be a measurement.
+
+Shape letters: E members, S slots, G global features, F features of a slot, Z stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from esper.leyline.actions import AlphaMode, BlendStyle, LifecycleOp
+from esper.leyline.arrays import Floats
+from esper.leyline.signals import HISTORY_LENGTH, NO_BLUEPRINT, TrainingSignals
+from esper.leyline.stages import SeedStage
+from esper.tamiyo.inputs import Observation
+
+_Values = npt.NDArray[np.generic]
+_Reader = Callable[[TrainingSignals], npt.ArrayLike]
+
+LARGEST: Final = 1e6
+"""Sizes beyond this, infinite ones included, read as this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One number the network sees."""
+
+    name: str
+    read: _Reader
+    """`[E]` for a global feature; `[E, S]`, or `[S]` where members do not differ, for a slot's."""
+
+
+def batch_signals_to_features(signals: TrainingSignals) -> Observation:
+    """The features of all members, in the order of `FEATURE_NAMES`."""
+    slots = signals.slots
+    shape_ES = slots.stage_ES.shape
+    global_GE = [np.broadcast_to(f.read(signals), shape_ES[:1]) for f in GLOBAL_FEATURES]
+    slot_FES = [np.broadcast_to(f.read(signals), shape_ES) for f in SLOT_FEATURES]
+    return Observation(
+        global_EG=np.stack(global_GE, axis=-1).astype(np.float32),
+        slot_ESF=np.stack(slot_FES, axis=-1).astype(np.float32),
+        blueprint_ES=slots.blueprint_ES,
+    )
+
+
+# ---- scales --------------------------------------------------------------------------------------
+
+
+def symlog(x: npt.ArrayLike) -> Floats:
+    """sign(x) log(1 + |x|), cut off at `LARGEST`; 0 for NaN.
+
+    >>> [round(float(y), 2) for y in symlog([np.nan, 0.0, -1.0, np.inf])]
+    [0.0, 0.0, -0.69, 13.82]
+    """
+    known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+    size = np.minimum(np.abs(known), LARGEST)
+    return np.asarray(np.sign(known) * np.log1p(size), dtype=np.float32)
+
+
+def share(x: npt.ArrayLike) -> Floats:
+    """A quantity within -1..1, cut off there; 0 for NaN.
+
+    >>> share([np.nan, 0.25, -np.inf]).tolist()
+    [0.0, 0.25, -1.0]
+    """
+    known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=1.0, neginf=-1.0)
+    return np.asarray(np.clip(known, -1.0, 1.0), dtype=np.float32)
+
+
+def known(x: npt.ArrayLike) -> Floats:
+    """1 where a quantity was measured and is finite, else 0."""
+    return np.isfinite(np.asarray(x, dtype=np.float64)).astype(np.float32)
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def _size(name: str, field: str) -> Feature:
+    """A feature that is the size of one field of the signals."""
+    return Feature(name, lambda s: symlog(getattr(s, field)))
+
+
+def _share(name: str, field: str) -> Feature:
+    """A feature that is one field of the signals, within -1..1."""
+    return Feature(name, lambda s: share(getattr(s, field)))
+
+
+def _known(name: str, field: str) -> Feature:
+    return Feature(name, lambda s: known(getattr(s, field)))
+
+
+def _slot_size(name: str, field: str) -> Feature:
+    return Feature(name, lambda s: symlog(getattr(s.slots, field)))
+
+
+def _slot_share(name: str, field: str) -> Feature:
+    return Feature(name, lambda s: share(getattr(s.slots, field)))
+
+
+def _past(name: str, metric: str, scale: Callable[[npt.ArrayLike], Floats]) -> list[Feature]:
+    """How a metric stood some steps ago, less how it stands now; 0 before the episode began."""
+
+    def ago(steps: int) -> Feature:
+        def read(s: TrainingSignals) -> Floats:
+            before_E: Floats = getattr(s, f"{metric}_history_EL")[:, -1 - steps]
+            now_E: Floats = getattr(s, f"{metric}_E")
+            return np.where(np.isnan(before_E), 0.0, scale(before_E) - scale(now_E))
+
+        return Feature(f"{name}_{steps}_steps_ago", read)
+
+    return [ago(steps) for steps in range(HISTORY_LENGTH - 1, 0, -1)]
+
+
+def _history_known(s: TrainingSignals) -> Floats:
+    """Share of the history that this episode has filled."""
+    return np.asarray((~np.isnan(s.val_loss_history_EL)).mean(axis=1), dtype=np.float32)
+
+
+def _stage(stage: SeedStage) -> Feature:
+    name = f"stage_{stage.name.lower()}"
+    return Feature(name, lambda s: s.slots.stage_ES == stage)
+
+
+def _style(style: BlendStyle) -> Feature:
+    def read(s: TrainingSignals) -> _Values:
+        stands_ES = s.slots.blueprint_ES != NO_BLUEPRINT
+        return np.asarray((s.slots.style_ES == style) & stands_ES)
+
+    return Feature(f"style_{style.name.lower()}", read)
+
+
+def _direction(s: TrainingSignals) -> _Values:
+    """1 while alpha rises, -1 while it falls."""
+    mode_ES = s.slots.alpha_mode_ES
+    return np.asarray((mode_ES == AlphaMode.UP) * 1.0 - (mode_ES == AlphaMode.DOWN) * 1.0)
+
+
+def _significance(s: TrainingSignals) -> Floats:
+    """The contribution in standard errors; 0 where either is not known."""
+    contribution_ES = s.slots.contribution_ES.astype(np.float64)
+    error_ES = s.slots.contribution_se_ES.astype(np.float64)
+    with np.errstate(all="ignore"):
+        return symlog(contribution_ES / np.maximum(error_ES, 1e-6))
+
+
+def _last_op(op: LifecycleOp) -> Feature:
+    return Feature(f"last_{op.name.lower()}", lambda s: s.last_op_E == op)
+
+
+def _acted_on(s: TrainingSignals) -> _Values:
+    """Where the last action went."""
+    return np.asarray(s.last_slot_E[:, None] == np.arange(s.slots.stage_ES.shape[1]))
+
+
+GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
+    Feature("progress", lambda s: share(s.progress)),
+    Feature("steps_left", lambda s: symlog(s.episode_length - s.step - 1)),
+    _size("train_loss", "train_loss_E"),
+    _known("train_loss_finite", "train_loss_E"),
+    _size("val_loss", "val_loss_E"),
+    _known("val_loss_finite", "val_loss_E"),
+    _share("val_accuracy", "val_accuracy_E"),
+    *_past("train_loss", "train_loss", symlog),
+    *_past("val_loss", "val_loss", symlog),
+    *_past("val_accuracy", "val_accuracy", share),
+    Feature("history_known", _history_known),
+    _size("train_loss_slope", "train_loss_slope_E"),
+    _size("val_loss_slope", "val_loss_slope_E"),
+    _share("val_accuracy_slope", "val_accuracy_slope_E"),
+    _size("plateau_steps", "plateau_steps_E"),
+    _share("plateaued", "plateaued_E"),
+    _share("stabilised", "stabilised_E"),
+    _size("params_over_host", "params_over_host_E"),
+    _size("macs_over_host", "macs_over_host_E"),
+    _size("params_over_budget", "params_over_budget_E"),
+    _size("macs_over_budget", "macs_over_budget_E"),
+    _size("seed_budget_left", "seed_budget_left_E"),
+    *(_last_op(op) for op in LifecycleOp),
+    _share("last_executed", "last_executed_E"),
+    _size("governor_strikes", "governor_strikes_E"),
+    _size("rollbacks", "rollbacks_E"),
+    _size("steps_since_snapshot", "steps_since_snapshot_E"),
+)
+"""What is seen of a member as a whole."""
+
+SLOT_FEATURES: Final[tuple[Feature, ...]] = (
+    *(_stage(stage) for stage in SeedStage),
+    *(_style(style) for style in BlendStyle),
+    _slot_share("alpha", "alpha_ES"),
+    _slot_share("alpha_target", "alpha_target_ES"),
+    Feature("alpha_direction", _direction),
+    _slot_size("ramp_steps_left", "ramp_steps_left_ES"),
+    _slot_size("steps_in_stage", "steps_in_stage_ES"),
+    _slot_size("age", "age_ES"),
+    _slot_share("pruning", "pruning_ES"),
+    _slot_size("cooldown_left", "cooldown_left_ES"),
+    _slot_size("params", "params_ES"),
+    _slot_size("macs", "macs_ES"),
+    _slot_share("contribution", "contribution_ES"),
+    Feature("contribution_known", lambda s: known(s.slots.contribution_ES)),
+    _slot_share("contribution_error", "contribution_se_ES"),
+    Feature("contribution_significance", _significance),
+    _size("contribution_age", "contribution_age_ES"),
+    _share("contribution_velocity", "contribution_velocity_ES"),
+    _share("shapley", "shapley_ES"),
+    _share("interaction", "interaction_ES"),
+    _size("grad_norm", "grad_norm_ES"),
+    _known("grad_norm_finite", "grad_norm_ES"),
+    _share("grad_health", "grad_health_ES"),
+    _size("shadow_gap", "shadow_gap_ES"),
+    _known("shadow_gap_known", "shadow_gap_ES"),
+    _size("channels", "channels_S"),
+    _share("depth", "depth_S"),
+    _size("resolution", "resolution_S"),
+    Feature("acted_on_last", _acted_on),
+)
+"""What is seen of each slot, beside the blueprint that stands in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureNames:
+    """The names of all features, in order."""
+
+    whole: tuple[str, ...]
+    """Of the G global features."""
+    slot: tuple[str, ...]
+    """Of the F features of a slot."""
+
+
+FEATURE_NAMES: Final = FeatureNames(
+    whole=tuple(feature.name for feature in GLOBAL_FEATURES),
+    slot=tuple(feature.name for feature in SLOT_FEATURES),
+)
+"""What the columns of an observation mean; its sizes are the lengths of these."""

@@ -1,0 +1,115 @@
+"""The trainer: rounds in order, everyone told, and a run that goes on where it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine_support import Diary, small_engine
+from esper.leyline import TelemetryConfig, TelemetryLevel
+from esper.leyline.telemetry import TelemetryEventType
+from esper.nissa import MemorySink, TelemetryHub
+from esper.simic.client import ActingMode
+from esper.simic.telemetry.listener import TelemetryListener
+from esper.simic.training.schedules import Schedule
+from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from loop_support import same_agents, small_client, tiny_config, tiny_task, tiny_trainer, untimed
+from support import refused
+
+
+def listener(sink: MemorySink, rounds: int = 2) -> tuple[TelemetryHub, TelemetryListener]:
+    hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
+    config = TelemetryConfig(level=TelemetryLevel.NORMAL)
+    return hub, TelemetryListener(hub, config, "cpu", rounds, batches_per_step=1, batch_size=16)
+
+
+def test_a_round_is_rollout_then_update_then_hooks():
+    told: list[str] = []
+
+    class Ear(Diary):
+        def on_round_start(self, round_index, members):
+            told.append(f"start {round_index}")
+
+        def on_round_end(self, rollout):
+            told.append(f"end {rollout.round_index}, {trainer.client.agent.updates_done} updates")
+
+    def hook(of, record):
+        assert of is trainer
+        assert of.history[-1] is record
+        told.append(f"hook {record.round_index}, {of.client.agent.updates_done} updates")
+
+    trainer = tiny_trainer(tiny_config(rounds=2), hooks=[hook], listener=Ear())
+    history = trainer.run()
+    assert told == [
+        "start 0", "end 0, 0 updates", "hook 0, 1 updates",
+        "start 1", "end 1, 1 updates", "hook 1, 2 updates",
+    ]  # fmt: skip
+    assert history is trainer.history
+    assert trainer.run() is history, "done is done"
+    assert len(history) == 2
+
+
+def test_events_say_what_was_learnt():
+    sink = MemorySink()
+    hub, ear = listener(sink)
+    config = tiny_config(rounds=2)
+    schedule = Schedule(1e-3, 5e-4, 2)
+    trainer = tiny_trainer(replace(config, ppo=replace(config.ppo, learning_rate=schedule)))
+    trainer.listen([ear])
+    history = trainer.run()
+    hub.close()
+    updates = [e.payload for e in sink.events if e.type is TelemetryEventType.PPO_UPDATED]
+    rounds = [e.payload for e in sink.events if e.type is TelemetryEventType.ROUND_COMPLETED]
+    assert [update.metrics for update in updates] == [record.metrics for record in history]
+    assert [r.learning_rate for r in rounds] == [1e-3, 7.5e-4]
+    assert [r.metrics.learning_rate for r in history] == [1e-3, 7.5e-4]
+    np.testing.assert_allclose([r.mean_score for r in rounds], [r.mean_score for r in history])
+
+
+def test_rollouts_shorter_than_an_episode_are_each_learnt_from():
+    trainer = tiny_trainer(tiny_config(rounds=2, rollout_steps=3))
+    history = trainer.run()
+    assert [(r.round_index, r.steps) for r in history] == [
+        (0, 3), (0, 3), (0, 2), (1, 3), (1, 3), (1, 2),
+    ]  # fmt: skip
+    assert [r.episodes_done for r in history] == [0, 0, 4, 4, 4, 8]
+    assert trainer.client.agent.updates_done == 6
+    assert [r.chosen_O.sum() for r in history] == [12, 12, 8] * 2
+
+
+def test_stopping_and_going_on_is_as_if_it_had_never_stopped(tmp_path):
+    """Engine state and agent are all it takes: the parts a checkpoint will be made of."""
+    from esper.simic.agent import PPOAgent
+
+    whole = tiny_trainer(tiny_config(rounds=3))
+    whole.run()
+    first = tiny_trainer(tiny_config(rounds=1))
+    first.run()
+    first.client.agent.save(tmp_path)
+    rest = tiny_trainer(tiny_config(rounds=3))
+    rest.client.agent = PPOAgent.load(tmp_path)
+    rest.engine.load_state_dict(first.engine.state_dict())
+    rest.run()
+    assert untimed(first.history + rest.history) == untimed(whole.history)
+    assert same_agents(rest.client.agent, whole.client.agent)
+
+
+def test_a_hook_may_end_the_run_and_what_was_done_stays():
+    def stop(trainer, record):
+        if record.round_index == 1:
+            raise KeyboardInterrupt
+
+    trainer = tiny_trainer(tiny_config(rounds=5), hooks=[stop])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert [record.round_index for record in trainer.history] == [0, 1]
+
+
+def test_a_trainer_that_could_not_train_is_refused():
+    spec = tiny_task(episode_length=2)
+    engine = small_engine(spec)
+    greedy = small_client(spec, mode=ActingMode.GREEDY)
+    assert "greedy" in refused(lambda: VectorizedPPOTrainer(engine, greedy, 1))
+    assert "rounds=0" in refused(lambda: VectorizedPPOTrainer(engine, small_client(spec), 0))
