@@ -12,7 +12,9 @@ EXTRAS := dev,export
 GUARDRAIL_TESTS := \
 	tests/test_import_isolation.py \
 	tests/meta/test_factored_action_contracts.py \
+	tests/simic/test_vectorized.py \
 	tests/simic/training/test_entropy_annealing.py \
+	tests/simic/rewards/escrow/test_escrow_wiring.py \
 	tests/simic/test_reward_normalizer_checkpoint.py \
 	tests/simic/test_gpu_preload_batch_size.py \
 	tests/scripts/test_train.py
