@@ -81,6 +81,7 @@ def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str
     `content` is a record; tensors may lie on any device (they are copied to the host).
     """
     folder = Path(path)
+    # SYNC: a save waits for the device, between rounds; never in the step.
     blob = save_tensors({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
     digest = hashlib.sha256(blob).hexdigest()
     file = TensorFile(f"tensors-{digest[:16]}.safetensors", len(blob), digest)

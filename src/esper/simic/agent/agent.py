@@ -136,6 +136,7 @@ class PPOAgent:
         only_op = np.zeros(len(LifecycleOp), dtype=bool)
         only_op[LifecycleOp.WAIT] = True  # values need no other head
         output, _ = self._step(self._inputs(obs, masks), state, 0.0, Chooser(), only_op)
+        # SYNC: one copy a rollout that was cut, in the update; never in the step.
         return np.asarray(output.value.cpu().numpy())
 
     @torch.inference_mode()
@@ -234,6 +235,7 @@ def _to_host(output: PolicyOutput) -> PolicyDecision:
     choices = output.choices
     heads = len(ActionHead)
     parts: list[Tensor] = [choices.choice_A.to(torch.float32), choices.log_prob_A, choices.op_p_O]
+    # SYNC: transfer 2, the one copy of a step's decisions
     packed = torch.cat([*parts, output.value.unsqueeze(-1)], dim=-1).cpu().numpy()
     choice_EA, log_prob_EA = packed[:, :heads].astype(np.int64), packed[:, heads : 2 * heads]
     lost = np.argwhere(~np.isfinite(log_prob_EA))

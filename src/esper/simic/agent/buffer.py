@@ -198,6 +198,7 @@ class RolloutBuffer:
         return Minibatch(
             PolicyInputs(of(self.global_TEG), of(self.slot_TESF), of(self.blueprint_TES), masks),
             PolicyState(self.hidden_ED[members], self.cell_ED[members]),
+            # SYNC: once a minibatch of the update, a few indices; never in the step.
             SequenceSplit.at(restart_TE[:, members.cpu().numpy()], self.device),
             of(self.choice_TEA),
             of(self.log_prob_TEA),

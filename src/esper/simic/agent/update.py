@@ -120,7 +120,7 @@ def run_pass(
             batch = rollout.minibatch(members)
             output = evaluate(network, batch, settings.use_amp)
             losses = ppo_losses(output, batch, targets, members, config, settings.entropy_coef)
-            # `item` waits for the device, once a minibatch, and only where there is a limit.
+            # SYNC: once a minibatch of the update, and only where there is a limit on KL.
             limit = config.target_kl
             stopped = limit is not None and losses.approx_kl.item() > limit
             grad_norm = _no_step(losses) if stopped else _step(network, optimizer, losses, config)
