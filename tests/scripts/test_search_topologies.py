@@ -36,6 +36,18 @@ def test_all_combinations_are_ranked_by_score(tmp_path, capsys):
     assert np.isfinite(scores).all()
 
 
+def test_ends_fill_the_first_and_the_last_slots(tmp_path):
+    out = tmp_path / "found.json"
+    ends = ("--blueprints", "norm", "--shape", "ends", "--repeats", 1, "--out", out)
+    assert call(*SMALL, *ends) == 0
+    found = json.loads(out.read_text())["topologies"]
+    n = "norm"
+    wanted = {"- - -", f"- - {n}", f"- {n} {n}", f"{n} {n} {n}", f"{n} - -", f"{n} {n} -"}
+    assert {f["topology"] for f in found} == wanted
+    assert [f["flops_ratio"] for f in found if f["topology"] == "- - -"] == [1.0]
+    assert found[0]["accuracy_error"] is None  # one member each
+
+
 BAD = [
     (("--task", "synthetik"), "synthetic"),
     (("--blueprints", "conv_lite"), "conv_light"),

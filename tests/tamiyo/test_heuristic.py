@@ -18,7 +18,7 @@ GERMINATE, PRUNE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE
 
 SIMPLE = {
     "blueprints": CNN_BLUEPRINTS, "take_turns": True, "seeds_at_once": 1, "min_steps_left": 1,
-    "probation_steps": 5,
+    "min_share_left": 0.0, "probation_steps": 5,
 }  # fmt: skip
 """One seed after the other, blueprints in turn: what most tests start from."""
 
@@ -86,6 +86,30 @@ def test_nothing_is_started_too_late():
     drive = Drive(policy, make_population(1))
     drive.step = EPISODE - 10
     assert drive.run(1).did(GERMINATE) == [(0, 0)]
+
+
+@pytest.mark.parametrize("share", [0.25, 0.4])
+def test_nothing_is_started_when_too_little_of_the_episode_is_left(share: float):
+    policy = heuristic(min_share_left=share)
+    last = EPISODE - int(np.ceil(share * EPISODE))
+    for step, started in ((last, [(0, 0)]), (last + 1, [])):
+        drive = Drive(policy, make_population(1))
+        drive.step = step
+        assert drive.run(1).did(GERMINATE) == started
+
+
+def test_no_seed_that_only_costs_is_left_at_the_end():
+    """On probation with steps still to serve; the end is near, so both are judged now."""
+    policy = heuristic(probation_steps=50)
+    for signals, op in ((good_signals, LifecycleOp.FOSSILIZE), (worthless_signals, PRUNE)):
+        drive = Drive(policy, make_population(1, lifecycle=QUICK), signals).run(20)
+        assert drive.stages[-1][0, 0] == SeedStage.HOLDING
+        drive.step = EPISODE - 5
+        drive.run(1)
+        assert drive.actions[-1].op[0] == op
+        if op == PRUNE:
+            assert drive.actions[-1].alpha_speed[0] == 0  # at once: no step is left to fade
+            assert drive.population.lifecycle.alpha_ES[0, 0] == 0
 
 
 def test_probation_is_served_before_a_seed_is_kept():

@@ -45,6 +45,9 @@ class SearchTopologies:
     """What may stand in a slot, beside nothing."""
     slots: tuple[str, ...] = ()
     """Slots that are filled; every slot of the task where not given."""
+    shape: Literal["every", "ends"] = "every"
+    """every: all combinations. ends: one blueprint in the first or the last few slots, for hosts
+    with too many slots to try all."""
     repeats: int = 8
     """Members of each topology."""
     envs: int = 64
@@ -87,8 +90,12 @@ class Found:
     """Standard error over members."""
     accuracy: float
     """On val_score."""
+    accuracy_error: float
+    """Its standard error over members."""
     params_over_host: float
     macs_over_host: float
+    flops_ratio: float
+    """Training FLOPs over the host's alone."""
     members: int
 
 
@@ -144,10 +151,29 @@ def _topologies(config: SearchTopologies, spec: TaskSpec) -> Ints:
     for slot in slots:
         if slot not in spec.slots:
             raise unknown_name("slot", slot, spec.slots, f"of task {spec.name}")
-    choices = [NO_BLUEPRINT, *(spec.blueprints.index(name) for name in config.blueprints)]
-    per_slot = [choices if slot in slots else [NO_BLUEPRINT] for slot in spec.slots]
-    each = np.array(list(itertools.product(*per_slot)), dtype=np.int64)
+    kinds = [spec.blueprints.index(name) for name in config.blueprints]
+    chosen = [spec.slots.index(slot) for slot in spec.slots if slot in slots]
+    if config.shape == "every":
+        combinations = list(itertools.product([NO_BLUEPRINT, *kinds], repeat=len(chosen)))
+    else:
+        combinations = _ends(kinds, len(chosen))
+    each = np.full((len(combinations), len(spec.slots)), NO_BLUEPRINT, dtype=np.int64)
+    each[:, chosen] = combinations
     return np.tile(each, (config.repeats, 1))
+
+
+def _ends(kinds: Sequence[int], slots: int) -> list[tuple[int, ...]]:
+    """Nothing; and each blueprint in the last and in the first 1, 2, ... slots."""
+    from esper.leyline.signals import NO_BLUEPRINT
+
+    found = [(NO_BLUEPRINT,) * slots]
+    for kind in kinds:
+        for filled in range(1, slots + 1):
+            seeds, nothing = (kind,) * filled, (NO_BLUEPRINT,) * (slots - filled)
+            found.append(nothing + seeds)
+            if nothing:
+                found.append(seeds + nothing)
+    return found
 
 
 def _train(config: SearchTopologies, spec: TaskSpec, kinds_NS: Ints) -> Records:
@@ -190,6 +216,7 @@ def _train(config: SearchTopologies, spec: TaskSpec, kinds_NS: Ints) -> Records:
                 "accuracy": outcome.accuracy_E,
                 "params": outcome.added_params_E / engine.book.host_params,
                 "macs": outcome.added_macs_E / engine.book.host_macs,
+                "flops": outcome.flops_ratio_E,
             }
         )
         print(f"{start + len(kinds_ES)} of {len(kinds_NS)} members trained", flush=True)
@@ -205,22 +232,30 @@ def _rank(spec: TaskSpec, kinds_NS: Ints, records: Records) -> list[Found]:
     found = []
     for kinds_S in np.unique(kinds_NS, axis=0):
         mine_N = (kinds_NS == kinds_S).all(axis=1)
-        score_N = values["score"][mine_N]
-        error = score_N.std(ddof=1) / np.sqrt(len(score_N)) if len(score_N) > 1 else np.nan
+        score_N, accuracy_N = values["score"][mine_N], values["accuracy"][mine_N]
         words = [spec.blueprints[k] if k != NO_BLUEPRINT else "-" for k in kinds_S]
         found.append(
             Found(
                 topology=" ".join(words),
                 empty_slots=int((kinds_S == NO_BLUEPRINT).sum()),
                 score=float(score_N.mean()),
-                score_error=float(error),
-                accuracy=float(values["accuracy"][mine_N].mean()),
+                score_error=_error(score_N),
+                accuracy=float(accuracy_N.mean()),
+                accuracy_error=_error(accuracy_N),
                 params_over_host=float(values["params"][mine_N].mean()),
                 macs_over_host=float(values["macs"][mine_N].mean()),
+                flops_ratio=float(values["flops"][mine_N].mean()),
                 members=len(score_N),
             )
         )
     return sorted(found, key=lambda f: -f.score)
+
+
+def _error(values_N: npt.NDArray[np.generic]) -> float:
+    """Standard error of a mean; NaN of a single value."""
+    if len(values_N) < 2:
+        return float("nan")
+    return float(values_N.std(ddof=1) / len(values_N) ** 0.5)
 
 
 def _show(config: SearchTopologies, ranked: list[Found], constants: dict[str, float]) -> None:

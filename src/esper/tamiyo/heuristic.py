@@ -64,6 +64,9 @@ class HeuristicConfig:
     """Seeds of a member that may be on their way at a time; permanent ones do not count."""
     min_steps_left: int = 10
     """A seed is started only if this many steps of the episode are left, this one included."""
+    min_share_left: float = 0.4
+    """A seed is started only if this share of the episode is left: a late one costs, and has no
+    time to pay."""
     incubation_limit: int = 20
     """Steps of incubation after which a seed that still may not blend is pruned."""
     probation_steps: int = 7
@@ -101,8 +104,9 @@ class HeuristicConfig:
                 raise EsperError(
                     f"heuristic: {name}={getattr(self, name)}: must be {value} or more"
                 )
-        if not 0 <= self.penalty_decay <= 1:
-            raise EsperError(f"heuristic: penalty_decay={self.penalty_decay}: must be 0 to 1")
+        for name in ("penalty_decay", "min_share_left"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise EsperError(f"heuristic: {name}={getattr(self, name)}: must be 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,7 +142,8 @@ class HeuristicPolicy(UnlearnedPolicy):
 
     One action per member and step, the first that applies: keep a seed that proved itself, prune
     one that did not, advance, germinate. What a slot or a blueprint failed at is not repeated at
-    once: the slot is embargoed, the blueprint charged with a penalty that fades.
+    once: the slot is embargoed, the blueprint charged with a penalty that fades. Shortly before the
+    episode ends every seed that is blended in is judged, so that none is left that only costs.
     """
 
     def __init__(
@@ -175,7 +180,8 @@ class HeuristicPolicy(UnlearnedPolicy):
             ]
         )
         kind_E, place_E = self._next_blueprint(masks.blueprint_SK[slot_E], state, order_K)
-        heads: dict[ActionHead, int | Ints] = {ActionHead.BLUEPRINT: kind_E, **self._blend(masks)}
+        blend = self._blend(masks, prune_speed=0 if _closing(obs) else self.config.prune_speed)
+        heads: dict[ActionHead, int | Ints] = {ActionHead.BLUEPRINT: kind_E, **blend}
         germinated_E = op_E == LifecycleOp.GERMINATE
         after = replace(
             self._aged(state, obs.slots, op_E == LifecycleOp.PRUNE, slot_E),
@@ -197,11 +203,12 @@ class HeuristicPolicy(UnlearnedPolicy):
             error_ES = self.config.keep_above_errors * slots.contribution_se_ES
             worth_ES = slots.contribution_ES > error_ES
         judged_ES = held_for(obs, self.config.probation_steps)
-        keep_ES = judged_ES & worth_ES & may(masks, LifecycleOp.FOSSILIZE)
+        in_output_ES = _LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _closing(obs)
+        keep_ES = (judged_ES | in_output_ES) & worth_ES & may(masks, LifecycleOp.FOSSILIZE)
         late_ES = slots.steps_in_stage_ES >= self.config.incubation_limit
         stuck_ES = (slots.stage_ES == SeedStage.TRAINING) & late_ES
         stuck_ES &= ~may(masks, LifecycleOp.ADVANCE)
-        drop_ES = (judged_ES & ~keep_ES) | stuck_ES
+        drop_ES = (judged_ES & ~keep_ES) | (in_output_ES & ~worth_ES) | stuck_ES
         return np.asarray(keep_ES), np.asarray(drop_ES & may(masks, LifecycleOp.PRUNE))
 
     def _wanted(
@@ -215,7 +222,9 @@ class HeuristicPolicy(UnlearnedPolicy):
             "always": np.ones_like(obs.plateaued_E),
         }[self.config.trigger]
         room_E = _LIVE[obs.slots.stage_ES].sum(axis=1) < self.config.seeds_at_once
-        in_time = obs.episode_length - obs.step >= self.config.min_steps_left
+        left = obs.episode_length - obs.step
+        in_time = left >= self.config.min_steps_left
+        in_time &= left >= self.config.min_share_left * obs.episode_length
         can_grow_S = masks.blueprint_SK[:, order_K].any(axis=1)
         open_ES = may(masks, LifecycleOp.GERMINATE) & (state.embargo_ES == 0) & can_grow_S
         return np.asarray(open_ES & (asked_E & room_E & in_time)[:, None])
@@ -237,14 +246,14 @@ class HeuristicPolicy(UnlearnedPolicy):
         member_E, turn_E = np.arange(len(kind_EK)), cost_EK.argmin(axis=1)
         return kind_EK[member_E, turn_E], place_EK[member_E, turn_E]
 
-    def _blend(self, masks: ActionMasks) -> dict[ActionHead, int]:
+    def _blend(self, masks: ActionMasks, prune_speed: int) -> dict[ActionHead, int]:
         """The later heads, which are the same for all members; a frozen head has its way."""
         config = self.config
         preferred = {
             ActionHead.STYLE: int(config.style),
             ActionHead.TEMPO: TEMPOS.index(config.tempo),
             ActionHead.ALPHA_TARGET: FULL_ALPHA,
-            ActionHead.ALPHA_SPEED: ALPHA_SPEEDS.index(config.prune_speed),
+            ActionHead.ALPHA_SPEED: ALPHA_SPEEDS.index(prune_speed),
             ActionHead.ALPHA_CURVE: int(config.curve),
         }
         return {head: allowed_near(masks, head, index) for head, index in preferred.items()}
@@ -260,6 +269,14 @@ class HeuristicPolicy(UnlearnedPolicy):
         embargo_ES[member, slot] = self.config.embargo_steps
         penalty_EK[member, slots.blueprint_ES[member, slot]] += self.config.failure_penalty
         return replace(state, embargo_ES=embargo_ES, penalty_EK=penalty_EK)
+
+
+def _closing(obs: TrainingSignals) -> bool:
+    """Whether the end is so near that seeds are judged now: a step for each slot, and one to end on
+    (at the last step only WAIT is left).
+    """
+    slots: int = obs.slots.stage_ES.shape[1]
+    return obs.episode_length - obs.step <= slots + 2
 
 
 def _sized(state: HeuristicState, members: int, slots: int, blueprints: int) -> HeuristicState:
