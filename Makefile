@@ -19,6 +19,9 @@ GUARDRAIL_TESTS := \
 	tests/simic/test_gpu_preload_batch_size.py \
 	tests/scripts/test_train.py
 
+# Processes that share the tests, a file each at a time.
+TEST_JOBS ?= 2
+
 # One thread: on these small tensors a second one costs more than it brings.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -47,7 +50,7 @@ lint: setup ## ruff, mypy and the import contracts
 	$(BIN)/lint-imports --no-logo
 
 test: lint ## lint, then all tests but the slow ones
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-slow: setup ## the slow tests alone; those that need an extra say so and skip
 	$(BIN)/python -m pytest -m slow

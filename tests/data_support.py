@@ -92,6 +92,11 @@ def idx(values: np.ndarray) -> bytes:
     return head + values.astype(np.uint8).tobytes()
 
 
+def gzipped(content: bytes) -> bytes:
+    """Packed without the time of day, so that the same content is the same bytes."""
+    return gzip.compress(content, mtime=0)
+
+
 def write_fashion(place: Path, train: int = 60, test: int = 20, packed: bool = True) -> Path:
     folder = place / "fashion-mnist"
     folder.mkdir(parents=True)
@@ -104,7 +109,7 @@ def write_fashion(place: Path, train: int = 60, test: int = 20, packed: bool = T
         ):
             content = idx(values)
             if packed:
-                (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+                (folder / f"{name}.gz").write_bytes(gzipped(content))
             else:
                 (folder / name).write_bytes(content)
     return folder

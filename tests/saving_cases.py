@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,11 @@ def population_story(folder: str) -> dict[str, str]:
     told = {f"at once {name}": value for name, value in bits(p).items()}
     told |= raw({"outputs": outputs(p)}) | raw(train_on(p))
     return told | bits(p) | next_round(p)
+
+
+def population_stories(folder: str, count: int) -> list[dict[str, str]]:
+    """In a fresh process: the story of each save in a folder."""
+    return [population_story(os.path.join(folder, str(number))) for number in range(count)]
 
 
 def next_round(p: Population) -> dict[str, str]:
@@ -268,6 +274,30 @@ def _die_at(step: int) -> None:
     for name in ("replace", "fsync", "unlink"):
         setattr(os, name, before(getattr(os, name)))
     os.fdopen = Halting  # type: ignore[assignment]
+
+
+def refused_saves(top: str) -> dict[str, list[str]]:
+    """What saving says on a full disk, and where it may not write; each in a child of its own."""
+    found = {}
+    for refusal in (full_disk, read_only):
+        with tempfile.TemporaryFile() as answer:
+            if (child := os.fork()) == 0:
+                lines = refusal(os.path.join(top, refusal.__name__))
+                os.write(answer.fileno(), json.dumps(lines).encode())
+                os._exit(0)
+            assert _end(child) == 0
+            answer.seek(0)
+            found[refusal.__name__] = json.loads(answer.read())
+    return found
+
+
+def interrupted_saves(top: str, count: int) -> dict[str, object]:
+    """Everything that can come between a save and its end, in one process."""
+    return {
+        "at each call": killed_at_each_call(os.path.join(top, "each")),
+        "at random": killed_at_random(os.path.join(top, "random"), count),
+        **refused_saves(top),
+    }
 
 
 def full_disk(folder: str) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
+from call_support import differences, python_calls
 from esper.kasmina import Population
 from esper.leyline import BlendStyle, SeedStage
 from support import batch, bring_to, make_population
@@ -27,26 +25,6 @@ def grown(members: int, executor: str = "vmap") -> Population:
     bring_to(population, SeedStage.TRAINING, rest, "r0c2", "norm")
     population.begin_step()
     return population
-
-
-def python_calls(work: Callable[[], object]) -> Counter[str]:
-    """Every call of a Python function and of a C function while `work` runs, by name."""
-    calls: Counter[str] = Counter()
-
-    def watch(frame, event, arg):
-        if event == "call":
-            calls[f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"] += 1
-        elif event == "c_call":
-            calls[f"c:{getattr(arg, '__qualname__', arg)}"] += 1
-
-    gc.disable()  # its callbacks would be counted
-    sys.setprofile(watch)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
 
 
 def one_step(population: Population) -> Callable[[], object]:
@@ -71,12 +49,7 @@ def test_calls_at_4_members_equal_calls_at_32():
     few, many = grown(4), grown(32)
     one_step(few)(), one_step(many)()  # warm: caches, first-use allocations
     calls_few, calls_many = python_calls(one_step(few)), python_calls(one_step(many))
-    difference = {
-        name: (calls_few[name], calls_many[name])
-        for name in calls_few.keys() | calls_many.keys()
-        if calls_few[name] != calls_many[name]
-    }
-    assert not difference
+    assert not differences(calls_few, calls_many)
     assert calls_few.total() > 1000, "the watch saw the work"
 
 

@@ -19,6 +19,7 @@ from esper.leyline import EsperError
 from saving_cases import bits, found, in_fresh_process, names_in, small
 from support import tiny_host
 
+KILLS = 8
 WHOLE = ["manifest.json", "tensors"]
 
 
@@ -212,8 +213,16 @@ def test_damage_is_refused_in_one_line_or_loads_identically(trials, made, tmp_pa
 # ---- interrupted ------------------------------------------------------------------------
 
 
-def test_killed_at_each_call_the_old_or_the_new_save_is_whole(tmp_path):
-    seen = in_fresh_process(f"killed_at_each_call({str(tmp_path / 'save')!r})")
+@pytest.fixture(scope="module")
+def interrupted():
+    """What a fresh process found after every kind of interruption, and the folder it was in."""
+    with tempfile.TemporaryDirectory() as top:  # pytest's own folders are closed to other users
+        os.chmod(top, 0o755)
+        yield Path(top), in_fresh_process(f"interrupted_saves({top!r}, {KILLS})")
+
+
+def test_killed_at_each_call_the_old_or_the_new_save_is_whole(interrupted):
+    seen = interrupted[1]["at each call"]
     for case, before in (("over", "old"), ("first", "nothing")):
         states, turn = seen[case], seen[case].index("new")
         assert states == [before] * turn + ["new"] * (len(states) - turn), "one moment of change"
@@ -221,12 +230,16 @@ def test_killed_at_each_call_the_old_or_the_new_save_is_whole(tmp_path):
         assert len(states) > turn, "after it the folder is synced and swept"
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.slow)])
-def test_killed_at_random_moments_the_old_or_the_new_save_is_whole(count, tmp_path):
-    seen = in_fresh_process(f"killed_at_random({str(tmp_path / 'save')!r}, {count})", 600)
-    assert seen["old"] + seen["new"] == count
-    if count >= 100:  # of a few kills, chance may put none there
-        assert seen["midway"] > 0, f"some kills fell into the middle of a save: {seen}"
+def test_killed_at_random_moments_the_old_or_the_new_save_is_whole(interrupted):
+    seen = interrupted[1]["at random"]
+    assert seen["old"] + seen["new"] == KILLS
+
+
+@pytest.mark.slow
+def test_killed_at_many_random_moments_some_in_the_middle_of_a_save(tmp_path):
+    seen = in_fresh_process(f"killed_at_random({str(tmp_path / 'save')!r}, 200)", 600)
+    assert seen["old"] + seen["new"] == 200
+    assert seen["midway"] > 0, f"some kills fell into the middle of a save: {seen}"
 
 
 def test_contents_reach_the_disk_before_their_names(folder, monkeypatch):
@@ -258,19 +271,18 @@ def test_contents_reach_the_disk_before_their_names(folder, monkeypatch):
 # ---- no space, no permission --------------------------------------------------------------
 
 
-def test_a_full_disk_is_one_line_and_the_old_save_stays(tmp_path):
-    lines = in_fresh_process(f"full_disk({str(tmp_path / 'save')!r})")
+def test_a_full_disk_is_one_line_and_the_old_save_stays(interrupted):
+    top, seen = interrupted
+    lines = seen["full_disk"]
     assert len(lines) == 2
     for line in lines:
-        assert f"cannot save to {tmp_path / 'save'}" in line
+        assert f"cannot save to {top / 'full_disk'}" in line
         assert "File too large; free some space or choose another folder" in line
         assert "\n" not in line
 
 
-def test_a_read_only_folder_is_one_line_and_the_old_save_stays():
-    with tempfile.TemporaryDirectory() as top:  # pytest's own folders are closed to other users
-        os.chmod(top, 0o755)
-        lines = in_fresh_process(f"read_only({os.path.join(top, 'save')!r})")
+def test_a_read_only_folder_is_one_line_and_the_old_save_stays(interrupted):
+    lines = interrupted[1]["read_only"]
     assert len(lines) == 2
     for line in lines:
         assert "Permission denied; check its permissions or choose another folder" in line

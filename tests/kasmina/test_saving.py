@@ -55,13 +55,24 @@ def test_the_case_holds_every_stage_and_style():
     assert (life.alpha_ES[ramping] == 0.75).all()
 
 
-@pytest.mark.parametrize("kind", ["sgd", "adamw"])
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_a_population_goes_on_in_a_fresh_process_bit_for_bit(executor, kind, tmp_path):
+MAKES = [(executor, kind) for executor in ("loop", "vmap") for kind in ("sgd", "adamw")]
+
+
+@pytest.fixture(scope="module")
+def stories(tmp_path_factory):
+    """Populations, and what one fresh process told of their saves."""
+    top = tmp_path_factory.mktemp("populations")
+    populations = {make: every_stage(*make) for make in MAKES}
+    for number, population in enumerate(populations.values()):
+        population.save(top / str(number))
+    told = in_fresh_process(f"population_stories({str(top)!r}, {len(MAKES)})")
+    return {make: (populations[make], story) for make, story in zip(MAKES, told, strict=True)}
+
+
+@pytest.mark.parametrize(("executor", "kind"), MAKES)
+def test_a_population_goes_on_in_a_fresh_process_bit_for_bit(executor, kind, stories):
     """Outputs, eight steps of training with every operation, and the next round."""
-    p = every_stage(executor, kind)
-    p.save(tmp_path)
-    told = in_fresh_process(f"population_story({str(tmp_path)!r})")
+    p, told = stories[executor, kind]
     expected = {f"at once {name}": value for name, value in bits(p).items()}
     expected |= raw({"outputs": outputs(p)}) | raw(train_on(p))
     expected |= bits(p) | next_round(p)

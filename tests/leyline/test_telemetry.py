@@ -79,7 +79,7 @@ def through_text(event: TelemetryEvent) -> TelemetryEvent:
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(data=st.data())
 def test_every_event_survives_a_json_round_trip(kind: TelemetryEventType, data: st.DataObject):
     payload = data.draw(instances_of(kind.payload_class))

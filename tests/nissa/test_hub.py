@@ -88,6 +88,27 @@ def test_every_sink_satisfies_the_protocol(tmp_path):
         sink.close()
 
 
+def test_settling_waits_for_the_sinks_and_flushes_nothing(numbered):
+    class Counting(GatedSink):
+        flushes = 0
+
+        def flush(self) -> None:
+            self.flushes += 1
+
+    sink = Counting()
+    with TelemetryHub([sink], DEBUG, flush_seconds=60) as hub:
+        assert hub.settle(), "nothing was emitted"
+        for i in range(3):
+            hub.emit(numbered(i))
+        sink.reached.wait(30)
+        assert not hub.settle(timeout=0.02), "the sink is still busy with the first"
+        sink.gate.set()
+        assert hub.settle()
+        assert steps_of(sink) == [0, 1, 2]
+        assert sink.flushes == 0
+    assert TelemetryHub([], DEBUG).settle(), "no sinks, nothing to wait for"
+
+
 @pytest.mark.parametrize("step_events", [True, False])
 def test_a_hub_records_what_its_config_asks_for(step_events, numbered):
     sink = MemorySink()

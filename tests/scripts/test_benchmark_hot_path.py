@@ -184,6 +184,13 @@ def test_ratios_are_taken_within_rounds_of_turns():
     }
 
 
+def test_every_size_is_compared_with_every_smaller_one():
+    sizes = (1, 4, 16, 32)
+    names = [r.name for r in ratios({Case(e, "vmap"): [made_turn(1.0)] for e in sizes})]
+    pairs = [(4, 1), (16, 1), (32, 1), (16, 4), (32, 4), (32, 16)]
+    assert names == [f"E={large} / E={small}, vmap" for large, small in pairs]
+
+
 # ---- the command --------------------------------------------------------------------------
 
 

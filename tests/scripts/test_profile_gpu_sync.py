@@ -15,6 +15,7 @@ from esper.scripts.sync_sites import (
     ON_THE_HOST,
     ROOT,
     STEP_FOLDERS,
+    TRANSFER,
     Site,
     comment_at,
     recorded_waits,
@@ -64,6 +65,17 @@ def test_the_lists_of_what_was_looked_at_are_not_stale():
     calls = {(site.module, site.call) for site in sites}
     listed = {(m, f"{owner}.tolist()") for m, owners in ON_THE_HOST.items() for owner in owners}
     assert listed <= calls
+
+
+def test_acting_waits_in_transfer_2_and_nowhere_else():
+    """Of simic, one line waits in a step; those of the update are marked too."""
+    simic = [site for site in static_sites() if site.module.startswith("simic/")]
+    marked = [site for site in simic if site.comment]
+    assert {site.module for site in marked if TRANSFER.match(site.comment)} == {
+        "simic/agent/agent.py"
+    }
+    others = {site.module for site in marked if not TRANSFER.match(site.comment)}
+    assert others >= {"simic/agent/buffer.py", "simic/agent/update.py"}
 
 
 def test_a_call_that_waits_is_found_with_its_comment(tmp_path: Path):

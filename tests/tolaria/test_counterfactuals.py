@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
@@ -126,6 +127,18 @@ class BruteForce:
         )
 
 
+@cache
+def kept(executor: str) -> Population:
+    """One `grown` that several tests look at and none changes."""
+    return grown(executor)
+
+
+@cache
+def brute_force(executor: str, member: int, merit) -> BruteForce:
+    """Of `kept` on `images`; the coalitions it has seen serve other budgets too."""
+    return BruteForce(kept(executor), member, merit, *images())
+
+
 def shapley_of(value, seeds, orders) -> dict[int, float]:
     """Mean gain of each seed as it joins, over the orders given."""
     totals = dict.fromkeys(seeds, 0.0)
@@ -190,12 +203,12 @@ def coalitions(plan: CoalitionPlan, life: Lifecycle, member: int) -> list[tuple[
 @pytest.mark.parametrize("merit", [right_or_wrong, language_merit])
 @pytest.mark.parametrize("budget", [1, 16, 32])
 def test_equal_to_separate_forwards(executor, merit, budget):
-    population, (x, y) = grown(executor), images()
+    population, (x, y) = kept(executor), images()
     config = CounterfactualConfig(budget=budget)
     plan = plan_coalitions(population, config, SEED, ROUND, STEP)
     found = attributed(plan, measure(population, plan, merit, x, y))
     for member in range(6):
-        force = BruteForce(population, member, merit, x, y)
+        force = brute_force(executor, member, merit)
         seeds, n = force.seeds, member
         assert len(seeds) == n
         exact = n <= 3 or 2**n <= budget

@@ -83,20 +83,16 @@ class Loop:
         population = self.population
         broken = self.now in self.fault_steps
         population.begin_step()
-        losses, norms = [], []
-        for number in range(2):
-            result = self.train_batch(number, broken and number == 1)
-            losses.append(result.loss_E)
-            norms.append(result.host_grad_norm_E)
+        result = self.train_batch(broken)
         seen = population.evaluate(*batch(1, seed=77, size=20))
         val_loss = seen.loss_R.double().numpy()
         accuracy = seen.correct_R.double().numpy() / 20
-        finite = torch.stack(norms).isfinite().all(dim=0) & finite_members(population)
+        finite = result.host_grad_norm_E.isfinite() & finite_members(population)
         population.end_step(good_signals(population))
         score = accuracy.astype(np.float64)
         verdict = self.governor.review(
             self.now,
-            torch.stack(losses).double().mean(dim=0).numpy(),
+            result.loss_E.double().numpy(),
             val_loss,
             accuracy,
             finite.numpy(),
@@ -106,9 +102,9 @@ class Loop:
         self.snapshots[self.now] = dump(population)
         self.governor.after_actions(self.now, self.act(), score)
 
-    def train_batch(self, number: int, broken: bool):
-        """One batch of a step; with a fault in the victim, if it is broken."""
-        x, y = batch(E, seed=2 * self.now + number)
+    def train_batch(self, broken: bool):
+        """The batch of a step; with a fault in the victim, if it is broken."""
+        x, y = batch(E, seed=self.now)
         host = self.population.network.host.flat_EP
         hook = None
         if broken and self.fault == "weights":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 
+from call_support import differences, python_calls
 from esper.kasmina import Population
 from esper.kasmina.snapshot import finite_members
 from esper.leyline import BlendStyle, SeedStage
@@ -29,26 +27,6 @@ def grown(members: int) -> Population:
         bring_to(population, SeedStage.HOLDING, half, slot, "norm")
     pass_step(population, train=True)
     return population
-
-
-def python_calls(work: Callable[[], object]) -> Counter[str]:
-    """Every call of a Python function and of a C function while `work` runs, by name."""
-    calls: Counter[str] = Counter()
-
-    def watch(frame, event, arg):
-        if event == "call":
-            calls[f"{frame.f_code.co_filename}:{frame.f_code.co_qualname}"] += 1
-        elif event == "c_call":
-            calls[f"c:{getattr(arg, '__qualname__', arg)}"] += 1
-
-    gc.disable()  # its callbacks would be counted
-    sys.setprofile(watch)
-    try:
-        work()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
 
 
 def judged(members: int) -> Counter[str]:
@@ -75,10 +53,5 @@ def judged(members: int) -> Counter[str]:
 def test_calls_at_4_members_equal_calls_at_16():
     judged(4)  # warm: caches
     few, many = judged(4), judged(16)
-    difference = {
-        name: (few[name], many[name])
-        for name in few.keys() | many.keys()
-        if few[name] != many[name]
-    }
-    assert not difference
+    assert not differences(few, many)
     assert few.total() > 300, "the watch saw the work"

@@ -2,53 +2,33 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
-    from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
-    from esper.kasmina.hosts.cnn import CNNHost
-    from esper.kasmina.hosts.mlp import MLPHost
-    from esper.kasmina.hosts.transformer import TransformerHost
-    from esper.kasmina.lifecycle import Lifecycle, LifecycleConfig
-    from esper.kasmina.member import MorphogeneticModel
-    from esper.kasmina.optim import OptimConfig
-    from esper.kasmina.population import Population, PopulationConfig
-
-_HOME = {
-    "BlueprintRegistry": "blueprints.registry",
-    "CNNHost": "hosts.cnn",
-    "Lifecycle": "lifecycle",
-    "LifecycleConfig": "lifecycle",
-    "MLPHost": "hosts.mlp",
-    "MorphogeneticModel": "member",
-    "OptimConfig": "optim",
-    "Population": "population",
-    "PopulationConfig": "population",
-    "TransformerHost": "hosts.transformer",
-    "blueprint": "blueprints.registry",
-}
-
-__all__ = [
-    "BlueprintRegistry",
-    "CNNHost",
-    "Lifecycle",
-    "LifecycleConfig",
-    "MLPHost",
-    "MorphogeneticModel",
-    "OptimConfig",
-    "Population",
-    "PopulationConfig",
-    "TransformerHost",
-    "blueprint",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    from esper.kasmina.blueprints.registry import BlueprintRegistry as BlueprintRegistry
+    from esper.kasmina.blueprints.registry import blueprint as blueprint
+    from esper.kasmina.hosts.cnn import CNNHost as CNNHost
+    from esper.kasmina.hosts.mlp import MLPHost as MLPHost
+    from esper.kasmina.hosts.transformer import TransformerHost as TransformerHost
+    from esper.kasmina.lifecycle import Lifecycle as Lifecycle
+    from esper.kasmina.lifecycle import LifecycleConfig as LifecycleConfig
+    from esper.kasmina.member import MorphogeneticModel as MorphogeneticModel
+    from esper.kasmina.optim import OptimConfig as OptimConfig
+    from esper.kasmina.population import Population as Population
+    from esper.kasmina.population import PopulationConfig as PopulationConfig
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".blueprints.registry": ("BlueprintRegistry", "blueprint"),
+            ".hosts.cnn": ("CNNHost",),
+            ".hosts.mlp": ("MLPHost",),
+            ".hosts.transformer": ("TransformerHost",),
+            ".lifecycle": ("Lifecycle", "LifecycleConfig"),
+            ".member": ("MorphogeneticModel",),
+            ".optim": ("OptimConfig",),
+            ".population": ("Population", "PopulationConfig"),
+        },
+    )

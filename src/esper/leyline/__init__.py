@@ -6,19 +6,21 @@ the package costs nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from esper.leyline.lazy import attach
+
 _NAMES_IN: dict[str, tuple[str, ...]] = {
-    "errors": (
+    ".errors": (
         "EsperError",
         "UnknownNameError",
         "IllegalActionError",
         "ShapeError",
         "unknown_name",
     ),
-    "files": ("write_whole", "sync_folder", "require_writable"),
-    "stages": (
+    ".lazy": ("attach",),
+    ".files": ("write_whole", "sync_folder", "require_writable"),
+    ".stages": (
         "SeedStage",
         "Gate",
         "TRANSITIONS",
@@ -33,7 +35,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "COOLING_STAGES",
         "can_follow",
     ),
-    "slots": (
+    ".slots": (
         "Topology",
         "TOPOLOGIES",
         "slot_id",
@@ -41,7 +43,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "InjectionSpec",
         "SlotReport",
     ),
-    "streams": (
+    ".streams": (
         "GOLDEN",
         "MIX_1",
         "MIX_2",
@@ -50,7 +52,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "stream_keys",
         "stream_seed",
     ),
-    "arrays": (
+    ".arrays": (
         "Floats",
         "Doubles",
         "Ints",
@@ -60,7 +62,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "require_equal_lengths",
         "require_choice",
     ),
-    "actions": (
+    ".actions": (
         "LifecycleOp",
         "BlendStyle",
         "AlphaMode",
@@ -76,8 +78,8 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "ActionSpec",
         "ActionOutcome",
     ),
-    "masks": ("ActionMasks",),
-    "signals": (
+    ".masks": ("ActionMasks",),
+    ".signals": (
         "HISTORY_LENGTH",
         "NO_BLUEPRINT",
         "PanicKind",
@@ -88,15 +90,15 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "SlotReports",
         "TrainingSignals",
     ),
-    "execution": (
+    ".execution": (
         "BootstrapTargets",
         "ActionExecutionResult",
     ),
-    "rewards": (
+    ".rewards": (
         "RewardInputs",
         "RewardComponentsTelemetry",
     ),
-    "payloads": (
+    ".payloads": (
         "Payload",
         "RunStatus",
         "CheckpointReason",
@@ -132,14 +134,14 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "AnomalyDetected",
         "AnomalyReport",
     ),
-    "records": (
+    ".records": (
         "PolicyDecision",
         "StepRecord",
         "Rollout",
         "BatchSummary",
     ),
-    "codec": ("Json", "from_json", "read_enum", "read_record", "to_json"),
-    "telemetry": (
+    ".codec": ("Json", "from_json", "read_enum", "read_record", "to_json"),
+    ".telemetry": (
         "SCHEMA_VERSION",
         "TelemetryLevel",
         "TelemetryConfig",
@@ -147,7 +149,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "EVENT_TYPE_OF",
         "TelemetryEvent",
     ),
-    "protocols": (
+    ".protocols": (
         "HostProtocol",
         "RewardProtocol",
         "PolicyProtocol",
@@ -156,9 +158,6 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "SinkProtocol",
     ),
 }
-_MODULE_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)
 
 if TYPE_CHECKING:
     from esper.leyline.actions import ALPHA_SPEEDS as ALPHA_SPEEDS
@@ -198,6 +197,7 @@ if TYPE_CHECKING:
     from esper.leyline.files import require_writable as require_writable
     from esper.leyline.files import sync_folder as sync_folder
     from esper.leyline.files import write_whole as write_whole
+    from esper.leyline.lazy import attach as attach
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.payloads import ActionDistribution as ActionDistribution
     from esper.leyline.payloads import AnomalyDetected as AnomalyDetected
@@ -286,15 +286,5 @@ if TYPE_CHECKING:
     from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent
     from esper.leyline.telemetry import TelemetryEventType as TelemetryEventType
     from esper.leyline.telemetry import TelemetryLevel as TelemetryLevel
-else:  # hidden from type checkers, to whom it would make every misspelt name valid
-
-    def __getattr__(name: str) -> object:
-        if name not in _MODULE_OF:
-            raise AttributeError(f"module 'esper.leyline' has no attribute {name!r}")
-        value = getattr(import_module(f"esper.leyline.{_MODULE_OF[name]}"), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+else:
+    __getattr__, __dir__, __all__ = attach(__name__, _NAMES_IN)

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
-    from esper.nissa.hub import TelemetryHub
-    from esper.nissa.jsonl import JsonlSink
-    from esper.nissa.memory import MemorySink
-    from esper.nissa.parquet import ParquetSink
-    from esper.nissa.shared import get_hub
-
-_HOME = {
-    "JsonlSink": "jsonl",
-    "MemorySink": "memory",
-    "ParquetSink": "parquet",
-    "TelemetryHub": "hub",
-    "get_hub": "shared",
-}
-
-__all__ = ["JsonlSink", "MemorySink", "ParquetSink", "TelemetryHub", "get_hub"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    from esper.nissa.hub import TelemetryHub as TelemetryHub
+    from esper.nissa.jsonl import JsonlSink as JsonlSink
+    from esper.nissa.memory import MemorySink as MemorySink
+    from esper.nissa.parquet import ParquetSink as ParquetSink
+    from esper.nissa.shared import get_hub as get_hub
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".hub": ("TelemetryHub",),
+            ".jsonl": ("JsonlSink",),
+            ".memory": ("MemorySink",),
+            ".parquet": ("ParquetSink",),
+            ".shared": ("get_hub",),
+        },
+    )

@@ -75,6 +75,7 @@ class TelemetryHub:
         self._queue: deque[TelemetryEvent] = deque()
         self._emitted = 0
         self._queued = 0
+        self._handed_on = 0
         self._flush_asked = 0
         self._flushed = 0
         self._after_close = 0
@@ -124,6 +125,17 @@ class TelemetryHub:
             self._flush_asked = max(self._flush_asked, wanted)
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self._flushed >= wanted, timeout)
+
+    def settle(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Wait until every sink was handed what was emitted so far; False: out of time.
+
+        Nothing is flushed: sinks keep the rhythm they have in a run, in which nobody waits.
+        """
+        if not self._feeds or os.getpid() != self._pid:
+            return True
+        with self._changed:
+            wanted = self._queued
+            return self._changed.wait_for(lambda: self._handed_on >= wanted, timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> HubReport:
         """Write what waits, close the sinks, say what was lost; a second call only reports."""
@@ -183,6 +195,7 @@ class TelemetryHub:
                 taken += 1
                 for feed in self._feeds:
                     feed.emit(event)
+                self._mark_handed_on(taken)
             elif self._closing and not self._queue:
                 break
             if taken > self._flushed and (self._flush_due(taken) or time.monotonic() >= flush_at):
@@ -211,6 +224,11 @@ class TelemetryHub:
         for feed in self._feeds:
             feed.flush()
         self._mark_flushed(taken)
+
+    def _mark_handed_on(self, taken: int) -> None:
+        with self._changed:
+            self._handed_on = taken
+            self._changed.notify_all()
 
     def _mark_flushed(self, taken: int) -> None:
         with self._changed:

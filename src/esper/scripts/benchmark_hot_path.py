@@ -50,7 +50,8 @@ class BenchmarkHotPath(HotPath):
     """vmap computes all members at once, loop one after the other; auto chooses and says why."""
     telemetry: tuple[TelemetryName, ...] = ("off",)
     """normal: record what a run records, as JSON lines and Parquet files in a temporary folder;
-    its writer is waited for at the end of each turn. `off normal` compares both."""
+    at the end of each turn the writer must have caught up, and what it writes to the disk in its
+    own time (every few seconds) falls into turns as it comes. `off normal` compares both."""
     steps: int = 5
     """Timed steps of each configuration in each turn."""
     pairs: int = 5

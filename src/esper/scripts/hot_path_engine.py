@@ -35,7 +35,7 @@ class Turn:
     """What one group of steps took."""
 
     seconds: float
-    """Wall time, until the device and the telemetry's writer had done it all."""
+    """Wall time, until the device had done it all and the sinks had every event."""
     step_seconds: tuple[float, ...]
     """Host wall time of each step; its transfer waits for the device."""
     phase_seconds: dict[StepPhase, float]
@@ -99,7 +99,7 @@ class TimedEngine:
                 records.append(self.step())
                 each.append(perf_counter() - step_began)
             if self.hub is not None:
-                self.hub.flush()
+                self.hub.settle()
             wait_for(engine.device)
             seconds += perf_counter() - began
             left -= count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -246,7 +246,7 @@ def ratios(turns: Mapping[Case, Sequence[Turn]]) -> list[Ratio]:
             found.append(
                 (f"telemetry normal / off, E={case.members}, {case.executor}", case, rival)
             )
-    for small, large in [*pairwise(sizes), *([(sizes[0], sizes[-1])] if len(sizes) > 2 else [])]:
+    for small, large in combinations(sizes, 2):
         for case in cases:
             if case.members == large and case.telemetry == "off":
                 name = f"E={large} / E={small}, {case.executor}"

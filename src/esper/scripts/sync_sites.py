@@ -22,8 +22,8 @@ import torch
 import esper
 
 ROOT: Final = Path(esper.__file__).parent
-STEP_FOLDERS: Final = ("kasmina", "tamiyo", "tolaria")
-"""Packages whose code runs in a step."""
+STEP_FOLDERS: Final = ("kasmina", "tamiyo", "tolaria", "simic")
+"""Packages whose code runs in a step: simic's in `act`, `store` and what the listener is told."""
 COMMENT: Final = re.compile(r"#\s*SYNC:\s*(.+)")
 TRANSFER: Final = re.compile(r"transfer [12]\b")
 """What the comment of a line says that may wait in a step."""
@@ -33,6 +33,9 @@ WAITS: Final = frozenset({"item", "cpu", "numpy", "tolist", "synchronize"})
 NOT_IN_A_STEP: Final = {
     "kasmina/files.py": "writes saves, between rounds",
     "kasmina/snapshot.py": "`.numpy()` reads a save that is on the host",
+    "simic/agent/playing.py": "plays environments other than a population",
+    "simic/agent/saving.py": "reads a save that is on the host, between rounds",
+    "simic/telemetry/gradients.py": "one copy for all layers, after an update",
 }
 """Modules in which such calls were looked at, and why they are no concern of a step."""
 ON_THE_HOST: Final = {
@@ -44,6 +47,10 @@ ON_THE_HOST: Final = {
     "kasmina/lifecycle.py": ("np.flatnonzero(self.fits_SK[at[1][misfit][0]])",),
     "kasmina/rows.py": ("table.member_R", "late", "source"),
     "kasmina/training.py": ("values",),
+    "simic/telemetry/listener.py": (
+        "np.bincount(stage_ES.ravel(), minlength=len(SeedStage))",
+        "totals.seconds_F",
+    ),
     "tolaria/counterfactual_eval.py": ("np.unique(seeds_E[seeds_E > 0])",),
     "tolaria/engine.py": ("data.mean", "data.std"),
 }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
     from esper.kasmina.lifecycle import advance_active_seed as advance_active_seed
@@ -17,33 +18,17 @@ if TYPE_CHECKING:
     from esper.simic.training.schedules import (
         calculate_entropy_anneal_steps as calculate_entropy_anneal_steps,
     )
-
-_HOME = {
-    "advance_active_seed": "esper.kasmina.lifecycle",
-    "aggregate_ppo_metrics": "esper.simic.telemetry.aggregation",
-    "calculate_entropy_anneal_steps": "esper.simic.training.schedules",
-    "emit_anomaly_diagnostics": "esper.simic.telemetry.anomaly",
-    "handle_telemetry_escalation": "esper.simic.telemetry.anomaly",
-    "resolve_target_slot": "esper.kasmina.lifecycle",
-    "run_ppo_updates": "esper.simic.training.runner",
-}
-
-__all__ = [
-    "advance_active_seed",
-    "aggregate_ppo_metrics",
-    "calculate_entropy_anneal_steps",
-    "emit_anomaly_diagnostics",
-    "handle_telemetry_escalation",
-    "resolve_target_slot",
-    "run_ppo_updates",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            "esper.kasmina.lifecycle": ("advance_active_seed", "resolve_target_slot"),
+            "esper.simic.telemetry.aggregation": ("aggregate_ppo_metrics",),
+            "esper.simic.telemetry.anomaly": (
+                "emit_anomaly_diagnostics",
+                "handle_telemetry_escalation",
+            ),
+            "esper.simic.training.runner": ("run_ppo_updates",),
+            "esper.simic.training.schedules": ("calculate_entropy_anneal_steps",),
+        },
+    )

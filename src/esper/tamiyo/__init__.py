@@ -2,68 +2,41 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
-    from esper.tamiyo.actions import parse_sampled_action
-    from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
-    from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
-    from esper.tamiyo.inputs import Observation
-    from esper.tamiyo.masks import build_masks
-    from esper.tamiyo.network import PolicyNetwork, PolicyState
-    from esper.tamiyo.network_config import NetworkConfig, PolicySpec
-    from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
-    from esper.tamiyo.signals import SignalConfig, SignalTracker, TrackedSignals
-
-_HOME = {
-    "FixedSchedule": "schedule",
-    "HeuristicConfig": "heuristic",
-    "HeuristicPolicy": "heuristic",
-    "NetworkConfig": "network_config",
-    "Observation": "inputs",
-    "PolicyNetwork": "network",
-    "PolicySpec": "network_config",
-    "PolicyState": "network",
-    "RandomPolicy": "baselines",
-    "ScheduleConfig": "schedule",
-    "ScheduleEntry": "schedule",
-    "SignalConfig": "signals",
-    "SignalTracker": "signals",
-    "StaticTopology": "baselines",
-    "TrackedSignals": "signals",
-    "WaitPolicy": "baselines",
-    "build_masks": "masks",
-    "parse_sampled_action": "actions",
-}
-
-__all__ = [
-    "FixedSchedule",
-    "HeuristicConfig",
-    "HeuristicPolicy",
-    "NetworkConfig",
-    "Observation",
-    "PolicyNetwork",
-    "PolicySpec",
-    "PolicyState",
-    "RandomPolicy",
-    "ScheduleConfig",
-    "ScheduleEntry",
-    "SignalConfig",
-    "SignalTracker",
-    "StaticTopology",
-    "TrackedSignals",
-    "WaitPolicy",
-    "build_masks",
-    "parse_sampled_action",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+    from esper.tamiyo.actions import parse_sampled_action as parse_sampled_action
+    from esper.tamiyo.baselines import RandomPolicy as RandomPolicy
+    from esper.tamiyo.baselines import StaticTopology as StaticTopology
+    from esper.tamiyo.baselines import WaitPolicy as WaitPolicy
+    from esper.tamiyo.heuristic import HeuristicConfig as HeuristicConfig
+    from esper.tamiyo.heuristic import HeuristicPolicy as HeuristicPolicy
+    from esper.tamiyo.inputs import Observation as Observation
+    from esper.tamiyo.masks import build_masks as build_masks
+    from esper.tamiyo.network import PolicyNetwork as PolicyNetwork
+    from esper.tamiyo.network import PolicyState as PolicyState
+    from esper.tamiyo.network_config import NetworkConfig as NetworkConfig
+    from esper.tamiyo.network_config import PolicySpec as PolicySpec
+    from esper.tamiyo.schedule import FixedSchedule as FixedSchedule
+    from esper.tamiyo.schedule import ScheduleConfig as ScheduleConfig
+    from esper.tamiyo.schedule import ScheduleEntry as ScheduleEntry
+    from esper.tamiyo.signals import SignalConfig as SignalConfig
+    from esper.tamiyo.signals import SignalTracker as SignalTracker
+    from esper.tamiyo.signals import TrackedSignals as TrackedSignals
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".actions": ("parse_sampled_action",),
+            ".baselines": ("RandomPolicy", "StaticTopology", "WaitPolicy"),
+            ".heuristic": ("HeuristicConfig", "HeuristicPolicy"),
+            ".inputs": ("Observation",),
+            ".masks": ("build_masks",),
+            ".network": ("PolicyNetwork", "PolicyState"),
+            ".network_config": ("NetworkConfig", "PolicySpec"),
+            ".schedule": ("FixedSchedule", "ScheduleConfig", "ScheduleEntry"),
+            ".signals": ("SignalConfig", "SignalTracker", "TrackedSignals"),
+        },
+    )

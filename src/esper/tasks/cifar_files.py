@@ -16,11 +16,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
-from esper.tasks.cuts import cut_counts
 from esper.tasks.pickles import read_plain_pickle
 from esper.tasks.places import DataSet, check_sha1, damaged, pick_file, read_file
+from esper.tasks.published import cut_validation
 from esper.tasks.spec import TaskData, TaskPart
 from esper.tasks.statistics import channel_statistics
 
@@ -77,23 +76,13 @@ class CifarFiles:
 
     def read(self, folder: Path) -> TaskData:
         """The four parts; `test` is the published test set."""
-        images, labels = self._images(folder, TRAIN_FILES)
-        control, score, train = cut_counts(labels, (self.validation, self.validation))
-        trained_on = TaskPart(images[train], labels[train])
-        mean_C, std_C = channel_statistics(trained_on.inputs)
-        return TaskData(
-            train=trained_on,
-            val_control=TaskPart(images[control], labels[control]),
-            val_score=TaskPart(images[score], labels[score]),
-            test=TaskPart(*self._images(folder, ("test_batch",))),
-            mean=mean_C,
-            std=std_C,
-        )
+        whole, test = (self._part(folder, names) for names in (TRAIN_FILES, ("test_batch",)))
+        return cut_validation(whole, test, self.validation, channel_statistics)
 
-    def _images(self, folder: Path, names: tuple[str, ...]) -> tuple[Pixels, Ints]:
+    def _part(self, folder: Path, names: tuple[str, ...]) -> TaskPart:
         records_NP = np.concatenate([self._records(folder, name) for name in names])
         images_NCHW = np.ascontiguousarray(records_NP[:, 1:]).reshape(-1, *SHAPE)
-        return images_NCHW, records_NP[:, 0].astype(np.int64)
+        return TaskPart(images_NCHW, records_NP[:, 0].astype(np.int64))
 
     def _records(self, folder: Path, name: str) -> Pixels:
         """One file as records, checked."""

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.errors import EsperError
-from esper.tasks.cuts import cut_counts
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.places import DataSet, check_sha1, damaged, pick_file, read_file
+from esper.tasks.published import cut_validation
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import ScoreConstants
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
@@ -79,17 +79,8 @@ class FashionFiles:
     def read(self, folder: Path) -> TaskData:
         """The four parts; `test` is the published test set."""
         whole = self._part(folder, "train", self.train_images)
-        images, labels = whole.inputs, whole.labels
-        control, score, train = cut_counts(labels, (self.validation, self.validation))
-        mean_C, std_C = channel_statistics(images[train])
-        return TaskData(
-            train=TaskPart(images[train], labels[train]),
-            val_control=TaskPart(images[control], labels[control]),
-            val_score=TaskPart(images[score], labels[score]),
-            test=self._part(folder, "t10k", self.test_images),
-            mean=mean_C,
-            std=std_C,
-        )
+        test = self._part(folder, "t10k", self.test_images)
+        return cut_validation(whole, test, self.validation, channel_statistics)
 
     def _part(self, folder: Path, stem: str, count: int) -> TaskPart:
         images = self._read(folder, f"{stem}-images-idx3-ubyte", (count, SIDE, SIDE))

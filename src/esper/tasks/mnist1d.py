@@ -26,12 +26,13 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.errors import EsperError
-from esper.tasks.cuts import cut_counts
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.places import DataSet, damaged, pick_file, read_file
+from esper.tasks.published import cut_validation
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import ScoreConstants
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.statistics import value_statistics
 
 MNIST1D: Final = DataSet(
     "MNIST-1D",
@@ -95,16 +96,7 @@ class Mnist1dFiles:
         except ZIP_FAILURES as error:
             why = " ".join(str(error).split()) or type(error).__name__
             raise damaged(path, f"is no whole npz file ({why})", MNIST1D) from None
-        control, score, train = cut_counts(whole.labels, (self.validation, self.validation))
-        points = whole.inputs[train].astype(np.float64)
-        return TaskData(
-            train=TaskPart(whole.inputs[train], whole.labels[train]),
-            val_control=TaskPart(whole.inputs[control], whole.labels[control]),
-            val_score=TaskPart(whole.inputs[score], whole.labels[score]),
-            test=test,
-            mean=np.array([points.mean()], dtype=np.float32),
-            std=np.array([points.std()], dtype=np.float32),
-        )
+        return cut_validation(whole, test, self.validation, value_statistics)
 
 
 def _part(archive: zipfile.ZipFile, signals: str, labels: str, count: int) -> TaskPart:

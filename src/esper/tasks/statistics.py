@@ -1,4 +1,4 @@
-"""What inputs are normalised with: mean and deviation of each channel of the training part."""
+"""What inputs are normalised with: mean and deviation over the training part, by channel."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ def channel_statistics(images_NCHW: npt.NDArray[np.uint8]) -> tuple[Floats, Floa
     mean_C = share @ value
     std_C = np.sqrt((share * (value - mean_C[:, None]) ** 2).sum(axis=1))
     return mean_C.astype(np.float32), std_C.astype(np.float32)
+
+
+def value_statistics(values: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Mean and deviation of all values, as those of one channel."""
+    values = values.astype(np.float64)
+    return np.array([values.mean()], np.float32), np.array([values.std()], np.float32)

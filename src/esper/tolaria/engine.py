@@ -37,6 +37,7 @@ from esper.tamiyo.signals import SignalConfig
 from esper.tasks.scoring import suffix_macs
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.action_execution import execute_actions
+from esper.tolaria.answers import decision_of, rewards_of
 from esper.tolaria.batch_ops import process_train_batch
 from esper.tolaria.counterfactual_eval import (
     CoalitionPlan,
@@ -283,7 +284,7 @@ class VectorizedEngine:
             verdicts, found = self._judge(host, rows, plan)
             signals, masks = self._observe(host, rows)
         with _clock(phases, StepPhase.ACT):
-            decision, env.lstm_hidden = client.act(signals, masks, env.lstm_hidden)
+            decision, env.lstm_hidden = decision_of(client, signals, masks, env.lstm_hidden)
         with _clock(phases, StepPhase.EXECUTE):
             result = execute_actions(
                 env.model,
@@ -302,7 +303,7 @@ class VectorizedEngine:
             inputs = self.book.reward_inputs(
                 signals, decision.actions, result.outcome, verdicts, truncated=cut
             )
-            rewards = client.store(inputs, inputs.terminal)
+            rewards = rewards_of(client, inputs)
             env.epoch_rewards += rewards.total
         record = StepRecord(
             signals=signals,

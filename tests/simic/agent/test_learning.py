@@ -136,11 +136,11 @@ def test_without_memory_recall_stays_at_chance():
 
 
 def balanced(seed: int) -> float:
-    """Mean of 20 greedy episodes after 20,480 steps."""
+    """Mean of 20 greedy episodes after 12,288 steps."""
     gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
     from esper.simic.agent.playing import EnvPlayer
 
-    rounds = 20
+    rounds = 12
     config = PPOConfig(
         network=NetworkConfig(width=32, attention_heads=2, embedding=4),
         gamma=0.99,

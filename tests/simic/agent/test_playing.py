@@ -75,7 +75,7 @@ def test_a_cut_is_worth_the_state_beyond_it_not_the_next_episode(monkeypatch):
     ("cut", "worth"), [(True, 1 / (1 - 0.9)), (False, (1 - 0.9**5) / (1 - 0.9))]
 )
 def test_the_learnt_value_is_the_endless_sum_only_where_ends_are_cuts(cut, worth):
-    updates = 80
+    updates = 40
     it = player(cut, learning_rate=Schedule(1e-2, 0.0, updates), gae_lambda=0.9, minibatches=1)
     it.learn(updates * 60)
     fresh = it.agent.initial_state(4)

@@ -58,12 +58,42 @@ def test_one_member_rises_and_one_falls(waiting):
     assert loss[STRUCK - 1, FALLS] < loss[-1, FALLS]
 
 
+class AllAtOnce:
+    """Every progress reward, each called with what the engine hands over; the first one pays."""
+
+    def __init__(self) -> None:
+        kinds = [(mode, family) for mode in PROGRESS for family in ("contribution", "loss")]
+        self.rewards = {
+            (mode, family): make_reward(RewardConfig(mode=mode, family=family), SPEC.upkeep)
+            for mode, family in kinds
+        }
+        self.paid = {kind: [] for kind in kinds}
+
+    def __call__(self, inputs):
+        answers = {kind: reward(inputs) for kind, reward in self.rewards.items()}
+        for kind, (total_E, _) in answers.items():
+            self.paid[kind].append(total_E)
+        return answers[PROGRESS[0], "contribution"]
+
+
+@pytest.fixture(scope="module")
+def paid_by():
+    """Totals `[T, E]` of every progress reward, from one run of the engine."""
+    rewards = AllAtOnce()
+    records = run(rewards)
+    paid = {kind: np.stack(totals) for kind, totals in rewards.paid.items()}
+    engines_own = np.stack([record.rewards.total for record in records])
+    assert np.array_equal(paid[PROGRESS[0], "contribution"], engines_own)
+    return paid
+
+
 @pytest.mark.parametrize("family", ["contribution", "loss"])
 @pytest.mark.parametrize("mode", PROGRESS)
-def test_a_member_whose_accuracy_rises_is_paid_more_than_one_whose_falls(mode, family, waiting):
+def test_a_member_whose_accuracy_rises_is_paid_more_than_one_whose_falls(
+    mode, family, waiting, paid_by
+):
     """What the engine hands to its client is what the reward says, sign and all."""
-    records = run(make_reward(RewardConfig(mode=mode, family=family), SPEC.upkeep))
-    paid = np.stack([record.rewards.total for record in records])
+    paid = paid_by[mode, family]
     replayed = totals(pay(reward_of(mode, family), [r.reward_inputs for r in waiting]))
     assert np.array_equal(paid, replayed), "paid by the engine or read from its diary: the same"
     before, after = paid[:STRUCK].sum(axis=0), paid[STRUCK:].sum(axis=0)

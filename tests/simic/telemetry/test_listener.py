@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from call_support import python_calls
 from engine_script import Script
 from esper.leyline import (
     HEADS_BY_OP,
@@ -497,24 +498,14 @@ def test_numbers_that_are_not_finite_neither_raise_nor_warn(value):
 
 def test_calls_per_step_do_not_grow_with_the_members():
     """Python work is the same for 2 and for 200 members."""
-    import sys
 
     def calls(members: int) -> int:
         script = Script(seed=7, members=members)
         record = script.record(0, 0)
-        count = 0
-
-        def count_call(frame, event, arg):
-            nonlocal count
-            count += event in ("call", "c_call")
-
         with TelemetryHub([MemorySink()], DEBUG) as hub:
             listener = listener_of(hub, TelemetryConfig(DEBUG))
             listener.on_round_start(0, members)
-            sys.setprofile(count_call)
-            listener.on_step(record)
-            sys.setprofile(None)
-        return count
+            return python_calls(lambda: listener.on_step(record)).total()
 
     calls(20)
     assert calls(200) <= calls(20) + 10

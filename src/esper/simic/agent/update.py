@@ -120,8 +120,8 @@ def run_pass(
             batch = rollout.minibatch(members)
             output = evaluate(network, batch, settings.use_amp)
             losses = ppo_losses(output, batch, targets, members, config, settings.entropy_coef)
-            # SYNC: once a minibatch of the update, and only where there is a limit on KL.
             limit = config.target_kl
+            # SYNC: once a minibatch of the update, and only where there is a limit on KL.
             stopped = limit is not None and losses.approx_kl.item() > limit
             grad_norm = _no_step(losses) if stopped else _step(network, optimizer, losses, config)
             figures.append(torch.stack([*losses.figures, grad_norm, *losses.head_entropy_A]))
@@ -218,7 +218,7 @@ def _no_step(losses: Losses) -> Tensor:
 
 def _rows(figures: Tensor, number: int) -> Iterator[Row]:
     """One row per minibatch; the figures come to the host in one copy."""
-    for line in figures.tolist():
+    for line in figures.tolist():  # SYNC: one copy a pass of the update; never in the step
         row: Row = dict(zip(_FIGURES, line, strict=False))
         row["head_entropy"] = tuple(line[len(_FIGURES) :])
         assert len(line) == len(_FIGURES) + len(ActionHead)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
     from esper.simic.training.runner import run_ppo_updates as run_ppo_updates
@@ -11,21 +12,11 @@ if TYPE_CHECKING:
     from esper.simic.training.schedules import (
         calculate_entropy_anneal_steps as calculate_entropy_anneal_steps,
     )
-
-_HOME = {
-    "Schedule": "schedules",
-    "calculate_entropy_anneal_steps": "schedules",
-    "run_ppo_updates": "runner",
-}
-
-__all__ = ["Schedule", "calculate_entropy_anneal_steps", "run_ppo_updates"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return list(__all__)
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".runner": ("run_ppo_updates",),
+            ".schedules": ("Schedule", "calculate_entropy_anneal_steps"),
+        },
+    )
