@@ -40,13 +40,13 @@ from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from loop_support import tiny_config, tiny_task
 
-EPISODE = 4
+EPISODE = 3
 """Steps: a round takes a few tenths of a second."""
 
 
-def small_run(rounds: int) -> TrainingConfig:
+def small_run(rounds: int, **population: Any) -> TrainingConfig:
     """Two members, and one pass over what they did."""
-    config = tiny_config(rounds, envs=2)
+    config = tiny_config(rounds, envs=2, **population)
     task = replace(config.task, episode_length=EPISODE)
     return replace(config, task=task, ppo=replace(config.ppo, epochs=1))
 
@@ -71,7 +71,7 @@ def train(
     with RunFolder.create(root, "driver", config) as folder:
         say(f"folder {folder.path}")
         hooks = [_report] if file_limit is None else [_Limit(file_limit), _report]
-        slow = Diary(lambda record: time.sleep(step_seconds))
+        slow = Diary(lambda record: _linger(step_seconds))
         train_in_folder(small_trainer(config, hooks=hooks, listener=slow), folder, every)
 
 
@@ -89,6 +89,12 @@ def resume(path: Path, rounds: int | None = None) -> None:
 
 def _report(trainer, record) -> None:
     say(f"round {trainer.engine.round}")
+
+
+def _linger(seconds: float) -> None:
+    if seconds:
+        say("step begun")
+        time.sleep(seconds)
 
 
 class _Limit:
