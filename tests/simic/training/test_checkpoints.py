@@ -303,6 +303,13 @@ def test_cut_or_flipped_anywhere_it_falls_back_to_the_one_before(spoilt, name, s
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_cut_by_its_last_byte_it_is_damaged(spoilt, name):
+    path = file_of(spoilt.paths()[-1], name)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert str(path) in refused(lambda: verify(spoilt.paths()[-1]))
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(spoilt, name):
     path = file_of(spoilt.paths()[-1], name)
     path.unlink()

@@ -278,7 +278,8 @@ def _write_manifest(folder: Path, summary: Summary) -> None:
         facts.append(FileFacts(name, len(blob), hashlib.sha256(blob).hexdigest()))
     content = to_json(Manifest(summary, tuple(facts)))
     document: dict[str, Json] = {"format": FORMAT, "schema": SCHEMA, "content": content}
-    write_whole(folder / MANIFEST, (json.dumps(seal(document), indent=1) + "\n").encode())
+    # No line end behind it: every byte counts, so that a file that was cut anywhere is noticed.
+    write_whole(folder / MANIFEST, json.dumps(seal(document), indent=1).encode())
 
 
 def _read(path: Path) -> bytes:
