@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
     from esper.tolaria.engine import EngineConfig
 
-_SEED_BITS: Final = 0x7FFFFFFF
+SEED_BITS: Final = 0x7FFFFFFF
+"""Seeds that are drawn from a stream are cut to this, so that they can be typed as a flag."""
 
 
 def wait_curve(
@@ -27,7 +28,7 @@ def wait_curve(
     They are drawn from a stream of their own, so that what a controller meets while it learns does
     not depend on whether this was measured.
     """
-    seed = stream_seed(config.seed, "wait baseline") & _SEED_BITS
+    seed = stream_seed(config.seed, "wait baseline") & SEED_BITS
     engine = VectorizedEngine(spec, replace(config, seed=seed, rollout_steps=None), data=data)
     engine.run_rollout(WaitPolicy())
     return tuple(engine.book.score_TE.mean(axis=1).tolist())
