@@ -85,4 +85,4 @@ def _draw(axes: Axes, values_UN: Doubles, colour: str, label: str) -> None:
 
 
 def _titled(axes: Axes, title: str) -> None:
-    axes.set_title(f"{title} (mean, 95 % interval)", fontsize=9.5, loc="left", color=INK)
+    axes.set_title(f"{title} (mean, 95 % over members)", fontsize=9.5, loc="left", color=INK)
