@@ -42,6 +42,25 @@ def test_every_mode_and_family_trains_and_pays_by_its_own_rule(mode, family):
     assert record.metrics.epochs_run >= 1
 
 
+def test_what_a_learner_is_paid_adds_up_to_the_score_that_is_reported():
+    """Return = last score - first score - upkeep - penalties, member by member, over a rollback."""
+    diary = Diary()
+    trainer = tiny_trainer(paying(RewardConfig(rollback_penalty=0.25)), listener=diary)
+
+    def strike(record) -> None:
+        if record.signals.step == 3:
+            trainer.engine.env.model.network.host.flat_EP.detach()[1, 3] = float("nan")
+
+    diary.watch = strike
+    (record,) = trainer.run()
+    upkeep_E = sum(step.rewards.part("upkeep") for step in diary.records)
+    first_E = diary.records[0].reward_inputs.score_before_E
+    assert record.rollbacks_E[1] >= 1
+    assert (upkeep_E < 0).any()
+    expected_E = record.score_E - first_E + upkeep_E - 0.25 * record.rollbacks_E
+    np.testing.assert_allclose(record.return_E, expected_E, atol=1e-12)
+
+
 def test_the_curve_of_waiting_is_taken_off_and_changes_nothing_else():
     """The first round, before anything is learnt, is the same; only its pay is lower by the way
     of the curve."""
