@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from esper.leyline.intervals import LEVEL, Interval, t_interval
+from esper.leyline.intervals import Interval, t_interval
 
-__all__ = ["LEVEL", "Interval", "t_interval"]
+__all__ = ["Interval", "t_interval"]

@@ -18,6 +18,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "unknown_name",
     ),
     "files": ("write_whole", "sync_folder", "require_writable"),
+    "intervals": ("CONFIDENCE", "Interval", "t_interval"),
     "stages": (
         "SeedStage",
         "Gate",
@@ -198,6 +199,9 @@ if TYPE_CHECKING:
     from esper.leyline.files import require_writable as require_writable
     from esper.leyline.files import sync_folder as sync_folder
     from esper.leyline.files import write_whole as write_whole
+    from esper.leyline.intervals import CONFIDENCE as CONFIDENCE
+    from esper.leyline.intervals import Interval as Interval
+    from esper.leyline.intervals import t_interval as t_interval
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.payloads import ActionDistribution as ActionDistribution
     from esper.leyline.payloads import AnomalyDetected as AnomalyDetected

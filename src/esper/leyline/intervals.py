@@ -8,7 +8,7 @@ import numpy as np
 
 from esper.leyline.arrays import Doubles
 
-LEVEL = 0.95
+CONFIDENCE = 0.95
 """The share of such intervals that hold the true mean."""
 
 
@@ -30,5 +30,5 @@ def t_interval(values_N: Doubles) -> Interval:
     if count < 2:
         unknown = np.full_like(mean, np.nan)
         return Interval(mean, unknown, unknown)
-    reach = t.ppf(0.5 + LEVEL / 2, count - 1) * values.std(axis=0, ddof=1) / np.sqrt(count)
+    reach = t.ppf(0.5 + CONFIDENCE / 2, count - 1) * values.std(axis=0, ddof=1) / np.sqrt(count)
     return Interval(mean, mean - reach, mean + reach)
