@@ -13,6 +13,7 @@ from esper.leyline.payloads import PPOUpdateMetrics
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
+from esper.simic.telemetry.anomaly import AnomalyConfig
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.vectorized import make_trainer, train_ppo_vectorized
@@ -21,6 +22,13 @@ from esper.tamiyo import NetworkConfig
 from esper.tasks.spec import TaskSpec
 
 SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4)
+
+ANYTHING_GOES = AnomalyConfig(
+    max_ratio=1e9, min_ratio=-1e9, max_kl=1e9, min_head_entropy=-1.0, min_value_spread=-1.0,
+    min_explained_variance=-1e9, max_grad_norm=1e9, min_grad_norm=-1.0, max_dead_layers=1.0,
+    hacking_deviations=1e9, max_degradation=1e9,
+)  # fmt: skip
+"""Nothing but numbers that are not finite is an anomaly: tiny runs are noise."""
 
 
 def tiny_task(**changes: Any) -> TaskSpec:

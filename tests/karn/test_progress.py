@@ -5,8 +5,8 @@ import io
 import numpy as np
 from rich.console import Console
 
-from esper.karn.intervals import t_interval
 from esper.karn.progress import GrowthProgress, GrowthStatus
+from esper.leyline.intervals import t_interval
 from esper.leyline.stages import SeedStage
 
 STATUS = GrowthStatus({"grown": 0.5, "alone": 0.25}, {SeedStage.TRAINING: 4, SeedStage.HOLDING: 0})

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from esper.karn.intervals import t_interval
 from esper.karn.stages import (
     LEAVING_COLOUR,
     LEAVING_WORD,
@@ -26,6 +25,7 @@ from esper.karn.stages import (
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats
 from esper.leyline.errors import EsperError
 from esper.leyline.files import write_whole
+from esper.leyline.intervals import t_interval
 from esper.leyline.stages import SeedStage
 
 if TYPE_CHECKING:

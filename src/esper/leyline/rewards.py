@@ -68,7 +68,13 @@ class RewardInputs(ArrayStruct):
     rolled_back_E: Bools
     """The governor restored a snapshot at this step."""
     snapshot_score_E: Doubles
-    """Score of that snapshot; NaN where there was no rollback."""
+    """Score of that snapshot; NaN where there was no rollback, like the three below."""
+    snapshot_accuracy_E: Doubles
+    """Accuracy of that snapshot on `val_control`."""
+    snapshot_loss_E: Doubles
+    """Its loss there."""
+    snapshot_params_E: Doubles
+    """dP of that snapshot."""
     truncated_E: Bools
     """The rollout ends here though the episode does not: bootstrap, do not pay the end."""
 

@@ -84,6 +84,7 @@ class SimicClient:
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState
     ) -> tuple[PolicyDecision, PolicyState]:
         """Choose an action for each member; while learning, remember what was seen and chosen."""
+        self._require_names(obs)
         act = self.agent.act(
             batch_signals_to_features(obs),
             masks,
@@ -104,6 +105,7 @@ class SimicClient:
 
         Another state may be asked about at any time; the rollout under way is not touched.
         """
+        self._require_names(obs)
         features = batch_signals_to_features(obs)
         act = self.agent.act(
             features, masks, policy_state, obs.round_index, obs.step, greedy=True, learning=False
@@ -143,6 +145,15 @@ class SimicClient:
             self.agent.obs_normalizer,
             self.use_amp,
         )
+
+    def _require_names(self, obs: TrainingSignals) -> None:
+        """Indices mean the same to host and agent only where the names behind them are the same."""
+        known, offered = self.agent.spec.blueprints, obs.slots.blueprints
+        if known != offered:
+            raise EsperError(
+                f"controller of blueprints {', '.join(known)} on hosts that offer "
+                f"{', '.join(offered)}: agent.for_blueprints({offered!r}) makes one that fits"
+            )
 
     # ---- the store ----------------------------------------------------------------------------
 

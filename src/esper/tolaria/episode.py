@@ -42,14 +42,18 @@ class EpisodeBook:
         """On `val_control`."""
         self.loss_TE: Doubles = np.full(shape, np.nan)
         self.train_loss_TE: Doubles = np.full(shape, np.nan)
+        self.added_params_TE: Doubles = np.full(shape, np.nan)
+        """dP of the score."""
         self._before_E: Ints = np.zeros(members, dtype=np.int64)
         """Row of the histories the next step starts from."""
 
     def begin(self, slots: SlotReports) -> None:
         """Start an episode; `note` with step -1 follows."""
         self.flops.reset()
+        histories: tuple[Doubles, ...]
         histories = (self.score_TE, self.score_accuracy_TE, self.score_loss_TE)
-        for history in (*histories, self.accuracy_TE, self.loss_TE, self.train_loss_TE):
+        histories += (self.accuracy_TE, self.loss_TE, self.train_loss_TE, self.added_params_TE)
+        for history in histories:
             history.fill(np.nan)
         self._before_E.fill(0)
         self._slots_before = slots
@@ -75,6 +79,7 @@ class EpisodeBook:
         self.score_loss_TE[row], self.score_accuracy_TE[row] = scored
         if train_loss_E is not None:
             self.train_loss_TE[row] = train_loss_E
+        self.added_params_TE[row] = added(slots.alpha_ES, slots.params_ES)
         score_E = score(
             scored[1],
             slots.alpha_ES,
@@ -114,7 +119,7 @@ class EpisodeBook:
             accuracy_before_E=self.accuracy_TE[start],
             loss_E=self.loss_TE[row].copy(),
             loss_before_E=self.loss_TE[start],
-            added_params_E=added(seen.alpha_ES, seen.params_ES),
+            added_params_E=self.added_params_TE[row].copy(),
             added_macs_E=added(seen.alpha_ES, seen.macs_ES),
             live_mac_share_E=live_mac_share(seen.stage_ES, seen.macs_ES, self.host_macs),
             stage_ES=now.stage_ES,
@@ -128,14 +133,27 @@ class EpisodeBook:
             actions=actions,
             outcome=outcome,
             rolled_back_E=governor.rolled_back_E,
-            snapshot_score_E=np.where(
-                governor.rolled_back_E, governor.snapshot_score_E, np.nan
-            ).astype(np.float64),
             truncated_E=np.full(members, truncated),
+            **self._snapshot(governor),
         )
         self._go_on(row, governor.rolled_back_E, governor.snapshot_step_E)
         self._slots_before = now
         return inputs
+
+    def _snapshot(self, governor: GovernorVerdicts) -> dict[str, Doubles]:
+        """What the members that were set back had come to when their snapshot was taken.
+
+        The score is the governor's: that of a fresh host with broken data is chance, not NaN.
+        """
+        back_E = governor.rolled_back_E
+        at = (np.where(back_E, governor.snapshot_step_E + 1, 0), np.arange(len(back_E)))
+        found = {
+            "snapshot_score_E": governor.snapshot_score_E,
+            "snapshot_accuracy_E": self.accuracy_TE[at],
+            "snapshot_loss_E": self.loss_TE[at],
+            "snapshot_params_E": self.added_params_TE[at],
+        }
+        return {name: np.where(back_E, values_E, np.nan) for name, values_E in found.items()}
 
     def _go_on(self, row: int, rolled_back_E: Bools, snapshot_step_E: Ints) -> None:
         """The next step starts from this one, or from the snapshot of a member set back."""

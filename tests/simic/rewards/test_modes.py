@@ -166,12 +166,12 @@ def test_in_the_loss_family_a_rollback_is_no_ones_share():
     reward(step_inputs(0, 3, slots=1, loss_E=0.4, stage_ES=FOSSIL, alpha_ES=1.0))
     back = step_inputs(
         1, 3, slots=1, stage_ES=FOSSIL, alpha_ES=1.0, loss_E=np.nan,
-        rolled_back_E=True, snapshot_score_E=0.1, score_before_E=0.3,
+        rolled_back_E=True, snapshot_score_E=0.1, snapshot_loss_E=0.7, snapshot_params_E=0.0,
     )  # fmt: skip
     paid = reward(back)[1]
     assert paid.part("worth") == near([0])
     assert reward.family.worth_ES.tolist() == [[near(0.6)]]
-    assert reward.family.merit_E == near([0.4]), "as far back as the score"
+    assert reward.family.merit_E == near([0.3]), "that of the snapshot"
 
 
 @pytest.mark.parametrize("mode", ["score", "basic"])
@@ -186,8 +186,9 @@ def test_a_rollback_costs_its_penalty_and_no_upkeep(mode):
 @pytest.mark.parametrize("mode", ["sparse", "minimal"])
 @pytest.mark.parametrize("family", ["contribution", "loss"])
 def test_a_rollback_pays_no_end_unless_it_is_the_end(mode, family):
-    """`score_before_E` is where the member stood; the snapshot is 0.2 below."""
+    """The member stood at 0.5; the snapshot is 0.2 below, in score and in relative loss."""
     back = {"rolled_back_E": True, "snapshot_score_E": 0.3, "score_before_E": 0.5}
+    back |= {"snapshot_loss_E": 0.7, "snapshot_params_E": 0.0, "loss_E": np.nan}
     told = [step_inputs(0, 2, loss_E=0.5, score_E=0.5), step_inputs(1, 2, **back)]
     ends = pay(reward_of(mode, family), told)
     assert ends[1].part("score") == near([0.3]), "the score it was set back to"

@@ -170,6 +170,31 @@ def test_random_growth_and_a_rollback_are_paid_in_full(mode, family, troubled):
         np.testing.assert_allclose(gained, expected, atol=1e-12)
 
 
+def test_a_rollback_says_what_the_snapshot_had_come_to(troubled):
+    """Where the next step starts from; and nothing where no one was set back."""
+    struck, after = troubled[STRUCK], troubled[STRUCK + 1]
+    for name in ("score", "accuracy", "loss"):
+        found = getattr(struck, f"snapshot_{name}_E")
+        assert found[FALLS] == getattr(after, f"{name}_before_E")[FALLS], name
+        assert np.isnan(np.delete(found, FALLS)).all()
+    snapshot = [
+        t for t in range(STRUCK) if troubled[t].loss_E[FALLS] == struck.snapshot_loss_E[FALLS]
+    ]
+    grown = troubled[snapshot[0]].added_params_E[FALLS] if snapshot else 0.0
+    assert struck.snapshot_params_E[FALLS] == grown
+    quiet = np.stack([i.snapshot_params_E for t, i in enumerate(troubled) if t != STRUCK])
+    assert np.isnan(quiet).all()
+
+
+@pytest.mark.parametrize("mode", ["score", "shaped"])
+def test_the_loss_familys_score_adds_up_over_a_rollback(mode, troubled):
+    paid = pay(reward_of(mode, "loss", rent=0.3), troubled)
+    last, first = troubled[-1], troubled[0]
+    price = 0.3 * np.log2(1 + last.added_params_E / last.host_params)
+    expected = 1 - last.loss_E / first.loss_before_E - price
+    np.testing.assert_allclose(sum(p.part("score") for p in paid), expected, atol=1e-12)
+
+
 def test_shaped_pays_what_score_pays_over_an_episode(troubled):
     """Rollback included: shaping changes when, never how much."""
     sums = [totals(pay(reward_of(mode), troubled)).sum(axis=0) for mode in ("shaped", "score")]

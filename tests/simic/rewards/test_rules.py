@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from esper.simic.rewards.shaped import STAGE_POTENTIAL
 from reward_support import (
     EVERY,
     GROWS,
+    HOST_PARAMS,
     LIVE,
     OCCUPIED,
     RULE,
@@ -231,9 +233,16 @@ def test_more_contribution_is_more_pay(mode):
 # ---- rollbacks ----------------------------------------------------------------------------
 
 
+class Snapshot(NamedTuple):
+    score: float
+    accuracy: float
+    loss: float
+    params: float
+
+
 def rolled_back(seed: int, at: int):
-    """A story in which member 1 is set back at a step: its live seeds are gone, its score is the
-    snapshot's, and what was measured is broken."""
+    """A story in which member 1 is set back at a step to where it stood before step `at - 3`: its
+    live seeds are gone, its figures are the snapshot's, and what was measured is broken."""
     told = list(story(seed, fossilize=True))
     inputs = told[at]
     stage = inputs.stage_ES.copy()
@@ -241,11 +250,20 @@ def rolled_back(seed: int, at: int):
     stage[gone] = SeedStage.PRUNED
     broken = np.array([False, True])
     veto = np.where(broken, VetoReason.GOVERNOR, 0).astype(np.int8)
-    snapshot = told[max(at - 3, 0)].score_before_E[GROWS]
+    taken = max(at - 3, 0)
+    snapshot = Snapshot(
+        score=told[taken].score_before_E[GROWS],
+        accuracy=told[taken].accuracy_before_E[GROWS],
+        loss=told[taken].loss_before_E[GROWS],
+        params=told[taken - 1].added_params_E[GROWS] if taken else 0.0,
+    )
     told[at] = dataclasses.replace(
         inputs,
         rolled_back_E=broken,
-        snapshot_score_E=np.where(broken, snapshot, np.nan),
+        snapshot_score_E=np.where(broken, snapshot.score, np.nan),
+        snapshot_accuracy_E=np.where(broken, snapshot.accuracy, np.nan),
+        snapshot_loss_E=np.where(broken, snapshot.loss, np.nan),
+        snapshot_params_E=np.where(broken, snapshot.params, np.nan),
         score_E=np.where(broken, np.nan, inputs.score_E),
         accuracy_E=np.where(broken, np.nan, inputs.accuracy_E),
         loss_E=np.where(broken, np.nan, inputs.loss_E),
@@ -255,8 +273,13 @@ def rolled_back(seed: int, at: int):
         outcome=dataclasses.replace(inputs.outcome, veto=veto),
     )
     if at + 1 < len(told):
-        before = np.where(broken, snapshot, told[at + 1].score_before_E)
-        told[at + 1] = dataclasses.replace(told[at + 1], score_before_E=before)
+        after = told[at + 1]
+        told[at + 1] = dataclasses.replace(
+            after,
+            score_before_E=np.where(broken, snapshot.score, after.score_before_E),
+            accuracy_before_E=np.where(broken, snapshot.accuracy, after.accuracy_before_E),
+            loss_before_E=np.where(broken, snapshot.loss, after.loss_before_E),
+        )
     return told, snapshot
 
 
@@ -277,7 +300,7 @@ def test_a_rollback_is_charged_once_and_nothing_is_nan(mode, family, at):
 def test_a_rollback_pays_the_way_to_the_snapshot(mode):
     told, snapshot = rolled_back(3, 12)
     paid = pay(reward_of(mode), told)
-    expected = snapshot - told[12].score_before_E[GROWS]
+    expected = snapshot.score - told[12].score_before_E[GROWS]
     assert paid[12].part("score")[GROWS] == pytest.approx(expected)
     if mode == "shaped":
         so_far = sum(components.part("potential")[GROWS] for components in paid[:13])
@@ -296,8 +319,26 @@ def test_progress_over_a_rollback_adds_up_to_where_the_member_ends(mode, part, f
     if family == "loss":
         gained = 1 - last.loss_E[GROWS] / first.loss_before_E[GROWS]
     assert total == pytest.approx(gained)
-    expected = snapshot - told[12].score_before_E[GROWS]
-    assert paid[12].part(part)[GROWS] == pytest.approx(expected)
+    way = snapshot.accuracy - told[12].accuracy_before_E[GROWS]
+    if family == "loss":
+        way = (told[12].loss_before_E[GROWS] - snapshot.loss) / first.loss_before_E[GROWS]
+    assert paid[12].part(part)[GROWS] == pytest.approx(way), "the way to the snapshot"
+
+
+@pytest.mark.parametrize("at", [0, 12, 47])
+def test_the_loss_familys_score_over_a_rollback_is_that_of_the_snapshot(at):
+    """Its loss and what it had grown then, not what was given up; in sum, where the member ends."""
+    told, snapshot = rolled_back(3, at)
+    paid = pay(reward_of("score", "loss", rent=0.5), told)
+    so_far = sum(components.part("score")[GROWS] for components in paid[: at + 1])
+    first = told[0].loss_before_E[GROWS]
+    price = 0.5 * np.log2(1 + snapshot.params / HOST_PARAMS)
+    assert so_far == pytest.approx(1 - snapshot.loss / first - price)
+    if at + 1 < len(told):
+        total = sum(components.part("score")[GROWS] for components in paid)
+        grown = told[-1].added_params_E[GROWS] / HOST_PARAMS
+        expected = 1 - told[-1].loss_E[GROWS] / first - 0.5 * np.log2(1 + grown)
+        assert total == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("family", ["contribution", "loss"])

@@ -41,6 +41,7 @@ from esper.leyline import (
 )
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
+from loop_support import ANYTHING_GOES
 from payload_support import build
 
 Kind = TelemetryEventType
@@ -57,8 +58,12 @@ CONFIGS = {
 }
 
 
+METRICS = build(PPOUpdateMetrics, {"head_entropy": (1.0,) * len(ActionHead)})
+
+
 def listener_of(hub: TelemetryHub, config: TelemetryConfig, **settings) -> TelemetryListener:
     sizes = {"rounds_total": 2, "batches_per_step": 8, "batch_size": 64}
+    sizes |= {"anomalies": ANYTHING_GOES}
     return TelemetryListener(hub, config, "cpu", **(sizes | settings))
 
 
@@ -67,9 +72,8 @@ def recorded(script: Script, config: TelemetryConfig, **settings) -> list[Teleme
     sink = MemorySink()
     with TelemetryHub.from_config([sink], config) as hub:
         listener = listener_of(hub, config, **settings)
-        metrics = build(PPOUpdateMetrics)
         listener.run_started(build(RunStarted))
-        script.play(listener, after=lambda r: listener.on_update(r, metrics, seconds=0.5))
+        script.play(listener, after=lambda r: listener.on_update(r, METRICS, seconds=0.5))
         listener.run_finished(RunStatus.COMPLETED, seconds=12.0)
     return sink.events
 
@@ -309,7 +313,7 @@ def test_dropped_events_are_said_at_the_end():
 def test_update_is_told_with_its_time():
     events = recorded(Script(rounds=1), TelemetryConfig(NORMAL))
     (update,) = of(events, Kind.PPO_UPDATED)
-    assert (update.round_index, update.payload.metrics) == (0, build(PPOUpdateMetrics))
+    assert (update.round_index, update.payload.metrics) == (0, METRICS)
     rollout, learner = (event.payload for event in of(events, Kind.PHASE_PROFILE))
     assert learner.phases == (PhaseTime(StepPhase.UPDATE, 0.5),)
     assert learner.total_seconds == 0.5

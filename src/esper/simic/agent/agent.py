@@ -11,6 +11,7 @@ is kept, so a loaded agent goes on bit for bit. Shape letters: E members, A head
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -203,6 +204,18 @@ class PPOAgent:
         rows = run_pass(self.network, self.optimizer, rollout, targets, self.config, settings)
         self.updates_done += 1
         return rows
+
+    # ---- going elsewhere ----------------------------------------------------------------------
+
+    def for_blueprints(self, blueprints: Sequence[str], allow_new: bool = False) -> PPOAgent:
+        """An agent for hosts that offer `blueprints`, in this order; this one stays as it is.
+
+        Known names keep what was learnt of them. Others are refused, or start from a fresh
+        embedding (`allow_new`). The number of slots needs no such step: no weight depends on it.
+        """
+        from esper.simic.agent.adapting import adapt_agent
+
+        return adapt_agent(self, tuple(blueprints), allow_new)
 
     # ---- going on later -----------------------------------------------------------------------
 

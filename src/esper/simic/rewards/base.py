@@ -82,7 +82,8 @@ class ModeReward(Remembers, ABC):
             charges["upkeep"] = -upkeep_paid(inputs, self.rule)
         if self.CHARGES_RENT:
             rate = self.config.rent / inputs.episode_length
-            charges["rent"] = -np.where(back_E, 0.0, rate * growth(inputs))
+            grown_E = growth(inputs.added_params_E, inputs.host_params)
+            charges["rent"] = -np.where(back_E, 0.0, rate * grown_E)
         charges["rollback"] = -np.where(back_E, self.config.rollback_penalty, 0.0)
         return charges
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from esper.leyline.errors import EsperError, unknown_name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from esper.leyline.protocols import RewardProtocol
+    from esper.tasks.spec import TaskSpec
 
 RewardMode = Literal[
     "score", "shaped", "simplified", "basic", "basic_plus", "sparse", "minimal", "escrow"
@@ -37,6 +43,9 @@ class RewardConfig:
     of the parameters; in the loss family it is also the price of growth in the score."""
     advance: float = 0.5
     """escrow: share of a live seed's account that is paid ahead, and taken back if it is pruned."""
+    wait_baseline: bool = False
+    """score: take off what waiting would have brought, measured in one episode before training. A
+    function of the step alone: less variance, the same best policy."""
 
     def __post_init__(self) -> None:
         if self.mode not in REWARD_MODES:
@@ -49,3 +58,25 @@ class RewardConfig:
                 raise EsperError(f"reward {name}={value}: must be 0 or more, and finite")
         if not 0 <= self.advance <= 1:
             raise EsperError(f"reward advance={self.advance}: must be from 0 to 1")
+        if self.wait_baseline and not self.pays_plain_score:
+            raise EsperError(
+                f"reward wait_baseline with mode {self.mode!r}, family {self.family!r}: it is a "
+                f"curve of scores; use mode 'score', family 'contribution', or leave it out"
+            )
+
+    @property
+    def pays_plain_score(self) -> bool:
+        """What is paid is the change of the task's own score."""
+        return self.mode == "score" and self.family == "contribution"
+
+    def build(
+        self, spec: TaskSpec, baseline_curve: Sequence[float] | None = None
+    ) -> RewardProtocol:
+        """The reward for a task, by its own rule of upkeep.
+
+        `baseline_curve`: of waiting on it (`training.baseline.wait_curve`); to be given to whoever
+        learns where `wait_baseline` is set.
+        """
+        from esper.simic.rewards.factory import make_reward
+
+        return make_reward(self, spec.upkeep, baseline_curve)

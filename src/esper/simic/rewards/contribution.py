@@ -31,7 +31,7 @@ class ContributionFamily(Family):
     def measure(self, inputs: RewardInputs) -> Progress:
         """Changes of score and accuracy, contributions of seeds."""
         score_E = score_reached(inputs)
-        accuracy_E = settled(inputs.accuracy_E, self.accuracy_E, inputs)
+        accuracy_E = settled(inputs.accuracy_E, inputs.snapshot_accuracy_E, self.accuracy_E, inputs)
         change_E = accuracy_E - self.accuracy_E
         self.accuracy_E = accuracy_E
         return Progress(score_E, score_E - inputs.score_before_E, change_E, contributions(inputs))

@@ -47,13 +47,12 @@ def make_reward(
     `baseline_curve`: mean score of `wait` after each step, the fresh host's first (T + 1 values);
     `score` of the contribution family alone can take it off.
     """
-    plain = config.mode == "score" and config.family == "contribution"
-    if baseline_curve is not None and not plain:
+    if baseline_curve is not None and not config.pays_plain_score:
         raise EsperError(
             f"baseline_curve with reward mode {config.mode!r}, family {config.family!r}: it is a "
             f"curve of scores; use mode 'score', family 'contribution', or leave it out"
         )
-    if plain:
+    if config.pays_plain_score:
         curve = None if baseline_curve is None else tuple(float(v) for v in baseline_curve)
         return ScoreReward(upkeep_rule, config.rollback_penalty, curve)
     return MODES[config.mode](config, upkeep_rule)

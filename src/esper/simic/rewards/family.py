@@ -18,7 +18,6 @@ from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.rewards import RewardInputs
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.simic.rewards.memory import Remembers
-from esper.simic.rewards.score import score_reached
 
 OCCUPIED: Final[Bools] = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
 """By stage: a seed stands there."""
@@ -45,18 +44,16 @@ class Family(Remembers, ABC):
         """The step's progress; once a step, `begin` before the first of an episode."""
 
 
-def growth(inputs: RewardInputs) -> Doubles:
-    """Doublings `[E]` of the host's parameters by seeds that would be exported now."""
-    return np.asarray(np.log2(1.0 + inputs.added_params_E / inputs.host_params))
+def growth(added_params_E: Doubles, host_params: int) -> Doubles:
+    """Doublings `[E]` of the host's parameters by what was added to them."""
+    return np.asarray(np.log2(1.0 + added_params_E / host_params))
 
 
-def settled(now_E: Doubles, paid_E: Doubles, inputs: RewardInputs) -> Doubles:
+def settled(now_E: Doubles, snapshot_E: Doubles, paid_E: Doubles, inputs: RewardInputs) -> Doubles:
     """What a value that has been paid up to `paid_E` has come to.
 
-    The inputs do not say what a snapshot had measured beside its score. So a member that was set
-    back goes back as far as its score did, and the next step settles the rest: in sum nothing is
-    paid twice. A value that is not finite changes nothing.
+    A member that was set back stands where its snapshot stood. A value that is not finite changes
+    nothing: the next one that is settles the rest, so in sum nothing is paid twice.
     """
-    way_E = score_reached(inputs) - inputs.score_before_E
-    reached_E = np.where(inputs.rolled_back_E, paid_E + way_E, now_E)
+    reached_E = np.where(inputs.rolled_back_E, snapshot_E, now_E)
     return np.where(np.isfinite(reached_E), reached_E, paid_E)

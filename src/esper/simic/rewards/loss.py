@@ -42,13 +42,23 @@ class LossFamily(Family):
 
     def measure(self, inputs: RewardInputs) -> Progress:
         """Changes of the relative loss, and who gets a share."""
-        now_E = 1.0 - inputs.loss_E / self.first_loss_E
-        merit_E = settled(now_E, self.merit_E, inputs)
-        score_E = settled(now_E - self.rent * growth(inputs), self.score_E, inputs)
+        now = self._stands(inputs.loss_E, inputs.added_params_E, inputs.host_params)
+        snapshot = self._stands(
+            inputs.snapshot_loss_E, inputs.snapshot_params_E, inputs.host_params
+        )
+        merit_E = settled(now[0], snapshot[0], self.merit_E, inputs)
+        score_E = settled(now[1], snapshot[1], self.score_E, inputs)
         merit_change_E, score_change_E = merit_E - self.merit_E, score_E - self.score_E
         self.merit_E, self.score_E = merit_E, score_E
         self._share(inputs, merit_change_E)
         return Progress(score_E, score_change_E, merit_change_E, self.worth_ES)
+
+    def _stands(
+        self, loss_E: Doubles, added_params_E: Doubles, host_params: int
+    ) -> tuple[Doubles, Doubles]:
+        """Merit and score of members with this loss that have grown by so much."""
+        merit_E = 1.0 - loss_E / self.first_loss_E
+        return merit_E, merit_E - self.rent * growth(added_params_E, host_params)
 
     def _share(self, inputs: RewardInputs, change_E: Doubles) -> None:
         """Equal shares for the seeds that are blended in; a seed that is gone takes its along."""

@@ -365,8 +365,8 @@ class EscalationClock:
         """The level of the next round; an anomaly starts the clock again."""
         if report.has_anomaly:
             self.rounds_left = self.config.escalation_rounds
-        else:
-            self.rounds_left = max(0, self.rounds_left - 1)
+            return handle_telemetry_escalation(report, self.config)
+        self.rounds_left = max(0, self.rounds_left - 1)
         return self.level
 
 

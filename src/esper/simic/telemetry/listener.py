@@ -1,14 +1,16 @@
 """How does what the engine tells become events?
 
-`TelemetryListener` is told everything and decides nothing: records are read, never changed, and an
-event is built only where the hub records it. `hub.level` is the level of the moment (an anomaly may
-raise it); of the config only `step_events` is read beside it. What adds up over a round does so
+`TelemetryListener` is told everything and decides nothing but how much is recorded: records are
+read, never changed, and an event is built only where the hub records it. `hub.level` is the level
+of the moment: after every update the round is looked through for anomalies, and one raises it for
+some rounds. Of the config only `step_events` is read beside it. What adds up over a round does so
 only if something would record it at the round's start; a level raised later shows no half totals.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -16,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from esper.leyline.payloads import (
-    LayerGradientStats,
+    EpisodeOutcome,
     PhaseTime,
     PPOUpdateMetrics,
     RunFinished,
@@ -37,7 +39,14 @@ from esper.leyline.telemetry import (
 )
 from esper.nissa.hub import TelemetryHub
 from esper.simic.telemetry import emitters
-from esper.simic.telemetry.round_totals import RoundTotals
+from esper.simic.telemetry.anomaly import (
+    AnomalyConfig,
+    EscalationClock,
+    detect_anomalies,
+    emit_anomaly_diagnostics,
+)
+from esper.simic.telemetry.inspection import NetworkHealth
+from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
 
 _Kind = TelemetryEventType
 
@@ -97,6 +106,7 @@ class TelemetryListener:
         batch_size: int,
         tally: RunTally | None = None,
         gpu_utilization: Callable[[], float] = _unread,
+        anomalies: AnomalyConfig | None = None,
     ) -> None:
         """`gpu_utilization`: 0..1 when called, once a round; must not synchronise the device."""
         self.hub = hub
@@ -110,6 +120,17 @@ class TelemetryListener:
         self._learner = LearnerFigures()
         self._slots = emitters.SlotTelemetry()
         self._totals: RoundTotals | None = None
+        self.anomalies = anomalies or AnomalyConfig()
+        self.clock = EscalationClock(replace(config, level=hub.level))
+        """How long the level stays raised; then it falls back to what the hub was given."""
+        self._rounds: deque[BatchSummary] = deque(maxlen=self.anomalies.window)
+        self._outcome: EpisodeOutcome | None = None
+        self._masks: MaskStats | None = None
+
+    @property
+    def level(self) -> TelemetryLevel:
+        """How much is recorded at the moment."""
+        return self.hub.level
 
     # ---- what the trainer tells -----------------------------------------------------------------
 
@@ -127,14 +148,32 @@ class TelemetryListener:
         round_index: int,
         metrics: PPOUpdateMetrics,
         seconds: float,
-        layers: Sequence[LayerGradientStats] = (),
+        health: NetworkHealth | None = None,
     ) -> None:
-        """After the update of a round, which took `seconds`."""
+        """After the update of a round, which took `seconds` and left the network in `health`."""
+        health = health or NetworkHealth()
         emitters.emit_ppo_update_event(
-            self.hub, metrics, layers, self.hub.level, round_index=round_index
+            self.hub, metrics, health.layers, self.hub.level, round_index=round_index
         )
         spent = (PhaseTime(StepPhase.UPDATE, seconds),)
         emitters.emit_phase_profile(self.hub, self.device, spent, seconds, round_index)
+        self._watch(round_index, metrics, health)
+
+    def _watch(self, round_index: int, metrics: PPOUpdateMetrics, health: NetworkHealth) -> None:
+        """Record what is wrong with the round, and the next rounds more closely if anything is."""
+        if self.hub.level is TelemetryLevel.OFF:
+            return
+        report = detect_anomalies(
+            self.anomalies,
+            metrics=metrics,
+            rounds=tuple(self._rounds),
+            outcome=self._outcome,
+            mask_stats=self._masks,
+            layers=health.layers,
+            non_finite=health.non_finite,
+        )
+        emit_anomaly_diagnostics(self.hub, report, round_index, None)
+        self.hub.level = self.clock.after_round(report)
 
     def run_finished(self, status: RunStatus, seconds: float) -> None:
         """After the last round, while the hub is open."""
@@ -182,6 +221,9 @@ class TelemetryListener:
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """Emits what belongs to the round; its summary comes last, when all else is known."""
         summary = self._summary(rollout)
+        self._rounds.append(summary)
+        self._outcome = rollout.outcome
+        self._masks = None if self._totals is None else self._totals.masks
         self.tally = RunTally(rollout.round_index + 1, summary.episodes_done, summary.best_score)
         at = rollout.round_index
         emitters.emit_episode_outcome(self.hub, self.device, rollout.outcome, at)

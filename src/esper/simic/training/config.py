@@ -18,13 +18,13 @@ from esper.leyline.actions import (
 )
 from esper.leyline.errors import EsperError, unknown_name
 from esper.simic.agent.config import PPOConfig
+from esper.simic.rewards.config import RewardConfig
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from esper.leyline.protocols import RewardProtocol
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine import EngineConfig
 
@@ -96,20 +96,6 @@ class PopulationConfig:
     """Steps from one measurement of what seeds are worth to the next."""
     frozen_heads: FrozenHeads = ()
     """Action heads with one choice only: (head, index of the choice)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RewardConfig:
-    """What the controller is paid."""
-
-    rollback_penalty: float = 0.1
-    """Taken off where the governor set a member back, in score."""
-
-    def build(self, spec: TaskSpec) -> RewardProtocol:
-        """The reward for a task: the change of its score, less upkeep by its own rule."""
-        from esper.simic.rewards.score import ScoreReward
-
-        return ScoreReward(spec.upkeep, self.rollback_penalty)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,17 @@ def make_trainer(
     )
     client = SimicClient(
         agent,
-        reward or config.reward.build(spec),
+        reward or _reward(config, spec, data),
         updates_per_rollout=config.updates_per_rollout,
         use_amp=config.use_amp,
     )
     return VectorizedPPOTrainer(engine, client, config.rounds, hooks=hooks)
+
+
+def _reward(config: TrainingConfig, spec: TaskSpec, data: TaskData | None) -> RewardProtocol:
+    """What the config pays; the curve of waiting is measured where it asks for it."""
+    if not config.reward.wait_baseline:
+        return config.reward.build(spec)
+    from esper.simic.training.baseline import wait_curve
+
+    return config.reward.build(spec, wait_curve(spec, config.engine_config(), data))

@@ -11,10 +11,14 @@ from time import perf_counter
 from typing import Protocol
 
 from esper.leyline.errors import EsperError
+from esper.leyline.payloads import PPOUpdateMetrics
+from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.client import ActingMode, SimicClient
+from esper.simic.telemetry.inspection import inspect_network
 from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
 from esper.simic.training.history import ActionTally, RoundRecord
 from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.env_factory import configure_slot_telemetry
 
 
 class RoundHook(Protocol):
@@ -59,9 +63,10 @@ class VectorizedPPOTrainer:
         self.listeners = tuple(listeners)
         self.engine.listener = ListenerGroup([*self._others, self._tally, *self.listeners])
 
-    def run(self) -> list[RoundRecord]:
-        """Train until all rounds are done; a record of each."""
-        while self.engine.round < self.rounds:
+    def run(self, until: int | None = None) -> list[RoundRecord]:
+        """Train until all rounds are done, or `until` of them; a record of each."""
+        last = self.rounds if until is None else min(until, self.rounds)
+        while self.engine.round < last:
             self._announce()
             rollout = self.engine.run_rollout(self.client)
 
@@ -70,8 +75,7 @@ class VectorizedPPOTrainer:
             seconds = perf_counter() - began
             assert metrics is not None  # the client learns: checked at the start
 
-            for listener in self.listeners:
-                listener.on_update(rollout.round_index, metrics, seconds)
+            self._report(rollout.round_index, metrics, seconds)
             episodes = self.engine.round * self.engine.env.members
             record = self._tally.record(rollout, metrics, episodes, seconds)
             self.history.append(record)
@@ -80,8 +84,19 @@ class VectorizedPPOTrainer:
         return self.history
 
     def _announce(self) -> None:
-        """Tell listeners what the next update will be set to."""
+        """Tell listeners what the next update will be set to; show them slots as closely as they
+        record."""
+        if self.listeners:
+            level = max(listener.level for listener in self.listeners)
+            configure_slot_telemetry(self.engine.watch, TelemetryConfig(level=level))
         agent = self.client.agent
         done = agent.updates_done
         for listener in self.listeners:
             listener.set_learner(agent.config.learning_rate.at(done), agent.config.entropy.at(done))
+
+    def _report(self, round_index: int, metrics: PPOUpdateMetrics, seconds: float) -> None:
+        """Tell listeners of the update; they look for anomalies and may record more."""
+        network = self.client.agent.network
+        for listener in self.listeners:
+            health = inspect_network(network, listener.level)
+            listener.on_update(round_index, metrics, seconds, health)

@@ -1,0 +1,72 @@
+"""How a controller comes to act on hosts with other blueprints than it was trained with.
+
+Only one tensor of the network knows blueprints: their embeddings, one row each. So a controller
+moves by name: a blueprint it knows keeps its embedding (and Adam's moments of it) wherever it
+stands in the new list, one that is gone takes its embedding along, and one it has never seen has
+nothing learnt to start from: it is refused, or starts from a fresh embedding where that is allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import EsperError
+
+if TYPE_CHECKING:
+    from esper.simic.agent.agent import PPOAgent
+
+TABLE: Final = "blueprints.weight"
+"""The embeddings; row 0 is no seed, row 1 + i is blueprint i."""
+
+
+def adapt_agent(agent: PPOAgent, blueprints: tuple[str, ...], allow_new: bool) -> PPOAgent:
+    """An agent of its own that knows `blueprints`, and is otherwise what `agent` is now."""
+    known = agent.spec.blueprints
+    new = [name for name in blueprints if name not in known]
+    if new and not allow_new:
+        raise EsperError(
+            f"blueprints {', '.join(new)}: this controller was trained with {', '.join(known)} "
+            f"alone; leave them out, or allow_new=True to start from fresh embeddings"
+        )
+    if len(set(blueprints)) != len(blueprints):
+        raise EsperError(f"blueprints {', '.join(blueprints)}: each may be named once")
+    spec = replace(agent.spec, blueprints=blueprints)
+    other = type(agent)(spec, agent.config, agent.seed, agent.device)
+    rows = [(0, 0)]
+    rows += [(1 + known.index(n), 1 + i) for i, n in enumerate(blueprints) if n in known]
+    _copy_network(agent, other, rows)
+    other.obs_normalizer.restore(agent.obs_normalizer.state())
+    other.reward_normalizer.restore(agent.reward_normalizer.state())
+    other.updates_done = agent.updates_done
+    return other
+
+
+def _copy_network(agent: PPOAgent, other: PPOAgent, rows: list[tuple[int, int]]) -> None:
+    """Weights and Adam's moments; of the embeddings, `rows` (from, to)."""
+    theirs = dict(other.network.named_parameters())
+    for name, parameter in agent.network.named_parameters():
+        target = theirs[name]
+        _copy(name, parameter.detach(), target.detach(), rows)
+        state = agent.optimizer.state.get(parameter)
+        if not state:
+            continue
+        moments = {
+            "step": state["step"].clone(),
+            "exp_avg": torch.zeros_like(target),
+            "exp_avg_sq": torch.zeros_like(target),
+        }
+        for moment in ("exp_avg", "exp_avg_sq"):
+            _copy(name, state[moment], moments[moment], rows)
+        other.optimizer.state[target] = moments
+
+
+def _copy(name: str, source: Tensor, target: Tensor, rows: list[tuple[int, int]]) -> None:
+    if name != TABLE:
+        target.copy_(source)
+        return
+    for old, now in rows:
+        target[now] = source[old]

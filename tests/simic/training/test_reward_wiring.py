@@ -1,0 +1,94 @@
+"""What the config says is paid is what the trainer's client pays, whatever the mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from engine_support import Diary
+from esper.simic.rewards.config import RewardConfig
+from esper.simic.training import config as training_config
+from esper.simic.training.baseline import wait_curve
+from loop_support import tiny_config, tiny_task, tiny_trainer
+from reward_support import EVERY
+from support import refused
+
+WAIT_BASELINE = RewardConfig(wait_baseline=True)
+
+
+def paying(reward: RewardConfig, rounds: int = 1):
+    return replace(tiny_config(rounds=rounds), reward=reward)
+
+
+def test_there_is_one_config_of_rewards_and_its_default_is_the_score():
+    assert training_config.RewardConfig is RewardConfig
+    reward = training_config.TrainingConfig().reward
+    assert (reward.mode, reward.family, reward.wait_baseline) == ("score", "contribution", False)
+
+
+@pytest.mark.parametrize(("mode", "family"), EVERY)
+def test_every_mode_and_family_trains_and_pays_by_its_own_rule(mode, family):
+    """The episode's returns are those of a fresh reward of that name on the same steps."""
+    config = paying(RewardConfig(mode=mode, family=family, rollback_penalty=0.3))
+    diary = Diary()
+    trainer = tiny_trainer(config, listener=diary)
+    (record,) = trainer.run()
+    alone = config.reward.build(tiny_task())
+    expected = sum(alone(step.reward_inputs)[0] for step in diary.records)
+    np.testing.assert_array_equal(record.return_E, expected)
+    assert np.isfinite(expected).all()
+    assert record.metrics.epochs_run >= 1
+
+
+def test_what_a_learner_is_paid_adds_up_to_the_score_that_is_reported():
+    """Return = last score - first score - upkeep - penalties, member by member, over a rollback."""
+    diary = Diary()
+    trainer = tiny_trainer(paying(RewardConfig(rollback_penalty=0.25)), listener=diary)
+
+    def strike(record) -> None:
+        if record.signals.step == 3:
+            trainer.engine.env.model.network.host.flat_EP.detach()[1, 3] = float("nan")
+
+    diary.watch = strike
+    (record,) = trainer.run()
+    upkeep_E = sum(step.rewards.part("upkeep") for step in diary.records)
+    first_E = diary.records[0].reward_inputs.score_before_E
+    assert record.rollbacks_E[1] >= 1
+    assert (upkeep_E < 0).any()
+    expected_E = record.score_E - first_E + upkeep_E - 0.25 * record.rollbacks_E
+    np.testing.assert_allclose(record.return_E, expected_E, atol=1e-12)
+
+
+def test_the_curve_of_waiting_is_taken_off_and_changes_nothing_else():
+    """The first round, before anything is learnt, is the same; only its pay is lower by the way
+    of the curve."""
+    (plain,) = tiny_trainer(paying(RewardConfig())).run()
+    trainer = tiny_trainer(paying(WAIT_BASELINE))
+    (less,) = trainer.run()
+    curve = trainer.client.reward.baseline_curve
+    assert len(curve) == tiny_task().episode_length + 1
+    np.testing.assert_array_equal(less.score_E, plain.score_E)
+    np.testing.assert_array_equal(less.chosen_OZ, plain.chosen_OZ)
+    np.testing.assert_allclose(less.return_E, plain.return_E - (curve[-1] - curve[0]), atol=1e-12)
+
+
+def test_the_curve_is_of_hosts_the_controller_never_meets_and_the_same_each_time():
+    config = tiny_config()
+    curves = [wait_curve(tiny_task(), config.engine_config()) for _ in range(2)]
+    assert curves[0] == curves[1]
+    assert curves[0] != wait_curve(tiny_task(), tiny_config(seed=1).engine_config())
+    cut = tiny_config(rollout_steps=3).engine_config()
+    assert wait_curve(tiny_task(), cut) == curves[0], "rollouts may be short, episodes are not"
+    diary = Diary()
+    tiny_trainer(tiny_config(rounds=1), listener=diary).run()
+    fresh = diary.records[0].reward_inputs.score_before_E.mean()
+    assert fresh != curves[0][0]
+
+
+@pytest.mark.parametrize("other", [{"mode": "shaped"}, {"family": "loss"}])
+def test_the_curve_is_refused_where_no_score_is_paid(other):
+    said = refused(lambda: RewardConfig(wait_baseline=True, **other))
+    assert "wait_baseline" in said
+    assert next(iter(other.values())) in said
