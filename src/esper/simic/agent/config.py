@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError
@@ -14,7 +17,7 @@ from esper.tamiyo.network_config import NetworkConfig
 class PPOConfig:
     """Settings of PPO. Schedules count update passes."""
 
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    network: Annotated[NetworkConfig, tyro.conf.arg(name="")] = field(default_factory=NetworkConfig)
     """How large the policy network is; fixed for the life of an agent."""
     gamma: float = 1.0
     """Discount of a step; 1 where episodes have a fixed length."""
