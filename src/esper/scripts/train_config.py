@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import tyro
 
 from esper.leyline.errors import EsperError
+from esper.leyline.seeds import EVALUATION_SEEDS, require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
 
 if TYPE_CHECKING:
@@ -20,9 +21,8 @@ if TYPE_CHECKING:
 
 PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic", "ppo"]
 
-EVALUATION_SEED: Final = 10_000_019
-"""Learned controllers are judged on hosts and batches drawn from this seed, and never trained on
-it: `--seed` refuses it."""
+EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
+"""Learned controllers are judged on hosts and batches drawn from this seed."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,7 @@ class Train:
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
-        if self.seed == EVALUATION_SEED:
-            raise EsperError(f"--seed {self.seed}: kept for evaluation, take another")
+        require_training_seed(self.seed, "--seed")
         if self.start < 0:
             raise EsperError(f"--start {self.start}: must be 0 or more")
         if self.policy == "static-final" and not self.topology:

@@ -11,11 +11,11 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from esper.karn.intervals import t_interval
 from esper.karn.learning_picture import LearningCurves, Level, draw_learning
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.files import write_whole
+from esper.leyline.statistics import t_interval
 from esper.scripts.records import json_bytes
 from esper.scripts.train_config import EVALUATION_SEED, Train
 from esper.scripts.train_learner import LEARNED, Judged, Learnt

@@ -17,6 +17,7 @@ from esper.leyline.actions import (
     BlendStyle,
 )
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
@@ -137,6 +138,7 @@ class TrainingConfig:
         for name in ("rounds", "updates_per_rollout"):
             if getattr(self, name) < 1:
                 raise EsperError(f"TrainingConfig.{name}={getattr(self, name)}: must be 1 or more")
+        require_training_seed(self.seed, "TrainingConfig.seed")
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words; it refuses what cannot be run."""
