@@ -126,6 +126,7 @@ BAD = [
     (("ppo", "--blueprints", "depthwize"), "depthwise"),
     (("ppo", "--evaluation-envs", "0"), "--evaluation-envs 0"),
     (("ppo", "--seed", "10000019"), "kept for evaluation"),
+    (("wait", "--seed", "10020018"), "kept for evaluation"),
     (("wait", "--evaluation-envs", "3"), "--evaluation-envs has no meaning for wait"),
     (("wait", "--task", "digits_impared"), "digits_impaired"),
     (("wait", "--envs", "0"), "--envs 0"),

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from esper.karn.intervals import t_interval
 from esper.karn.stages import (
     LEAVING_COLOUR,
     LEAVING_WORD,
@@ -27,6 +26,7 @@ from esper.leyline.arrays import Bools, Codes, Doubles, Floats
 from esper.leyline.errors import EsperError
 from esper.leyline.files import write_whole
 from esper.leyline.stages import SeedStage
+from esper.leyline.statistics import t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from esper.karn.intervals import t_interval
 from esper.karn.stages import STAGE_WORDS
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.files import write_whole
 from esper.leyline.stages import SeedStage
+from esper.leyline.statistics import t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,19 +13,22 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from esper.karn.intervals import t_interval
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
+from esper.leyline.seeds import EVALUATION_SEEDS
+from esper.leyline.statistics import t_interval
 from esper.scripts.train_config import PolicyName, Train
 from esper.scripts.train_run import RoundResult, RunResult, StageDiary, result_of, run_round
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
-from esper.simic.training.config import EVALUATION_SEED, TrainingConfig
+from esper.simic.training.config import TrainingConfig
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 
 BASELINES: Final[tuple[PolicyName, ...]] = ("wait", "random", "heuristic")
+EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
+"""The fresh members are drawn from it."""
 LEARNED: Final = "ppo"
 """Its likeliest actions."""
 SAMPLED: Final = "ppo, sampled"

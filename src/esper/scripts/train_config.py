@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import tyro
 
 from esper.leyline.errors import EsperError
+from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
 from esper.scripts.door import read_command_line
 from esper.scripts.flags import NO_PREFIX, peek, require_counts
-from esper.simic.training.config import EVALUATION_SEED, PopulationConfig, TaskConfig
+from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
 
 if TYPE_CHECKING:
@@ -91,8 +92,7 @@ class Train:
     def check(self) -> TaskSpec:
         """Refuse what cannot work before anything is loaded; the task."""
         require_counts(rounds=self.rounds)
-        if self.seed == EVALUATION_SEED:
-            raise EsperError(f"--seed {self.seed}: kept for evaluation, take another")
+        require_training_seed(self.seed, "--seed")
         if self.start < 0:
             raise EsperError(f"--start {self.start}: must be 0 or more")
         if self.policy == "static-final" and not self.topology:

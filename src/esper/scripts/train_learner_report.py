@@ -12,12 +12,11 @@ import numpy as np
 from esper.karn.learning_picture import LearningCurves, Level, draw_learning
 from esper.leyline.codec import Json, to_json
 from esper.leyline.files import write_whole
-from esper.scripts.judging import LEARNED, judgement_table
+from esper.scripts.judging import EVALUATION_SEED, LEARNED, judgement_table
 from esper.scripts.records import json_bytes
 from esper.scripts.train_learner import Learnt
 from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_report import Shown, console_for_report, report, settings_of
-from esper.simic.training.config import EVALUATION_SEED
 from esper.simic.training.history import RoundRecord
 
 

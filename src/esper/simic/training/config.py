@@ -20,6 +20,7 @@ from esper.leyline.actions import (
     BlendStyle,
 )
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.masks import check_frozen
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from esper.leyline.protocols import RewardProtocol
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine import EngineConfig
-
-EVALUATION_SEED: Final = 10_000_019
-"""Controllers are judged on hosts and batches drawn from this seed, and never trained on it."""
 
 NO_PREFIX: Final = tyro.conf.arg(name="")
 """On a command line the settings of this part go by their own names."""
@@ -199,6 +197,7 @@ class TrainingConfig:
         for name in ("rounds", "updates_per_rollout"):
             if getattr(self, name) < 1:
                 raise EsperError(f"TrainingConfig.{name}={getattr(self, name)}: must be 1 or more")
+        require_training_seed(self.seed, "TrainingConfig.seed")
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words; it refuses what cannot be run."""
@@ -206,8 +205,6 @@ class TrainingConfig:
 
     def check(self) -> TaskSpec:
         """Refuse what no run could be set to, before anything is loaded; the task."""
-        if self.seed == EVALUATION_SEED:
-            raise EsperError(f"seed={self.seed}: kept for evaluation, take another")
         spec = self.task.spec()
         self.population.check(spec)
         return spec
