@@ -10,7 +10,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError
 
@@ -54,7 +54,8 @@ def read_command_line(
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(config, args=argv, default=default, prog=prog, registry=REGISTRY)
+            read = tyro.cli(config, args=argv, default=default, prog=prog, registry=REGISTRY)
+            return cast(C, read)
     except SystemExit as stop:
         if stop.code == REFUSED:
             raise EsperError(one_line(complaint.getvalue())) from None

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from esper.leyline.errors import EsperError
 from esper.simic.training.schedules import Schedule
-
-NO_PREFIX: Final = tyro.conf.arg(name="")
-"""The settings inside go by their own names."""
 
 REGISTRY: Final = ConstructorRegistry()
 """Types of ours that are written in few words."""

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError, unknown_name
 from esper.scripts.door import guarded
+
+if TYPE_CHECKING:
+    from esper.scripts.train_config import PolicyName
 
 LEARNER: Final = "ppo"
 """The policy that learns."""
@@ -65,35 +68,33 @@ def train_learner(flags: Sequence[str]) -> None:
     config = read_train_ppo(flags)
     spec = config.check()
     if config.dry_run:
-        from esper.scripts.plan import show_plan
+        from esper.scripts.plan import plan_learner
 
-        show_plan(config.training, spec, config.data_dir)
-        return
+        return plan_learner(config, spec)
     from esper.leyline.files import require_writable
     from esper.scripts.train_learner import learn
     from esper.scripts.train_learner_report import report_learner
 
     require_writable(config.out / "train.png", "--out")
-    report_learner(config, learn(config, spec))
+    return report_learner(config, learn(config, spec))
 
 
-def train_unlearned(policy: str, flags: Sequence[str]) -> None:
+def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:
     """`train` with a policy that does not learn."""
     from esper.scripts.train_config import read_train
 
     config = read_train(policy, flags)
     spec = config.check()
     if config.dry_run:
-        from esper.scripts.plan import show_plan
+        from esper.scripts.plan import plan_unlearned
 
-        show_plan(config, spec, config.data_dir)
-        return
+        return plan_unlearned(config, spec)
     from esper.leyline.files import require_writable
     from esper.scripts.train_report import report_train
     from esper.scripts.train_run import run
 
     require_writable(config.out / "train.png", "--out")
-    report_train(config, run(config, spec))
+    return report_train(config, run(config, spec))
 
 
 if __name__ == "__main__":

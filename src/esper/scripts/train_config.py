@@ -13,7 +13,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
 from esper.scripts.door import read_command_line
-from esper.scripts.flags import NO_PREFIX, peek, require_counts
+from esper.scripts.flags import peek, require_counts
+from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
 
@@ -160,9 +161,7 @@ def read_train(policy: PolicyName, argv: Sequence[str]) -> Train:
     named, file = peek(argv, "--preset"), peek(argv, "--config")
     if named or file:
         resolved = resolve(named or "", Path(file) if file else None, task=peek(argv, "--task"))
-        base = replace(
-            base, task=resolved.task, population=resolved.population, seed=resolved.seed
-        )
+        base = replace(base, task=resolved.task, population=resolved.population, seed=resolved.seed)
     return read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
 
 

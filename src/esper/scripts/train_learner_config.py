@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from esper.scripts.door import read_command_line
-from esper.scripts.flags import NO_PREFIX, peek, peek_count, require_counts
+from esper.scripts.flags import peek, peek_count, require_counts
 from esper.scripts.train_config import Recording
+from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import resolve
 

@@ -21,7 +21,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.seeds import require_training_seed
-from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.masks import check_frozen
 from esper.tamiyo.network_config import NetworkConfig
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from esper.leyline.protocols import RewardProtocol
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine import EngineConfig
-
-NO_PREFIX: Final = tyro.conf.arg(name="")
-"""On a command line the settings of this part go by their own names."""
 
 FrozenHeads = tuple[tuple[ActionHead, int], ...]
 
@@ -54,7 +51,7 @@ class TaskConfig:
     """What is trained on, and for how long."""
 
     name: Annotated[str, tyro.conf.arg(name="task")] = "digits_impaired"
-    """What is trained on: a task that `esper tasks` lists, or your own as FILE.py or FILE.py:NAME."""
+    """What is trained on: a task that `esper tasks` lists, or your own as FILE.py[:NAME]."""
     blueprints: tuple[str, ...] = ()
     """Blueprints that may be grown; all of the task's where none are given."""
     episode_length: int | None = None

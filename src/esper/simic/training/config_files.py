@@ -46,8 +46,8 @@ def read_entries(path: Path) -> Entries:
     except OSError as error:
         raise EsperError(f"config file {path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # of both parsers, and of text that is not UTF-8
-        kind = path.suffix[1:].upper()
-        raise EsperError(f"config file {path} is not {kind}: {' '.join(str(error).split())}") from None
+        kind, why = path.suffix[1:].upper(), " ".join(str(error).split())
+        raise EsperError(f"config file {path} is not {kind}: {why}") from None
     if not isinstance(entries, dict):
         raise EsperError(
             f"config file {path}: a {type(entries).__name__}, expected settings by name"
@@ -131,12 +131,10 @@ def resolve(
     named = entries.get("task", {})
     of_file = named.get("name") if isinstance(named, dict) else None
     wanted = task or (of_file if isinstance(of_file, str) else None)
-    if rounds is None:
-        rounds = entries.get("rounds")
-    if type(rounds) is not int or rounds < 1:  # of the file, where overlay refuses it
-        rounds = TrainingConfig.__dataclass_fields__["rounds"].default
+    said = entries.get("rounds") if rounds is None else rounds
+    over = said if type(said) is int and said > 0 else TrainingConfig().rounds
     fitting = wanted or TaskConfig().name
-    base = preset(preset_name or (fitting if fitting in PRESETS else "plain"), rounds)
+    base = preset(preset_name or (fitting if fitting in PRESETS else "plain"), over)
     if wanted is not None and wanted != base.task.name:
         base = replace(base, task=TaskConfig(wanted))
     return overlay(base, entries, file)
