@@ -139,8 +139,8 @@ def _lines(spec: TaskSpec, data: TaskData, engine: VectorizedEngine, rounds: int
     return [
         f"host: {book.host_params:,} parameters, {book.host_macs:,} MACs a sample; {slots} slots "
         f"for {kinds}",
-        f"population: {env.members} members, {rounds:,} round{'s' * (rounds > 1)} of {spec.episode_length} steps = "
-        f"{steps:,} steps, {steps * env.members:,} member-steps",
+        f"population: {env.members} members, {rounds:,} round{'s' * (rounds > 1)} of "
+        f"{spec.episode_length} steps = {steps:,} steps, {steps * env.members:,} member-steps",
         f"a step: {spec.batches_per_step} batches of {spec.batch_size}, then "
         f"{len(engine.validator.control)} + {len(engine.validator.score)} validation samples; "
         f"{len(data.train):,} training samples",

@@ -71,12 +71,15 @@ def train_learner(flags: Sequence[str]) -> None:
         from esper.scripts.plan import plan_learner
 
         return plan_learner(config, spec)
-    from esper.leyline.files import require_writable
     from esper.scripts.train_learner import learn
     from esper.scripts.train_learner_report import report_learner
+    from esper.simic.training.interrupts import Interrupted
 
-    require_writable(config.out / "train.png", "--out")
-    return report_learner(config, learn(config, spec))
+    try:
+        with learn(config, spec) as learnt:
+            report_learner(config, learnt)
+    except Interrupted as stopped:  # asked to stop, and saved: not an error
+        print(stopped, file=sys.stderr)
 
 
 def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:

@@ -1,40 +1,71 @@
-"""`train ppo`: the learner put together with telemetry, and judged on hosts it has not seen."""
+"""`train ppo`: the learner put together with its run folder and telemetry, and judged."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from esper.scripts.judging import LEARNED, Judged, judge
 from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_run import telemetry_of
-from esper.simic.agent.agent import PPOAgent
+from esper.simic.training.checkpoints import tally_of
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.history import RoundRecord
+from esper.simic.training.resume import Resumed, announce, resume_trainer
+from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.vectorized import make_trainer
-from esper.tasks.spec import TaskSpec
+from esper.tasks.spec import TaskData, TaskSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learnt:
     """A run of the learner and its judgement."""
 
-    agent: PPOAgent
+    folder: RunFolder
     training: TrainingConfig
     history: list[RoundRecord]
     judged: Judged
 
 
-def learn(config: TrainPPO, spec: TaskSpec) -> Learnt:
-    """Train the controller, keep it, judge it."""
+@contextmanager
+def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
+    """Train the controller and judge it; its folder is held until the caller is done with it."""
     training, recording = config.training, config.recording
     data = spec.load(config.data_dir)
-    trainer = make_trainer(training, spec=spec, data=data)
-    folder = recording.telemetry_dir
-    with telemetry_of(trainer.engine, LEARNED, training.rounds, recording, folder) as telemetry:
-        trainer.listen(telemetry.listeners)
-        history = trainer.run()
-    agent = trainer.client.agent
-    agent.save(config.out / f"train_ppo_{spec.name}_agent")
-    judged = judge(training, agent, spec, data, config.evaluation_envs)
-    told = replace(judged.result, telemetry=telemetry.told())
-    return Learnt(agent, training, history, replace(judged, result=told))
+    with _opened(config, spec, data) as (folder, resumed):
+        trainer = resumed.trainer
+        events = recording.telemetry_dir or folder.telemetry
+        tally = tally_of(trainer.history)
+        with telemetry_of(
+            trainer.engine, LEARNED, training.rounds, recording, events, tally
+        ) as telemetry:
+            trainer.listen(telemetry.listeners)
+            announce(resumed)
+            history = train_in_folder(trainer, folder, config.checkpoint_every, config.keep)
+        judged = judge(training, trainer.client.agent, spec, data, config.evaluation_envs)
+        told = replace(judged.result, telemetry=telemetry.told())
+        yield Learnt(folder, training, history, replace(judged, result=told))
+
+
+@contextmanager
+def _opened(
+    config: TrainPPO, spec: TaskSpec, data: TaskData
+) -> Iterator[tuple[RunFolder, Resumed]]:
+    """The folder of the run and its trainer: new, or where it was."""
+    if config.resume is not None:
+        with RunFolder.open(config.resume) as folder:
+            resumed = resume_trainer(folder, config.training, spec=spec, data=data)
+            for line in (*resumed.notes, *resumed.changed, resumed.line):
+                print(line, file=sys.stderr, flush=True)
+            yield folder, resumed
+        return
+    trainer = make_trainer(
+        config.training, spec=spec, data=data
+    )  # what it refuses leaves no folder
+    with RunFolder.create(config.runs, config.run_name, config.training) as folder:
+        if not config.recording.quiet:
+            print(f"run folder: {folder.path}", flush=True)
+        yield folder, Resumed(trainer, None, (), ())

@@ -22,23 +22,29 @@ from esper.simic.training.history import RoundRecord
 
 def report_learner(config: TrainPPO, learnt: Learnt) -> None:
     """The table, picture and numbers of the judgement as for any policy; then what was learnt."""
-    judged, stem = learnt.judged, f"train_ppo_{learnt.judged.result.task}"
+    judged, folder = learnt.judged, learnt.folder.report
+    folder.mkdir(exist_ok=True)
     shown = Shown(
         policy=LEARNED,
         episodes=judged.members,
-        picture=config.out / f"{stem}.png",
-        numbers=config.out / f"{stem}.json",
+        picture=folder / "judged.png",
+        numbers=folder / "judged.json",
         settings=settings_of(config),
     )
     report(shown, judged.result)
     console = console_for_report()
     console.print(judgement_table(judged))
-    picture, numbers = config.out / f"{stem}_learning.png", config.out / f"{stem}_learning.json"
+    picture, numbers = folder / "learning.png", folder / "learning.json"
     _draw(picture, learnt)
     write_whole(numbers, json_bytes(_numbers(learnt)))
-    agent = config.out / f"{stem}_agent"
-    for word, path in (("learning curve", picture), ("history", numbers), ("agent", agent)):
-        console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
+    told = (
+        ("learning curve", picture),
+        ("history", numbers),
+        ("run folder", learnt.folder.path),
+        ("judge it again", f"esper eval {learnt.folder.path}"),
+    )
+    for word, what in told:
+        console.print(f"{word}: {what}", highlight=False, soft_wrap=True)
 
 
 def curves_of(history: list[RoundRecord]) -> LearningCurves:

@@ -26,7 +26,7 @@ from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.scripts.machine import describe
 from esper.scripts.train_config import Recording, Train
 from esper.simic.rewards.score import ScoreReward
-from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
+from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
@@ -130,11 +130,16 @@ def run(config: Train, spec: TaskSpec) -> RunResult:
 
 @contextmanager
 def telemetry_of(
-    engine: VectorizedEngine, policy: str, rounds: int, recording: Recording, folder: Path | None
+    engine: VectorizedEngine,
+    policy: str,
+    rounds: int,
+    recording: Recording,
+    folder: Path | None,
+    tally: RunTally | None = None,
 ) -> Iterator[Telemetry]:
     """Listeners for a run of this engine: told when it starts, and how it ended.
 
-    `folder`: where events are kept, if anywhere.
+    `folder`: where events are kept, if anywhere; `tally`: how far a run is that goes on.
     """
     told = TelemetryConfig(level=recording.level)
     configure_slot_telemetry(engine.watch, told)
@@ -147,6 +152,7 @@ def telemetry_of(
                 rounds,
                 batches_per_step=engine.spec.batches_per_step,
                 batch_size=engine.spec.batch_size,
+                tally=tally,
             )
             for hub in hubs
         ]
