@@ -132,7 +132,7 @@ def test_a_saved_config_is_the_same_run_again(tmp_path):
 
 def test_policies_that_do_not_learn_take_task_and_population_from_a_file(tmp_path):
     path = tmp_path / "mine.toml"
-    path.write_text('rounds = 9\nseed = 4\n[task]\nrent = 2.0\n[population]\nenvs = 3\n')
+    path.write_text("rounds = 9\nseed = 4\n[task]\nrent = 2.0\n[population]\nenvs = 3\n")
     read = read_train("random", ["--config", str(path), "--rent", "5"])
     assert (read.task.rent, read.population.envs, read.seed, read.rounds) == (5.0, 3, 4, 1)
     assert read.task.blueprints == ("depthwise", "conv_light"), "of the preset named like the task"
