@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.text import Annotation
-    from matplotlib.transforms import BboxBase
+    from matplotlib.transforms import Bbox, BboxBase
 
 DPI: Final = 110
 WIDTH_INCHES: Final = 11.5
@@ -169,6 +169,8 @@ def _name_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Esti
     ]
     half = MARKER_POINTS * pixels
     taken = [Bbox.from_bounds(x - half, y - half, 2 * half, 2 * half) for x, y in spots]
+    for point, cost in zip(points, costs, strict=True):
+        taken += _bars(axes, cost, point.accuracy, pixels)
     for point, spot in zip(points, spots, strict=True):
         text = axes.annotate(
             shortened(point.label, LONGEST_AT_POINT), (spot[0], spot[1]), PLACES[0],
@@ -185,6 +187,18 @@ def _name_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Esti
                 best, least = place, covered + 3 * outside
         _put(text, best)
         taken.append(text.get_window_extent())
+
+
+def _bars(axes: Axes, cost: Estimate, worth: Estimate, pixels: float) -> list[Bbox]:
+    """The boxes that a point's intervals cover; none where they are unknown."""
+    from matplotlib.transforms import Bbox
+
+    ends = []
+    if _reach(cost):
+        ends.append(((cost.low, worth.value), (cost.high, worth.value)))
+    if _reach(worth):
+        ends.append(((cost.value, worth.low), (cost.value, worth.high)))
+    return [Bbox(axes.transData.transform(corners)).padded(1.5 * pixels) for corners in ends]
 
 
 def _put(text: Annotation, place: tuple[float, float]) -> None:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from esper.karn.display import say
-from esper.karn.frontier_picture import PolicyPoint, draw_frontier
+from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shortened
 from esper.leyline.codec import Json, to_json
 from esper.leyline.files import write_whole
 from esper.leyline.statistics import Estimate
+from esper.scripts.compare_run import unwritable
 from esper.scripts.comparison import METRICS, Comparison, Contestant, Metric
 from esper.scripts.records import json_bytes
 from esper.scripts.train_report import console_for_report
 
-TOPOLOGIES_SHOWN = 3
-NOTE = (
+TOPOLOGIES_SHOWN: Final = 3
+LABEL_SHOWN: Final = 28
+"""Characters of a label on the console."""
+NOTE: Final = (
     "Above: interquartile means over hosts, 95 % bootstrap intervals; dashed: policies that no "
     "other beats in both. P: chance that a host is better than one of the reference."
 )
@@ -32,9 +37,12 @@ def report(found: Comparison, folder: Path) -> None:
     console.print(cost_table(found))
     paths = {word: folder / f"compare.{end}" for word, end in
              (("picture", "png"), ("report", "md"), ("numbers", "json"))}  # fmt: skip
-    draw(paths["picture"], found)
-    write_whole(paths["report"], markdown(found, paths["picture"].name).encode())
-    write_whole(paths["numbers"], json_bytes(numbers(found)))
+    try:
+        draw(paths["picture"], found)
+        write_whole(paths["report"], markdown(found, paths["picture"].name).encode())
+        write_whole(paths["numbers"], json_bytes(numbers(found)))
+    except OSError as error:
+        raise unwritable(folder, error) from error
     for word, path in paths.items():
         say(console, f"{word}: {path}")
 
@@ -75,37 +83,39 @@ def score_table(found: Comparison) -> Table:
     """Every policy's score, and how far it is ahead of the first."""
     score = METRICS[0]
     table = Table(title=title_of(found), box=SIMPLE_HEAD)
-    columns = ("policy", "score, IQM (95 %)", f"ahead of {found.contestants[0].label} (95 %)",
-               "P(better)", "better on")  # fmt: skip
-    for column in columns:
-        justify = "left" if column == "policy" else "right"
-        table.add_column(column, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    table.add_column("policy", no_wrap=True)
+    first = shortened(found.contestants[0].label, LABEL_SHOWN // 2)
+    for name in ("score, IQM (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
+        table.add_column(name, justify="right")
     for contestant in found.contestants:
         standing = contestant.standing(score.name)
-        row = [contestant.label, with_interval(standing.iqm, score.form)]
+        row = [shortened(contestant.label, LABEL_SHOWN), with_interval(standing.iqm, "{:.3f}")]
         if standing.difference is not None and standing.improvement is not None:
             row += [
-                with_interval(standing.difference.student, score.difference),
+                with_interval(standing.difference.student, "{:+.3f}"),
                 f"{standing.improvement.value:.2f}",
                 _beaten(contestant, score),
             ]
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     return table
 
 
 def cost_table(found: Comparison) -> Table:
     """What the networks are and what they cost, as means."""
     table = Table(title="means over hosts", box=SIMPLE_HEAD)
-    table.add_column("policy", overflow="fold")
-    shown = [metric for metric in METRICS if metric.name != "score"]
-    for metric in shown:
-        table.add_column(metric.words, justify="right")
-    table.add_column("wall time / host", justify="right")
+    table.add_column("policy", no_wrap=True)
+    names = {"test": "test", "accuracy": "val_score", "parameters": "parameters", "macs": "MACs",
+             "flops_ratio": "FLOPs / host's"}  # fmt: skip
+    for name in (*names.values(), "s / host"):
+        table.add_column(name, justify="right")
     for contestant in found.contestants:
         values = [
-            metric.form.format(contestant.standing(metric.name).mean.value) for metric in shown
+            metric.form.format(contestant.standing(metric.name).mean.value)
+            for metric in METRICS
+            if metric.name in names
         ]
-        table.add_row(contestant.label, *values, f"{contestant.result.seconds_per_host:.2f} s")
+        label = escape(shortened(contestant.label, LABEL_SHOWN))
+        table.add_row(label, *values, f"{contestant.result.seconds_per_host:.2f}")
     return table
 
 

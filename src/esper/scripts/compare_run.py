@@ -107,8 +107,7 @@ def _run_all(
                     f"goes on from there"
                 )
                 raise
-            kept = Kept(contender.label, contender.identity, result)
-            write_whole(place_of(folder, contender.identity), json_bytes(to_json(kept)))
+            keep(folder, Kept(contender.label, contender.identity, result))
             if not config.quiet:
                 shown.say(_done_line(contender.label, result))
 
@@ -211,6 +210,7 @@ def open_folder(folder: Path, game: Game) -> None:
     """Make the folder this comparison's; one that holds another's numbers is refused."""
     path = folder / SETTINGS
     require_writable(path, "--out")
+    (folder / POLICIES).mkdir(exist_ok=True)
     wanted = to_json(game)
     if path.exists():
         different = next(_differences(_read_json(path), wanted, ""), None)
@@ -220,8 +220,10 @@ def open_folder(folder: Path, game: Game) -> None:
                 f"choose another --out"
             )
         return
-    (folder / POLICIES).mkdir(exist_ok=True)
-    write_whole(path, json_bytes(wanted))
+    try:
+        write_whole(path, json_bytes(wanted))
+    except OSError as error:
+        raise unwritable(folder, error) from error
 
 
 def _differences(found: Json, wanted: Json, name: str) -> Iterator[str]:
@@ -239,6 +241,22 @@ def place_of(folder: Path, identity: Identity) -> Path:
     known = json.dumps(to_json(identity), sort_keys=True).encode()
     name = re.sub(r"[^A-Za-z0-9]+", "-", identity.policy).strip("-")[:60]
     return folder / POLICIES / f"{name}-{hashlib.sha256(known).hexdigest()[:10]}.json"
+
+
+def keep(folder: Path, kept: Kept) -> None:
+    """Write the file of a policy."""
+    try:
+        write_whole(place_of(folder, kept.identity), json_bytes(to_json(kept)))
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def unwritable(folder: Path, error: OSError) -> EsperError:
+    """What to do when a result cannot be written."""
+    return EsperError(
+        f"cannot write to {folder} ({error.strerror or error}): make room there; policies that are "
+        f"done are kept, and the same command goes on"
+    )
 
 
 def read_kept(path: Path, identity: Identity) -> Kept:

@@ -145,7 +145,7 @@ def _read_controller(text: str) -> PolicyWord:
     head, mark, rest = text.partition(":")
     sampled = bool(mark) and head == SAMPLED
     path = Path(rest if sampled else text)
-    if not path.is_dir():
+    if not path.is_dir() or not text:
         raise _no_such_policy(text, path, sampled)
     shown = "/".join(path.resolve().parts[-2:])
     label = f"{shown}, sampled" if sampled else shown
@@ -156,7 +156,7 @@ def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
     """A folder that is not there, or a word that is none."""
     if path.is_file():
         return EsperError(f"policy {text!r}: {path} is a file; give the folder of a controller")
-    if sampled or os.sep in str(path) or str(path).startswith("."):
+    if sampled or os.sep in text or text.startswith("."):
         return EsperError(
             f"policy {text!r}: there is no folder {path}; give the folder of a saved controller, "
             f"checkpoint or run"

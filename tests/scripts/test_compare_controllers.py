@@ -1,0 +1,186 @@
+"""Saved controllers in a comparison: where they are found, how they act, what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.leyline.actions import ActionHead
+from esper.leyline.codec import to_json
+from esper.leyline.errors import EsperError
+from esper.scripts.compare import Compare, compare_policies
+from esper.scripts.compare_run import place_of
+from esper.scripts.contenders import find_controller, found_topology, make_contender
+from esper.scripts.policy_words import read_policy
+from esper.simic.agent import PPOAgent, PPOConfig
+from esper.simic.client import ActingMode, SimicClient, policy_spec
+from esper.simic.training.config import PLAIN_BLEND, PopulationConfig, TrainingConfig
+from esper.tamiyo import NetworkConfig
+from esper.tolaria import EngineConfig, VectorizedEngine
+
+TINY = Compare(
+    ("wait",),
+    task="synthetic",
+    seeds=2,
+    device="cpu",
+    episode_length=5,
+    batches_per_step=1,
+    batch_size=16,
+    quiet=True,
+)
+GROWS = ("norm", "conv_light")
+
+
+def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> Path:
+    """A fresh agent that germinates readily."""
+    prior = (-4.0, 4.0, 0.0, 0.0, 0.0, 0.0)
+    network = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=prior)
+    PPOAgent(policy_spec(blueprints), PPOConfig(network=network), seed).save(folder)
+    return folder
+
+
+def run_folder(root: Path, rounds: tuple[int, ...], training: TrainingConfig) -> Path:
+    """As a run of the learner lies on disk, the newest checkpoint the only sound one."""
+    for number in rounds:
+        saved(root / "checkpoints" / f"round-{number:06d}" / "agent", seed=number)
+    (root / "config.json").write_text(json.dumps(to_json(training)))
+    return root
+
+
+def contender(word: object, **changes: object):
+    config = replace(TINY, **changes)
+    return make_contender(config, read_policy(str(word)), config.spec())
+
+
+def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
+    """The same numbers as the agent in a bare engine with the blueprints it was made for."""
+    folder = saved(tmp_path / "agent")
+    words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
+    found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
+    spec = replace(TINY.spec(), blueprints=GROWS)
+    for label, mode in (("greedy", ActingMode.GREEDY), ("drawn", ActingMode.SAMPLE)):
+        engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, "cpu"))
+        client = SimicClient(PPOAgent.load(folder), None, mode)  # type: ignore[arg-type]
+        client.reward = contender(folder).policy(0).reward
+        outcome = engine.run_rollout(client).outcome
+        result = found[label].result
+        assert result.score_N.tolist() == outcome.score_E.tolist()
+        assert np.array_equal(result.blueprint_NS, outcome.blueprint_ES)
+        assert result.blueprints == GROWS
+        assert result.germinated_N.sum() > 0
+    assert found["wait"].result.blueprints == TINY.spec().blueprints, "its own are not the agent's"
+
+
+def test_a_run_gives_its_newest_controller_and_its_settings(tmp_path):
+    population = PopulationConfig(frozen_heads=PLAIN_BLEND, counterfactual_stride=4)
+    run = run_folder(tmp_path / "run", (2, 10, 9), TrainingConfig(population=population))
+    newest = run / "checkpoints" / "round-000010"
+    assert find_controller(run)[0] == newest / "agent"
+    for path in (run, newest):
+        found = contender(path)
+        assert found.agent is not None
+        assert found.agent.seed == 10
+        limits = found.identity.limits
+        assert (limits.frozen_heads, limits.counterfactual_stride) == (PLAIN_BLEND, 4)
+        assert found.engine_config(TINY, 3, 2).frozen_heads == PLAIN_BLEND
+    assert contender(run / "checkpoints" / "round-000002").agent.seed == 2
+
+
+def test_a_bare_agent_is_limited_as_its_preset_says(tmp_path):
+    folder = saved(tmp_path / "agent")
+    assert contender(folder).identity.limits.frozen_heads == ()
+    limits = contender(folder, preset="digits_impaired").identity.limits
+    assert dict(limits.frozen_heads)[ActionHead.STYLE] == dict(PLAIN_BLEND)[ActionHead.STYLE]
+    with pytest.raises(EsperError, match="digits_impaired"):
+        contender(folder, preset="digits_impared")
+
+
+def test_a_controller_that_was_trained_on_is_another_policy(tmp_path):
+    """Its results are kept under its weights, not under its folder's name."""
+    folder = saved(tmp_path / "agent", seed=0)
+    before = contender(folder).identity
+    saved(folder, seed=1)
+    after = contender(folder).identity
+    assert place_of(tmp_path, before) != place_of(tmp_path, after)
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert contender(moved).identity == after
+    assert contender(f"sampled:{moved}").identity != after
+
+
+def test_a_controller_of_other_blueprints_is_refused(tmp_path):
+    language = saved(tmp_path / "language", blueprints=("lora", "mlp"))
+    with pytest.raises(EsperError, match="other blueprints \\(lora, mlp\\) than task synthetic"):
+        contender(language)
+    with pytest.raises(EsperError, match="than --blueprints has \\(norm\\)"):
+        contender(saved(tmp_path / "agent"), blueprints=("norm",))
+    assert contender(tmp_path / "agent", blueprints=("conv_light", "norm")).agent is not None
+
+
+def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    torn = saved(tmp_path / "torn")
+    (tensors,) = torn.glob("*.safetensors")
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    lost = run_folder(tmp_path / "lost", (1,), TrainingConfig())
+    (lost / "config.json").write_text("{")
+    older = run_folder(tmp_path / "older", (1,), TrainingConfig())
+    (older / "config.json").write_text('{"task": {}, "speed": 3}')
+    wanted = {"empty": "holds no controller", "torn": "is damaged", "lost": "not JSON",
+              "older": "unknown field 'speed'"}  # fmt: skip
+    for name, word in wanted.items():
+        with pytest.raises(EsperError, match=word) as refused:
+            contender(tmp_path / name)
+        assert "\n" not in str(refused.value)
+
+
+# ---- a topology that was found -----------------------------------------------------------------
+
+
+def result(path: Path, rounds: list[list[list[int]]]) -> Path:
+    """What `train` writes of a run, as far as it matters here."""
+    record = {
+        "slots": ["r0c0", "r0c1"],
+        "blueprints": ["norm", "conv_light"],
+        "rounds": [{"outcome": {"blueprint_ES": kinds_ES}} for kinds_ES in rounds],
+    }
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_the_most_frequent_topology_of_all_rounds_is_replayed(tmp_path):
+    path = result(tmp_path / "r.json", [[[0, -1], [1, 1]], [[1, 1], [-1, -1]]])
+    assert found_topology(path) == ("r0c0=conv_light", "r0c1=conv_light")
+    by_file = contender(f"static-final:{path}").identity
+    assert by_file == contender("static-final:r0c1=conv_light,r0c0=conv_light").identity
+
+
+def test_a_run_of_train_is_replayed_by_its_result(tmp_path):
+    from esper.scripts.train import train
+    from esper.scripts.train_config import Train
+
+    asked = Train(
+        "static-full", "synthetic", envs=2, episode_length=2, batches_per_step=1, batch_size=16,
+        blueprint="norm", slots=("r0c1",), device="cpu", out=tmp_path, quiet=True,
+    )  # fmt: skip
+    train(asked)
+    path = tmp_path / "train_static-full_synthetic.json"
+    assert found_topology(path) == ("r0c1=norm",)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"slots": [], "blueprints": [], "rounds": []}']
+)
+def test_other_files_are_no_results(tmp_path, content):
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    with pytest.raises(EsperError, match="not the result of a run"):
+        found_topology(path)
+
+
+def test_a_run_that_grew_nothing_has_no_topology(tmp_path):
+    with pytest.raises(EsperError, match="the host alone"):
+        found_topology(result(tmp_path / "r.json", [[[-1, -1]]]))
