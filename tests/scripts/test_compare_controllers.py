@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from esper.leyline.actions import ActionHead
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
+from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
 from esper.scripts.compare_run import place_of
 from esper.scripts.contenders import find_controller, found_topology, make_contender
@@ -158,16 +160,13 @@ def test_the_most_frequent_topology_of_all_rounds_is_replayed(tmp_path):
     assert by_file == contender("static-final:r0c1=conv_light,r0c0=conv_light").identity
 
 
-def test_a_run_of_train_is_replayed_by_its_result(tmp_path):
-    from esper.scripts.train import train
-    from esper.scripts.train_config import Train
-
-    asked = Train(
-        "static-full", "synthetic", envs=2, episode_length=2, batches_per_step=1, batch_size=16,
-        blueprint="norm", slots=("r0c1",), device="cpu", out=tmp_path, quiet=True,
-    )  # fmt: skip
-    train(asked)
-    path = tmp_path / "train_static-full_synthetic.json"
+def test_a_run_of_train_is_replayed_by_its_result(tmp_path, monkeypatch):
+    flags = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batches-per-step",
+             "1", "--batch-size", "16", "--blueprint", "norm", "--slots", "r0c1", "--device", "cpu",
+             "--quiet", "--out", str(tmp_path))  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["train", "static-full", *flags])
+    assert train.main() == 0
+    (path,) = tmp_path.glob("*.json")
     assert found_topology(path) == ("r0c1=norm",)
 
 
