@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from esper.kasmina import MorphogeneticModel, Population, files
 from esper.leyline import EsperError
+from esper.leyline.sealed import checksum_of
 from saving_cases import bits, found, in_fresh_process, names_in, small
 from support import tiny_host
 
@@ -54,7 +55,7 @@ def tensor_file(folder: Path) -> Path:
 def rewrite(folder: Path, **changes: object) -> None:
     """A manifest with other entries and a right checksum."""
     manifest = json.loads((folder / "manifest.json").read_text()) | changes
-    manifest["checksum"] = files._checksum(manifest)
+    manifest["checksum"] = checksum_of(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -19,19 +19,12 @@ from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.scripts import compare_run
 from esper.scripts.compare import Compare, compare_policies, main
 from esper.scripts.comparison import METRICS, Comparison
+from esper.simic.training.config import TaskConfig
 from esper.tamiyo import WaitPolicy
 from esper.tolaria import EngineConfig, VectorizedEngine
 
-TINY = Compare(
-    ("wait",),
-    task="synthetic",
-    seeds=2,
-    device="cpu",
-    episode_length=4,
-    batches_per_step=1,
-    batch_size=16,
-    quiet=True,
-)
+TASK = TaskConfig("synthetic", episode_length=4, batches_per_step=1, batch_size=16)
+TINY = Compare(("wait",), TASK, seeds=2, device="cpu", quiet=True)
 FLAGS = ("--task", "synthetic", "--seeds", "3", "--envs", "2", "--device", "cpu",
          "--episode-length", "4", "--batches-per-step", "1", "--batch-size", "16")  # fmt: skip
 
@@ -104,7 +97,7 @@ def test_every_host_is_the_engines_own_member_under_its_run_seed(tmp_path):
     assert found.member_N.tolist() == [0, 1, 0]
     alone = []
     for seed, members in ((first, 2), (first + 1, 1)):
-        engine = VectorizedEngine(TINY.spec(), EngineConfig(members, seed, "cpu"))
+        engine = VectorizedEngine(TASK.spec(), EngineConfig(members, seed, "cpu"))
         outcome = engine.run_rollout(WaitPolicy()).outcome
         alone.append((outcome.score_E, engine.test()))
     assert found.score_N.tolist() == np.concatenate([score for score, _ in alone]).tolist()
@@ -140,7 +133,9 @@ def test_the_order_of_policies_changes_no_policys_numbers(tmp_path):
 
 def test_rent_is_a_multiple_of_what_growth_costs(tmp_path):
     free, own, dear = (
-        compared(tmp_path / str(rent), "static-full:norm", rent=rent).contestants[0].result
+        compared(tmp_path / str(rent), "static-full:norm", task=replace(TASK, rent=rent))
+        .contestants[0]
+        .result
         for rent in (0.0, 1.0, 2.0)
     )
     assert free.score_N.tolist() == free.accuracy_N.tolist()
@@ -180,14 +175,14 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkey
     ("changes", "words"),
     [
         ({"seeds": 4}, "seeds is 2 there and 4 here"),
-        ({"rent": 0.5}, "rent is 1.0 there and 0.5 here"),
-        ({"episode_length": 8}, "episode_length is 4 there and 8 here"),
+        ({"task": replace(TASK, rent=0.5)}, "rent is 1.0 there and 0.5 here"),
+        ({"task": replace(TASK, episode_length=8)}, "episode_length is 4 there and 8 here"),
         ({"first_seed": EVALUATION_SEEDS[7]}, "first_seed"),
-        ({"blueprints": ("norm",)}, "blueprints"),
+        ({"task": replace(TASK, blueprints=("norm",))}, "blueprints"),
     ],
 )
 def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
-    compare_run.open_folder(tmp_path, compare_run.game_of(TINY, TINY.spec()))
+    compare_run.open_folder(tmp_path, compare_run.game_of(TINY, TASK.spec()))
     with pytest.raises(EsperError, match=words) as refused:
         compared(tmp_path, "wait", **changes)
     assert "choose another --out" in str(refused.value)
@@ -237,7 +232,7 @@ BAD = [
     (("wiat",), "did you mean 'wait'"),
     (("wait", "--seeds", "0"), "--seeds 0"),
     (("wait", "--envs", "0"), "--envs 0"),
-    (("wait", "--rent", "-1"), "--rent -1"),
+    (("wait", "--rent", "-1"), "rent"),
     (("wait", "--first-seed", "3"), "kept for evaluation"),
     (("wait", "--first-seed", EVALUATION_SEEDS[-1], "--seeds", "9", "--envs", "1"), "not all kept"),
     (("wait", "--task", "digits_impared"), "digits_impaired"),

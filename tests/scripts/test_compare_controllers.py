@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from esper.leyline.actions import ActionHead
-from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
@@ -20,20 +19,17 @@ from esper.scripts.contenders import find_controller, found_topology, make_conte
 from esper.scripts.policy_words import read_policy
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
-from esper.simic.training.config import PLAIN_BLEND, PopulationConfig, TrainingConfig
+from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.config import PLAIN_BLEND, TaskConfig
+from esper.simic.training.folder_run import train_in_folder
+from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.vectorized import make_trainer
 from esper.tamiyo import NetworkConfig
 from esper.tolaria import EngineConfig, VectorizedEngine
+from loop_support import tiny_config
 
-TINY = Compare(
-    ("wait",),
-    task="synthetic",
-    seeds=2,
-    device="cpu",
-    episode_length=5,
-    batches_per_step=1,
-    batch_size=16,
-    quiet=True,
-)
+TASK = TaskConfig("synthetic", episode_length=5, batches_per_step=1, batch_size=16)
+TINY = Compare(("wait",), TASK, seeds=2, device="cpu", quiet=True)
 GROWS = ("norm", "conv_light")
 
 
@@ -45,17 +41,18 @@ def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> P
     return folder
 
 
-def run_folder(root: Path, rounds: tuple[int, ...], training: TrainingConfig) -> Path:
-    """As a run of the learner lies on disk, the newest checkpoint the only sound one."""
-    for number in rounds:
-        saved(root / "checkpoints" / f"round-{number:06d}" / "agent", seed=number)
-    (root / "config.json").write_text(json.dumps(to_json(training)))
-    return root
+def learnt(root: Path, **population: object) -> Path:
+    """The folder of a short run of the learner."""
+    config = tiny_config(rounds=2, envs=2, counterfactual_stride=4, **population)
+    trainer = make_trainer(config)
+    with RunFolder.create(root, "short", config) as folder:
+        train_in_folder(trainer, folder)
+    return folder.path
 
 
 def contender(word: object, **changes: object):
     config = replace(TINY, **changes)
-    return make_contender(config, read_policy(str(word)), config.spec())
+    return make_contender(config, read_policy(str(word)), config.task.spec())
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
@@ -63,7 +60,7 @@ def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
     folder = saved(tmp_path / "agent")
     words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
     found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
-    spec = replace(TINY.spec(), blueprints=GROWS)
+    spec = replace(TASK.spec(), blueprints=GROWS)
     for label, mode in (("greedy", ActingMode.GREEDY), ("drawn", ActingMode.SAMPLE)):
         engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, "cpu"))
         client = SimicClient(PPOAgent.load(folder), None, mode)  # type: ignore[arg-type]
@@ -74,22 +71,25 @@ def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
         assert np.array_equal(result.blueprint_NS, outcome.blueprint_ES)
         assert result.blueprints == GROWS
         assert result.germinated_N.sum() > 0
-    assert found["wait"].result.blueprints == TINY.spec().blueprints, "its own are not the agent's"
+    assert found["wait"].result.blueprints == TASK.spec().blueprints, "its own are not the agent's"
 
 
-def test_a_run_gives_its_newest_controller_and_its_settings(tmp_path):
-    population = PopulationConfig(frozen_heads=PLAIN_BLEND, counterfactual_stride=4)
-    run = run_folder(tmp_path / "run", (2, 10, 9), TrainingConfig(population=population))
-    newest = run / "checkpoints" / "round-000010"
-    assert find_controller(run)[0] == newest / "agent"
-    for path in (run, newest):
+def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
+    run = learnt(tmp_path, frozen_heads=PLAIN_BLEND)
+    best = CheckpointStore(run / "checkpoints").best().path
+    assert best is not None
+    folder, training = find_controller(run)
+    assert folder == best / "agent"
+    assert training == find_controller(best)[1]
+    for path in (run, best):
         found = contender(path)
         assert found.agent is not None
-        assert found.agent.seed == 10
         limits = found.identity.limits
         assert (limits.frozen_heads, limits.counterfactual_stride) == (PLAIN_BLEND, 4)
         assert found.engine_config(TINY, 3, 2).frozen_heads == PLAIN_BLEND
-    assert contender(run / "checkpoints" / "round-000002").agent.seed == 2
+    bare = contender(folder, preset="plain")
+    assert bare.identity.agent == contender(run).identity.agent
+    assert bare.identity != contender(run).identity, "its settings are not known there"
 
 
 def test_a_bare_agent_is_limited_as_its_preset_says(tmp_path):
@@ -118,8 +118,11 @@ def test_a_controller_of_other_blueprints_is_refused(tmp_path):
     with pytest.raises(EsperError, match="other blueprints \\(lora, mlp\\) than task synthetic"):
         contender(language)
     with pytest.raises(EsperError, match="than --blueprints has \\(norm\\)"):
-        contender(saved(tmp_path / "agent"), blueprints=("norm",))
-    assert contender(tmp_path / "agent", blueprints=("conv_light", "norm")).agent is not None
+        contender(saved(tmp_path / "agent"), task=replace(TASK, blueprints=("norm",)))
+    assert (
+        contender(tmp_path / "agent", task=replace(TASK, blueprints=("conv_light", "norm"))).agent
+        is not None
+    )
 
 
 def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path):
@@ -127,13 +130,7 @@ def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path)
     torn = saved(tmp_path / "torn")
     (tensors,) = torn.glob("*.safetensors")
     tensors.write_bytes(tensors.read_bytes()[:-1])
-    lost = run_folder(tmp_path / "lost", (1,), TrainingConfig())
-    (lost / "config.json").write_text("{")
-    older = run_folder(tmp_path / "older", (1,), TrainingConfig())
-    (older / "config.json").write_text('{"task": {}, "speed": 3}')
-    wanted = {"empty": "holds no controller", "torn": "is damaged", "lost": "not JSON",
-              "older": "unknown field 'speed'"}  # fmt: skip
-    for name, word in wanted.items():
+    for name, word in (("empty", "give the folder of a run"), ("torn", "is damaged")):
         with pytest.raises(EsperError, match=word) as refused:
             contender(tmp_path / name)
         assert "\n" not in str(refused.value)

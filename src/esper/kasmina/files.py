@@ -13,7 +13,6 @@ Nothing is unpickled, and nothing is believed before its checksum is right.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -32,7 +31,8 @@ from torch import Tensor
 import esper
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.files import sync_folder, write_whole
+from esper.leyline.files import sync_folder, write_advice, write_whole
+from esper.leyline.sealed import is_sealed, parse_json, seal
 
 FORMAT: Final = "esper-save"
 SCHEMA: Final = 1
@@ -48,7 +48,6 @@ _LOADER: Final[dict[Kind, str]] = {
 }
 _TENSORS: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _TEMPORARY: Final = re.compile(rf"\.({_TENSORS.pattern}|{re.escape(MANIFEST)})\.\w+\.tmp")
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 PathLike = str | os.PathLike[str]
 
@@ -93,12 +92,11 @@ def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str
         "tensors": to_json(file),
         "content": to_json(content),
     }
-    manifest["checksum"] = _checksum(manifest)
     try:
         _make_folder(folder)
         _sweep(folder, _in_use(folder))
         write_whole(folder / file.name, blob)
-        write_whole(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_whole(folder / MANIFEST, json.dumps(seal(manifest), indent=1).encode())
     except OSError as error:
         with contextlib.suppress(OSError):
             _sweep(folder, _in_use(folder))
@@ -108,10 +106,9 @@ def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str
 
 
 def _unwritable(folder: Path, error: OSError) -> EsperError:
-    fix = "free some space" if error.errno in _FULL else "check its permissions"
     return EsperError(
-        f"cannot save to {folder}: {error.strerror or error}; {fix} or choose another folder "
-        f"(a save that was there is kept until the new one is whole)"
+        f"cannot save to {folder}: {error.strerror or error}; {write_advice(error)} or choose "
+        f"another folder (a save that was there is kept until the new one is whole)"
     )
 
 
@@ -125,7 +122,7 @@ def _make_folder(folder: Path) -> None:
 def _in_use(folder: Path) -> set[str]:
     """Tensor files the folder's present save needs; all of them where that cannot be told."""
     try:
-        manifest = _parse((folder / MANIFEST).read_bytes())
+        manifest = parse_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
         return set()
     except ValueError:
@@ -135,7 +132,7 @@ def _in_use(folder: Path) -> set[str]:
             f"{folder / MANIFEST} belongs to something else than Esper: choose another folder"
         )
     file = manifest.get("tensors")
-    if _intact(manifest) and isinstance(file, dict):
+    if is_sealed(manifest) and isinstance(file, dict):
         return {str(file.get("name"))}
     return {name for name in os.listdir(folder) if _TENSORS.fullmatch(name)}
 
@@ -166,12 +163,12 @@ def _read_manifest(folder: Path) -> dict[str, Json]:
     path = folder / MANIFEST
     raw = _read(path)
     try:
-        manifest = _parse(raw)
+        manifest = parse_json(raw)
     except ValueError as error:
         raise EsperError(f"{path} is damaged, not JSON ({error}): load another save") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise EsperError(f"{path} is no manifest of Esper: give the folder of a save")
-    if not _intact(manifest):
+    if not is_sealed(manifest):
         raise EsperError(f"{path} is damaged, its checksum is wrong: load another save")
     _check_schema(path, manifest)
     return manifest
@@ -219,27 +216,3 @@ def _read(path: Path) -> bytes:
         ) from None
     except OSError as error:
         raise EsperError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _parse(raw: bytes) -> Json:
-    """JSON as it was written; ValueError for anything else."""
-
-    def refuse(word: str) -> None:
-        raise ValueError(f"{word} is not JSON")
-
-    try:
-        data: Json = json.loads(raw.decode(), parse_constant=refuse)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    return data
-
-
-def _intact(manifest: Mapping[str, Json]) -> bool:
-    return manifest.get("checksum") == _checksum(manifest)
-
-
-def _checksum(manifest: Mapping[str, Json]) -> str:
-    """Of everything else in it, in canonical form: sorted keys, no spaces, ASCII."""
-    rest = {key: value for key, value in manifest.items() if key != "checksum"}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()

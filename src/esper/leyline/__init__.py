@@ -17,7 +17,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "ShapeError",
         "unknown_name",
     ),
-    "files": ("write_whole", "sync_folder", "require_writable"),
+    "files": ("write_whole", "sync_folder", "write_advice", "require_writable"),
     "stages": (
         "SeedStage",
         "Gate",
@@ -139,6 +139,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "BatchSummary",
     ),
     "codec": ("Json", "from_json", "read_enum", "read_record", "to_json"),
+    "sealed": ("seal", "is_sealed", "checksum_of", "parse_json"),
     "telemetry": (
         "SCHEMA_VERSION",
         "TelemetryLevel",
@@ -197,6 +198,7 @@ if TYPE_CHECKING:
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
     from esper.leyline.files import require_writable as require_writable
     from esper.leyline.files import sync_folder as sync_folder
+    from esper.leyline.files import write_advice as write_advice
     from esper.leyline.files import write_whole as write_whole
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.payloads import ActionDistribution as ActionDistribution
@@ -245,6 +247,10 @@ if TYPE_CHECKING:
     from esper.leyline.records import StepRecord as StepRecord
     from esper.leyline.rewards import RewardComponentsTelemetry as RewardComponentsTelemetry
     from esper.leyline.rewards import RewardInputs as RewardInputs
+    from esper.leyline.sealed import checksum_of as checksum_of
+    from esper.leyline.sealed import is_sealed as is_sealed
+    from esper.leyline.sealed import parse_json as parse_json
+    from esper.leyline.sealed import seal as seal
     from esper.leyline.signals import HISTORY_LENGTH as HISTORY_LENGTH
     from esper.leyline.signals import NO_BLUEPRINT as NO_BLUEPRINT
     from esper.leyline.signals import CounterfactualGap as CounterfactualGap

@@ -12,6 +12,7 @@ from typing import Final
 from esper.leyline.errors import EsperError
 
 _NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -41,6 +42,15 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def write_advice(error: OSError) -> str:
+    """What to do about a file that could not be written.
+
+    >>> write_advice(OSError(errno.ENOSPC, "No space left on device"))
+    'free some space'
+    """
+    return "free some space" if error.errno in _FULL else "check its permissions"
 
 
 def _umask() -> int:

@@ -7,7 +7,7 @@ from typing import Final
 from esper.leyline.errors import EsperError
 
 EVALUATION_SEEDS: Final = range(10_000_019, 10_020_019)
-"""Run seeds policies are compared on. Fixed beforehand; nothing is trained or tuned on them."""
+"""Run seeds policies are compared on, fixed beforehand; nothing is trained or tuned on them."""
 
 
 def require_training_seed(seed: int, where: str) -> None:

@@ -56,7 +56,7 @@ class Kept:
 
 def run_comparison(config: Compare, console: Console | None = None) -> Comparison:
     """Compute what is not there yet, and judge; all words are checked before anything runs."""
-    spec = config.spec()
+    spec = config.task.spec()
     contenders = [make_contender(config, word, spec) for word in read_policies(config.policies)]
     game = game_of(config, spec)
     folder = config.folder(spec.name)
@@ -184,7 +184,7 @@ def game_of(config: Compare, spec: TaskSpec) -> Game:
     """What all policies share."""
     return Game(
         task=spec.name,
-        data=config.data,
+        data=config.task.data,
         seeds=config.seeds,
         first_seed=config.first_seed,
         envs=min(config.envs, config.seeds),
@@ -193,7 +193,7 @@ def game_of(config: Compare, spec: TaskSpec) -> Game:
         episode_length=spec.episode_length,
         batches_per_step=spec.batches_per_step,
         batch_size=spec.batch_size,
-        rent=config.rent,
+        rent=config.task.rent,
         score=spec.score,
         optim=spec.optim,
         augmentation=spec.augmentation,

@@ -5,23 +5,22 @@ own: policies that do not learn have all blueprints and every head free, a contr
 was trained with.
 
 A controller's folder is one of
-    a save of the agent          manifest.json, and settings from --preset
-    a checkpoint                 agent/, and the settings of its run
-    a run                        config.json, checkpoints/round-.../agent/; the newest is taken
+    a save of the agent     what PPOAgent.save wrote; its settings are those of --preset
+    a checkpoint            with the settings of its run
+    a run                   its best checkpoint is taken
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
-from esper.leyline.codec import read_record
+from esper.kasmina.files import MANIFEST
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.protocols import PolicyProtocol
 from esper.leyline.signals import NO_BLUEPRINT
@@ -31,14 +30,11 @@ from esper.scripts.train_config import Train
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
+from esper.simic.training.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
 from esper.tasks.spec import TaskSpec
-from esper.tolaria.counterfactual_eval import CounterfactualConfig
 from esper.tolaria.engine import EngineConfig
 from esper.tolaria.runtime import parse_device
-
-_CHECKPOINT: Final = re.compile(r"round-(\d+)")
-_MANIFEST: Final = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +94,10 @@ class Contender:
         return asked.make_policy(self.spec, reward)
 
     def engine_config(self, config: Compare, seed: int, members: int) -> EngineConfig:
-        """How its populations run."""
+        """How its population of a run seed runs."""
         limits = self.identity.limits
-        return replace(
-            config.engine_config(seed, members),
-            counterfactuals=CounterfactualConfig(stride=limits.counterfactual_stride),
-            frozen_heads=limits.frozen_heads,
-        )
+        population = config.population(members, limits.frozen_heads, limits.counterfactual_stride)
+        return population.engine_config(seed)
 
 
 def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
@@ -190,45 +183,23 @@ def _controller(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
         agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
     )
     how = "controller, sampled" if word.sampled else "controller"
-    checksum = str(json.loads((folder / _MANIFEST).read_bytes())["checksum"])
+    checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
     identity = Identity(how, limits, checksum)
     return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
 
 
 def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:
     """Where the agent of a folder lies, and what it was trained with where that is known."""
-    if (path / _MANIFEST).is_file():
+    if (path / MANIFEST).is_file():
         return path, None
-    if (path / "agent" / _MANIFEST).is_file():
-        return path / "agent", _config_of(path.resolve().parent.parent)
-    rounds = [
-        (int(match[1]), place)
-        for place in path.glob("checkpoints/round-*")
-        if (match := _CHECKPOINT.fullmatch(place.name)) and (place / "agent" / _MANIFEST).is_file()
-    ]
-    if rounds:
-        return max(rounds)[1] / "agent", _config_of(path)
-    raise EsperError(
-        f"{path} holds no controller: give a folder that PPOAgent.save wrote, a checkpoint or a "
-        f"run that has one"
-    )
-
-
-def _config_of(run: Path) -> TrainingConfig | None:
-    """What a run was set to; None where the folder says nothing."""
-    path = run / "config.json"
-    if not path.is_file():
-        return None
-    try:
-        data = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({error})") from None
-    return read_record(TrainingConfig, data, str(path))
+    checkpoint = find_checkpoint(path)
+    return checkpoint.path / AGENT, checkpoint.config
 
 
 def _preset(config: Compare) -> TrainingConfig:
     """The preset that was named, or the one named like the task, or plain."""
-    return preset(config.preset or (config.task if config.task in PRESETS else "plain"), 1)
+    task = config.task.name
+    return preset(config.preset or (task if task in PRESETS else "plain"), 1)
 
 
 def _check_agent(config: Compare, agent: PPOAgent, folder: Path, spec: TaskSpec) -> None:
@@ -239,10 +210,11 @@ def _check_agent(config: Compare, agent: PPOAgent, folder: Path, spec: TaskSpec)
             f"{folder}: a controller of {found.global_features} + {found.slot_features} features, "
             f"this Esper shows it others; train a new one"
         )
-    allowed = config.blueprints or spec.blueprints
+    asked = config.task.blueprints
+    allowed = asked or spec.blueprints
     beyond = [name for name in found.blueprints if name not in allowed]
-    if beyond or (config.blueprints and set(found.blueprints) != set(allowed)):
-        of = "--blueprints" if config.blueprints else f"task {spec.name}"
+    if beyond or (asked and set(found.blueprints) != set(allowed)):
+        of = "--blueprints" if asked else f"task {spec.name}"
         raise EsperError(
             f"{folder}: a controller of other blueprints ({', '.join(found.blueprints)}) than "
             f"{of} has ({', '.join(allowed)}); compare it on a task that has them"

@@ -11,6 +11,7 @@ import torch
 
 from esper.kasmina import MorphogeneticModel, files
 from esper.leyline import EsperError
+from esper.leyline.sealed import checksum_of
 from esper.simic.agent import PPOAgent
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
@@ -170,7 +171,7 @@ def rewrite(folder: Path, change) -> None:
     """A manifest with another content and a right checksum."""
     manifest = json.loads((folder / "manifest.json").read_text())
     change(manifest["content"])
-    manifest["checksum"] = files._checksum(manifest)
+    manifest["checksum"] = checksum_of(manifest)
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -38,12 +38,38 @@ class AgentContent:
     """Parameters that Adam has moments of: those that a gradient has reached."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AgentCapture:
+    """An agent as it stood at one moment, on the host; it may learn on meanwhile."""
+
+    content: AgentContent
+    tensors: dict[str, Tensor]
+    """Copies, by the names of the save."""
+
+    def write(self, path: PathLike) -> None:
+        """Into a folder, in place of the save that may be there."""
+        write_save(path, "controller", self.content, self.tensors)
+
+
+def capture_agent(agent: PPOAgent) -> AgentCapture:
+    """All that a save holds, in memory: a copy of a few megabytes at most."""
+    # SYNC: waits for the device, between rounds; never in the step.
+    tensors = {n: t.to("cpu", copy=True) for n, t in _tensors(agent).items()}
+    return AgentCapture(_content(agent), tensors)
+
+
 def save_agent(agent: PPOAgent, path: PathLike) -> None:
     """Write an agent into a folder, in place of the save that may be there."""
+    write_save(path, "controller", _content(agent), _tensors(agent))
+
+
+def _content(agent: PPOAgent) -> AgentContent:
     moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
-    content = AgentContent(agent.spec, agent.config, agent.seed, agent.updates_done, tuple(moved))
-    tensors = _weights(agent) | _moments(agent) | _statistics(agent)
-    write_save(path, "controller", content, tensors)
+    return AgentContent(agent.spec, agent.config, agent.seed, agent.updates_done, tuple(moved))
+
+
+def _tensors(agent: PPOAgent) -> dict[str, Tensor]:
+    return _weights(agent) | _moments(agent) | _statistics(agent)
 
 
 def load_agent(

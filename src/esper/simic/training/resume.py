@@ -1,0 +1,195 @@
+"""How does a run go on? The newest whole checkpoint, put into a trainer of the same settings.
+
+What may be changed on the way stands in one table; any other difference is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from esper.leyline.codec import Json, to_json
+from esper.leyline.errors import EsperError
+from esper.leyline.payloads import CheckpointLoaded
+from esper.simic.client import policy_spec
+from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.checkpoints import Checkpoint, read_checkpoint, task_facts, tell
+from esper.simic.training.run_folder import versions
+from esper.simic.training.vectorized import make_trainer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from esper.leyline.protocols import EngineListener, RewardProtocol
+    from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.run_folder import RunFolder
+    from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
+    from esper.tasks.spec import TaskData, TaskSpec
+
+MAY_CHANGE: Final = (
+    # how long
+    "rounds",
+    # how the controller learns
+    "updates_per_rollout",
+    "use_amp",
+    "ppo.learning_rate",
+    "ppo.epochs",
+    "ppo.minibatches",
+    "ppo.clip",
+    "ppo.value_clip",
+    "ppo.value_coef",
+    "ppo.entropy",
+    "ppo.head_entropy",
+    "ppo.exploration",
+    "ppo.max_grad_norm",
+    "ppo.target_kl",
+    "ppo.gae_lambda",
+    # where and how it is computed
+    "population.device",
+    "population.profile",
+    "population.executor",
+    "population.precision",
+    "population.data_placement",
+)
+"""Settings, or whole groups of them, that a run may be resumed with other values of. The rest says
+what is learnt on, by whom, and what for: with another value it would be another run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumed:
+    """A run that goes on."""
+
+    trainer: VectorizedPPOTrainer
+    """Ready for `run`; its history is that of all rounds so far."""
+    checkpoint: Path | None
+    """What it goes on from; None: the run had none yet, and begins anew."""
+    changed: tuple[str, ...]
+    """Settings that differ from the session before."""
+    notes: tuple[str, ...]
+    """What people should know, a line each: damaged checkpoints, other versions."""
+
+    @property
+    def line(self) -> str:
+        """Where it goes on."""
+        done, rounds = self.trainer.engine.round, self.trainer.rounds
+        start = "no checkpoint yet, begins anew" if self.checkpoint is None else self.checkpoint
+        return f"resume: {done} of {rounds} rounds are done ({start})"
+
+
+def resume_trainer(
+    folder: RunFolder,
+    config: TrainingConfig | None = None,
+    *,
+    reward: RewardProtocol | None = None,
+    hooks: Sequence[RoundHook] = (),
+    spec: TaskSpec | None = None,
+    data: TaskData | None = None,
+    listener: EngineListener | None = None,
+) -> Resumed:
+    """A trainer that goes on where the run in `folder` was last saved; a session begins.
+
+    `config`: what to go on with, the run's own where not given. The others are for `make_trainer`.
+    """
+    config = config or folder.config
+    changed = check_changes(folder.config, config)
+    found = CheckpointStore(folder.checkpoints).newest_valid()
+    if found.path is None and found.skipped:
+        raise EsperError(
+            f"{folder.path}: none of its {len(found.skipped)} checkpoints is whole "
+            f"({found.skipped[0]}): start a new run"
+        )
+    checkpoint = None if found.path is None else read_checkpoint(found.path)
+    done = 0 if checkpoint is None else checkpoint.summary.round
+    if config.rounds < done:
+        raise EsperError(
+            f"rounds={config.rounds}: {folder.path} has {done} rounds behind it; ask for {done} or "
+            f"more"
+        )
+    trainer = make_trainer(
+        config, reward=reward, hooks=hooks, spec=spec, data=data, listener=listener
+    )
+    if checkpoint is not None:
+        put_into(trainer, checkpoint, config)
+    notes = (*_skipped(found.skipped, found.path), *_other_versions(folder))
+    folder.begin(config, done, changed)
+    return Resumed(trainer, found.path, changed, notes)
+
+
+def put_into(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig) -> None:
+    """Set a fresh trainer to where a checkpoint was taken; what does not fit is refused by name."""
+    engine = trainer.engine
+    found = [*_differences("task", checkpoint.task, task_facts(engine.spec))]
+    if found:
+        raise _mismatch(str(checkpoint.path), found)
+    engine.load_state_dict(checkpoint.engine)
+    spec = policy_spec(engine.env.model.blueprints)
+    trainer.client.agent = checkpoint.load_agent(engine.device, spec, config.ppo)
+    trainer.history[:] = checkpoint.load_history()
+
+
+def announce(resumed: Resumed) -> None:
+    """Make an event of it, once the trainer's listeners are there."""
+    if resumed.checkpoint is not None:
+        loaded = CheckpointLoaded(str(resumed.checkpoint), resumed.trainer.engine.round)
+        tell(resumed.trainer, loaded)
+
+
+# ---- what may change ----------------------------------------------------------------------------
+
+
+def check_changes(before: TrainingConfig, now: TrainingConfig) -> tuple[str, ...]:
+    """What differs, in words; a difference that would make another run of it is refused."""
+    found = [*_differences("", to_json(before), to_json(now))]
+    refused = [change for change in found if not _may_change(change.name)]
+    if refused:
+        raise _mismatch("the run", refused)
+    return tuple(f"{change.name}: {change.before} -> {change.now}" for change in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """A setting with two values."""
+
+    name: str
+    """From the top down, joined by dots."""
+    before: Json
+    now: Json
+
+
+def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
+    """Where two documents differ; lists are one value each."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(before.keys() | now.keys()):
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(inner, before.get(key), now.get(key))
+    elif before != now:
+        yield _Difference(name, before, now)
+
+
+def _may_change(name: str) -> bool:
+    return any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
+
+
+def _mismatch(where: str, found: Sequence[_Difference]) -> EsperError:
+    listed = "; ".join(f"{it.name} is {it.before!r} there and {it.now!r} here" for it in found)
+    return EsperError(
+        f"resume of {where}: {listed}: go on with the same, or start a new run (docs/runs.md lists "
+        f"what may change)"
+    )
+
+
+def _skipped(skipped: Sequence[str], path: Path | None) -> tuple[str, ...]:
+    return tuple(f"{line}; falling back to {path}" for line in skipped)
+
+
+def _other_versions(folder: RunFolder) -> tuple[str, ...]:
+    """Packages that changed since the session before: bit for bit is not promised across them."""
+    if not folder.info.sessions:
+        return ()
+    before = dict(folder.info.sessions[-1].versions)
+    return tuple(
+        f"{name} is {now} here and was {before[name]} before: figures may differ in the last bits"
+        for name, now in versions()
+        if before.get(name, now) != now
+    )

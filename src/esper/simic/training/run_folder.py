@@ -1,0 +1,344 @@
+"""Where does a run of the learner live? One folder, one trainer at a time.
+
+    runs/<task>__<name>__<seed>__<time>/
+        run.json        what the run is, and each session that trained it: versions, how it ended
+        config.json     everything it is set to
+        lock            held by the process that trains
+        checkpoints/    what it goes on from
+        events.jsonl, events/     telemetry, where it is recorded
+        report/         tables and pictures
+
+A folder appears whole: it is made under a hidden name and renamed. No torch here, so that runs are
+listed quickly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from types import TracebackType
+from typing import Final, TypeVar
+
+import esper
+from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.errors import EsperError
+from esper.leyline.files import sync_folder, write_advice, write_whole
+from esper.leyline.sealed import parse_json
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.folder_lock import FolderLock
+
+RUN: Final = "run.json"
+CONFIG: Final = "config.json"
+SCHEMA: Final = 1
+"""Of `run.json`; grows with every change that old readers would not understand."""
+
+_PACKAGES: Final = ("torch", "numpy", "safetensors")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_T = TypeVar("_T")
+
+
+class SessionEnd(Enum):
+    """How a process stopped training a run."""
+
+    FINISHED = "finished"
+    """All rounds are done."""
+    INTERRUPTED = "interrupted"
+    """It was asked to stop, and saved."""
+    FAILED = "failed"
+    """An error ended it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One process that trained, or trains, the run."""
+
+    started: str
+    """In UTC."""
+    host: str
+    """Name of the machine."""
+    pid: int
+    """Its process."""
+    versions: tuple[tuple[str, str], ...]
+    """(package, version) of what the numbers depend on."""
+    revision: str | None
+    """Git commit of Esper's source, `-dirty` where files differ from it; None: no repository."""
+    from_round: int
+    """Rounds that were done when it began."""
+    changed: tuple[str, ...]
+    """Settings that were changed for it, as they were and as they are."""
+    end: SessionEnd | None
+    """None: it still runs, or it was killed."""
+    failure: str
+    """The error that ended it; empty where none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a run is."""
+
+    schema: int
+    """Of the file this was read from."""
+    task: str
+    """What it learns on."""
+    name: str
+    """What people call it."""
+    seed: int
+    """Every random draw follows from it."""
+    created: str
+    """In UTC."""
+    sessions: tuple[Session, ...]
+    """In the order they came."""
+
+
+class RunFolder:
+    """A run folder this process trains in; others are kept out until it is closed.
+
+    with RunFolder.create(Path("runs"), "first", config) as folder:
+        train_in_folder(make_trainer(config), folder)
+    """
+
+    def __init__(self, path: Path, info: RunInfo, config: TrainingConfig, lock: FolderLock) -> None:
+        """Use `create` or `open`."""
+        self.path = path
+        self.info = info
+        self.config = config
+        """As last used; `begin` changes it."""
+        self._lock = lock
+        self._in_session = False
+
+    @classmethod
+    def create(cls, root: Path, name: str, config: TrainingConfig) -> RunFolder:
+        """A new folder for this run in `root`, locked; its first session begins."""
+        if not _NAME.fullmatch(name):
+            raise EsperError(
+                f"run name {name!r}: use letters, digits, '.', '_' and '-', the first a letter or "
+                f"digit"
+            )
+        now = time.gmtime()
+        created = time.strftime("%Y-%m-%d %H:%M:%S", now)
+        info = RunInfo(SCHEMA, config.task.name, name, config.seed, created, ())
+        task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).name)
+        stamp = time.strftime("%Y%m%d-%H%M%S", now)
+        path = root / f"{task}__{name}__{config.seed}__{stamp}"
+        draft = root / f".{path.name}.{os.getpid()}.tmp"
+        try:
+            draft.mkdir(parents=True)
+            folder = cls(draft, info, config, FolderLock(draft))
+        except OSError as error:
+            raise _unwritable(root, error) from error
+        try:
+            folder.begin(config)
+            folder.path = _rename_unused(draft, path)
+            sync_folder(root)
+        except BaseException as error:
+            folder._lock.release()
+            shutil.rmtree(draft, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _unwritable(root, error) from error
+            raise
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run, locked, to go on in; a session begins with `begin`."""
+        require_run(path)
+        lock = FolderLock(path)
+        try:
+            return cls(path, read_info(path), read_config(path), lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    @property
+    def telemetry(self) -> Path:
+        """What sinks are given: they put `events.jsonl` and `events/` in it."""
+        return self.path
+
+    @property
+    def checkpoints(self) -> Path:
+        """What the run goes on from."""
+        return checkpoints_of(self.path)
+
+    @property
+    def report(self) -> Path:
+        """Tables and pictures; made when something is put there."""
+        return self.path / "report"
+
+    # ---- sessions -----------------------------------------------------------------------------
+
+    def begin(
+        self, config: TrainingConfig, from_round: int = 0, changed: tuple[str, ...] = ()
+    ) -> None:
+        """This process trains from now on, with these settings."""
+        session = Session(
+            started=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            versions=versions(),
+            revision=git_revision(),
+            from_round=from_round,
+            changed=changed,
+            end=None,
+            failure="",
+        )
+        self.config = config
+        self.info = replace(self.info, sessions=(*self.info.sessions, session))
+        self._write(CONFIG, to_json(config))
+        self._write(RUN, to_json(self.info))
+        self._in_session = True
+
+    def end(self, end: SessionEnd, failure: str = "") -> None:
+        """Note how the session ended; only the first end counts."""
+        if not self._in_session:
+            return
+        self._in_session = False
+        *before, last = self.info.sessions
+        self.info = replace(self.info, sessions=(*before, replace(last, end=end, failure=failure)))
+        self._write(RUN, to_json(self.info))
+
+    def close(self) -> None:
+        """Let others in; a session that was not ended counts as interrupted."""
+        try:
+            self.end(SessionEnd.INTERRUPTED)
+        finally:
+            self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(EsperError):  # what went wrong first is what counts
+            if isinstance(error, Exception):
+                self.end(SessionEnd.FAILED, one_line(error))
+            self.close()
+
+    def _write(self, name: str, data: Json) -> None:
+        try:
+            write_whole(self.path / name, (json.dumps(data, indent=1) + "\n").encode())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+
+# ---- reading without a lock ---------------------------------------------------------------------
+
+
+def require_run(path: Path) -> None:
+    """Refuse what is not the folder of a run."""
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "does not exist"
+        raise EsperError(f"{path} {found}: give the folder of a run (`esper runs` lists them)")
+    if not (path / RUN).is_file():
+        raise EsperError(f"{path} has no {RUN}: give the folder of a run (`esper runs` lists them)")
+
+
+def read_info(path: Path) -> RunInfo:
+    """What a run is."""
+    data = read_json(path / RUN)
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise EsperError(
+            f"{path / RUN} was written by a newer Esper (schema {schema}, this one reads up to "
+            f"{SCHEMA}): update esper"
+        )
+    return read_record(RunInfo, data, str(path / RUN))
+
+
+def read_config(path: Path) -> TrainingConfig:
+    """What a run was last set to."""
+    return read_record(TrainingConfig, read_json(path / CONFIG), str(path / CONFIG))
+
+
+def checkpoints_of(path: Path) -> Path:
+    """Where the checkpoints of a run lie."""
+    return path / "checkpoints"
+
+
+def read_json(path: Path) -> Json:
+    """The content of a file; what is wrong with it is refused in one line."""
+    try:
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise EsperError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise EsperError(f"{path} is damaged, not JSON ({error})") from None
+
+
+def one_line(error: BaseException) -> str:
+    """An error in one line, with its kind unless it is one of ours."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, EsperError) else f"{type(error).__name__}: {text}"
+
+
+# ---- what it ran on -----------------------------------------------------------------------------
+
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """(package, version) of what the numbers of a run depend on."""
+    own = [("esper", esper.__version__), ("python", python_version())]
+    return (*own, *((name, _version(name)) for name in _PACKAGES))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def git_revision() -> str | None:
+    """Commit of the repository this source belongs to; None where it belongs to none."""
+    home = Path(esper.__file__).parent
+    if _git(home, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None  # installed, or in a repository of something else
+    return _git(home, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(home: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _rename_unused(draft: Path, path: Path) -> Path:
+    """Give a draft the name, or the first numbered one that is free; what it is called now."""
+    number = 1
+    while True:
+        final = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            if not final.exists():
+                draft.rename(final)
+                return final
+        except OSError:
+            if not final.exists():  # somebody else took it meanwhile otherwise
+                raise
+        number += 1
+
+
+def _unwritable(folder: Path, error: OSError) -> EsperError:
+    return EsperError(
+        f"cannot write to {folder}: {error.strerror or error}; {write_advice(error)} or choose "
+        f"another folder (--runs)"
+    )
