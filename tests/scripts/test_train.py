@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -91,12 +93,19 @@ def only_run(folder: Path) -> Path:
     return run
 
 
-def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(tmp_path, capsys):
-    assert call(*LEARN, "--runs", tmp_path) == 0
-    said = capsys.readouterr().out
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a run of two rounds, and what was said."""
+    root, said = tmp_path_factory.mktemp("runs"), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert call(*LEARN, "--runs", root) == 0
+    return only_run(root), said.getvalue()
+
+
+def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
+    run, said = learnt
     for word in ("round 2/2", "3 episodes", "ppo ahead by", "heuristic", "wait", "random"):
         assert word in said, word
-    run = only_run(tmp_path)
     record = json.loads((run / "report" / "learning.json").read_text())
     assert [done["round_index"] for done in record["history"]] == [0, 1]
     assert list(record["judged"]) == ["ppo", "ppo, sampled", "wait", "random", "heuristic"]
@@ -108,52 +117,48 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(tmp_path, c
     )
     alone = engine.run_rollout(WaitPolicy()).outcome.score_E
     assert record["judged"]["wait"]["outcome"]["score_E"] == alone.tolist(), "fresh members"
+
+
+def test_everything_about_a_run_is_in_its_folder(learnt):
+    run, said = learnt
     for name in ("judged.png", "learning.png"):
         assert imread(run / "report" / name).shape[2] >= 3
-        assert str(run / "report" / name) in said
+        assert f"report/{name}" in said
     kinds = [event.type.name for event in read_jsonl(run / "events.jsonl")]
     assert kinds.count("PPO_UPDATED") == kinds.count("ROUND_COMPLETED") == 2
-    assert [path.name for path in sorted((run / "checkpoints").iterdir())] == [
-        "round-000001", "round-000002",
-    ]  # fmt: skip
+    checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert checkpoints == ["round-000001", "round-000002"]
+    config = read_config(run)
+    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 9)
 
 
-def test_events_go_where_they_are_asked_to(tmp_path):
-    events = tmp_path / "events"
-    assert call(*LEARN, "--runs", tmp_path / "runs", "--telemetry-dir", events, "--quiet") == 0
-    kinds = [event.type.name for event in read_jsonl(events / "events.jsonl")]
-    assert kinds[0] == "RUN_STARTED"
-    assert kinds[-1] == "RUN_FINISHED"
-    assert not (only_run(tmp_path / "runs") / "events.jsonl").exists()
-
-
-def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(tmp_path, capsys):
-    """2 rounds and 1 more, with the run's own config as a file, against 3 at once."""
-    flat = ("--learning-rate", "1e-3", "--entropy", "0.01", "--quiet")
-    assert call(*LEARN, *flat, "--rounds", "3", "--runs", tmp_path / "whole") == 0
-    assert call(*LEARN, *flat, "--runs", tmp_path / "cut") == 0
-    run = only_run(tmp_path / "cut")
+def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, tmp_path, capsys):
+    """One round and one more against two at once; events of the second half go elsewhere."""
+    whole, _ = learnt
+    assert call(*LEARN, "--rounds", "1", "--runs", tmp_path, "--quiet") == 0
+    run = only_run(tmp_path)
+    before = (run / "events.jsonl").read_bytes()
     capsys.readouterr()
-    more = ("--rounds", "3", "--evaluation-envs", "3", "--quiet")
-    assert call("ppo", "--resume", "--runs", tmp_path / "cut", *more) == 0
-    assert "resume: 2 of 3 rounds are done" in capsys.readouterr().err
+    more = ("--rounds", "2", "--evaluation-envs", "3", "--quiet", "--telemetry-dir")
+    assert call("ppo", "--resume", "--runs", tmp_path, *more, tmp_path / "events") == 0
+    assert "resume: 1 of 2 rounds are done" in capsys.readouterr().err
     reports = [
-        json.loads((folder / "report" / "learning.json").read_text())
-        for folder in (run, only_run(tmp_path / "whole"))
+        json.loads((folder / "report" / "learning.json").read_text()) for folder in (run, whole)
     ]
     for report in reports:
         for done in report["history"]:
             for measured in ("rollout_seconds", "update_seconds"):
                 del done[measured]
     assert reports[0] == reports[1]
-    assert [session.from_round for session in read_info(run).sessions] == [0, 2]
-    assert read_config(run).rounds == 3
+    assert [session.from_round for session in read_info(run).sessions] == [0, 1]
+    assert read_config(run).rounds == 2
+    assert (run / "events.jsonl").read_bytes() == before
+    kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
+    assert (kinds[0], kinds[-1]) == ("RUN_STARTED", "RUN_FINISHED")
 
 
-def test_another_task_or_population_is_another_run(tmp_path, capsys):
-    assert call(*LEARN, "--rounds", "1", "--runs", tmp_path, "--quiet") == 0
-    run = only_run(tmp_path)
-    capsys.readouterr()
+def test_another_task_or_population_is_another_run(learnt, capsys):
+    run, _ = learnt
     for flags, word in (
         (("--envs", "5"), "population.envs is 2 there and 5 here"),
         (("--blueprints", "norm"), "task.blueprints"),

@@ -189,13 +189,13 @@ def test_every_setting_has_a_sentence():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (dict(population=PopulationConfig(rollout_steps=25)), "has 24 steps"),
-        (dict(population=PopulationConfig(frozen_heads=((ActionHead.STYLE, 3),))), "0 to 2"),
-        (dict(population=PopulationConfig(frozen_heads=((ActionHead.BLUEPRINT, 6),))), "0 to 5"),
-        (dict(population=PopulationConfig(frozen_heads=((ActionHead.OP, 0),))), "after SLOT"),
-        (dict(population=PopulationConfig(frozen_heads=PLAIN_BLEND[:1] * 2)), "named twice"),
-        (dict(task=TaskConfig(blueprints=("conv_lite",))), "conv_light"),
-        (dict(task=TaskConfig("digits_impared")), "digits_impaired"),
+        ({"population": PopulationConfig(rollout_steps=25)}, "has 24 steps"),
+        ({"population": PopulationConfig(frozen_heads=((ActionHead.STYLE, 3),))}, "0 to 2"),
+        ({"population": PopulationConfig(frozen_heads=((ActionHead.BLUEPRINT, 6),))}, "0 to 5"),
+        ({"population": PopulationConfig(frozen_heads=((ActionHead.OP, 0),))}, "after SLOT"),
+        ({"population": PopulationConfig(frozen_heads=PLAIN_BLEND[:1] * 2)}, "named twice"),
+        ({"task": TaskConfig(blueprints=("conv_lite",))}, "conv_light"),
+        ({"task": TaskConfig("digits_impared")}, "digits_impaired"),
     ],
 )
 def test_combinations_that_no_run_could_have_are_refused_with_the_reason(change, says):
