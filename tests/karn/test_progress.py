@@ -2,11 +2,9 @@
 
 import io
 
-import numpy as np
 from rich.console import Console
 
 from esper.karn.progress import GrowthProgress, GrowthStatus
-from esper.leyline.intervals import t_interval
 from esper.leyline.stages import SeedStage
 
 STATUS = GrowthStatus({"grown": 0.5, "alone": 0.25}, {SeedStage.TRAINING: 4, SeedStage.HOLDING: 0})
@@ -40,16 +38,3 @@ def test_a_terminal_gets_a_live_display():
     assert "\x1b[" in text
     assert "5/5" in text
     assert "grown 50.0 %" in text
-
-
-def test_interval_is_that_of_students_t():
-    mean, low, high = t_interval(np.array([1.0, 2.0, 3.0, 4.0]))
-    assert mean == 2.5
-    # t(0.975, 3) = 3.1824; standard error = 1.29099 / 2
-    assert np.allclose([low, high], [2.5 - 2.05426, 2.5 + 2.05426], atol=1e-4)
-
-
-def test_one_value_has_no_interval():
-    mean, low, high = t_interval(np.array([3.0]))
-    assert mean == 3.0
-    assert np.isnan([low, high]).all()

@@ -16,7 +16,7 @@ from esper.karn.learning_picture import DPI, INK, SCORE_COLOUR
 from esper.leyline.arrays import ArrayStruct, Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.files import write_whole
-from esper.leyline.intervals import t_interval
+from esper.leyline.statistics import t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

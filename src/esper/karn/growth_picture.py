@@ -25,8 +25,8 @@ from esper.karn.stages import (
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats
 from esper.leyline.errors import EsperError
 from esper.leyline.files import write_whole
-from esper.leyline.intervals import t_interval
 from esper.leyline.stages import SeedStage
+from esper.leyline.statistics import t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

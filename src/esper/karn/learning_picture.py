@@ -20,8 +20,8 @@ from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.files import write_whole
-from esper.leyline.intervals import t_interval
 from esper.leyline.stages import SeedStage
+from esper.leyline.statistics import t_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

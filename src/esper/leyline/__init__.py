@@ -20,7 +20,6 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
     ),
     ".lazy": ("attach",),
     ".files": ("write_whole", "sync_folder", "write_advice", "require_writable"),
-    ".intervals": ("CONFIDENCE", "Interval", "t_interval"),
     ".stages": (
         "SeedStage",
         "Gate",
@@ -200,9 +199,6 @@ if TYPE_CHECKING:
     from esper.leyline.files import sync_folder as sync_folder
     from esper.leyline.files import write_advice as write_advice
     from esper.leyline.files import write_whole as write_whole
-    from esper.leyline.intervals import CONFIDENCE as CONFIDENCE
-    from esper.leyline.intervals import Interval as Interval
-    from esper.leyline.intervals import t_interval as t_interval
     from esper.leyline.lazy import attach as attach
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.payloads import ActionDistribution as ActionDistribution

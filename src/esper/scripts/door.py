@@ -10,7 +10,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError
 
@@ -23,12 +23,18 @@ INTERRUPTED: Final = 130
 def enter(
     config: type[C], job: Callable[[C], int | None], argv: Sequence[str] | None = None
 ) -> int:
-    """Do `job` with the config the command line describes; the exit status.
+    """Do `job` with the config the command line describes; the exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    return guarded(lambda: job(read_command_line(config, words)))
 
-    A job that checks something may give a status of its own; none is 0.
+
+def guarded(work: Callable[[], int | None]) -> int:
+    """Do the work; its exit status.
+
+    Work that checks something may give a status of its own; none is 0.
     """
     try:
-        return job(read_command_line(config, argv)) or 0
+        return work() or 0
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
@@ -37,14 +43,19 @@ def enter(
         return INTERRUPTED
 
 
-def read_command_line(config: type[C], argv: Sequence[str] | None = None) -> C:
-    """The config; a mistake in a flag is an `EsperError` of one line."""
+def read_command_line(
+    config: type[C], argv: Sequence[str], default: C | None = None, prog: str | None = None
+) -> C:
+    """The config, on top of `default`; a mistake in a flag is an `EsperError` of one line."""
     import tyro
+
+    from esper.scripts.flags import REGISTRY
 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            return tyro.cli(config, args=argv)
+            read = tyro.cli(config, args=argv, default=default, prog=prog, registry=REGISTRY)
+            return cast(C, read)
     except SystemExit as stop:
         if stop.code == REFUSED:
             raise EsperError(one_line(complaint.getvalue())) from None

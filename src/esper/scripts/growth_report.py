@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.karn.growth_picture import Curve, LifeLines, draw_growth
-from esper.karn.intervals import t_interval
 from esper.karn.stages import STAGE_WORDS
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.files import write_whole
 from esper.leyline.stages import SeedStage
+from esper.leyline.statistics import t_interval
 from esper.scripts.growth_config import ARM_LABELS, Arm, GrowDigits
 from esper.scripts.growth_run import RunResult, SeedLives
 from esper.scripts.machine import describe

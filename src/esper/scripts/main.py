@@ -1,6 +1,6 @@
 """The `esper` command: one door, a word for each room behind it.
 
-esper train fixed --task digits_impaired
+esper train ppo --task digits_impaired
 esper tasks
 """
 
@@ -8,16 +8,32 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
 from esper.scripts.door import REFUSED
 
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A word of the command."""
+
+    module: str
+    """In this folder; its `main` does it."""
+    says: str
+    """What it does."""
+
+
 COMMANDS: Final = {
-    "train": "train many hosts side by side under a policy",
-    "tasks": "list the tasks, and where their data are",
+    "train": Command("train", "train many hosts side by side under a policy; ppo learns one"),
+    "eval": Command("evaluate", "judge a saved controller on fresh hosts"),
+    "compare": Command("compare", "policies and controllers on the same fresh hosts, in pairs"),
+    "tasks": Command("tasks", "list the tasks, and where their data are"),
+    "runs": Command("runs", "list the runs of the learner, and how far they are"),
+    "doctor": Command("doctor", "say what there is to work with: device, executor, data"),
 }
-"""Word -> what it does; the module of that name in this folder does it."""
+"""Every word, and the room behind it."""
 
 
 def main() -> int:
@@ -33,15 +49,15 @@ def main() -> int:
               file=sys.stderr)  # fmt: skip
         return REFUSED
     sys.argv = [f"esper {words[0]}", *words[1:]]
-    command = importlib.import_module(f"esper.scripts.{words[0]}")
+    command = importlib.import_module(f"esper.scripts.{COMMANDS[words[0]].module}")
     status: int = command.main()
     return status
 
 
 def _help() -> str:
     lines = ["usage: esper COMMAND [--help] [settings]", ""]
-    lines += [f"  {word:<8} {says}" for word, says in COMMANDS.items()]
-    return "\n".join(lines)
+    lines += [f"  {word:<8} {command.says}" for word, command in COMMANDS.items()]
+    return "\n".join([*lines, "", "esper COMMAND --help says what can be set."])
 
 
 if __name__ == "__main__":

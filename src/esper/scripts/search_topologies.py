@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from esper.leyline.errors import EsperError
+from esper.leyline.seeds import require_training_seed
 from esper.scripts.door import enter
 from esper.scripts.records import json_bytes
 
@@ -76,6 +77,7 @@ class SearchTopologies:
                 raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
         if not self.blueprints:
             raise EsperError("--blueprints: name at least one")
+        require_training_seed(self.seed, "--seed")
 
 
 @dataclass(frozen=True, slots=True)

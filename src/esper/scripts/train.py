@@ -6,38 +6,104 @@
     python -m esper.scripts.train ppo --task digits_impaired --rounds 100 --envs 16
 
 Progress while it runs; at the end a table, a picture and all numbers. `ppo` learns, and is then
-judged beside wait, random and heuristic on members it has not seen.
+judged beside wait, random and heuristic on members it has not seen. `esper train` is the same.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from esper.scripts.door import enter
-from esper.scripts.train_config import Train
+from esper.leyline.errors import EsperError, unknown_name
+from esper.scripts.door import guarded
+
+if TYPE_CHECKING:
+    from esper.scripts.train_config import PolicyName
+
+LEARNER: Final = "ppo"
+"""The policy that learns."""
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
-    return enter(Train, train)
+    return guarded(lambda: train(sys.argv[1:] if argv is None else argv))
 
 
-def train(config: Train) -> None:
-    """Check, run, report. Heavy libraries are imported here, so that --help is quick."""
-    config.check()
+def train(words: Sequence[str]) -> int:
+    """Read, check, run, report. Heavy libraries are imported late, so that --help is quick."""
+    from esper.scripts.train_config import POLICIES
+
+    names = [LEARNER, *POLICIES]
+    if not words:
+        raise EsperError(f"name a policy: {', '.join(names)}; --help says what each does")
+    policy, *flags = words
+    if policy in ("-h", "--help"):
+        print(overview())
+    elif policy == LEARNER:
+        train_learner(flags)
+    elif policy in POLICIES:
+        train_unlearned(policy, flags)
+    elif policy.startswith("-"):
+        raise EsperError(f"{policy}: name the policy before any flag: {', '.join(names)}")
+    else:
+        raise unknown_name("policy", policy, names)
+    return 0
+
+
+def overview() -> str:
+    """What policies there are."""
+    from esper.scripts.train_config import POLICIES
+
+    told = {LEARNER: "a controller that learns, then is judged on fresh hosts"} | POLICIES
+    lines = ["usage: esper train POLICY [settings]", "", "Train hosts side by side.", ""]
+    lines += [f"  {name:<13} {says}" for name, says in told.items()]
+    return "\n".join([*lines, "", "esper train POLICY --help lists the settings of one."])
+
+
+def train_learner(flags: Sequence[str]) -> None:
+    """`train ppo`."""
+    from esper.scripts.train_learner_config import read_train_ppo
+
+    config = read_train_ppo(flags)
+    spec = config.check()
+    from esper.scripts.machine import ask_for_exact_sums
+
+    ask_for_exact_sums()
+    if config.dry_run:
+        from esper.scripts.plan import plan_learner
+
+        return plan_learner(config, spec)
+    from esper.scripts.train_learner import learn
+    from esper.scripts.train_learner_report import report_learner
+    from esper.simic.training.interrupts import Interrupted
+
+    try:
+        with learn(config, spec) as learnt:
+            report_learner(config, learnt)
+    except Interrupted as stopped:  # asked to stop, and saved: not an error
+        print(stopped, file=sys.stderr)
+
+
+def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:
+    """`train` with a policy that does not learn."""
+    from esper.scripts.train_config import read_train
+
+    config = read_train(policy, flags)
+    spec = config.check()
+    from esper.scripts.machine import ask_for_exact_sums
+
+    ask_for_exact_sums()
+    if config.dry_run:
+        from esper.scripts.plan import plan_unlearned
+
+        return plan_unlearned(config, spec)
     from esper.leyline.files import require_writable
-
-    require_writable(config.out / "train.png", "--out")
-    if config.policy == "ppo":
-        from esper.scripts.train_learner import learn
-        from esper.scripts.train_learner_report import report_learner
-
-        report_learner(config, learn(config))
-        return
-    from esper.scripts.train_report import report
+    from esper.scripts.train_report import report_train
     from esper.scripts.train_run import run
 
-    report(config, run(config))
+    require_writable(config.out / "train.png", "--out")
+    return report_train(config, run(config, spec))
 
 
 if __name__ == "__main__":

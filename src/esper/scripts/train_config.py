@@ -1,4 +1,4 @@
-"""The settings of `train`: who decides, on which task, how it is run and what is kept of it."""
+"""The settings of `train` for policies that do not learn, and what both kinds of run share."""
 
 from __future__ import annotations
 
@@ -10,58 +10,69 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import tyro
 
 from esper.leyline.errors import EsperError
+from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
+from esper.scripts.door import read_command_line
+from esper.scripts.flags import peek, require_counts
+from esper.simic.agent.config import NO_PREFIX
+from esper.simic.training.config import PopulationConfig, TaskConfig
+from esper.simic.training.config_files import resolve
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
-    from esper.simic.training.config import TaskConfig, TrainingConfig
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine import EngineConfig
 
-PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic", "ppo"]
+PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic"]
+POLICIES: Final[dict[PolicyName, str]] = {
+    "wait": "nothing is grown",
+    "random": "any legal action",
+    "fixed": "one blueprint in the given slots, from a given step on",
+    "static-full": "one blueprint in the given slots, there from the start",
+    "static-final": "a topology that was found, there from the start",
+    "heuristic": "seeds when training stalls, kept if they contribute",
+}
+"""Those that do not learn, and what they do."""
 
-EVALUATION_SEED: Final = 10_000_019
-"""Learned controllers are judged on hosts and batches drawn from this seed, and never trained on
-it: `--seed` refuses it."""
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What is shown and kept of a run while it goes."""
+
+    telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
+    """How much is recorded of what happens."""
+    telemetry_dir: Path | None = None
+    """Folder for the events of the run (events.jsonl and Parquet files)."""
+    quiet: bool = False
+    """Show no progress."""
+
+    @property
+    def level(self) -> TelemetryLevel:
+        """How much is recorded."""
+        return TelemetryLevel[self.telemetry.upper()]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Train:
-    """Train a population of hosts under a policy; with ppo, train the policy."""
+    """Train a population of hosts under a policy that does not learn."""
 
-    policy: Annotated[PolicyName, tyro.conf.Positional]
-    """wait: nothing is grown. random: any legal action. fixed: one blueprint in the given slots
-    from a given step on. static-full: the same, there from the start. static-final: a topology that
-    was found, from the start. heuristic: seeds when training stalls. ppo: a controller that learns,
-    round after round, and is then judged on hosts it has not seen."""
-    task: str = "digits_impaired"
+    policy: Annotated[PolicyName, tyro.conf.Suppress]
+    """Who decides."""
+    preset: str = ""
+    """Take task and population from these settings of the learner: plain, digits_impaired,
+    cifar_baseline."""
+    config: Path | None = None
+    """Take task, population and seed from a TOML or JSON file, such as a run's config.json."""
+    task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """What is trained on."""
+    population: Annotated[PopulationConfig, NO_PREFIX] = field(
+        default_factory=lambda: PopulationConfig(envs=8)
+    )
+    """How the hosts are run."""
     rounds: int = 1
     """Episodes of each member, one after the other, each from a fresh host."""
-    envs: int = 8
-    """E: members that train side by side."""
     seed: int = 0
     """Every random draw follows from it."""
-    device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
-    profile: Literal["exact", "fast"] = "exact"
-    """exact: the same numbers every time; fast may reorder sums and picks the faster executor."""
-    executor: Literal["auto", "vmap", "loop"] = "auto"
-    """vmap computes all members at once, loop one after the other."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """What members are computed in; auto is bf16 on a GPU that has it."""
-    data: Literal["files", "synthetic"] = "files"
-    """files: the task's own data; synthetic: made-up data of the same shape."""
-    data_dir: Path | None = None
-    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
-    data_placement: Literal["auto", "device", "stream"] = "auto"
-    """Where training data lie: on the device, or on the host and streamed."""
-    episode_length: int | None = None
-    """Steps of an episode; the task's own where not given."""
-    batch_size: int | None = None
-    """Samples in a batch of each member; the task's own where not given."""
-    batches_per_step: int | None = None
-    """Train batches in a step; the task's own where not given."""
     blueprint: str = "conv_heavy"
     """fixed, static-full: what is grown."""
     slots: tuple[str, ...] = ()
@@ -70,29 +81,19 @@ class Train:
     """static-final: what stands where, for example r0c0=depthwise r0c1=conv_light."""
     start: int = 2
     """fixed: step at the end of which the first seed is germinated."""
-    preset: str = ""
-    """ppo: settings of the learner, by name; those named like the task, else plain."""
-    blueprints: tuple[str, ...] = ()
-    """ppo: what may be grown; all blueprints of the task where not given."""
-    evaluation_envs: int = 16
-    """ppo: fresh members the result is judged on, beside wait, random and heuristic."""
-    telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
-    """How much is recorded where --telemetry-dir is given."""
-    telemetry_dir: Path | None = None
-    """Folder for the events of the run (events.jsonl and Parquet files)."""
+    data_dir: Path | None = None
+    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
+    """What is shown and kept of it."""
     out: Path = field(default_factory=lambda: Path("out"))
     """Folder for the picture and the numbers."""
-    quiet: bool = False
-    """Show no progress."""
+    dry_run: bool = False
+    """Show the plan, with the time a few real steps take; train nothing, write nothing."""
 
-    def check(self) -> None:
-        """Refuse what cannot work before anything is loaded."""
-        for name in ("rounds", "envs", "evaluation_envs"):
-            if getattr(self, name) < 1:
-                flag = name.replace("_", "-")
-                raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
-        if self.seed == EVALUATION_SEED:
-            raise EsperError(f"--seed {self.seed}: kept for evaluation, take another")
+    def check(self) -> TaskSpec:
+        """Refuse what cannot work before anything is loaded; the task."""
+        require_counts(rounds=self.rounds)
+        require_training_seed(self.seed, "--seed")
         if self.start < 0:
             raise EsperError(f"--start {self.start}: must be 0 or more")
         if self.policy == "static-final" and not self.topology:
@@ -104,79 +105,16 @@ class Train:
         ]
         if ignored:
             raise EsperError(
-                f"--{ignored[0].replace('_', '-')} has no meaning for {self.policy}: it is for "
+                f"--{ignored[0]} has no meaning for {self.policy}: it is for "
                 f"{' and '.join(_ONLY_FOR[ignored[0]])}"
             )
-
-    @property
-    def level(self) -> TelemetryLevel:
-        """How much is recorded."""
-        return TelemetryLevel[self.telemetry.upper()]
-
-    @property
-    def task_name(self) -> str:
-        """What the task calls itself, also where it came from a file: safe in file names."""
-        return self.spec().name
-
-    def spec(self) -> TaskSpec:
-        """The task with what was changed about it."""
-        from esper.tasks.registry import get_task_spec
-        from esper.tasks.stand_in import with_synthetic_data
-
-        if self.policy == "ppo":
-            spec = self._learner_task().spec()
-        else:
-            spec = replace(get_task_spec(self.task), **self._task_changes())
-        return with_synthetic_data(spec) if self.data == "synthetic" else spec
-
-    def _task_changes(self) -> dict[str, Any]:
-        """What flags change about the task."""
-        names = ("episode_length", "batch_size", "batches_per_step", "blueprints")
-        return {
-            name: getattr(self, name) for name in names if getattr(self, name) not in (None, ())
-        }
-
-    def _preset(self) -> TrainingConfig:
-        """The preset that was named, or the one named like the task, or plain."""
-        from esper.simic.training.config import PRESETS, preset
-
-        return preset(self.preset or (self.task if self.task in PRESETS else "plain"), self.rounds)
-
-    def _learner_task(self) -> TaskConfig:
-        """The task, with what the preset (where it is made for this task) and flags change."""
-        from esper.simic.training.config import TaskConfig
-
-        task = self._preset().task
-        base = task if task.name == self.task else TaskConfig(self.task)
-        return replace(base, **self._task_changes())
-
-    def training_config(self) -> TrainingConfig:
-        """The learner's settings: a preset, with the flags on top of it."""
-        base = self._preset()
-        population = replace(
-            base.population,
-            envs=self.envs,
-            device=self.device,
-            profile=self.profile,
-            executor=self.executor,
-            precision=self.precision,
-            data_placement=self.data_placement,
-        )
-        return replace(base, task=self._learner_task(), population=population, seed=self.seed)
+        spec = self.task.spec()
+        self.population.check(spec)
+        return spec
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words."""
-        from esper.tolaria.engine import EngineConfig
-
-        return EngineConfig(
-            members=self.envs,
-            seed=self.seed,
-            device=self.device,
-            profile=self.profile,
-            executor=self.executor,
-            precision=self.precision,
-            data_placement=self.data_placement,
-        )
+        return self.population.engine_config(self.seed)
 
     def make_policy(self, spec: TaskSpec, reward: RewardProtocol) -> PolicyProtocol[Any]:
         """Who decides."""
@@ -217,20 +155,27 @@ class Train:
         return {slot: blueprint for slot, _, blueprint in pairs}
 
 
+def read_train(policy: PolicyName, argv: Sequence[str]) -> Train:
+    """The settings a command line describes, on top of a preset or a file where it names one."""
+    base = Train(policy)
+    named, file = peek(argv, "--preset"), peek(argv, "--config")
+    if named or file:
+        resolved = resolve(named or "", Path(file) if file else None, task=peek(argv, "--task"))
+        base = replace(base, task=resolved.task, population=resolved.population, seed=resolved.seed)
+    return read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
+
+
 def _refuse_twice(flag: str, slots: Sequence[str]) -> None:
     for slot in slots:
         if slots.count(slot) > 1:
             raise EsperError(f"{flag}: slot {slot} is named twice")
 
 
-_ONLY_FOR: Final[dict[str, tuple[str, ...]]] = {
+_ONLY_FOR: Final[dict[str, tuple[PolicyName, ...]]] = {
     "blueprint": ("fixed", "static-full"),
     "slots": ("fixed", "static-full"),
     "start": ("fixed",),
     "topology": ("static-final",),
-    "preset": ("ppo",),
-    "blueprints": ("ppo",),
-    "evaluation_envs": ("ppo",),
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR

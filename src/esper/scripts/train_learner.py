@@ -1,105 +1,71 @@
-"""`train ppo`: the learner put together with telemetry, and judged on hosts it has not seen.
-
-Shape letters: E members.
-"""
+"""`train ppo`: the learner put together with its run folder and telemetry, and judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
 
-from esper.leyline.protocols import PolicyProtocol, RewardProtocol
-from esper.scripts.train_config import EVALUATION_SEED, PolicyName, Train
-from esper.scripts.train_run import (
-    RoundResult,
-    RunResult,
-    StageDiary,
-    result_of,
-    run_round,
-    telemetry_of,
-)
-from esper.simic.agent.agent import PPOAgent
-from esper.simic.client import ActingMode, SimicClient
+from esper.scripts.judging import LEARNED, Judged, judge
+from esper.scripts.train_learner_config import TrainPPO
+from esper.scripts.train_run import telemetry_of
+from esper.simic.training.checkpoints import tally_of
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.history import RoundRecord
+from esper.simic.training.resume import Resumed, announce, resume_trainer
+from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.vectorized import make_trainer
 from esper.tasks.spec import TaskData, TaskSpec
-from esper.tolaria.engine import VectorizedEngine
-
-BASELINES: Final[tuple[PolicyName, ...]] = ("wait", "random", "heuristic")
-LEARNED: Final = "ppo"
-"""Its likeliest actions."""
-SAMPLED: Final = "ppo, sampled"
-"""Actions drawn as while learning, without exploration."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Judged:
-    """What policies did with the same fresh members."""
-
-    by_policy: dict[str, RoundResult]
-    """In the order they are shown; `LEARNED` first."""
-    result: RunResult
-    """The learned policy's, as for policies that do not learn."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learnt:
     """A run of the learner and its judgement."""
 
-    agent: PPOAgent
+    folder: RunFolder
     training: TrainingConfig
     history: list[RoundRecord]
     judged: Judged
 
 
-def learn(config: Train) -> Learnt:
-    """Train the controller, keep it, judge it."""
-    training, spec = config.training_config(), config.spec()
+@contextmanager
+def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
+    """Train the controller and judge it; its folder is held until the caller is done with it."""
+    training, recording = config.training, config.recording
     data = spec.load(config.data_dir)
-    trainer = make_trainer(training, spec=spec, data=data)
-    with telemetry_of(config, trainer.engine) as telemetry:
-        trainer.listen(telemetry.listeners)
-        history = trainer.run()
-    agent = trainer.client.agent
-    agent.save(config.out / f"train_ppo_{config.task_name}_agent")
-    judged = judge(config, training, agent, spec, data)
-    told = replace(judged.result, telemetry=telemetry.told(config))
-    return Learnt(agent, training, history, replace(judged, result=told))
+    with _opened(config, spec, data) as (folder, resumed):
+        trainer = resumed.trainer
+        events = recording.telemetry_dir or folder.telemetry
+        tally = tally_of(trainer.history)
+        with telemetry_of(
+            trainer.engine, LEARNED, training.rounds, recording, events, tally
+        ) as telemetry:
+            trainer.listen(telemetry.listeners)
+            announce(resumed)
+            history = train_in_folder(trainer, folder, config.checkpoint_every, config.keep)
+        judged = judge(training, trainer.client.agent, spec, data, config.judged_members)
+        told = replace(judged.result, telemetry=telemetry.told())
+        yield Learnt(folder, training, history, replace(judged, result=told))
 
 
-def judge(
-    config: Train, training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, data: TaskData
-) -> Judged:
-    """One episode of each policy on the same fresh members, drawn from `EVALUATION_SEED`."""
-    reward = training.reward.build(spec)
-    engine_config = replace(
-        training.engine_config(),
-        members=config.evaluation_envs,
-        seed=EVALUATION_SEED,
-        rollout_steps=None,
-    )
-    found: dict[str, RoundResult] = {}
-    result: RunResult | None = None
-    for name, make in _policies(config, agent, spec, reward).items():
-        diary = StageDiary()
-        engine = VectorizedEngine(spec, engine_config, diary, data)
-        found[name] = run_round(engine, make(), diary)
-        result = result or result_of(engine, [found[name]], diary, "")
-    assert result is not None  # the learned policy is always among them
-    return Judged(found, result)
-
-
-def _policies(
-    config: Train, agent: PPOAgent, spec: TaskSpec, reward: RewardProtocol
-) -> dict[str, Callable[[], PolicyProtocol[Any]]]:
-    """By name, each made when its turn comes; the learned one first."""
-    learned: dict[str, Callable[[], PolicyProtocol[Any]]] = {
-        LEARNED: lambda: SimicClient(agent, reward, ActingMode.GREEDY),
-        SAMPLED: lambda: SimicClient(agent, reward, ActingMode.SAMPLE),
-    }
-    others = {name: replace(config, policy=name) for name in BASELINES}
-    return learned | {
-        name: lambda other=other: other.make_policy(spec, reward) for name, other in others.items()
-    }
+@contextmanager
+def _opened(
+    config: TrainPPO, spec: TaskSpec, data: TaskData
+) -> Iterator[tuple[RunFolder, Resumed]]:
+    """The folder of the run and its trainer: new, or where it was."""
+    if config.resume is not None:
+        with RunFolder.open(config.resume) as folder:
+            resumed = resume_trainer(folder, config.training, spec=spec, data=data)
+            for line in (*resumed.notes, *resumed.changed, resumed.line):
+                print(line, file=sys.stderr, flush=True)
+            yield folder, resumed
+        return
+    trainer = make_trainer(
+        config.training, spec=spec, data=data
+    )  # what it refuses leaves no folder
+    with RunFolder.create(config.runs, config.run_name, config.training) as folder:
+        if not config.recording.quiet:
+            print(f"run folder: {folder.path}", flush=True)
+        yield folder, Resumed(trainer, None, (), ())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,32 +34,55 @@ def console_for_report() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
 
 
-def report(config: Train, result: RunResult, episodes: int | None = None) -> None:
-    """Print the table, draw the last round, write everything down.
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a report is about, and where it goes."""
 
-    `episodes`: of the result, where they are not those of the config's rounds.
-    """
-    episodes = episodes or config.envs * config.rounds
+    policy: str
+    episodes: int
+    """That the result is made of."""
+    picture: Path
+    numbers: Path
+    settings: Json
+    """What the run was set to."""
+
+
+def report_train(config: Train, result: RunResult) -> None:
+    """The report of a run under a policy that does not learn."""
+    stem = f"train_{config.policy}_{result.task}"
+    report(
+        Shown(
+            policy=config.policy,
+            episodes=config.population.envs * config.rounds,
+            picture=config.out / f"{stem}.png",
+            numbers=config.out / f"{stem}.json",
+            settings=settings_of(config),
+        ),
+        result,
+    )
+
+
+def report(shown: Shown, result: RunResult) -> None:
+    """Print the table, draw the last round, write everything down."""
     console = console_for_report()
-    console.print(outcome_table(config, result, episodes))
-    for line in _lines(config, result, episodes):
+    console.print(outcome_table(shown, result))
+    for line in _lines(shown, result):
         console.print(line, highlight=False, soft_wrap=True)
-    name = f"train_{config.policy}_{result.task}"
-    picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"
-    _draw(picture, config, result)
-    write_whole(numbers, json_bytes(_numbers(config, result)))
-    for word, path in (("picture", picture), ("numbers", numbers)):
+    _draw(shown, result)
+    write_whole(shown.numbers, json_bytes(_numbers(shown, result)))
+    for word, path in (("picture", shown.picture), ("numbers", shown.numbers)):
         console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
 
 
-def outcome_table(config: Train, result: RunResult, episodes: int) -> Table:
+def outcome_table(shown: Shown, result: RunResult) -> Table:
     """Mean, deviation and range over all members of all rounds."""
-    table = Table(title=f"{config.policy} on {result.task}: {episodes} episodes", box=SIMPLE_HEAD)
+    title = f"{shown.policy} on {result.task}: {shown.episodes} episodes"
+    table = Table(title=title, box=SIMPLE_HEAD)
     for name in ("", "mean", "deviation", "lowest", "highest"):
         table.add_column(name, justify="right" if name else "left")
     for name, values_N, form in _figures(result):
-        shown = (values_N.mean(), values_N.std(), values_N.min(), values_N.max())
-        table.add_row(name, *(form.format(value) for value in shown))
+        figures = (values_N.mean(), values_N.std(), values_N.min(), values_N.max())
+        table.add_row(name, *(form.format(value) for value in figures))
     return table
 
 
@@ -88,12 +111,12 @@ def _figures(result: RunResult) -> list[tuple[str, Doubles, str]]:
     ]
 
 
-def _lines(config: Train, result: RunResult, episodes: int) -> list[str]:
+def _lines(shown: Shown, result: RunResult) -> list[str]:
     common = _topologies(result).most_common(1)[0]
     lines = [
-        f"most frequent topology at the end ({common[1]} of {episodes}): {common[0]}",
+        f"most frequent topology at the end ({common[1]} of {shown.episodes}): {common[0]}",
         f"{result.member_steps_per_second:.1f} member-steps/s on {result.machine['device']}, "
-        f"executor {result.executor} ({result.executor_reason}), profile {config.profile}",
+        f"executor {result.executor} ({result.executor_reason}), profile {result.profile}",
     ]
     return [*lines, result.telemetry] if result.telemetry else lines
 
@@ -112,21 +135,21 @@ def _topologies(result: RunResult) -> Counter[str]:
     return found
 
 
-def _draw(path: Path, config: Train, result: RunResult) -> None:
+def _draw(shown: Shown, result: RunResult) -> None:
     last = result.rounds[-1]
     curves = [
         Curve("accuracy on val_score", last.accuracy_TE[1:].T.astype(np.float32)),
         Curve("score", last.score_TE[1:].T.astype(np.float32)),
     ]
     lives = LifeLines(result.slots, last.stage_TES, last.leaving_TES)
-    draw_growth(path, curves, lives, f"{config.policy} on {result.task}, round {config.rounds}")
+    title = f"{shown.policy} on {result.task}, round {len(result.rounds)}"
+    draw_growth(shown.picture, curves, lives, title)
 
 
-def _numbers(config: Train, result: RunResult) -> dict[str, Json]:
+def _numbers(shown: Shown, result: RunResult) -> dict[str, Json]:
     """Everything that was measured, with what it depends on."""
-    settings = {f.name: getattr(config, f.name) for f in fields(config)}
     return {
-        "settings": {name: _plain(value) for name, value in settings.items()},
+        "settings": shown.settings,
         "machine": dict(result.machine),
         "executor": result.executor,
         "executor_reason": result.executor_reason,
@@ -152,7 +175,10 @@ def _outcome(outcome: EpisodeOutcome) -> dict[str, Json]:
     return {f.name: getattr(outcome, f.name).tolist() for f in fields(outcome)}
 
 
-def _plain(value: object) -> Json:
+def settings_of(value: object) -> Json:
+    """Settings as JSON; as `to_json`, and paths as text."""
     if isinstance(value, Path):
         return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: settings_of(getattr(value, f.name)) for f in fields(value)}
     return to_json(value)

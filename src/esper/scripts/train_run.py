@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from esper.leyline.records import Rollout, StepRecord
 from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.scripts.machine import describe
-from esper.scripts.train_config import Train
+from esper.scripts.train_config import Recording, Train
 from esper.simic.rewards.score import ScoreReward
-from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
+from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
+from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
 
@@ -60,6 +62,7 @@ class RunResult:
     host_macs: int
     executor: str
     executor_reason: str
+    profile: str
     machine: dict[str, str]
     member_steps_per_second: float
     """Of all rounds, the first step of each left out; NaN where there is no other."""
@@ -105,47 +108,60 @@ class Telemetry:
 
     listeners: list[TelemetryListener]
     hubs: list[TelemetryHub]
+    folder: Path | None
+    """Where events are kept."""
 
-    def told(self, config: Train) -> str:
+    def told(self) -> str:
         """What became of the events, once the run is over; empty where none were asked for."""
-        return str(self.hubs[-1].report()) if config.telemetry_dir else ""
+        return f"{self.hubs[-1].report()} ({self.folder})" if self.folder else ""
 
 
-def run(config: Train) -> RunResult:
+def run(config: Train, spec: TaskSpec) -> RunResult:
     """Train all rounds under a policy that does not learn."""
-    spec = config.spec()
     policy = config.make_policy(spec, ScoreReward(spec.upkeep))
     engine = VectorizedEngine(spec, config.engine_config(), data=spec.load(config.data_dir))
     diary = StageDiary()
-    with telemetry_of(config, engine) as telemetry:
+    folder = config.recording.telemetry_dir
+    with telemetry_of(engine, config.policy, config.rounds, config.recording, folder) as telemetry:
         engine.listener = ListenerGroup([diary, *telemetry.listeners])
         rounds = [run_round(engine, policy, diary) for _ in range(config.rounds)]
-    return result_of(engine, rounds, diary, telemetry.told(config))
+    return result_of(engine, rounds, diary, telemetry.told())
 
 
 @contextmanager
-def telemetry_of(config: Train, engine: VectorizedEngine) -> Iterator[Telemetry]:
-    """Listeners for a run of this engine: told when it starts, and how it ended."""
-    told = TelemetryConfig(level=config.level)
+def telemetry_of(
+    engine: VectorizedEngine,
+    policy: str,
+    rounds: int,
+    recording: Recording,
+    folder: Path | None,
+    tally: RunTally | None = None,
+) -> Iterator[Telemetry]:
+    """Listeners for a run of this engine: told when it starts, and how it ended.
+
+    `folder`: where events are kept, if anywhere; `tally`: how far a run is that goes on.
+    """
+    told = TelemetryConfig(level=recording.level)
     configure_slot_telemetry(engine.watch, told)
-    with _hubs(config) as hubs:
+    with _hubs(recording, folder) as hubs:
         listeners = [
             TelemetryListener(
                 hub,
                 told,
                 str(engine.device),
-                config.rounds,
+                rounds,
                 batches_per_step=engine.spec.batches_per_step,
                 batch_size=engine.spec.batch_size,
+                tally=tally,
             )
             for hub in hubs
         ]
         began = time.monotonic()
         for listener in listeners:
-            listener.run_started(_started(config, engine))
+            listener.run_started(_started(engine, policy, rounds))
         status = RunStatus.FAILED
         try:
-            yield Telemetry(listeners, hubs)
+            yield Telemetry(listeners, hubs, folder)
             status = RunStatus.COMPLETED
         except KeyboardInterrupt:
             status = RunStatus.INTERRUPTED
@@ -186,6 +202,7 @@ def result_of(
         host_macs=engine.book.host_macs,
         executor=choice.executor.name,
         executor_reason=choice.reason,
+        profile=engine.config.profile,
         machine=describe(engine.device),
         member_steps_per_second=rate,
         telemetry=told,
@@ -193,19 +210,16 @@ def result_of(
 
 
 @contextmanager
-def _hubs(config: Train) -> Iterator[list[TelemetryHub]]:
+def _hubs(recording: Recording, folder: Path | None) -> Iterator[list[TelemetryHub]]:
     """The hub of the progress display and, where events are kept, the hub of the files."""
     hubs = []
-    if not config.quiet:
+    if not recording.quiet:
         console = Console() if sys.stdout.isatty() else Console(width=120)
         steps = (TelemetryEventType.STEP_COMPLETED,)
         hubs.append(TelemetryHub([RunProgressSink(console)], TelemetryLevel.NORMAL, always=steps))
-    if config.telemetry_dir is not None:
-        sinks: list[SinkProtocol] = [
-            JsonlSink(config.telemetry_dir / "events.jsonl"),
-            ParquetSink(config.telemetry_dir),
-        ]
-        hubs.append(TelemetryHub(sinks, config.level))
+    if folder is not None:
+        sinks: list[SinkProtocol] = [JsonlSink(folder / "events.jsonl"), ParquetSink(folder)]
+        hubs.append(TelemetryHub(sinks, recording.level))
     try:
         yield hubs
     finally:
@@ -213,17 +227,17 @@ def _hubs(config: Train) -> Iterator[list[TelemetryHub]]:
             hub.close()
 
 
-def _started(config: Train, engine: VectorizedEngine) -> RunStarted:
-    spec, choice = engine.spec, engine.env.model.choice
+def _started(engine: VectorizedEngine, policy: str, rounds: int) -> RunStarted:
+    spec, config, choice = engine.spec, engine.config, engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
     machine = describe(engine.device)
     return RunStarted(
-        run_name=f"{config.policy} on {spec.name}",
+        run_name=f"{policy} on {spec.name}",
         task=spec.name,
-        policy=config.policy,
+        policy=policy,
         seed=config.seed,
-        rounds=config.rounds,
-        members=config.envs,
+        rounds=rounds,
+        members=config.members,
         episode_length=spec.episode_length,
         batches_per_step=spec.batches_per_step,
         batch_size=spec.batch_size,

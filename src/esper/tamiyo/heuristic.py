@@ -51,9 +51,9 @@ Trigger = Literal["plateaued", "stabilised", "either", "always"]
 class HeuristicConfig:
     """The rules of thumb."""
 
-    trigger: Trigger = "either"
-    """Which signal starts a seed: no progress, the first descent over, any of the two; `always`:
-    none is waited for."""
+    trigger: Trigger = "always"
+    """Which signal starts a seed: no progress, the first descent over, either of the two; `always`:
+    none is waited for, which did best where it was measured (docs/results.md)."""
     blueprints: tuple[str, ...] = ()
     """Blueprints to try, in this order, over and over; empty: those of `PREFERRED` that the host
     offers, or all of the host's."""

@@ -29,7 +29,7 @@ def build_masks(
     """
     frozen = frozen or {}
     _check_shapes(legal_ESO, fits_SK)
-    _check_frozen(frozen, fits_SK.shape[1])
+    check_frozen(frozen, fits_SK.shape[1])
     blueprint_SK = fits_SK.copy()
     if ActionHead.BLUEPRINT in frozen:
         blueprint_SK &= _only(frozen[ActionHead.BLUEPRINT], fits_SK.shape[1])
@@ -75,7 +75,8 @@ def _check_shapes(legal_ESO: Bools, fits_SK: Bools) -> None:
         )
 
 
-def _check_frozen(frozen: Mapping[ActionHead, int], blueprints: int) -> None:
+def check_frozen(frozen: Mapping[ActionHead, int], blueprints: int) -> None:
+    """Refuse a head that cannot be frozen, and an index that it does not have."""
     for head, index in frozen.items():
         name = ActionHead(head).name
         if head in NEVER_FROZEN:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import tyro
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
 
+NO_PREFIX: Final = tyro.conf.arg(name="")
+"""On a command line the settings of such a part go by their own names."""
+
 
 @dataclass(frozen=True, slots=True)
 class PPOConfig:
     """Settings of PPO. Schedules count update passes."""
 
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    network: Annotated[NetworkConfig, NO_PREFIX] = field(default_factory=NetworkConfig)
     """How large the policy network is; fixed for the life of an agent."""
     gamma: float = 1.0
     """Discount of a step; 1 where episodes have a fixed length."""

@@ -5,8 +5,11 @@ No torch here, so that a command line can show it quickly.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import tyro
 
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
@@ -17,9 +20,11 @@ from esper.leyline.actions import (
     BlendStyle,
 )
 from esper.leyline.errors import EsperError, unknown_name
-from esper.simic.agent.config import PPOConfig
+from esper.leyline.seeds import require_training_seed
+from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.training.schedules import Schedule
+from esper.tamiyo.masks import check_frozen
 from esper.tamiyo.network_config import NetworkConfig
 
 if TYPE_CHECKING:
@@ -45,8 +50,8 @@ when is left to choose."""
 class TaskConfig:
     """What is trained on, and for how long."""
 
-    name: str = "digits_impaired"
-    """Name of a registered task."""
+    name: Annotated[str, tyro.conf.arg(name="task")] = "digits_impaired"
+    """What is trained on: a task that `esper tasks` lists, or your own as FILE.py[:NAME]."""
     blueprints: tuple[str, ...] = ()
     """Blueprints that may be grown; all of the task's where none are given."""
     episode_length: int | None = None
@@ -55,10 +60,19 @@ class TaskConfig:
     """Samples in a batch of each member; the task's own where not given."""
     batches_per_step: int | None = None
     """Train batches in a step; the task's own where not given."""
+    rent: float = 1.0
+    """What growth costs: multiplies the task's score constants (parameters, MACs, FLOPs)."""
+    data: Literal["files", "synthetic"] = "files"
+    """files: the task's own data; synthetic: made-up data of the same shape."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rent < math.inf:
+            raise EsperError(f"rent={self.rent}: must be 0 or more, and finite")
 
     def spec(self) -> TaskSpec:
         """The task with what is changed about it."""
         from esper.tasks.registry import get_task_spec
+        from esper.tasks.stand_in import with_synthetic_data
 
         spec = get_task_spec(self.name)
         for blueprint in self.blueprints:
@@ -71,7 +85,9 @@ class TaskConfig:
         }
         if self.blueprints:
             changes["blueprints"] = self.blueprints
-        return replace(spec, **changes)
+        prices = {c: self.rent * getattr(spec.score, c) for c in ("c_p", "c_m", "c_f")}
+        spec = replace(spec, **changes, score=replace(spec.score, **prices))
+        return with_synthetic_data(spec) if self.data == "synthetic" else spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +113,55 @@ class PopulationConfig:
     frozen_heads: FrozenHeads = ()
     """Action heads with one choice only: (head, index of the choice)."""
 
+    def __post_init__(self) -> None:
+        if self.envs < 1:
+            raise EsperError(f"envs={self.envs}: a population needs at least 1 member")
+        if self.rollout_steps is not None and self.rollout_steps < 1:
+            raise EsperError(f"rollout_steps={self.rollout_steps}: must be 1 or more, or None")
+        if self.counterfactual_stride < 1:
+            raise EsperError(
+                f"counterfactual_stride={self.counterfactual_stride}: must be 1 or more"
+            )
+
+    def check(self, spec: TaskSpec) -> None:
+        """Refuse settings that do not go with a task."""
+        if self.rollout_steps is not None and self.rollout_steps > spec.episode_length:
+            raise EsperError(
+                f"rollout_steps={self.rollout_steps}: an episode of {spec.name} has "
+                f"{spec.episode_length} steps; take as many or fewer, or None for whole episodes"
+            )
+        heads = [head for head, _ in self.frozen_heads]
+        for head in heads:
+            if heads.count(head) > 1:
+                raise EsperError(f"frozen head {head.name}: named twice, a head has one choice")
+        check_frozen(dict(self.frozen_heads), len(spec.blueprints))
+
+    def engine_config(self, seed: int) -> EngineConfig:
+        """The settings in the engine's words."""
+        from esper.tolaria.counterfactual_eval import CounterfactualConfig
+        from esper.tolaria.engine import EngineConfig
+
+        return EngineConfig(
+            members=self.envs,
+            seed=seed,
+            device=self.device,
+            profile=self.profile,
+            executor=self.executor,
+            precision=self.precision,
+            data_placement=self.data_placement,
+            rollout_steps=self.rollout_steps,
+            counterfactuals=CounterfactualConfig(stride=self.counterfactual_stride),
+            frozen_heads=self.frozen_heads,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
     """Everything a run of the learner depends on."""
 
-    task: TaskConfig = field(default_factory=TaskConfig)
+    task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """What is trained on."""
-    population: PopulationConfig = field(default_factory=PopulationConfig)
+    population: Annotated[PopulationConfig, NO_PREFIX] = field(default_factory=PopulationConfig)
     """How the hosts are run."""
     rounds: int = 100
     """Episodes of each member, one after the other; a round ends with an update."""
@@ -114,7 +171,7 @@ class TrainingConfig:
     """Update passes over each rollout; the KL limit may end them early."""
     use_amp: bool = False
     """Run encoder and core of the update in bfloat16."""
-    ppo: PPOConfig = field(default_factory=PPOConfig)
+    ppo: Annotated[PPOConfig, NO_PREFIX] = field(default_factory=PPOConfig)
     """How the controller learns."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """What it is paid."""
@@ -123,25 +180,17 @@ class TrainingConfig:
         for name in ("rounds", "updates_per_rollout"):
             if getattr(self, name) < 1:
                 raise EsperError(f"TrainingConfig.{name}={getattr(self, name)}: must be 1 or more")
+        require_training_seed(self.seed, "TrainingConfig.seed")
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words; it refuses what cannot be run."""
-        from esper.tolaria.counterfactual_eval import CounterfactualConfig
-        from esper.tolaria.engine import EngineConfig
+        return self.population.engine_config(self.seed)
 
-        population = self.population
-        return EngineConfig(
-            members=population.envs,
-            seed=self.seed,
-            device=population.device,
-            profile=population.profile,
-            executor=population.executor,
-            precision=population.precision,
-            data_placement=population.data_placement,
-            rollout_steps=population.rollout_steps,
-            counterfactuals=CounterfactualConfig(stride=population.counterfactual_stride),
-            frozen_heads=population.frozen_heads,
-        )
+    def check(self) -> TaskSpec:
+        """Refuse what no run could be set to, before anything is loaded; the task."""
+        spec = self.task.spec()
+        self.population.check(spec)
+        return spec
 
 
 # ---- presets ------------------------------------------------------------------------------------
@@ -152,39 +201,63 @@ def plain(rounds: int = 100) -> TrainingConfig:
     return TrainingConfig(rounds=rounds)
 
 
-GROWING_PRIOR: Final = (1.0, 0.0, 2.0, -2.0, -3.0, 0.0)
+GROWING_PRIOR: Final = (1.0, -1.0, 2.0, -2.0, -3.0, 0.0)
 """A fresh policy that lets seeds live: it waits and advances readily and seldom prunes. Under even
 chances nearly every seed is pruned within a few steps, long before it pays, and what is learnt
-first is to prune (docs/ppo.md)."""
+first is to prune. It germinates at about one step in ten, so that members end with different
+numbers of seeds: where every slot is filled early whatever the policy does, nothing can be learnt
+about leaving one empty (docs/ppo.md)."""
 
 
 def digits_impaired(rounds: int = 100) -> TrainingConfig:
     """Digits on a host of 1x1 kernels, the first thing a controller is taught.
 
-    Two blueprints, and the heads that say how a seed is blended are frozen: where and when is left
-    to learn. Learning rate and entropy bonus fall over the run.
+    Three blueprints, and the heads that say how a seed is blended are frozen: what, where and when
+    is left to learn. Learning rate and entropy bonus fall over the run.
     """
-    heads = dict.fromkeys(ActionHead, 1.0)
-    heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # they count at few steps
-    ppo = PPOConfig(
-        network=NetworkConfig(op_prior=GROWING_PRIOR),
-        gae_lambda=0.98,
-        learning_rate=Schedule(2e-3, 5e-4, rounds),
-        epochs=8,
-        entropy=Schedule(0.01, 0.001, rounds),
-        head_entropy=tuple(heads.values()),
-    )
     return TrainingConfig(
-        task=TaskConfig("digits_impaired", blueprints=("depthwise", "conv_light")),
+        task=TaskConfig("digits_impaired", blueprints=("depthwise", "conv_light", "conv_heavy")),
         population=PopulationConfig(envs=16, counterfactual_stride=3, frozen_heads=PLAIN_BLEND),
         rounds=rounds,
-        ppo=ppo,
+        ppo=_growing(rounds),
+    )
+
+
+def cifar_baseline(rounds: int = 100) -> TrainingConfig:
+    """CIFAR-10 on the host of 8-16-32 channels, for a GPU: all blueprints, 32 members.
+
+    The learner is set as for digits; `fast`, because the runs are long and a GPU has to be asked
+    for exact sums before Python starts.
+    """
+    population = PopulationConfig(
+        envs=32, profile="fast", counterfactual_stride=3, frozen_heads=PLAIN_BLEND
+    )
+    return TrainingConfig(
+        task=TaskConfig("cifar_baseline"),
+        population=population,
+        rounds=rounds,
+        ppo=_growing(rounds),
+    )
+
+
+def _growing(rounds: int) -> PPOConfig:
+    """A learner that starts from `GROWING_PRIOR` and settles down over the run."""
+    heads = dict.fromkeys(ActionHead, 1.0)
+    heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # they count at few steps
+    return PPOConfig(
+        network=NetworkConfig(op_prior=GROWING_PRIOR),
+        gae_lambda=0.98,
+        learning_rate=Schedule(1e-3, 3e-4, rounds),
+        epochs=5,
+        entropy=Schedule(0.01, 0.001, rounds),
+        head_entropy=tuple(heads.values()),
     )
 
 
 PRESETS: Final[dict[str, Callable[[int], TrainingConfig]]] = {
-    "digits_impaired": digits_impaired,
     "plain": plain,
+    "digits_impaired": digits_impaired,
+    "cifar_baseline": cifar_baseline,
 }
 """By name; each takes the number of rounds, which its schedules run over."""
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from esper.leyline.arrays import ArrayStruct, Doubles
 from esper.leyline.errors import EsperError
-from esper.leyline.intervals import t_interval
+from esper.leyline.statistics import t_interval
 from esper.leyline.streams import stream_seed
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.config import RewardConfig

@@ -1,0 +1,82 @@
+"""How far is a comparison? One bar over all its policies, told by the engine step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final, Self
+
+from rich.console import Console
+
+from esper.karn.display import Display, Pace, say, speed_words
+from esper.leyline.payloads import SlotPayload
+from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.statistics import student_estimate
+
+LINES_EACH: Final = 3
+"""Lines of a policy where there is no terminal."""
+
+
+class CompareProgress:
+    """An engine listener that shows the steps of every policy as they pass.
+
+    with CompareProgress(["wait", "heuristic"], steps=50, hosts=20) as progress:
+        progress.begin("wait")
+    """
+
+    def __init__(
+        self, labels: Sequence[str], steps: int, hosts: int, console: Console | None = None
+    ) -> None:
+        """`steps`: of one policy, over all its populations; `hosts`: that move in one step."""
+        self.labels, self.steps, self.hosts = list(labels), steps, hosts
+        self.console = console or Console()
+        total = max(1, steps * len(self.labels))
+        self.pace = Pace(total)
+        self._display = Display(total, self.console, LINES_EACH * max(1, len(self.labels)))
+        self._label, self._before, self._step = "", -1, 0
+
+    def __enter__(self) -> Self:
+        self._display.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._display.stop()
+
+    def say(self, line: str) -> None:
+        """A line that stays, above the bar."""
+        say(self.console, line)
+
+    def begin(self, label: str) -> None:
+        """The next policy starts."""
+        self._label, self._before, self._step = label, self._before + 1, 0
+
+    # ---- what the engine tells (EngineListener) -----------------------------------------------
+
+    def on_round_start(self, round_index: int, members: int) -> None:
+        """Not needed: steps are counted."""
+
+    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
+        """Not needed: seeds are counted off the steps."""
+
+    def on_step(self, record: StepRecord) -> None:
+        """Show the step."""
+        self._step += 1
+        done = self._before * self.steps + self._step
+        self.pace.tick(done)
+        score_E = record.reward_inputs.score_E
+        seeds = int((record.signals.slots.blueprint_ES >= 0).sum()) / len(score_E)
+        self._display.show(
+            done,
+            f"{self._label} ({self._before + 1}/{len(self.labels)}), step "
+            f"{self._step}/{self.steps}",
+            speed_words(self.pace.steps_per_second * self.hosts, self.pace.left(done)),
+            f"score {student_estimate(score_E).value:.3f}, {seeds:.1f} seeds a host",
+        )
+
+    def on_round_end(self, rollout: Rollout[object]) -> None:
+        """Nothing more to show."""

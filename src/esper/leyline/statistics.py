@@ -1,0 +1,242 @@
+"""How sure is a figure? Means, interquartile means and differences with their 95 % intervals.
+
+Percentile bootstrap, stratified as in Agarwal et al. 2021: values `[N, K]` are N runs of each of K
+strata (tasks), and runs are drawn again within each stratum. One task is one stratum, `[N]`. The
+draws are the same in every call, so equal numbers give equal intervals.
+
+A value that is not finite makes every figure it enters NaN; one run says nothing about spread, so
+the ends of its interval are NaN.
+
+Shape letters: N runs, K strata, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from esper.leyline.arrays import Doubles
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
+
+LEVEL: Final = 0.95
+"""The share of such intervals that hold the true value."""
+RESAMPLES: Final = 20_000
+"""R of a bootstrap: its ends are then sure to about a hundredth of the interval's width."""
+TRIMMED: Final = 0.25
+"""Share of the values an interquartile mean leaves out at each end, rounded down to whole runs."""
+_CHUNK: Final = 2_000_000
+"""Values drawn at a time, so that many runs do not need much memory."""
+
+
+class Interval(NamedTuple):
+    """A mean and the interval around it; NaN ends where one value says nothing about spread."""
+
+    mean: Doubles
+    low: Doubles
+    high: Doubles
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One figure and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """How far one lies above another on the same runs."""
+
+    student: Estimate
+    """Mean difference, interval of Student's t."""
+    bootstrap: Estimate
+    """Mean difference, interval of the bootstrap over pairs."""
+    above: int
+    """Runs on which it is higher."""
+    equal: int
+    """Runs on which they are equal."""
+    below: int
+    """Runs on which it is lower."""
+
+
+@np.errstate(invalid="ignore")
+def t_interval(values_N: Doubles) -> Interval:
+    """Mean and interval of Student's t over the first axis; further axes are kept."""
+    from scipy.stats import t
+
+    values = np.asarray(values_N, dtype=np.float64)
+    count = len(values)
+    mean = values.mean(axis=0)
+    if count < 2:
+        unknown = np.full_like(mean, np.nan)
+        return Interval(mean, unknown, unknown)
+    reach = t.ppf(0.5 + LEVEL / 2, count - 1) * values.std(axis=0, ddof=1) / np.sqrt(count)
+    return Interval(mean, mean - reach, mean + reach)
+
+
+def student_estimate(values_N: Doubles) -> Estimate:
+    """`t_interval` of one row of numbers."""
+    mean, low, high = t_interval(_one_stratum(values_N))
+    return Estimate(float(mean), float(low), float(high))
+
+
+def interquartile_mean(values_NK: Doubles) -> float:
+    """Mean of the middle half of all values: `floor(count / 4)` are left out at each end.
+
+    >>> interquartile_mean(np.array([100.0, 1.0, 2.0, 3.0, -50.0]))
+    2.0
+    """
+    return float(_middle_mean(_runs(values_NK).reshape(1, -1))[0])
+
+
+def interquartile_estimate(values_NK: Doubles) -> Estimate:
+    """Interquartile mean with its stratified bootstrap interval."""
+    values = _runs(values_NK)
+    return _bootstrap(values, _middle_mean, interquartile_mean(values))
+
+
+def mean_estimate(values_NK: Doubles) -> Estimate:
+    """Mean with its stratified bootstrap interval."""
+    values = _runs(values_NK)
+    return _bootstrap(values, _mean, float(values.mean()))
+
+
+def paired_difference(ours_N: Doubles, theirs_N: Doubles) -> PairedDifference:
+    """Ours minus theirs, run by run."""
+    ours, theirs = _one_stratum(ours_N), _one_stratum(theirs_N)
+    if len(ours) != len(theirs):
+        raise EsperError(
+            f"paired difference of {len(ours)} and {len(theirs)} runs: give the same runs of both"
+        )
+    difference = ours - theirs
+    return PairedDifference(
+        student=student_estimate(difference),
+        bootstrap=mean_estimate(difference),
+        above=int((difference > 0).sum()),
+        equal=int((difference == 0).sum()),
+        below=int((difference < 0).sum()),
+    )
+
+
+def probability_of_improvement(ours_NK: Doubles, theirs_NK: Doubles) -> float:
+    """Chance that any run of ours is above any run of theirs, ties half; mean over strata.
+
+    The Mann-Whitney statistic over the number of pairs. Which runs belong together is not used.
+
+    >>> probability_of_improvement(np.array([1.0, 2.0]), np.array([0.0, 2.0]))
+    0.625
+    """
+    beats_KNM = _beats(_runs(ours_NK), _runs(theirs_NK))
+    return float(beats_KNM.mean(axis=(1, 2)).mean())
+
+
+def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:
+    """`probability_of_improvement` with its interval; both samples are drawn again, each alone."""
+    ours, theirs = _runs(ours_NK), _runs(theirs_NK)
+    value = probability_of_improvement(ours, theirs)
+    if min(len(ours), len(theirs)) < 2 or not np.isfinite(value):
+        return Estimate(value, np.nan, np.nan)
+    generator, beats_KNM = _generator(), _beats(ours, theirs)
+    found = [
+        np.mean([_drawn_share(generator, beats_NM, rows) for beats_NM in beats_KNM], axis=0)
+        for rows in _chunks(len(ours) + len(theirs))
+    ]
+    return _percentiles(value, np.concatenate(found))
+
+
+# ---- inside ------------------------------------------------------------------------------------
+
+
+def _runs(values: Doubles) -> Doubles:
+    """The values as `[N, K]`."""
+    found = np.asarray(values, dtype=np.float64)
+    if found.ndim == 1:
+        found = found[:, None]
+    if found.ndim != 2 or not found.size:
+        raise EsperError(
+            f"values of shape {np.shape(values)}: give [runs] or [runs, strata], at least one of "
+            f"each"
+        )
+    return found
+
+
+def _one_stratum(values_N: Doubles) -> Doubles:
+    """The values as `[N]`."""
+    found = _runs(values_N)
+    if found.shape[1] != 1:
+        raise EsperError(f"values of shape {found.shape}: give one number for each run")
+    return np.asarray(found[:, 0])
+
+
+def _mean(values_RX: Doubles) -> Doubles:
+    return np.asarray(values_RX.mean(axis=1))
+
+
+def _middle_mean(values_RX: Doubles) -> Doubles:
+    """Interquartile mean of each row; NaN where the row holds anything that is not finite."""
+    count = values_RX.shape[1]
+    cut = int(TRIMMED * count)
+    ordered_RX = np.partition(values_RX, (cut, count - cut - 1), axis=1)
+    middle_R = ordered_RX[:, cut : count - cut].mean(axis=1)
+    return np.where(np.isfinite(values_RX).all(axis=1), middle_R, np.nan)
+
+
+def _bootstrap(
+    values_NK: Doubles, statistic: Callable[[Doubles], Doubles], value: float
+) -> Estimate:
+    """The interval of a statistic of rows, runs drawn again within each stratum."""
+    runs, strata = values_NK.shape
+    if runs < 2 or not np.isfinite(values_NK).all():
+        return Estimate(value, np.nan, np.nan)
+    generator = _generator()
+    stratum_K = np.arange(strata)
+    found = []
+    for rows in _chunks(values_NK.size):
+        drawn_RNK = generator.integers(runs, size=(rows, runs, strata))
+        found.append(statistic(values_NK[drawn_RNK, stratum_K].reshape(rows, -1)))
+    return _percentiles(value, np.concatenate(found))
+
+
+def _chunks(values: int) -> Iterator[int]:
+    """How many resamples of that many values are drawn at a time; `RESAMPLES` in all."""
+    at_once = max(1, _CHUNK // values)
+    for begin in range(0, RESAMPLES, at_once):
+        yield min(at_once, RESAMPLES - begin)
+
+
+def _beats(ours_NK: Doubles, theirs_MK: Doubles) -> Doubles:
+    """`[K, N, M]`: 1 where ours is above theirs, half where they are equal."""
+    if ours_NK.shape[1] != theirs_MK.shape[1]:
+        raise EsperError(
+            f"{ours_NK.shape[1]} strata of ours, {theirs_MK.shape[1]} of theirs: give the same"
+        )
+    ours_KN1, theirs_K1M = ours_NK.T[:, :, None], theirs_MK.T[:, None, :]
+    beats_KNM = (ours_KN1 > theirs_K1M) + 0.5 * (ours_KN1 == theirs_K1M)
+    known = np.isfinite(ours_NK).all() and np.isfinite(theirs_MK).all()
+    return beats_KNM if known else np.full_like(beats_KNM, np.nan)
+
+
+def _drawn_share(generator: np.random.Generator, beats_NM: Doubles, rows: int) -> Doubles:
+    """`[R]`: the share of pairs that are won, both samples drawn again.
+
+    A resample is how often each run is in it, so a share is a product with the table of pairs.
+    """
+    ours, theirs = beats_NM.shape
+    count_RN = generator.multinomial(ours, np.full(ours, 1 / ours), size=rows)
+    count_RM = generator.multinomial(theirs, np.full(theirs, 1 / theirs), size=rows)
+    return np.asarray(((count_RN @ beats_NM) * count_RM).sum(axis=1) / beats_NM.size)
+
+
+def _percentiles(value: float, found_R: Doubles) -> Estimate:
+    low, high = np.quantile(found_R, (0.5 - LEVEL / 2, 0.5 + LEVEL / 2))
+    return Estimate(value, float(low), float(high))
+
+
+def _generator() -> np.random.Generator:
+    return np.random.default_rng(stream_seed(0, "bootstrap"))

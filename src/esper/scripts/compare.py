@@ -1,0 +1,54 @@
+"""Compare policies and saved controllers on the same fresh hosts: who is ahead, and how surely?
+
+    esper compare wait random heuristic static-full --task digits_impaired --seeds 20
+    esper compare heuristic fixed:conv_heavy@2:r0c0,r0c1 learned=out/train_ppo_digits_impaired_agent
+    esper compare wait static-final:out/train_heuristic_digits_impaired.json --rent 0.5
+
+Each policy runs one episode on hosts that nothing was trained on; host i is the same for all of
+them. At the end a table, a picture, a report and all numbers (docs/compare.md). In Python:
+
+    from esper.scripts.compare import Compare, compare_policies
+    found = compare_policies(Compare(("wait", "heuristic"), seeds=20))
+    found["heuristic"].standing("score").difference
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from esper.scripts.compare_config import Compare
+from esper.scripts.door import enter
+
+if TYPE_CHECKING:
+    from esper.scripts.comparison import Comparison
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    return enter(Compare, compare, argv)
+
+
+def compare(config: Compare) -> None:
+    """Compare and report. Heavy libraries are imported here, so that --help is quick."""
+    found = compare_policies(config)
+    from esper.scripts.compare_report import report
+
+    report(found, config.folder(found.game.task))
+
+
+def compare_policies(config: Compare) -> Comparison:
+    """What each policy comes to on the same hosts, held against the first one.
+
+    Results are kept in the config's folder; those that are there are not computed again.
+    """
+    config.check()
+    from esper.scripts.compare_run import run_comparison
+    from esper.scripts.train_report import console_for_report
+
+    return run_comparison(config, console_for_report())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

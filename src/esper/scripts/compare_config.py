@@ -1,0 +1,91 @@
+"""The settings of `compare`: which policies, on which hosts, and where the results are kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from esper.leyline.errors import EsperError
+from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
+from esper.simic.agent.config import NO_PREFIX
+from esper.simic.training.config import FrozenHeads, PopulationConfig, TaskConfig
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare policies and saved controllers on the same fresh hosts, in pairs."""
+
+    policies: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """The first is what the others are held against. wait, random, heuristic,
+    fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]], static-full[:BLUEPRINT[:SLOT,SLOT]],
+    static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run, the folder of a
+    saved controller, checkpoint or run, sampled:FOLDER to draw its actions instead of taking the
+    likeliest. LABEL=POLICY names it in tables and pictures."""
+    task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
+    """What every policy plays. Its blueprints are for policies that do not learn: controllers grow
+    what they were trained with."""
+    seeds: int = 20
+    """n: hosts every policy is given, each with initial weights and batches of its own."""
+    first_seed: int = EVALUATION_SEEDS[0]
+    """Run seed of the first hosts; one of those kept for evaluation."""
+    envs: int = 32
+    """Hosts that train side by side; the next ones follow under the next run seed."""
+    preset: str = ""
+    """Settings a controller was trained with where its folder does not say; those named like the
+    task, else plain."""
+    device: str = "auto"
+    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    profile: Literal["exact", "fast"] = "exact"
+    """exact: the same numbers every time; fast may reorder sums and picks the faster executor."""
+    executor: Literal["auto", "vmap", "loop"] = "auto"
+    """vmap computes all members at once, loop one after the other."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """What members are computed in; auto is bf16 on a GPU that has it."""
+    data_dir: Path | None = None
+    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    data_placement: Literal["auto", "device", "stream"] = "auto"
+    """Where training data lie: on the device, or on the host and streamed."""
+    out: Path | None = None
+    """Folder for everything; out/compare_TASK where not given. What a run that was cut off left
+    there is not computed again."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is loaded."""
+        if not self.policies:
+            raise EsperError("no policies: name at least one, for example wait heuristic")
+        for name in ("seeds", "envs"):
+            if getattr(self, name) < 1:
+                raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
+        runs = math.ceil(self.seeds / self.envs)
+        require_evaluation_seeds(self.first_seed, runs, "--first-seed")
+
+    def populations(self) -> Iterator[tuple[int, int]]:
+        """(run seed, members) of the populations that the hosts of one policy make up."""
+        for begin in range(0, self.seeds, self.envs):
+            yield self.first_seed + begin // self.envs, min(self.envs, self.seeds - begin)
+
+    def population(
+        self, members: int, frozen_heads: FrozenHeads = (), counterfactual_stride: int = 1
+    ) -> PopulationConfig:
+        """How a population of that many hosts is run, and what its policy may choose from."""
+        return PopulationConfig(
+            envs=members,
+            device=self.device,
+            profile=self.profile,
+            executor=self.executor,
+            precision=self.precision,
+            data_placement=self.data_placement,
+            counterfactual_stride=counterfactual_stride,
+            frozen_heads=frozen_heads,
+        )
+
+    def folder(self, task_name: str) -> Path:
+        """Where everything is kept; `task_name`: what the task calls itself."""
+        return self.out if self.out is not None else Path("out") / f"compare_{task_name}"

@@ -1,0 +1,280 @@
+"""Runs a comparison: every policy on the same hosts, each result kept as soon as it is there.
+
+    OUT/settings.json          what all policies share; another command's settings are refused
+    OUT/policies/NAME.json     one file for each policy: who it is, and its numbers
+
+A run that was cut off goes on where it stopped: what is in the folder is not computed again.
+
+Shape letters: E members, N hosts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+
+import esper
+from esper.karn.compare_progress import CompareProgress
+from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.errors import EsperError
+from esper.leyline.files import require_writable, write_whole
+from esper.leyline.protocols import EngineListener
+from esper.leyline.statistics import interquartile_estimate
+from esper.scripts.compare_config import Compare
+from esper.scripts.comparison import Comparison, Game, PolicyResult, judge
+from esper.scripts.contenders import Contender, Identity, make_contender
+from esper.scripts.machine import describe
+from esper.scripts.policy_words import read_policies
+from esper.scripts.records import json_bytes
+from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.runtime import parse_device
+
+SETTINGS: Final = "settings.json"
+POLICIES: Final = "policies"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The file of one policy."""
+
+    label: str
+    """What it was called when it was computed; names do not matter."""
+    identity: Identity
+    result: PolicyResult
+
+
+def run_comparison(config: Compare, console: Console | None = None) -> Comparison:
+    """Compute what is not there yet, and judge; all words are checked before anything runs."""
+    spec = config.task.spec()
+    contenders = [make_contender(config, word, spec) for word in read_policies(config.policies)]
+    game = game_of(config, spec)
+    folder = config.folder(spec.name)
+    open_folder(folder, game)
+    missing = _missing(folder, contenders)
+    if missing:
+        data = spec.load(config.data_dir)
+        _run_all(config, folder, missing, data, spec, console)
+    results = []
+    for contender in contenders:
+        kept = read_kept(place_of(folder, contender.identity), contender.identity)
+        results.append((contender.label, contender.identity.policy, kept.result))
+    return judge(game, results)
+
+
+def _missing(folder: Path, contenders: list[Contender]) -> list[Contender]:
+    """Those without a file; of equal ones the first."""
+    missing: dict[Path, Contender] = {}
+    for contender in contenders:
+        place = place_of(folder, contender.identity)
+        if place.exists():
+            read_kept(place, contender.identity)  # what is wrong with it is said before anything
+        else:
+            missing.setdefault(place, contender)
+    return list(missing.values())
+
+
+def _run_all(
+    config: Compare,
+    folder: Path,
+    missing: list[Contender],
+    data: TaskData,
+    spec: TaskSpec,
+    console: Console | None,
+) -> None:
+    populations = len(list(config.populations()))
+    hosts = min(config.envs, config.seeds)
+    labels = [contender.label for contender in missing]
+    shown = CompareProgress(labels, spec.episode_length * populations, hosts, console)
+    with nullcontext() if config.quiet else shown:
+        for done, contender in enumerate(missing):
+            shown.begin(contender.label)
+            try:
+                result = run_contender(config, contender, data, None if config.quiet else shown)
+            except KeyboardInterrupt:
+                shown.say(
+                    f"{done} of {len(labels)} policies done, kept in {folder}: the same command "
+                    f"goes on from there"
+                )
+                raise
+            keep(folder, Kept(contender.label, contender.identity, result))
+            if not config.quiet:
+                shown.say(_done_line(contender.label, result))
+
+
+def _done_line(label: str, result: PolicyResult) -> str:
+    score = interquartile_estimate(result.score_N)
+    return (
+        f"{label}: score {score.value:.4f} ({score.low:.4f} to {score.high:.4f}), "
+        f"{result.hosts} hosts, {result.seconds_G.sum():.0f} s"
+    )
+
+
+# ---- one policy --------------------------------------------------------------------------------
+
+
+def run_contender(
+    config: Compare, contender: Contender, data: TaskData, listener: EngineListener | None = None
+) -> PolicyResult:
+    """One episode of every host under this policy."""
+    parts = [
+        _run_population(config, contender, data, listener, seed, members)
+        for seed, members in config.populations()
+    ]
+    joined: dict[str, Any] = {
+        field.name: np.concatenate([getattr(part, field.name) for part in parts])
+        for field in fields(PolicyResult)
+        if isinstance(getattr(parts[0], field.name), np.ndarray)
+    }
+    return replace(parts[0], **joined)
+
+
+def _run_population(
+    config: Compare,
+    contender: Contender,
+    data: TaskData,
+    listener: EngineListener | None,
+    seed: int,
+    members: int,
+) -> PolicyResult:
+    """One episode of the hosts of one run seed."""
+    settings = contender.engine_config(config, seed, members)
+    engine = VectorizedEngine(contender.spec, settings, listener, data)
+    rollout = engine.run_rollout(contender.policy(seed))
+    outcome, choice = rollout.outcome, engine.env.model.choice
+    assert choice is not None  # the engine showed the population an input
+    return PolicyResult(
+        seed_N=np.full(members, seed, dtype=np.int64),
+        member_N=outcome.member_E,
+        score_N=outcome.score_E,
+        accuracy_N=outcome.accuracy_E,
+        test_N=engine.test(),
+        parameters_N=engine.book.host_params + outcome.added_params_E,
+        macs_N=engine.book.host_macs + outcome.added_macs_E,
+        flops_ratio_N=outcome.flops_ratio_E,
+        germinated_N=outcome.germinated_E,
+        fossilized_N=outcome.fossilized_E,
+        pruned_N=outcome.pruned_E,
+        rollbacks_N=outcome.rollbacks_E,
+        blueprint_NS=outcome.blueprint_ES,
+        slots=engine.env.model.slots,
+        blueprints=engine.env.model.blueprints,
+        seconds_G=np.array([rollout.seconds]),
+        host_params=engine.book.host_params,
+        host_macs=engine.book.host_macs,
+        executor=choice.executor.name,
+        device=describe(engine.device)["device"],
+    )
+
+
+# ---- the folder --------------------------------------------------------------------------------
+
+
+def game_of(config: Compare, spec: TaskSpec) -> Game:
+    """What all policies share."""
+    return Game(
+        task=spec.name,
+        data=config.task.data,
+        seeds=config.seeds,
+        first_seed=config.first_seed,
+        envs=min(config.envs, config.seeds),
+        slots=spec.slots,
+        blueprints=spec.blueprints,
+        episode_length=spec.episode_length,
+        batches_per_step=spec.batches_per_step,
+        batch_size=spec.batch_size,
+        rent=config.task.rent,
+        score=spec.score,
+        optim=spec.optim,
+        augmentation=spec.augmentation,
+        device=parse_device(config.device).type,
+        profile=config.profile,
+        executor=config.executor,
+        precision=config.precision,
+        esper=esper.__version__,
+        torch=version("torch"),
+    )
+
+
+def open_folder(folder: Path, game: Game) -> None:
+    """Make the folder this comparison's; one that holds another's numbers is refused."""
+    path = folder / SETTINGS
+    require_writable(path, "--out")
+    (folder / POLICIES).mkdir(exist_ok=True)
+    wanted = to_json(game)
+    if path.exists():
+        different = next(_differences(_read_json(path), wanted, ""), None)
+        if different is not None:
+            raise EsperError(
+                f"{folder} holds a comparison with other settings: {different}; set it back or "
+                f"choose another --out"
+            )
+        return
+    try:
+        write_whole(path, json_bytes(wanted))
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def _differences(found: Json, wanted: Json, name: str) -> Iterator[str]:
+    """What differs, by name, innermost entries only."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in (*wanted, *(key for key in found if key not in wanted)):
+            inner = f"{name}.{key}" if name else key
+            yield from _differences(found.get(key), wanted.get(key), inner)
+    elif found != wanted:
+        yield f"{name} is {json.dumps(found)} there and {json.dumps(wanted)} here"
+
+
+def place_of(folder: Path, identity: Identity) -> Path:
+    """The file of a policy: readable, and another one for anything that changes its numbers."""
+    known = json.dumps(to_json(identity), sort_keys=True).encode()
+    name = re.sub(r"[^A-Za-z0-9]+", "-", identity.policy).strip("-")[:60]
+    return folder / POLICIES / f"{name}-{hashlib.sha256(known).hexdigest()[:10]}.json"
+
+
+def keep(folder: Path, kept: Kept) -> None:
+    """Write the file of a policy."""
+    try:
+        write_whole(place_of(folder, kept.identity), json_bytes(to_json(kept)))
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def unwritable(folder: Path, error: OSError) -> EsperError:
+    """What to do when a result cannot be written."""
+    return EsperError(
+        f"cannot write to {folder} ({error.strerror or error}): make room there; policies that are "
+        f"done are kept, and the same command goes on"
+    )
+
+
+def read_kept(path: Path, identity: Identity) -> Kept:
+    """A result that was kept, of this very policy."""
+    try:
+        kept = read_record(Kept, _read_json(path), str(path))
+    except EsperError as error:
+        raise EsperError(f"{error}; remove that file to compute it again") from None
+    if kept.identity != identity:
+        raise EsperError(f"{path} belongs to another policy; remove that file to compute it again")
+    return kept
+
+
+def _read_json(path: Path) -> Json:
+    try:
+        found: Json = json.loads(path.read_bytes())
+    except OSError as error:
+        raise EsperError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise EsperError(f"{path} is damaged, not JSON ({error})") from None
+    return found

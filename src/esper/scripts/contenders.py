@@ -1,0 +1,221 @@
+"""Who is compared: policies made from their words, and controllers from their folders.
+
+What all share (hosts, batches, length, score) is the task's. What a policy may choose from is its
+own: policies that do not learn have all blueprints and every head free, a controller has what it
+was trained with.
+
+A controller's folder is one of
+    a save of the agent     what PPOAgent.save wrote; its settings are those of --preset
+    a checkpoint            with the settings of its run
+    a run                   its best checkpoint is taken
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.kasmina.files import MANIFEST
+from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.protocols import PolicyProtocol
+from esper.leyline.signals import NO_BLUEPRINT
+from esper.scripts.compare_config import Compare
+from esper.scripts.policy_words import PolicyWord
+from esper.scripts.train_config import Train
+from esper.simic.agent.agent import PPOAgent
+from esper.simic.client import ActingMode, SimicClient, policy_spec
+from esper.simic.rewards.score import ScoreReward
+from esper.simic.training.checkpoints import AGENT, find_checkpoint
+from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
+from esper.tasks.spec import TaskSpec
+from esper.tolaria.engine import EngineConfig
+from esper.tolaria.runtime import parse_device
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a policy may choose from, and how often seeds are measured for it."""
+
+    blueprints: tuple[str, ...]
+    """What may be grown."""
+    frozen_heads: FrozenHeads = ()
+    """Action heads with one choice only: (head, index of the choice)."""
+    counterfactual_stride: int = 1
+    """Steps from one measurement of what seeds are worth to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """All that a policy's numbers depend on, besides what all policies share."""
+
+    policy: str
+    """In words; of a controller only how it acts."""
+    limits: Limits
+    agent: str
+    """Checksum of a controller's save; empty where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """A policy, ready to be made for each population."""
+
+    word: PolicyWord
+    spec: TaskSpec
+    """The task with what this policy may grow."""
+    identity: Identity
+    agent: PPOAgent | None
+    """Of a controller."""
+
+    @property
+    def label(self) -> str:
+        """How tables and pictures call it."""
+        return self.word.label
+
+    def policy(self, seed: int) -> PolicyProtocol[Any]:
+        """A fresh one, for a population of that run seed."""
+        reward = ScoreReward(self.spec.upkeep)
+        if self.agent is not None:
+            mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
+            return SimicClient(self.agent, reward, mode)
+        assert self.word.kind != "controller"  # those have an agent
+        asked = Train(
+            self.word.kind,
+            seed=seed,
+            blueprint=self.word.blueprint,
+            slots=self.word.slots,
+            topology=self.word.topology,
+            start=self.word.start,
+        )
+        return asked.make_policy(self.spec, reward)
+
+    def engine_config(self, config: Compare, seed: int, members: int) -> EngineConfig:
+        """How its population of a run seed runs."""
+        limits = self.identity.limits
+        population = config.population(members, limits.frozen_heads, limits.counterfactual_stride)
+        return population.engine_config(seed)
+
+
+def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
+    """The policy of a word on a task, everything about it checked that can be before it runs."""
+    if word.kind == "controller":
+        return _controller(config, word, spec)
+    if word.kind == "static-final" and word.path is not None:
+        word = replace(word, topology=found_topology(word.path))
+    _check_names(word, spec)
+    identity = Identity(_in_words(word), Limits(spec.blueprints), "")
+    contender = Contender(word, spec, identity, None)
+    try:
+        contender.policy(config.first_seed)  # a bad start, slot or topology is refused here
+    except EsperError as error:
+        raise EsperError(f"policy {word.text!r}: {error}") from None
+    return contender
+
+
+def _in_words(word: PolicyWord) -> str:
+    """What the policy does, written one way only."""
+    if word.kind == "static-final":
+        return f"static-final:{','.join(sorted(word.topology))}"
+    slots = ",".join(word.slots) or "all slots"
+    if word.kind == "static-full":
+        return f"static-full:{word.blueprint}:{slots}"
+    if word.kind == "fixed":
+        return f"fixed:{word.blueprint}@{word.start}:{slots}"
+    return word.kind
+
+
+def _check_names(word: PolicyWord, spec: TaskSpec) -> None:
+    """Slots and blueprints must be the task's."""
+    pairs = [entry.partition("=")[::2] for entry in word.topology]
+    slots = (*word.slots, *(slot for slot, _ in pairs))
+    kinds = [blueprint for _, blueprint in pairs if blueprint]
+    if word.kind in ("fixed", "static-full"):
+        kinds = [word.blueprint]
+    for slot in slots:
+        if slot not in spec.slots:
+            raise unknown_name("slot", slot, spec.slots, f"in policy {word.text!r}")
+    for blueprint in kinds:
+        if blueprint not in spec.blueprints:
+            raise unknown_name("blueprint", blueprint, spec.blueprints, f"in policy {word.text!r}")
+
+
+# ---- a topology that was found -----------------------------------------------------------------
+
+
+def found_topology(path: Path) -> tuple[str, ...]:
+    """The most frequent topology at the end of a run, as `slot=blueprint`, from its JSON result."""
+    try:
+        record = json.loads(path.read_bytes())
+        slots, blueprints = record["slots"], record["blueprints"]
+        kinds_NS = np.concatenate(
+            [np.asarray(done["outcome"]["blueprint_ES"]) for done in record["rounds"]]
+        )
+        counts = Counter(tuple(int(kind) for kind in kinds_S) for kinds_S in kinds_NS)
+        (kind_S, _), *_ = counts.most_common(1)
+        standing = [(slot, k) for slot, k in zip(slots, kind_S, strict=True) if k != NO_BLUEPRINT]
+        found = tuple(f"{slot}={blueprints[kind]}" for slot, kind in standing)
+    except OSError as error:
+        raise EsperError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise EsperError(
+            f"{path} is not the result of a run (slots, blueprints, rounds with their outcome): "
+            f"give the JSON that `train` writes"
+        ) from None
+    if not found:
+        raise EsperError(f"{path}: that run ended most often with the host alone; compare wait")
+    return found
+
+
+# ---- controllers -------------------------------------------------------------------------------
+
+
+def _controller(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
+    assert word.path is not None  # a controller is named by its folder
+    folder, training = find_controller(word.path)
+    agent = PPOAgent.load(folder, parse_device(config.device))
+    _check_agent(config, agent, folder, spec)
+    population = (training or _preset(config)).population
+    limits = Limits(
+        agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
+    )
+    how = "controller, sampled" if word.sampled else "controller"
+    checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
+    identity = Identity(how, limits, checksum)
+    return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
+
+
+def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:
+    """Where the agent of a folder lies, and what it was trained with where that is known."""
+    if (path / MANIFEST).is_file():
+        return path, None
+    checkpoint = find_checkpoint(path)
+    return checkpoint.path / AGENT, checkpoint.config
+
+
+def _preset(config: Compare) -> TrainingConfig:
+    """The preset that was named, or the one named like the task, or plain."""
+    task = config.task.name
+    return preset(config.preset or (task if task in PRESETS else "plain"), 1)
+
+
+def _check_agent(config: Compare, agent: PPOAgent, folder: Path, spec: TaskSpec) -> None:
+    """Refuse an agent that cannot play this task, or not with what the flags allow."""
+    found = agent.spec
+    if found != policy_spec(found.blueprints):
+        raise EsperError(
+            f"{folder}: a controller of {found.global_features} + {found.slot_features} features, "
+            f"this Esper shows it others; train a new one"
+        )
+    asked = config.task.blueprints
+    allowed = asked or spec.blueprints
+    beyond = [name for name in found.blueprints if name not in allowed]
+    if beyond or (asked and set(found.blueprints) != set(allowed)):
+        of = "--blueprints" if asked else f"task {spec.name}"
+        raise EsperError(
+            f"{folder}: a controller of other blueprints ({', '.join(found.blueprints)}) than "
+            f"{of} has ({', '.join(allowed)}); compare it on a task that has them"
+        )

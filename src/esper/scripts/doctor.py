@@ -1,0 +1,162 @@
+"""What has Esper to work with here? Device, versions, threads, executor, data.
+
+esper doctor                            with the executors timed on digits_impaired
+esper doctor --task cifar_baseline      on another task, with made-up data where it has none
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from esper.scripts.door import enter
+
+PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
+"""What it stands on, besides torch."""
+EXTRAS: Final = {
+    "onnx": "export to ONNX",
+    "textual": "terminal UI",
+    "fastapi": "web dashboard",
+    "duckdb": "SQL over events",
+    "gymnasium": "Gymnasium environments",
+}
+"""What it can use where it is there."""
+
+
+@dataclass(frozen=True)
+class Doctor:
+    """Say what Esper has to work with here: device, versions, threads, executor, data."""
+
+    task: str = "digits_impaired"
+    """Task that the executors are timed on."""
+    envs: int = 8
+    """E: members they are timed with."""
+    device: str = "auto"
+    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    data_dir: Path | None = None
+    """Where data files lie; without it $ESPER_DATA_DIR, then ./data."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    return enter(Doctor, examine, argv)
+
+
+def examine(config: Doctor) -> None:
+    """Print what was found. Heavy libraries are imported late, so that --help is quick."""
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    sections = {
+        "device": device_lines,
+        "versions": version_lines,
+        "executor": executor_lines,
+        "data": data_lines,
+    }
+    for title, lines in sections.items():
+        console.print(f"[bold]{title}[/bold]")
+        for line in lines(config):
+            console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+
+
+def device_lines(config: Doctor) -> list[str]:
+    """What would be computed on, and with how many threads."""
+    import torch
+
+    from esper.scripts.machine import describe
+    from esper.tolaria.runtime import choose_precision, parse_device
+
+    device = parse_device(config.device)
+    found = describe(device)
+    lines = [f"{found['device']}, computed in {choose_precision('auto', device)}"]
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+        lines.append(f"{memory:.0f} GiB, driver {found['driver']}, CUDA {found['cuda']}")
+    else:
+        built = torch.version.cuda or "none: this torch is built for CPUs"
+        lines.append(f"no GPU in use (CUDA of torch: {built})")
+    asked = os.environ.get("OMP_NUM_THREADS", "not set")
+    lines.append(
+        f"{found['threads']} threads of torch on {found['cores']} cores (OMP_NUM_THREADS {asked}; "
+        f"on small hosts 1 is often fastest)"
+    )
+    return lines
+
+
+def version_lines(config: Doctor) -> list[str]:
+    """Esper, Python, torch and what else it stands on."""
+    import platform
+
+    import torch
+
+    import esper
+
+    lines = [f"esper {esper.__version__}, Python {platform.python_version()}, "
+             f"torch {torch.__version__}"]  # fmt: skip
+    lines.append(", ".join(f"{name} {_version(name)}" for name in PACKAGES))
+    lines += [
+        f"{use}: {name} {_version(name)}" if _version(name) else f"{use}: {name} is not installed"
+        for name, use in EXTRAS.items()
+    ]
+    return lines
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def executor_lines(config: Doctor) -> list[str]:
+    """Which executor a run of the task gets, and why, under both profiles."""
+    from esper.simic.training.config import PopulationConfig, TaskConfig
+    from esper.tasks.listing import place_of_data
+    from esper.tolaria.engine import VectorizedEngine
+
+    task = TaskConfig(config.task)
+    found = place_of_data(task.spec(), config.data_dir).found
+    spec = (task if found else replace(task, data="synthetic")).spec()
+    population = PopulationConfig(envs=config.envs, device=config.device, profile="fast")
+    engine = VectorizedEngine(
+        spec, population.engine_config(seed=0), data=spec.load(config.data_dir)
+    )
+    choice = engine.env.model.choice
+    assert choice is not None  # the engine showed the population an input
+    with_data = "" if found else " (made-up data)"
+    return [
+        f"{spec.name}{with_data}, {config.envs} members, batches of {spec.batch_size}, "
+        f"{engine.precision}",
+        f"profile fast: {choice.executor.name} ({choice.reason})",
+        "profile exact: vmap where the host can be vmapped, whatever is faster",
+        f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
+    ]
+
+
+def data_lines(config: Doctor) -> list[str]:
+    """The data sets of all tasks: where they are, or where to get them."""
+    from esper.leyline.errors import EsperError
+    from esper.tasks.listing import place_of_data
+    from esper.tasks.places import data_places
+    from esper.tasks.registry import get_task_spec, task_names
+
+    lines = [f"looked for in {', then '.join(map(str, data_places(config.data_dir)))}"]
+    places: dict[str, list[str]] = {}
+    for name in task_names():
+        try:
+            data = place_of_data(get_task_spec(name), config.data_dir)
+        except EsperError as error:
+            places.setdefault(f"broken: {error}", []).append(name)
+            continue
+        where = data.place if data.found else f"missing, get it from {data.source}"
+        places.setdefault(where, []).append(name)
+    return [*lines, *(f"{', '.join(names)}: {where}" for where, names in places.items())]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Judge a saved controller on hosts it has not seen, on its own task or on another.
+
+esper eval runs/RUN                         the best checkpoint of a run
+esper eval runs/RUN/checkpoints/round-000012
+esper eval runs/RUN --task digits_baseline  what it is worth elsewhere
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from esper.leyline.errors import EsperError
+from esper.scripts.door import guarded, read_command_line
+from esper.scripts.flags import peek
+from esper.simic.agent.config import NO_PREFIX
+from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
+
+if TYPE_CHECKING:
+    from esper.scripts.judging import Judged
+    from esper.simic.agent.agent import PPOAgent
+    from esper.tasks.spec import TaskSpec
+
+MEMBERS = 20
+"""Fresh members where none are asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Judge a saved controller on fresh hosts, beside wait, random and heuristic.
+
+    Task and population are those it was trained with, but for what the flags change; the defaults
+    shown are those of the checkpoint that stands on this command line.
+    """
+
+    checkpoint: Annotated[Path, tyro.conf.Positional]
+    """Folder of a checkpoint, or of a run: its best one is taken."""
+    task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
+    """What it is judged on; another task must have the blueprints it was trained with."""
+    population: Annotated[PopulationConfig, NO_PREFIX] = field(
+        default_factory=lambda: PopulationConfig(envs=MEMBERS)
+    )
+    """How the hosts are run."""
+    data_dir: Path | None = None
+    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    out: Path = field(default_factory=lambda: Path("out"))
+    """Folder for the picture and the numbers."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command."""
+    return guarded(lambda: evaluate(sys.argv[1:] if argv is None else argv))
+
+
+def evaluate(words: Sequence[str]) -> None:
+    """Read, check, judge, report. Heavy libraries are imported late, so that --help is quick."""
+    config, training = read_evaluate(words)
+    spec = training.check()
+    from esper.leyline.files import require_writable
+    from esper.scripts.judging import judge
+    from esper.scripts.machine import ask_for_exact_sums
+    from esper.simic.training.checkpoints import find_checkpoint
+    from esper.tolaria.runtime import parse_device
+
+    require_writable(config.out / "eval.png", "--out")
+    ask_for_exact_sums()
+    checkpoint = find_checkpoint(config.checkpoint)
+    agent = checkpoint.load_agent(parse_device(config.population.device))
+    require_same_growth(agent, spec, checkpoint.path)
+    data = spec.load(config.data_dir)
+    judged = judge(training, agent, spec, data, config.population.envs)
+    report(config, checkpoint.path, judged)
+
+
+def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
+    """The settings on the command line, on top of those of the checkpoint it names first."""
+    if not words or words[0] in ("-h", "--help"):
+        config = read_command_line(Evaluate, words, prog="esper eval")
+        return config, TrainingConfig()  # without words it was refused: a checkpoint is missing
+    if words[0].startswith("-"):
+        raise EsperError(f"{words[0]}: name the checkpoint before any flag")
+    path = Path(words[0])
+    trained = trained_with(path)
+    task, other = trained.task, peek(words, "--task")
+    if other is not None and other != task.name:
+        task = TaskConfig(other, blueprints=task.spec().blueprints)
+    population = replace(trained.population, envs=MEMBERS, rollout_steps=None)
+    base = Evaluate(path, task, population)
+    config = read_command_line(Evaluate, words, default=base, prog="esper eval")
+    return config, replace(trained, task=config.task, population=config.population)
+
+
+def trained_with(path: Path) -> TrainingConfig:
+    """What the controller in a folder was trained with; torch is not needed to know."""
+    from esper.leyline.codec import read_record
+    from esper.simic.training.checkpoint_files import MANIFEST
+    from esper.simic.training.run_folder import read_config, read_json, require_run
+
+    if not (path / MANIFEST).is_file():
+        require_run(path)
+        return read_config(path)
+    where = path / "state.json"
+    state = read_json(where)
+    settings = state.get("config") if isinstance(state, dict) else None
+    return read_record(TrainingConfig, settings, f"{where} config")
+
+
+def require_same_growth(agent: PPOAgent, spec: TaskSpec, path: Path) -> None:
+    """Refuse a task on which the controller would grow other things than it learnt to."""
+    learnt = agent.spec.blueprints
+    if learnt != spec.blueprints:
+        raise EsperError(
+            f"{path}: this controller grows {', '.join(learnt)}, {spec.name} is set to "
+            f"{', '.join(spec.blueprints)}; leave --blueprints out"
+        )
+
+
+def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
+    """The tables, the picture, the numbers."""
+    from esper.leyline.files import write_whole
+    from esper.scripts.judging import EVALUATION_SEED, LEARNED, judgement_table
+    from esper.scripts.records import json_bytes
+    from esper.scripts.train_report import Shown, console_for_report, settings_of
+    from esper.scripts.train_report import report as report_members
+
+    stem = config.out / f"eval_{judged.result.task}"
+    shown = Shown(
+        policy=LEARNED,
+        episodes=judged.members,
+        picture=Path(f"{stem}.png"),
+        numbers=Path(f"{stem}.json"),
+        settings=settings_of(config),
+    )
+    report_members(shown, judged.result)
+    numbers = Path(f"{stem}_judged.json")
+    record = {
+        "checkpoint": str(checkpoint),
+        "evaluation_seed": EVALUATION_SEED,
+        "judged": judged.numbers(),
+    }
+    write_whole(numbers, json_bytes(record))
+    console = console_for_report()
+    console.print(judgement_table(judged))
+    for word, what in (("checkpoint", checkpoint), ("judgement", numbers)):
+        console.print(f"{word}: {what}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

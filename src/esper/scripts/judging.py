@@ -1,0 +1,119 @@
+"""What is a controller worth? One episode of it, and of others, on the same fresh members.
+
+Shape letters: E members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from esper.leyline.arrays import Doubles
+from esper.leyline.codec import Json, to_json
+from esper.leyline.protocols import PolicyProtocol, RewardProtocol
+from esper.leyline.seeds import EVALUATION_SEEDS
+from esper.leyline.statistics import t_interval
+from esper.scripts.train_config import PolicyName, Train
+from esper.scripts.train_run import RoundResult, RunResult, StageDiary, result_of, run_round
+from esper.simic.agent.agent import PPOAgent
+from esper.simic.client import ActingMode, SimicClient
+from esper.simic.training.config import TrainingConfig
+from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.engine import VectorizedEngine
+
+BASELINES: Final[tuple[PolicyName, ...]] = ("wait", "random", "heuristic")
+EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
+"""The fresh members are drawn from it."""
+LEARNED: Final = "ppo"
+"""Its likeliest actions."""
+SAMPLED: Final = "ppo, sampled"
+"""Actions drawn as while learning, without exploration."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Judged:
+    """What policies did with the same fresh members."""
+
+    by_policy: dict[str, RoundResult]
+    """In the order they are shown; `LEARNED` first."""
+    result: RunResult
+    """The learned policy's, as for policies that do not learn."""
+
+    @property
+    def members(self) -> int:
+        """E: how many fresh members each of them had."""
+        return len(self.by_policy[LEARNED].test_E)
+
+    def ahead(self, other: str) -> Doubles:
+        """Score of the learned policy minus another's, member by member `[E]`."""
+        mine, theirs = self.by_policy[LEARNED].outcome, self.by_policy[other].outcome
+        return np.asarray(mine.score_E - theirs.score_E)
+
+    def numbers(self) -> dict[str, Json]:
+        """Every outcome, for programs."""
+        return {
+            name: {"outcome": to_json(done.outcome), "test_E": done.test_E.tolist()}
+            for name, done in self.by_policy.items()
+        }
+
+
+def judge(
+    training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, data: TaskData, members: int
+) -> Judged:
+    """One episode of each policy on the same fresh members, drawn from `EVALUATION_SEED`."""
+    reward = training.reward.build(spec)
+    engine_config = replace(
+        training.engine_config(), members=members, seed=EVALUATION_SEED, rollout_steps=None
+    )
+    found: dict[str, RoundResult] = {}
+    result: RunResult | None = None
+    for name, make in _policies(training.seed, agent, spec, reward).items():
+        diary = StageDiary()
+        engine = VectorizedEngine(spec, engine_config, diary, data)
+        found[name] = run_round(engine, make(), diary)
+        result = result or result_of(engine, [found[name]], diary, "")
+    assert result is not None  # the learned policy is always among them
+    return Judged(found, result)
+
+
+def _policies(
+    seed: int, agent: PPOAgent, spec: TaskSpec, reward: RewardProtocol
+) -> dict[str, Callable[[], PolicyProtocol[Any]]]:
+    """By name, each made when its turn comes; the learned one first."""
+    learned: dict[str, Callable[[], PolicyProtocol[Any]]] = {
+        LEARNED: lambda: SimicClient(agent, reward, ActingMode.GREEDY),
+        SAMPLED: lambda: SimicClient(agent, reward, ActingMode.SAMPLE),
+    }
+    others = {name: Train(name, seed=seed) for name in BASELINES}
+    return learned | {
+        name: lambda other=other: other.make_policy(spec, reward) for name, other in others.items()
+    }
+
+
+def judgement_table(judged: Judged) -> Table:
+    """Every policy on the same members, and how far the learned one is ahead of it, in pairs."""
+    title = f"{judged.members} fresh members (seed {EVALUATION_SEED}), same for all"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    columns = ("policy", "score", "accuracy, test", "parameters / host's", "ppo ahead by", "95 %")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "policy" else "right")
+    host = judged.result.host_params
+    for name, done in judged.by_policy.items():
+        outcome = done.outcome
+        row = [
+            name,
+            f"{outcome.score_E.mean():.4f}",
+            f"{done.test_E.mean():.1%}",
+            f"{1 + outcome.added_params_E.mean() / host:.2f}",
+        ]
+        if name != LEARNED:
+            mean, low, high = (float(x) for x in t_interval(judged.ahead(name)))
+            known = judged.members > 1  # one difference has no spread
+            row += [f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}" if known else "-"]
+        table.add_row(*row)
+    return table

@@ -1,0 +1,165 @@
+"""What does a policy's name on the command line of `compare` mean?
+
+    wait   random   heuristic
+    fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        grown from a step on (2), in all slots or these
+    static-full[:BLUEPRINT[:SLOT,SLOT]]         there from the start
+    static-final:SLOT=BLUEPRINT,...             a topology that was found, there from the start
+    static-final:RESULT.json                    the most frequent one at the end of that run
+    FOLDER   sampled:FOLDER                     a saved controller; its likeliest actions, or drawn
+    LABEL=any of these                          how tables and pictures call it
+
+Only the words are read here: nothing is loaded, and no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Literal
+
+from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
+
+Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
+PLAIN: Final[tuple[Kind, ...]] = ("wait", "random", "heuristic")
+"""Words with nothing behind them."""
+WORDS: Final[tuple[Kind, ...]] = (*PLAIN, "fixed", "static-full", "static-final")
+SAMPLED: Final = "sampled"
+
+_LABELLED: Final = re.compile(r"([^:=/@]+)=(.+)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyWord:
+    """A policy as it was asked for."""
+
+    label: str
+    """How tables and pictures call it."""
+    text: str
+    """What was written, without the label."""
+    kind: Kind
+    blueprint: str = "conv_heavy"
+    """fixed, static-full: what is grown."""
+    slots: tuple[str, ...] = ()
+    """fixed, static-full: where; empty: everywhere."""
+    start: int = 2
+    """fixed: step at the end of which the first seed is germinated."""
+    topology: tuple[str, ...] = ()
+    """static-final: `slot=blueprint` words."""
+    path: Path | None = None
+    """controller: its folder; static-final: the result it is found in."""
+    sampled: bool = False
+    """controller: whether its actions are drawn."""
+
+
+def read_policies(texts: Sequence[str]) -> list[PolicyWord]:
+    """The policies in their order, each with a label of its own.
+
+    >>> [word.label for word in read_policies(["wait", "wait", "mine=random"])]
+    ['wait', 'wait #2', 'mine']
+    """
+    words, seen = [read_policy(text) for text in texts], Counter[str]()
+    for place, word in enumerate(words):
+        seen[word.label] += 1
+        if seen[word.label] > 1:
+            words[place] = replace(word, label=f"{word.label} #{seen[word.label]}")
+    return words
+
+
+def read_policy(text: str) -> PolicyWord:
+    """The policy a text names; what it cannot mean is refused in one line.
+
+    >>> read_policy("fixed:norm@3:r0c0,r0c1").slots
+    ('r0c0', 'r0c1')
+    """
+    labelled = _LABELLED.fullmatch(text)
+    if labelled:
+        return replace(read_policy(labelled[2]), label=labelled[1])
+    head, mark, rest = text.partition(":")
+    if mark and not rest:
+        raise EsperError(f"policy {text!r}: nothing stands behind the colon; leave it out")
+    plain: dict[str, PolicyWord] = {kind: PolicyWord(text, text, kind) for kind in WORDS}
+    if head in PLAIN:
+        if rest:
+            raise EsperError(f"policy {text!r}: {head} takes nothing behind it; write {head}")
+        return plain[head]
+    if head == "fixed":
+        return _read_fixed(plain[head], rest)
+    if head == "static-full":
+        return _with_places(plain[head], rest)
+    if head == "static-final":
+        return _read_final(plain[head], rest)
+    return _read_controller(text)
+
+
+def _with_places(word: PolicyWord, rest: str) -> PolicyWord:
+    """BLUEPRINT[:SLOT,SLOT]"""
+    if not rest:
+        return word
+    blueprint, mark, slots = rest.partition(":")
+    if not blueprint or (mark and not all(slots.split(","))):
+        raise EsperError(
+            f"policy {word.text!r}: expected {word.kind}:BLUEPRINT:SLOT,SLOT, for example "
+            f"{word.kind}:conv_heavy:r0c0,r0c1"
+        )
+    return replace(word, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
+
+
+def _read_fixed(word: PolicyWord, rest: str) -> PolicyWord:
+    """BLUEPRINT[@STEP][:SLOT,SLOT]"""
+    what, mark, slots = rest.partition(":")
+    blueprint, at, step = what.partition("@")
+    found = _with_places(word, f"{blueprint}{mark}{slots}")
+    if not at:
+        return found
+    if not step.isdecimal():
+        raise EsperError(
+            f"policy {word.text!r}: step {step!r} is no whole number; expected for example "
+            f"fixed:conv_heavy@2"
+        )
+    return replace(found, start=int(step))
+
+
+def _read_final(word: PolicyWord, rest: str) -> PolicyWord:
+    """SLOT=BLUEPRINT,... or the path of a result."""
+    if not rest:
+        raise EsperError(
+            "policy 'static-final': name a topology, for example static-final:r0c0=depthwise, or "
+            "the result of a run, static-final:out/train_heuristic_digits_impaired.json"
+        )
+    if "=" in rest and not os.path.exists(rest):
+        return replace(word, topology=tuple(rest.split(",")))
+    if not os.path.isfile(rest):
+        raise EsperError(
+            f"policy {word.text!r}: there is no file {rest}; give the JSON result of a run, or "
+            f"SLOT=BLUEPRINT,SLOT=BLUEPRINT"
+        )
+    return replace(word, path=Path(rest))
+
+
+def _read_controller(text: str) -> PolicyWord:
+    """FOLDER or sampled:FOLDER"""
+    head, mark, rest = text.partition(":")
+    sampled = bool(mark) and head == SAMPLED
+    path = Path(rest if sampled else text)
+    if not path.is_dir() or not text:
+        raise _no_such_policy(text, path, sampled)
+    shown = "/".join(path.resolve().parts[-2:])
+    label = f"{shown}, sampled" if sampled else shown
+    return PolicyWord(label, text, "controller", path=path, sampled=sampled)
+
+
+def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
+    """A folder that is not there, or a word that is none."""
+    if path.is_file():
+        return EsperError(f"policy {text!r}: {path} is a file; give the folder of a controller")
+    if sampled or os.sep in text or text.startswith("."):
+        return EsperError(
+            f"policy {text!r}: there is no folder {path}; give the folder of a saved controller, "
+            f"checkpoint or run"
+        )
+    unknown = unknown_name("policy", text.partition(":")[0], (*WORDS, f"{SAMPLED}:FOLDER"))
+    return UnknownNameError(f"{unknown}, or the folder of a controller")

@@ -1,0 +1,112 @@
+"""The settings of `train ppo`: those of the learner, and what is kept of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from esper.leyline.errors import EsperError
+from esper.scripts.door import read_command_line
+from esper.scripts.flags import fill_in, peek, peek_count, require_counts
+from esper.scripts.train_config import Recording
+from esper.simic.agent.config import NO_PREFIX
+from esper.simic.training.checkpoint_files import KEEP
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.config_files import overlay, read_entries, resolve
+from esper.simic.training.run_folder import read_config, require_run
+from esper.simic.training.run_list import newest_run
+
+if TYPE_CHECKING:
+    from esper.tasks.spec import TaskSpec
+
+RUNS: Final = Path("runs")
+"""Where run folders lie."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPPO:
+    """Train a controller with PPO, then judge it on hosts it has not seen.
+
+    Everything is kept in a folder of its own in --runs: settings, checkpoints, events, report.
+    Settings come from the defaults, then --preset, then --config, then the flags below; the
+    defaults shown are those of the preset and the file that stand on this command line.
+    """
+
+    preset: str = ""
+    """Settings by name: plain, digits_impaired, cifar_baseline; without it the one called like the
+    task, or plain."""
+    config: Path | None = None
+    """TOML or JSON file with settings, such as a run's config.json."""
+    resume: Path | None = None
+    """Go on with the run in this folder, with its settings; alone: with the newest run (of --task,
+    --seed and --run-name where these are given)."""
+    runs: Path = RUNS
+    """Folder that run folders are made in."""
+    run_name: str = "ppo"
+    """What the run is called in its folder's name."""
+    training: Annotated[TrainingConfig, NO_PREFIX] = field(default_factory=TrainingConfig)
+    """How it learns."""
+    evaluation_envs: int | None = None
+    """Fresh members the result is judged on, beside wait, random and heuristic; as many as --envs
+    where not given."""
+    checkpoint_every: int = 1
+    """Rounds from one checkpoint to the next; the best round and the last one are always kept."""
+    keep: int = KEEP
+    """Checkpoints that stay, besides the best."""
+    data_dir: Path | None = None
+    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
+    """What is shown and kept of it; events go to the run folder without --telemetry-dir."""
+    dry_run: bool = False
+    """Show the plan, with the time a few real steps take; train nothing, write nothing."""
+
+    def check(self) -> TaskSpec:
+        """Refuse what cannot work before anything is loaded; the task."""
+        require_counts(
+            evaluation_envs=self.judged_members,
+            checkpoint_every=self.checkpoint_every,
+            keep=self.keep,
+        )
+        return self.training.check()
+
+    @property
+    def judged_members(self) -> int:
+        """Fresh members the result is judged on."""
+        if self.evaluation_envs is None:
+            return self.training.population.envs
+        return self.evaluation_envs
+
+
+_NEWEST: Final = "newest"
+"""What stands behind a bare `--resume`."""
+
+
+def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
+    """The settings a command line describes; what they stand on is read first."""
+    words = fill_in(argv, "--resume", _NEWEST)
+    named, file = peek(words, "--preset"), peek(words, "--config")
+    path = Path(file) if file else None
+    wanted = peek(words, "--resume")
+    if wanted is None:
+        task, rounds = peek(words, "--task"), peek_count(words, "--rounds")
+        base = TrainPPO(training=resolve(named or "", path, rounds, task))
+    else:
+        if named:
+            raise EsperError(f"--preset {named}: a run goes on with its own settings; leave it out")
+        folder = _newest(words) if wanted == _NEWEST else Path(wanted)
+        require_run(folder)
+        training = read_config(folder)
+        if path is not None:
+            training = overlay(training, read_entries(path), path)
+        words = [str(folder) if word == _NEWEST else word for word in words]
+        base = TrainPPO(training=training)
+    return read_command_line(TrainPPO, words, default=base, prog="esper train ppo")
+
+
+def _newest(words: Sequence[str]) -> Path:
+    """The youngest run that the command line could mean."""
+    root = Path(peek(words, "--runs") or RUNS)
+    seed = peek_count(words, "--seed")
+    return newest_run(root, peek(words, "--task"), peek(words, "--run-name"), seed)

@@ -1,0 +1,140 @@
+"""How settings of the learner come from a file: TOML or JSON, laid over what stands before it.
+
+    rounds = 50
+    [task]
+    name = "digits_impaired"
+    [ppo]
+    epochs = 8
+    learning_rate = { start = 2e-3, end = 5e-4, steps = 50 }
+
+The sections are those of `TrainingConfig`; what a file does not name stays as it was. Strict: an
+unknown setting or a wrong type is refused with the file's path. A schedule may be one number, which
+stays; the word "none" unsets what may be unset (TOML has no null). What `to_json` makes of a config
+is such a file too.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from esper.leyline.codec import from_json
+from esper.leyline.errors import EsperError, UnknownNameError
+from esper.simic.training.config import PRESETS, TaskConfig, TrainingConfig, preset
+from esper.simic.training.schedules import Schedule
+
+Entries = Mapping[str, Any]
+C = TypeVar("C")
+
+UNSET: Final = "none"
+"""What a file says for None."""
+
+
+def read_entries(path: Path) -> Entries:
+    """What a file says, as sections and values; nothing is checked but its form."""
+    readers = {".toml": tomllib.loads, ".json": json.loads}
+    if path.suffix not in readers:
+        raise EsperError(f"config file {path}: its name must end in {' or '.join(readers)}")
+    try:
+        entries = readers[path.suffix](path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EsperError(f"config file {path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of both parsers, and of text that is not UTF-8
+        kind, why = path.suffix[1:].upper(), " ".join(str(error).split())
+        raise EsperError(f"config file {path} is not {kind}: {why}") from None
+    if not isinstance(entries, dict):
+        raise EsperError(
+            f"config file {path}: a {type(entries).__name__}, expected settings by name"
+        )
+    return entries
+
+
+def overlay(base: C, entries: Entries, where: object, section: str = "") -> C:
+    """`base` with what a file says on top; `where` is its path, `section` where `base` stands."""
+    hints = get_type_hints(type(base))
+    changes = {}
+    for name, data in entries.items():
+        if name not in hints:
+            raise _unknown(name, section, where)
+        dotted = f"{section}.{name}" if section else name
+        changes[name] = _value(hints[name], getattr(base, name), data, where, dotted)
+    try:
+        return replace(base, **changes)  # type: ignore[type-var]
+    except EsperError as error:
+        raise EsperError(f"config file {where}: {error}") from None
+
+
+def _value(hint: Any, base: Any, data: object, where: object, dotted: str) -> object:
+    """One setting, of the type its field has."""
+    if hint is Schedule and isinstance(data, int | float) and not isinstance(data, bool):
+        return Schedule(float(data))
+    if is_dataclass(hint):
+        if not isinstance(data, dict):
+            raise EsperError(f"config file {where}: {dotted} is {data!r}, expected a section")
+        return overlay(base, data, where, dotted)
+    optional = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
+    if optional and data == UNSET:
+        return None
+    return from_json(hint, data, f"config file {where}: {dotted}")
+
+
+def _unknown(name: str, section: str, where: object) -> UnknownNameError:
+    """The error for a name that no setting has: the nearest one, in this section or another."""
+    known = list(setting_names(TrainingConfig))
+    inside = [path for path in known if path.rpartition(".")[0] == section]
+    place = f" in [{section}]" if section else ""
+    for paths in (inside, known):
+        leaves = {path.rpartition(".")[2]: path for path in paths}
+        near = get_close_matches(name, leaves, n=1, cutoff=0.6)
+        if near:
+            hint = f"did you mean {leaves[near[0]]}?"
+            break
+    else:
+        valid = ", ".join(path.rpartition(".")[2] for path in inside)
+        hint = f"valid here: {valid}"
+    return UnknownNameError(f"config file {where}: unknown setting {name!r}{place}: {hint}")
+
+
+def setting_names(config: type, section: str = "") -> Iterator[str]:
+    """Every setting and section, as `section.name`; a section comes before what is in it.
+
+    >>> [name for name in setting_names(TrainingConfig) if name.startswith("task.n")]
+    ['task.name']
+    """
+    hints = get_type_hints(config)
+    for field in fields(config):
+        dotted = f"{section}.{field.name}" if section else field.name
+        yield dotted
+        if is_dataclass(hints[field.name]):
+            yield from setting_names(hints[field.name], dotted)
+
+
+def resolve(
+    preset_name: str = "",
+    file: Path | None = None,
+    rounds: int | None = None,
+    task: str | None = None,
+) -> TrainingConfig:
+    """The settings before flags: a preset, with what a file says on top.
+
+    `rounds` and `task` are what flags say, where they do: the schedules of a preset run over the
+    rounds of the run, and what it says about its task is for that task alone. Without a name it is
+    the preset called like the task, or `plain`.
+    """
+    entries = read_entries(file) if file is not None else {}
+    named = entries.get("task", {})
+    of_file = named.get("name") if isinstance(named, dict) else None
+    wanted = task or (of_file if isinstance(of_file, str) else None)
+    said = entries.get("rounds") if rounds is None else rounds
+    over = said if type(said) is int and said > 0 else TrainingConfig().rounds
+    fitting = wanted or TaskConfig().name
+    base = preset(preset_name or (fitting if fitting in PRESETS else "plain"), over)
+    if wanted is not None and wanted != base.task.name:
+        base = replace(base, task=TaskConfig(wanted))
+    return overlay(base, entries, file)

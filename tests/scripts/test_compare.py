@@ -1,0 +1,280 @@
+"""`compare`, run as people run it: what it writes, what it keeps, and what it promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from esper.leyline import statistics
+from esper.leyline.errors import EsperError
+from esper.leyline.seeds import EVALUATION_SEEDS
+from esper.scripts import compare_run
+from esper.scripts.compare import Compare, compare_policies, main
+from esper.scripts.comparison import METRICS, Comparison
+from esper.simic.training.config import TaskConfig
+from esper.tamiyo import WaitPolicy
+from esper.tolaria import EngineConfig, VectorizedEngine
+
+TASK = TaskConfig("synthetic", episode_length=4, batches_per_step=1, batch_size=16)
+TINY = Compare(("wait",), TASK, seeds=2, device="cpu", quiet=True)
+FLAGS = ("--task", "synthetic", "--seeds", "3", "--envs", "2", "--device", "cpu",
+         "--episode-length", "4", "--batches-per-step", "1", "--batch-size", "16")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the intervals are is tested elsewhere."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 200)
+
+
+def compared(out: Path, *policies: str, **changes: object) -> Comparison:
+    return compare_policies(replace(TINY, policies=policies, out=out, **changes))
+
+
+def call(*flags: object) -> int:
+    return main([str(flag) for flag in flags])
+
+
+class Counted:
+    """How many populations were trained, by run seed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seeds: list[int] = []
+        real = compare_run._run_population
+
+        def counting(*inputs):
+            self.seeds.append(inputs[4])
+            return real(*inputs)
+
+        monkeypatch.setattr(compare_run, "_run_population", counting)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    return Counted(monkeypatch)
+
+
+# ---- end to end --------------------------------------------------------------------------------
+
+
+def test_a_comparison_ends_with_a_table_a_picture_a_report_and_numbers(tmp_path, capsys):
+    assert call("wait", "static-full:norm", "mine=random", *FLAGS, "--out", tmp_path) == 0
+    said = capsys.readouterr().out
+    for word in ("wait (1/3), step 8/8", "P(better)", "minus wait", "mine", "s / host"):
+        assert word in said, word
+    assert imread(tmp_path / "compare.png").shape[2] >= 3
+    text = (tmp_path / "compare.md").read_text()
+    assert "](compare.png)" in text
+    for metric in METRICS:
+        assert f"## {metric.words} (" in text
+    record = json.loads((tmp_path / "compare.json").read_text())
+    assert [policy["label"] for policy in record["policies"]] == [
+        "wait",
+        "static-full:norm",
+        "mine",
+    ]
+    assert record["reference"] == "wait"
+    for policy in record["policies"]:
+        assert len(policy["result"]["score_N"]) == 3
+    assert record["policies"][0]["standings"][0]["difference"] is None
+    grown = record["policies"][1]["result"]["parameters_N"]
+    assert min(grown) > max(record["policies"][0]["result"]["parameters_N"])
+
+
+def test_every_host_is_the_engines_own_member_under_its_run_seed(tmp_path):
+    """3 hosts in populations of 2: members 0 and 1 of the first seed, member 0 of the next."""
+    found = compared(tmp_path, "wait", seeds=3, envs=2)["wait"].result
+    first = EVALUATION_SEEDS[0]
+    assert found.seed_N.tolist() == [first, first, first + 1]
+    assert found.member_N.tolist() == [0, 1, 0]
+    alone = []
+    for seed, members in ((first, 2), (first + 1, 1)):
+        engine = VectorizedEngine(TASK.spec(), EngineConfig(members, seed, "cpu"))
+        outcome = engine.run_rollout(WaitPolicy()).outcome
+        alone.append((outcome.score_E, engine.test()))
+    assert found.score_N.tolist() == np.concatenate([score for score, _ in alone]).tolist()
+    assert found.test_N.tolist() == np.concatenate([test for _, test in alone]).tolist()
+
+
+def test_a_policy_does_not_differ_from_itself(tmp_path, counted):
+    found = compared(tmp_path, "random", "random")
+    assert len(counted.seeds) == 1, "the second is the same policy"
+    again = found["random #2"]
+    for standing in again.standings:
+        assert standing.difference is not None
+        assert standing.improvement is not None
+        assert standing.difference.student.value == standing.difference.bootstrap.value == 0.0
+        assert standing.difference.equal == 2
+        assert standing.improvement.value == 0.5
+
+
+def test_the_order_of_policies_changes_no_policys_numbers(tmp_path):
+    there = compared(tmp_path / "a", "wait", "random", "static-full:norm")
+    back = compared(tmp_path / "b", "static-full:norm", "random", "wait")
+    for contestant in there.contestants:
+        other = back[contestant.label]
+        assert replace(contestant.result, seconds_G=other.result.seconds_G) == other.result
+        for one, two in zip(contestant.standings, other.standings, strict=True):
+            assert (one.mean, one.iqm) == (two.mean, two.iqm)
+    ahead = there["static-full:norm"].standing("parameters").difference
+    behind = back["wait"].standing("parameters").difference
+    assert ahead is not None
+    assert behind is not None
+    assert ahead.student.value == -behind.student.value > 0
+
+
+def test_rent_is_a_multiple_of_what_growth_costs(tmp_path):
+    free, own, dear = (
+        compared(tmp_path / str(rent), "static-full:norm", task=replace(TASK, rent=rent))
+        .contestants[0]
+        .result
+        for rent in (0.0, 1.0, 2.0)
+    )
+    assert free.score_N.tolist() == free.accuracy_N.tolist()
+    assert dear.accuracy_N.tolist() == own.accuracy_N.tolist()
+    assert np.allclose(dear.accuracy_N - dear.score_N, 2 * (own.accuracy_N - own.score_N))
+
+
+# ---- cut off, and gone on with -----------------------------------------------------------------
+
+
+def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkeypatch, counted):
+    """Cut at the third policy; the first two are not computed again, and nothing differs."""
+    policies = ("wait", "random", "static-full:norm")
+    whole = compared(tmp_path / "whole", *policies)
+    real = compare_run.run_contender
+
+    def cut(config, contender, *rest):
+        if contender.label == "static-full:norm":
+            raise KeyboardInterrupt
+        return real(config, contender, *rest)
+
+    monkeypatch.setattr(compare_run, "run_contender", cut)
+    with pytest.raises(KeyboardInterrupt):
+        compared(tmp_path / "cut", *policies)
+    monkeypatch.setattr(compare_run, "run_contender", real)
+    counted.seeds.clear()
+    resumed = compared(tmp_path / "cut", *policies)
+    assert len(counted.seeds) == 1, "only the third"
+    for one, two in zip(whole.contestants, resumed.contestants, strict=True):
+        assert replace(one.result, seconds_G=two.result.seconds_G) == two.result
+    counted.seeds.clear()
+    compared(tmp_path / "cut", "random", "renamed=wait", "a=static-full:norm")
+    assert not counted.seeds, "labels and order do not matter"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seeds": 4}, "seeds is 2 there and 4 here"),
+        ({"task": replace(TASK, rent=0.5)}, "rent is 1.0 there and 0.5 here"),
+        ({"task": replace(TASK, episode_length=8)}, "episode_length is 4 there and 8 here"),
+        ({"first_seed": EVALUATION_SEEDS[7]}, "first_seed"),
+        ({"task": replace(TASK, blueprints=("norm",))}, "blueprints"),
+    ],
+)
+def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
+    compare_run.open_folder(tmp_path, compare_run.game_of(TINY, TASK.spec()))
+    with pytest.raises(EsperError, match=words) as refused:
+        compared(tmp_path, "wait", **changes)
+    assert "choose another --out" in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_damaged_result_is_named_and_not_believed(tmp_path):
+    compared(tmp_path, "wait")
+    (path,) = (tmp_path / "policies").iterdir()
+    whole = path.read_text()
+    for content in (whole[: len(whole) // 2], "[]", whole.replace('"score_N"', '"skore_N"')):
+        path.write_text(content)
+        with pytest.raises(EsperError, match="remove that file") as refused:
+            compared(tmp_path, "wait")
+        assert path.name in str(refused.value)
+
+
+def test_a_result_of_another_policy_under_its_name_is_refused(tmp_path):
+    compared(tmp_path, "wait")
+    (path,) = (tmp_path / "policies").iterdir()
+    path.write_text(path.read_text().replace('"policy": "wait"', '"policy": "random"'))
+    with pytest.raises(EsperError, match="belongs to another policy"):
+        compared(tmp_path, "wait")
+
+
+def test_a_full_disk_is_one_line_and_loses_no_policy(tmp_path, monkeypatch, counted):
+    real = compare_run.write_whole
+
+    def full(path, content):
+        if path.name.startswith("random"):
+            raise OSError(28, "No space left on device")
+        real(path, content)
+
+    monkeypatch.setattr(compare_run, "write_whole", full)
+    with pytest.raises(EsperError, match="No space left on device"):
+        compared(tmp_path, "wait", "random")
+    monkeypatch.setattr(compare_run, "write_whole", real)
+    counted.seeds.clear()
+    compared(tmp_path, "wait", "random")
+    assert len(counted.seeds) == 1, "only random was run again"
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+BAD = [
+    ((), "policies"),
+    (("wiat",), "did you mean 'wait'"),
+    (("wait", "--seeds", "0"), "--seeds 0"),
+    (("wait", "--envs", "0"), "--envs 0"),
+    (("wait", "--rent", "-1"), "rent"),
+    (("wait", "--first-seed", "3"), "kept for evaluation"),
+    (("wait", "--first-seed", EVALUATION_SEEDS[-1], "--seeds", "9", "--envs", "1"), "not all kept"),
+    (("wait", "--task", "digits_impared"), "digits_impaired"),
+    (("wait", *FLAGS, "--blueprints", "conv_hevy"), "conv_heavy"),
+    (("fixed:conv_hevy", *FLAGS), "conv_heavy"),
+    (("fixed:norm@3", *FLAGS), "starts before step 3"),
+    (("static-full:norm:r9c9", *FLAGS), "r9c9"),
+    (("static-final:r0c0=conv_lite", *FLAGS), "conv_light"),
+    (("static-final:r0c0", *FLAGS), "there is no file r0c0"),
+    (("static-final:r0c0=norm,r0c0=norm", *FLAGS), "r0c0 is named twice"),
+    (("./nowhere", *FLAGS), "there is no folder nowhere"),
+    (("wait", *FLAGS, "--device", "cuda:7"), "cuda:7"),
+    (("wait", "--seedss", "3"), "--seeds"),
+]
+
+
+@pytest.mark.parametrize(("flags", "word"), BAD, ids=[" ".join(map(str, b[0][:3])) for b in BAD])
+def test_bad_flags_are_refused_in_one_line(flags, word, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert call(*flags) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert word in said
+    assert not (tmp_path / "out" / "policies").exists()
+
+
+def test_all_words_are_checked_before_anything_runs(tmp_path, counted):
+    with pytest.raises(EsperError, match="conv_heavy"):
+        compared(tmp_path, "wait", "fixed:conv_hevy")
+    assert not counted.seeds
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_is_quick_and_names_every_setting():
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "esper.scripts.compare", "--help"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert time.monotonic() - began < 30
+    assert " torch\n" not in done.stderr, "help does not load torch"
+    for flag in ("--task", "--seeds", "--first-seed", "--rent", "--out", "static-final"):
+        assert flag in done.stdout

@@ -1,0 +1,182 @@
+"""Saved controllers in a comparison: where they are found, how they act, what is refused."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.leyline.actions import ActionHead
+from esper.leyline.errors import EsperError
+from esper.scripts import train
+from esper.scripts.compare import Compare, compare_policies
+from esper.scripts.compare_run import place_of
+from esper.scripts.contenders import find_controller, found_topology, make_contender
+from esper.scripts.policy_words import read_policy
+from esper.simic.agent import PPOAgent, PPOConfig
+from esper.simic.client import ActingMode, SimicClient, policy_spec
+from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.config import PLAIN_BLEND, TaskConfig
+from esper.simic.training.folder_run import train_in_folder
+from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.vectorized import make_trainer
+from esper.tamiyo import NetworkConfig
+from esper.tolaria import EngineConfig, VectorizedEngine
+from loop_support import tiny_config
+
+TASK = TaskConfig("synthetic", episode_length=5, batches_per_step=1, batch_size=16)
+TINY = Compare(("wait",), TASK, seeds=2, device="cpu", quiet=True)
+GROWS = ("norm", "conv_light")
+
+
+def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> Path:
+    """A fresh agent that germinates readily."""
+    prior = (-4.0, 4.0, 0.0, 0.0, 0.0, 0.0)
+    network = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=prior)
+    PPOAgent(policy_spec(blueprints), PPOConfig(network=network), seed).save(folder)
+    return folder
+
+
+def learnt(root: Path, **population: object) -> Path:
+    """The folder of a short run of the learner."""
+    config = tiny_config(rounds=2, envs=2, counterfactual_stride=4, **population)
+    trainer = make_trainer(config)
+    with RunFolder.create(root, "short", config) as folder:
+        train_in_folder(trainer, folder)
+    return folder.path
+
+
+def contender(word: object, **changes: object):
+    config = replace(TINY, **changes)
+    return make_contender(config, read_policy(str(word)), config.task.spec())
+
+
+def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
+    """The same numbers as the agent in a bare engine with the blueprints it was made for."""
+    folder = saved(tmp_path / "agent")
+    words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
+    found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
+    spec = replace(TASK.spec(), blueprints=GROWS)
+    for label, mode in (("greedy", ActingMode.GREEDY), ("drawn", ActingMode.SAMPLE)):
+        engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, "cpu"))
+        client = SimicClient(PPOAgent.load(folder), None, mode)  # type: ignore[arg-type]
+        client.reward = contender(folder).policy(0).reward
+        outcome = engine.run_rollout(client).outcome
+        result = found[label].result
+        assert result.score_N.tolist() == outcome.score_E.tolist()
+        assert np.array_equal(result.blueprint_NS, outcome.blueprint_ES)
+        assert result.blueprints == GROWS
+        assert result.germinated_N.sum() > 0
+    assert found["wait"].result.blueprints == TASK.spec().blueprints, "its own are not the agent's"
+
+
+def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
+    run = learnt(tmp_path, frozen_heads=PLAIN_BLEND)
+    best = CheckpointStore(run / "checkpoints").best().path
+    assert best is not None
+    folder, training = find_controller(run)
+    assert folder == best / "agent"
+    assert training == find_controller(best)[1]
+    for path in (run, best):
+        found = contender(path)
+        assert found.agent is not None
+        limits = found.identity.limits
+        assert (limits.frozen_heads, limits.counterfactual_stride) == (PLAIN_BLEND, 4)
+        assert found.engine_config(TINY, 3, 2).frozen_heads == PLAIN_BLEND
+    bare = contender(folder, preset="plain")
+    assert bare.identity.agent == contender(run).identity.agent
+    assert bare.identity != contender(run).identity, "its settings are not known there"
+
+
+def test_a_bare_agent_is_limited_as_its_preset_says(tmp_path):
+    folder = saved(tmp_path / "agent")
+    assert contender(folder).identity.limits.frozen_heads == ()
+    limits = contender(folder, preset="digits_impaired").identity.limits
+    assert dict(limits.frozen_heads)[ActionHead.STYLE] == dict(PLAIN_BLEND)[ActionHead.STYLE]
+    with pytest.raises(EsperError, match="digits_impaired"):
+        contender(folder, preset="digits_impared")
+
+
+def test_a_controller_that_was_trained_on_is_another_policy(tmp_path):
+    """Its results are kept under its weights, not under its folder's name."""
+    folder = saved(tmp_path / "agent", seed=0)
+    before = contender(folder).identity
+    saved(folder, seed=1)
+    after = contender(folder).identity
+    assert place_of(tmp_path, before) != place_of(tmp_path, after)
+    moved = folder.rename(tmp_path / "elsewhere")
+    assert contender(moved).identity == after
+    assert contender(f"sampled:{moved}").identity != after
+
+
+def test_a_controller_of_other_blueprints_is_refused(tmp_path):
+    language = saved(tmp_path / "language", blueprints=("lora", "mlp"))
+    with pytest.raises(EsperError, match="other blueprints \\(lora, mlp\\) than task synthetic"):
+        contender(language)
+    with pytest.raises(EsperError, match="than --blueprints has \\(norm\\)"):
+        contender(saved(tmp_path / "agent"), task=replace(TASK, blueprints=("norm",)))
+    assert (
+        contender(tmp_path / "agent", task=replace(TASK, blueprints=("conv_light", "norm"))).agent
+        is not None
+    )
+
+
+def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path):
+    (tmp_path / "empty").mkdir()
+    torn = saved(tmp_path / "torn")
+    (tensors,) = torn.glob("*.safetensors")
+    tensors.write_bytes(tensors.read_bytes()[:-1])
+    for name, word in (("empty", "give the folder of a run"), ("torn", "is damaged")):
+        with pytest.raises(EsperError, match=word) as refused:
+            contender(tmp_path / name)
+        assert "\n" not in str(refused.value)
+
+
+# ---- a topology that was found -----------------------------------------------------------------
+
+
+def result(path: Path, rounds: list[list[list[int]]]) -> Path:
+    """What `train` writes of a run, as far as it matters here."""
+    record = {
+        "slots": ["r0c0", "r0c1"],
+        "blueprints": ["norm", "conv_light"],
+        "rounds": [{"outcome": {"blueprint_ES": kinds_ES}} for kinds_ES in rounds],
+    }
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_the_most_frequent_topology_of_all_rounds_is_replayed(tmp_path):
+    path = result(tmp_path / "r.json", [[[0, -1], [1, 1]], [[1, 1], [-1, -1]]])
+    assert found_topology(path) == ("r0c0=conv_light", "r0c1=conv_light")
+    by_file = contender(f"static-final:{path}").identity
+    assert by_file == contender("static-final:r0c1=conv_light,r0c0=conv_light").identity
+
+
+def test_a_run_of_train_is_replayed_by_its_result(tmp_path, monkeypatch):
+    flags = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batches-per-step",
+             "1", "--batch-size", "16", "--blueprint", "norm", "--slots", "r0c1", "--device", "cpu",
+             "--quiet", "--out", str(tmp_path))  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["train", "static-full", *flags])
+    assert train.main() == 0
+    (path,) = tmp_path.glob("*.json")
+    assert found_topology(path) == ("r0c1=norm",)
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"slots": [], "blueprints": [], "rounds": []}']
+)
+def test_other_files_are_no_results(tmp_path, content):
+    path = tmp_path / "r.json"
+    path.write_text(content)
+    with pytest.raises(EsperError, match="not the result of a run"):
+        found_topology(path)
+
+
+def test_a_run_that_grew_nothing_has_no_topology(tmp_path):
+    with pytest.raises(EsperError, match="the host alone"):
+        found_topology(result(tmp_path / "r.json", [[[-1, -1]]]))
