@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
 from esper.scripts.door import enter
-from esper.scripts.train_config import EVALUATION_SEED
+from esper.scripts.judging import EVALUATION_SEED
 from esper.simic.rewards.config import RewardConfig, RewardFamily, RewardMode
 
 if TYPE_CHECKING:
