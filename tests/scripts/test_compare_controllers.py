@@ -130,7 +130,7 @@ def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path)
     torn = saved(tmp_path / "torn")
     (tensors,) = torn.glob("*.safetensors")
     tensors.write_bytes(tensors.read_bytes()[:-1])
-    for name, word in (("empty", "give the folder of a run"), ("torn", "is damaged")):
+    for name, word in (("empty", "holds no controller"), ("torn", "is damaged")):
         with pytest.raises(EsperError, match=word) as refused:
             contender(tmp_path / name)
         assert "\n" not in str(refused.value)

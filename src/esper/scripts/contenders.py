@@ -30,8 +30,10 @@ from esper.scripts.train_config import Train
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
+from esper.simic.training.checkpoint_files import MANIFEST as CHECKPOINT
 from esper.simic.training.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
+from esper.simic.training.run_folder import RUN
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import EngineConfig
 from esper.tolaria.runtime import parse_device
@@ -192,6 +194,11 @@ def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:
     """Where the agent of a folder lies, and what it was trained with where that is known."""
     if (path / MANIFEST).is_file():
         return path, None
+    if not any((path / name).is_file() for name in (CHECKPOINT, RUN)):
+        raise EsperError(
+            f"{path} holds no controller: give a folder that PPOAgent.save wrote, a checkpoint, or "
+            f"a run (`esper runs` lists them)"
+        )
     checkpoint = find_checkpoint(path)
     return checkpoint.path / AGENT, checkpoint.config
 
