@@ -176,17 +176,19 @@ def test_a_comparison_that_was_killed_goes_on_where_it_stopped(tmp_path):
     """kill -9 while the second policy runs; the third time everything is there already."""
     policies = ("wait", "random", "static-full:norm")
     long = (*FLAGS, "--episode-length", "60", "--quiet")
-    command = [sys.executable, "-m", "esper.scripts.compare", *policies, *long, "--out", "cut"]
-    killed = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-m", "esper.scripts.compare", *policies, *long, "--out"]
+    killed = subprocess.Popen([*command, str(tmp_path / "cut")], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("cut/policies/wait-*.json")) and time.monotonic() < deadline:
+        assert killed.poll() is None
         time.sleep(0.02)
     killed.kill()
     assert killed.wait() < 0, "it was still running"
     assert len(list(tmp_path.glob("cut/policies/*.json"))) < 3
     assert not list(tmp_path.glob("cut/compare.*"))
     for out in ("cut", "whole"):
-        subprocess.run([*command[:-1], out], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
+        again = [*command, str(tmp_path / out)]
+        subprocess.run(again, check=True, stdout=subprocess.DEVNULL)
     cut, whole = (json.loads((tmp_path / out / "compare.json").read_text()) for out in
                   ("cut", "whole"))  # fmt: skip
     for record in (cut, whole):
