@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -15,10 +17,10 @@ import pytest
 from matplotlib.image import imread
 
 from esper.nissa.readers import read_jsonl
-from esper.scripts.door import enter
-from esper.scripts.train import train
-from esper.scripts.train_config import EVALUATION_SEED, Train
-from esper.simic.agent import PPOAgent
+from esper.scripts.judging import EVALUATION_SEED
+from esper.scripts.train import main
+from esper.simic.training.config import TaskConfig
+from esper.simic.training.run_folder import read_config, read_info
 from esper.tamiyo import WaitPolicy
 from esper.tolaria import EngineConfig, VectorizedEngine
 
@@ -28,7 +30,7 @@ TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "9", "--batche
 
 def call(*flags: object) -> int:
     """The command inside this process; its exit status."""
-    return enter(Train, train, [str(flag) for flag in flags])
+    return main([str(flag) for flag in flags])
 
 
 def numbers(folder: Path, policy: str) -> dict:
@@ -45,6 +47,7 @@ def test_every_policy_runs_to_a_table_a_picture_and_numbers(policy, tmp_path, ca
     (done,) = record["rounds"]
     assert np.shape(done["score_TE"]) == (10, 2)
     assert record["settings"]["policy"] == policy
+    assert record["settings"]["task"]["episode_length"] == 9
     assert imread(tmp_path / f"train_{policy}_synthetic.png").shape[2] >= 3
     grown = np.array(done["outcome"]["added_params_E"])
     germinated = np.array(done["outcome"]["germinated_E"])
@@ -85,40 +88,98 @@ def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
 LEARN = ("ppo", *TINY, "--rounds", "2", "--evaluation-envs", "3")
 
 
-def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(tmp_path, capsys):
-    events = tmp_path / "events"
-    assert call(*LEARN, "--out", tmp_path, "--telemetry-dir", events) == 0
-    said = capsys.readouterr().out
+def only_run(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory) -> tuple[Path, str]:
+    """The folder of a run of two rounds, and what was said."""
+    root, said = tmp_path_factory.mktemp("runs"), io.StringIO()
+    with contextlib.redirect_stdout(said):
+        assert call(*LEARN, "--runs", root) == 0
+    return only_run(root), said.getvalue()
+
+
+def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
+    run, said = learnt
     for word in ("round 2/2", "3 episodes", "ppo ahead by", "heuristic", "wait", "random"):
         assert word in said, word
-    record = json.loads((tmp_path / "train_ppo_synthetic_learning.json").read_text())
+    record = json.loads((run / "report" / "learning.json").read_text())
     assert [done["round_index"] for done in record["history"]] == [0, 1]
     assert list(record["judged"]) == ["ppo", "ppo, sampled", "wait", "random", "heuristic"]
     assert all(len(found["test_E"]) == 3 for found in record["judged"].values())
     assert record["evaluation_seed"] != record["training"]["seed"]
+    task = TaskConfig("synthetic", episode_length=9, batch_size=16, batches_per_step=1)
     engine = VectorizedEngine(
-        Train("ppo", "synthetic", episode_length=9, batch_size=16, batches_per_step=1).spec(),
-        EngineConfig(members=3, seed=EVALUATION_SEED, device="cpu"),
+        task.spec(), EngineConfig(members=3, seed=EVALUATION_SEED, device="cpu")
     )
     alone = engine.run_rollout(WaitPolicy()).outcome.score_E
     assert record["judged"]["wait"]["outcome"]["score_E"] == alone.tolist(), "fresh members"
-    for name in ("train_ppo_synthetic.png", "train_ppo_synthetic_learning.png"):
-        assert imread(tmp_path / name).shape[2] >= 3
-    kinds = [event.type.name for event in read_jsonl(events / "events.jsonl")]
+
+
+def test_everything_about_a_run_is_in_its_folder(learnt):
+    run, said = learnt
+    for name in ("judged.png", "learning.png"):
+        assert imread(run / "report" / name).shape[2] >= 3
+        assert f"report/{name}" in said
+    kinds = [event.type.name for event in read_jsonl(run / "events.jsonl")]
     assert kinds.count("PPO_UPDATED") == kinds.count("ROUND_COMPLETED") == 2
-    agent = PPOAgent.load(tmp_path / "train_ppo_synthetic_agent")
-    assert agent.updates_done == 2
+    checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert checkpoints == ["round-000001", "round-000002"]
+    config = read_config(run)
+    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 9)
 
 
-def test_flags_of_the_learner_go_on_top_of_its_preset():
-    flags = Train("ppo", task="digits_impaired", rounds=9, envs=5, blueprints=("norm",), seed=3)
-    config = flags.training_config()
-    assert (config.rounds, config.seed, config.population.envs) == (9, 3, 5)
-    assert config.task.blueprints == flags.spec().blueprints == ("norm",)
-    assert config.population.frozen_heads, "from the preset named like the task"
-    plain = Train("ppo", task="digits_impaired", preset="plain").training_config()
-    assert not plain.population.frozen_heads
-    assert Train("ppo", task="synthetic", preset="digits_impaired").spec().name == "synthetic"
+def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, tmp_path, capsys):
+    """One round and one more against two at once; events of the second half go elsewhere."""
+    whole, _ = learnt
+    assert call(*LEARN, "--rounds", "1", "--runs", tmp_path, "--quiet") == 0
+    run = only_run(tmp_path)
+    before = (run / "events.jsonl").read_bytes()
+    capsys.readouterr()
+    more = ("--rounds", "2", "--evaluation-envs", "3", "--quiet", "--telemetry-dir")
+    assert call("ppo", "--resume", "--runs", tmp_path, *more, tmp_path / "events") == 0
+    assert "resume: 1 of 2 rounds are done" in capsys.readouterr().err
+    reports = [
+        json.loads((folder / "report" / "learning.json").read_text()) for folder in (run, whole)
+    ]
+    for report in reports:
+        for done in report["history"]:
+            for measured in ("rollout_seconds", "update_seconds"):
+                del done[measured]
+    assert reports[0] == reports[1]
+    assert [session.from_round for session in read_info(run).sessions] == [0, 1]
+    assert read_config(run).rounds == 2
+    assert (run / "events.jsonl").read_bytes() == before
+    kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
+    assert (kinds[0], kinds[-1]) == ("RUN_STARTED", "RUN_FINISHED")
+
+
+def test_another_task_or_population_is_another_run(learnt, capsys):
+    run, _ = learnt
+    for flags, word in (
+        (("--envs", "5"), "population.envs is 2 there and 5 here"),
+        (("--blueprints", "norm"), "task.blueprints"),
+        (("--task", "digits_impaired"), "task.name"),
+        (("--seed", "3"), "seed is 0 there and 3 here"),
+    ):
+        assert call("ppo", "--resume", run, *flags) == 2
+        assert word in capsys.readouterr().err
+    assert call("ppo", "--resume", run, "--preset", "plain") == 2
+    assert "--preset plain" in capsys.readouterr().err
+
+
+def test_a_plan_trains_nothing_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for policy in ("ppo", "random"):
+        assert call(policy, *TINY, "--rounds", "5", "--dry-run") == 0
+        said = capsys.readouterr().out
+        words = ("parameters", "MACs", "45 steps", "90 member-steps", "estimated time", "MiB")
+        for word in words:
+            assert word in said, word
+    assert not list(tmp_path.iterdir())
 
 
 BAD = [
@@ -126,10 +187,29 @@ BAD = [
     (("ppo", "--blueprints", "depthwize"), "depthwise"),
     (("ppo", "--evaluation-envs", "0"), "--evaluation-envs 0"),
     (("ppo", "--seed", "10000019"), "kept for evaluation"),
+    (("ppo", "--rounds", "0"), "rounds=0"),
+    (("ppo", "--rollout-steps", "99"), "has 24 steps"),
+    (("ppo", "--frozen-heads", "STYLE", "9"), "frozen head STYLE: index 9"),
+    (("ppo", "--config", "none.toml"), "none.toml cannot be read"),
+    (("ppo", "--config", "none.ini"), "must end in .toml or .json"),
+    (("ppo", "--device", "cuda:7"), "cuda:7"),
+    (("ppo", "--resume", "nowhere"), "nowhere does not exist"),
+    (("ppo", "--resume"), "runs does not exist"),
+    (("ppo", *TINY, "--run-name", "a/b"), "run name 'a/b'"),
+    (("ppo", *TINY, "--runs", "/proc/nowhere"), "cannot write to /proc/nowhere"),
+    (("ppo", *TINY, "--precision", "bf16"), "a CPU computes in fp32"),
+    (("ppo", "--keep", "0"), "--keep 0"),
+    (("ppo", "--rent", "-1"), "rent=-1.0"),
+    (("ppo", "--task", "cifar_baseline"), "$ESPER_DATA_DIR"),
+    (("ppo", "--task", "cifar_baseline"), "./data"),
+    (("ppo", "--task", "cifar_baseline"), "--data synthetic"),
+    (("ppo", "--learning-rate", "1", "2"), "START END UPDATES"),
+    (("wait", "--config", "none.toml"), "none.toml cannot be read"),
+    (("--task", "synthetic", "wait"), "name the policy before any flag"),
     (("wait", "--seed", "10020018"), "kept for evaluation"),
-    (("wait", "--evaluation-envs", "3"), "--evaluation-envs has no meaning for wait"),
+    (("wait", "--evaluation-envs", "3"), "--evaluation-envs"),
     (("wait", "--task", "digits_impared"), "digits_impaired"),
-    (("wait", "--envs", "0"), "--envs 0"),
+    (("wait", "--envs", "0"), "envs=0"),
     (("wait", "--rounds", "0"), "--rounds 0"),
     (("wait", "--task", "synthetic", "--batch-size", "5000"), "batch size 5000"),
     (("wait", "--device", "cuda:7"), "cuda:7"),
@@ -154,7 +234,9 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "word"), BAD, ids=[" ".join(b[0][:3]) or "none" for b in BAD])
+@pytest.mark.parametrize(
+    ("flags", "word"), BAD, ids=[" ".join(b[0][:3]) + f" {b[1][:9]}" for b in BAD]
+)
 def test_bad_flags_are_refused_in_one_line(flags, word, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
@@ -169,7 +251,7 @@ def test_a_task_without_its_data_runs_on_made_up_data_of_its_shape(tmp_path):
     flags = ("--task", "mnist1d", "--data", "synthetic", *TINY[2:], "--quiet", "--out", tmp_path)
     assert call("wait", *flags) == 0
     record = json.loads((tmp_path / "train_wait_mnist1d.json").read_text())
-    assert record["settings"]["data"] == "synthetic"
+    assert record["settings"]["task"]["data"] == "synthetic"
 
 
 TASK_FILE = """
@@ -226,15 +308,16 @@ def test_ctrl_c_ends_it_with_a_word_and_closed_files(tmp_path):
     assert not list(tmp_path.glob("*.tmp")), out
 
 
-def test_help_is_quick_and_names_every_setting():
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", "-m", "esper.scripts.train", "--help"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 0
-    assert time.monotonic() - began < 30
-    assert "import torch" not in done.stdout
-    assert " torch\n" not in done.stderr, "help does not load torch"
-    for flag in ("--task", "--envs", "--rounds", "--telemetry-dir", "--profile", "static-full"):
-        assert flag in done.stdout
+def test_a_learner_that_is_stopped_saves_and_says_how_to_go_on(tmp_path):
+    process = start(*LEARN, "--rounds", "500", "--runs", tmp_path)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*/checkpoints/round-*")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    run = only_run(tmp_path)
+    assert f"go on with --resume {run}" in err
+    kinds = [event.type.name for event in read_jsonl(run / "events.jsonl")]
+    assert kinds[-1] == "RUN_FINISHED"
+    assert read_info(run).sessions[-1].end.value == "interrupted"

@@ -69,19 +69,14 @@ def device_lines(config: Doctor) -> list[str]:
     import torch
 
     from esper.scripts.machine import describe
-    from esper.tolaria.runtime import CUBLAS_EXACT, CUBLAS_SETTING, choose_precision, parse_device
+    from esper.tolaria.runtime import choose_precision, parse_device
 
     device = parse_device(config.device)
     found = describe(device)
     lines = [f"{found['device']}, computed in {choose_precision('auto', device)}"]
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory / 2**30
-        exact = os.environ.get(CUBLAS_SETTING) in CUBLAS_EXACT
-        ready = "ready" if exact else f"needs {CUBLAS_SETTING}={CUBLAS_EXACT[0]} set"
-        lines += [
-            f"{memory:.0f} GiB, driver {found['driver']}, CUDA {found['cuda']}",
-            f"profile exact: {ready}; profile fast: ready",
-        ]
+        lines.append(f"{memory:.0f} GiB, driver {found['driver']}, CUDA {found['cuda']}")
     else:
         built = torch.version.cuda or "none: this torch is built for CPUs"
         lines.append(f"no GPU in use (CUDA of torch: {built})")
@@ -139,7 +134,7 @@ def executor_lines(config: Doctor) -> list[str]:
         f"{engine.precision}",
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap where the host can be vmapped, whatever is faster",
-        f"training data: on the {'device' if engine.batches.on_device else 'host, streamed'}",
+        f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
 
 

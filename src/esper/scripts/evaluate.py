@@ -63,10 +63,12 @@ def evaluate(words: Sequence[str]) -> None:
     spec = training.check()
     from esper.leyline.files import require_writable
     from esper.scripts.judging import judge
+    from esper.scripts.machine import ask_for_exact_sums
     from esper.simic.training.checkpoints import find_checkpoint
     from esper.tolaria.runtime import parse_device
 
     require_writable(config.out / "eval.png", "--out")
+    ask_for_exact_sums()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
     require_same_growth(agent, spec, checkpoint.path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -55,7 +56,7 @@ def peek(argv: Sequence[str], flag: str) -> str | None:
     '5'
     """
     found = None
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    for word, following in pairwise([*argv, ""]):
         if word == flag and following and not following.startswith("--"):
             found = following
         elif word.startswith(f"{flag}="):
@@ -79,7 +80,7 @@ def fill_in(argv: Sequence[str], flag: str, value: str) -> list[str]:
     ['--resume', 'newest', '--quiet']
     """
     filled = []
-    for word, following in zip(argv, [*argv[1:], "--"], strict=True):
+    for word, following in pairwise([*argv, "--"]):
         filled.append(word)
         if word == flag and following.startswith("--"):
             filled.append(value)

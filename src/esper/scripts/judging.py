@@ -113,6 +113,7 @@ def judgement_table(judged: Judged) -> Table:
         ]
         if name != LEARNED:
             mean, low, high = (float(x) for x in t_interval(judged.ahead(name)))
-            row += [f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}"]
+            known = judged.members > 1  # one difference has no spread
+            row += [f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}" if known else "-"]
         table.add_row(*row)
     return table

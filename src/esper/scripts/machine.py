@@ -9,6 +9,8 @@ from typing import Final
 
 import torch
 
+from esper.tolaria.runtime import CUBLAS_EXACT, CUBLAS_SETTING
+
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER: Final = Path("/sys/module/nvidia/version")
 
@@ -22,6 +24,11 @@ def describe(device: torch.device) -> dict[str, str]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     } | _driver(device)
+
+
+def ask_for_exact_sums() -> None:
+    """Tell cuBLAS, before it is first used, to take the same path always: what `exact` needs."""
+    os.environ.setdefault(CUBLAS_SETTING, CUBLAS_EXACT[0])
 
 
 def wait_for(device: torch.device) -> None:

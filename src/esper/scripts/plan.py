@@ -65,12 +65,12 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     timing = replace(_steps_timed(trainer.engine), update=_update_seconds(trainer, rollout))
     updates = training.rounds * -(-length // rollout)
     weights = sum(p.numel() for p in trainer.client.agent.network.parameters())
-    judged = round(JUDGED * length * config.evaluation_envs / envs)
+    judged = round(JUDGED * length * config.judged_members / envs)
     lines = _lines(spec, data, trainer.engine, training.rounds)
     lines += [
         f"learner: {weights:,} parameters, {updates:,} update{'s' * (updates > 1)} "
         f"of {timing.update:.2f} s",
-        f"judgement: {JUDGED} policies, an episode of {config.evaluation_envs} members each",
+        f"judgement: {JUDGED} policies, an episode of {config.judged_members} members each",
         *_time_lines(timing, training.rounds * length + judged, updates, envs),
     ]
     _show(f"plan: ppo on {spec.name}", lines, trainer.engine)

@@ -84,9 +84,8 @@ def print_table(found: Sequence[ListedRun]) -> None:
 
     table = Table(box=SIMPLE_HEAD)
     for column in ("run", "state", "rounds", "score", "best", "began (UTC)"):
-        table.add_column(
-            column, justify="right" if column in ("rounds", "score", "best") else "left"
-        )
+        figures = column in ("rounds", "score", "best")
+        table.add_column(column, justify="right" if figures else "left")
     for run in found:
         done = run.summary.round if run.summary else 0
         scores = (run.summary.score, run.summary.best_score) if run.summary else (math.nan,) * 2

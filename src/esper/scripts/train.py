@@ -67,6 +67,9 @@ def train_learner(flags: Sequence[str]) -> None:
 
     config = read_train_ppo(flags)
     spec = config.check()
+    from esper.scripts.machine import ask_for_exact_sums
+
+    ask_for_exact_sums()
     if config.dry_run:
         from esper.scripts.plan import plan_learner
 
@@ -88,6 +91,9 @@ def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:
 
     config = read_train(policy, flags)
     spec = config.check()
+    from esper.scripts.machine import ask_for_exact_sums
+
+    ask_for_exact_sums()
     if config.dry_run:
         from esper.scripts.plan import plan_unlearned
 

@@ -45,7 +45,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
             trainer.listen(telemetry.listeners)
             announce(resumed)
             history = train_in_folder(trainer, folder, config.checkpoint_every, config.keep)
-        judged = judge(training, trainer.client.agent, spec, data, config.evaluation_envs)
+        judged = judge(training, trainer.client.agent, spec, data, config.judged_members)
         told = replace(judged.result, telemetry=telemetry.told())
         yield Learnt(folder, training, history, replace(judged, result=told))
 

@@ -48,8 +48,9 @@ class TrainPPO:
     """What the run is called in its folder's name."""
     training: Annotated[TrainingConfig, NO_PREFIX] = field(default_factory=TrainingConfig)
     """How it learns."""
-    evaluation_envs: int = 16
-    """Fresh members the result is judged on, beside wait, random and heuristic."""
+    evaluation_envs: int | None = None
+    """Fresh members the result is judged on, beside wait, random and heuristic; as many as --envs
+    where not given."""
     checkpoint_every: int = 1
     """Rounds from one checkpoint to the next; the best round and the last one are always kept."""
     keep: int = KEEP
@@ -64,11 +65,18 @@ class TrainPPO:
     def check(self) -> TaskSpec:
         """Refuse what cannot work before anything is loaded; the task."""
         require_counts(
-            evaluation_envs=self.evaluation_envs,
+            evaluation_envs=self.judged_members,
             checkpoint_every=self.checkpoint_every,
             keep=self.keep,
         )
         return self.training.check()
+
+    @property
+    def judged_members(self) -> int:
+        """Fresh members the result is judged on."""
+        if self.evaluation_envs is None:
+            return self.training.population.envs
+        return self.evaluation_envs
 
 
 _NEWEST: Final = "newest"

@@ -1,0 +1,151 @@
+"""Defaults, preset, file, flags: which one says what a run is set to."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline.codec import to_json
+from esper.scripts.train_config import Train, read_train
+from esper.scripts.train_learner_config import TrainPPO, read_train_ppo
+from esper.simic.training.config import PRESETS, TrainingConfig, preset
+from esper.simic.training.config_files import setting_names
+from esper.simic.training.schedules import Schedule
+from support import refused
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting: where it stands in a file, its flag, and values it may have."""
+
+    path: str
+    flag: str
+    values: st.SearchStrategy
+
+    def words(self, value: object) -> list[str]:
+        if isinstance(value, bool):
+            return [self.flag if value else self.flag.replace("--", "--no-", 1)]
+        if isinstance(value, Schedule):
+            told = [value.start, value.end, value.steps] if value.steps else [value.start]
+            return [self.flag, *map(str, told)]
+        if isinstance(value, tuple):
+            return [self.flag, *map(str, value)]
+        return [self.flag, str(value)]
+
+
+rates = st.floats(1e-5, 1.0).map(lambda x: round(x, 5))
+SETTINGS = [
+    Setting("rounds", "--rounds", st.integers(1, 300)),
+    Setting("seed", "--seed", st.integers(0, 1000)),
+    Setting("use_amp", "--use-amp", st.booleans()),
+    Setting("task.blueprints", "--blueprints", st.sampled_from([(), ("norm",), ("gate", "norm")])),
+    Setting("task.episode_length", "--episode-length", st.none() | st.integers(1, 99)),
+    Setting("task.rent", "--rent", rates),
+    Setting("task.data", "--data", st.sampled_from(["files", "synthetic"])),
+    Setting("population.envs", "--envs", st.integers(1, 99)),
+    Setting("population.profile", "--profile", st.sampled_from(["exact", "fast"])),
+    Setting("population.rollout_steps", "--rollout-steps", st.none() | st.integers(1, 9)),
+    Setting("ppo.gamma", "--gamma", rates),
+    Setting("ppo.epochs", "--epochs", st.integers(1, 9)),
+    Setting("ppo.target_kl", "--target-kl", st.none() | rates),
+    Setting("ppo.learning_rate", "--learning-rate", st.builds(Schedule, rates, rates, st.just(5))),
+    Setting("ppo.entropy", "--entropy", st.builds(Schedule, rates)),
+    Setting("ppo.network.width", "--width", st.sampled_from([16, 32, 64])),
+    Setting("reward.rollback_penalty", "--reward.rollback-penalty", rates),
+]
+
+
+def get(config: TrainingConfig, path: str) -> object:
+    return reduce(getattr, path.split("."), config)
+
+
+def nested(values: dict[str, object]) -> dict[str, object]:
+    """`{"a.b": 1}` as `{"a": {"b": 1}}`, as a file says it."""
+    tree: dict = {}
+    for path, value in values.items():
+        *sections, leaf = path.split(".")
+        place = reduce(lambda at, name: at.setdefault(name, {}), sections, tree)
+        place[leaf] = to_json(value)
+    return tree
+
+
+some = st.fixed_dictionaries({}, optional={s.path: s.values for s in SETTINGS})
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sampled_from(["", *PRESETS]), some, some, st.booleans())
+def test_flags_win_then_the_file_then_the_preset(name, in_file, in_flags, has_file):
+    check_order(name, in_file, in_flags, has_file)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(["", *PRESETS]), some, some, st.booleans())
+def test_flags_win_then_the_file_then_the_preset_at_length(name, in_file, in_flags, has_file):
+    check_order(name, in_file, in_flags, has_file)
+
+
+def check_order(name, in_file, in_flags, has_file):
+    words = [w for s in SETTINGS if s.path in in_flags for w in s.words(in_flags[s.path])]
+    with TemporaryDirectory() as folder:
+        if has_file:
+            path = Path(folder) / "mine.json"
+            path.write_text(json.dumps(nested(in_file)))
+            words = ["--config", str(path), *words]
+        read = read_train_ppo([*words, *(["--preset", name] if name else [])])
+    said = (in_file if has_file else {}) | in_flags
+    rounds = said.get("rounds", TrainingConfig().rounds)
+    base = preset(name or "digits_impaired", rounds)
+    for setting in SETTINGS:
+        wanted = said.get(setting.path, get(base, setting.path))
+        assert get(read.training, setting.path) == wanted, setting.path
+
+
+def test_every_setting_of_the_learner_is_a_flag(capsys):
+    with pytest.raises(SystemExit):
+        read_train_ppo(["--help"])
+    said = capsys.readouterr().out
+    leaves = list(setting_names(TrainingConfig))
+    leaves = [path for path in leaves if not any(o.startswith(f"{path}.") for o in leaves)]
+    schedules = {"start", "end", "steps"}
+    for path in leaves:
+        section, _, leaf = path.rpartition(".")
+        name = section.rpartition(".")[2] if leaf in schedules else leaf
+        name = {"name": "task"}.get(name, name).replace("_", "-")
+        flag = f"--reward.{name}" if section == "reward" else f"--{name}"
+        assert f" {flag} " in said or f" {flag}, " in said, path
+
+
+def test_a_saved_config_is_the_same_run_again(tmp_path):
+    read = read_train_ppo(["--rounds", "12", "--clip", "0.3", "--frozen-heads", "TEMPO", "1"])
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(to_json(read.training)))
+    assert read_train_ppo(["--config", str(path)]).training == read.training
+
+
+def test_policies_that_do_not_learn_take_task_and_population_from_a_file(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("rounds = 9\nseed = 4\n[task]\nrent = 2.0\n[population]\nenvs = 3\n")
+    read = read_train("random", ["--config", str(path), "--rent", "5"])
+    assert (read.task.rent, read.population.envs, read.seed, read.rounds) == (5.0, 3, 4, 1)
+    assert read.task.blueprints == ("depthwise", "conv_light"), "of the preset named like the task"
+    assert read_train("random", []) == Train("random")
+
+
+def test_schedules_are_one_number_or_three():
+    read = read_train_ppo(["--learning-rate", "2e-3", "5e-4", "50", "--entropy=0.02"])
+    assert read.training.ppo.learning_rate == Schedule(2e-3, 5e-4, 50)
+    assert read.training.ppo.entropy == Schedule(0.02)
+    assert "START END UPDATES" in refused(lambda: read_train_ppo(["--entropy", "1", "2"]))
+
+
+def test_the_defaults_are_the_presets(tmp_path):
+    assert read_train_ppo([]) == TrainPPO(training=preset("digits_impaired", 100))
+    assert read_train_ppo(["--task", "cifar_baseline"]).training == preset("cifar_baseline", 100)
