@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from esper.kasmina.files import MANIFEST
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.protocols import PolicyProtocol
 from esper.leyline.signals import NO_BLUEPRINT
+from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
 from esper.scripts.policy_words import PolicyWord
 from esper.scripts.train_config import Train
@@ -83,7 +85,7 @@ class Contender:
         reward = ScoreReward(self.spec.upkeep)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
-            return SimicClient(self.agent, reward, mode)
+            return SimicClient(_with_draws_of(self.agent, seed), reward, mode)
         assert self.word.kind != "controller"  # those have an agent
         asked = Train(
             self.word.kind,
@@ -100,6 +102,17 @@ class Contender:
         limits = self.identity.limits
         population = config.population(members, limits.frozen_heads, limits.counterfactual_stride)
         return population.engine_config(seed)
+
+
+def _with_draws_of(agent: PPOAgent, seed: int) -> PPOAgent:
+    """The same agent, weights shared, with draws of its own for a population of that run seed.
+
+    An agent's draws follow from its seed, round and member; without this, member i of every
+    population would draw the same.
+    """
+    twin = copy(agent)
+    twin.seed = stream_seed(agent.seed, "compare", seed)
+    return twin
 
 
 def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
