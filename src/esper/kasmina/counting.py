@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.kasmina.convolution import as_torch_does
+
 
 def count_parameters(module: nn.Module) -> int:
     """Trainable parameters, a shared one once."""
@@ -21,7 +23,7 @@ def count_macs(module: nn.Module, x: Tensor) -> int:
     was_training = module.training
     module.eval()
     counter = FlopCounterMode(display=False)
-    with torch.no_grad(), counter:
+    with torch.no_grad(), as_torch_does(), counter:
         module(x[:1])
     module.train(was_training)
     return int(counter.get_total_flops()) // 2

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import rng
+from esper.kasmina.convolution import conv2d
 from esper.leyline.streams import UInt64Array
 
 BIRTH_SCALE = 0.05
@@ -64,11 +65,6 @@ class DrawnModule(nn.Module):
             for name, draw in self.draws.items()
             if self.get_parameter(name)._version == self._drawn_versions[name]
         }
-
-
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int) -> Tensor:
-    """The one door for convolutions of our own modules (stride 1), so one kernel can serve all."""
-    return F.conv2d(x, weight, bias, stride=1, padding=padding, groups=groups)
 
 
 class Conv2d(DrawnModule):

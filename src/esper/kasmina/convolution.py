@@ -1,0 +1,96 @@
+"""How is a convolution computed? Torch's own way, or as a matrix product where that is faster.
+
+On a CPU, torch's convolution of a few channels on small images takes several times longer than its
+arithmetic, most of all when vmap stacks members into groups. There a 1x1 convolution is one product
+of the weights with all places, and a larger kernel on a small image one with the matrix that
+its taps make of the image (docs/performance.md has the figures). A GPU always takes torch's.
+
+Shape letters: B batch, C channels in, O channels out, G groups, K taps of a kernel, P places of an
+image.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LARGEST_MATRIX: Final = 2**15
+"""Numbers in the matrix of a group beyond which torch's convolution is the faster one."""
+
+_always_torch: ContextVar[bool] = ContextVar("always_torch", default=False)
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int) -> Tensor:
+    """The one door for convolutions of our own modules: stride 1, odd kernel, the size is kept."""
+    if not _is_product(x, weight, groups):
+        return F.conv2d(x, weight, bias, stride=1, padding=padding, groups=groups)
+    out = _pointwise(x, weight) if weight.shape[-1] == 1 else _dense(x, weight, groups)
+    return out if bias is None else out + bias.view(-1, 1, 1)
+
+
+@contextmanager
+def as_torch_does() -> Iterator[None]:
+    """Within it every convolution is torch's own: for counting what one costs by its definition."""
+    token = _always_torch.set(True)
+    try:
+        yield
+    finally:
+        _always_torch.reset(token)
+
+
+def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
+    if x.device.type != "cpu" or x.dtype != weight.dtype or _always_torch.get():
+        return False
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+        return False
+    out_channels, group_channels, height, width = weight.shape
+    if height == width == 1:
+        return groups == 1
+    places = x.shape[-2] * x.shape[-1]
+    return group_channels * (out_channels // groups) * places**2 <= LARGEST_MATRIX
+
+
+def _pointwise(x: Tensor, weight: Tensor) -> Tensor:
+    """1x1: the weights `[O, C]` times all places of the batch `[C, B * P]`."""
+    batch, channels, height, width = x.shape
+    product = weight.flatten(1) @ x.transpose(0, 1).reshape(channels, -1)
+    return product.view(-1, batch, height, width).transpose(0, 1)
+
+
+def _dense(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """The image as a vector, times what the kernel makes of it as a matrix; groups side by side."""
+    batch, channels, height, width = x.shape
+    out_channels, group_channels, kernel, _ = weight.shape
+    places, group_outs = height * width, out_channels // groups
+    taps_KPP = _taps(kernel, height, width, x.dtype)
+    matrix = (weight.reshape(-1, kernel**2) @ taps_KPP).view(
+        groups, group_outs, group_channels, places, places
+    )
+    matrix = matrix.permute(0, 2, 3, 1, 4).reshape(groups, group_channels * places, -1)
+    if groups == 1:
+        return (x.reshape(batch, channels * places) @ matrix[0]).view(batch, -1, height, width)
+    x_GBP = x.reshape(batch, groups, group_channels * places).transpose(0, 1)
+    return (x_GBP @ matrix).transpose(0, 1).reshape(batch, out_channels, height, width)
+
+
+@lru_cache(maxsize=64)
+def _taps(kernel: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
+    """`[K, P * P]`: 1 where a tap carries an input place (first) to an output place (second)."""
+    rows, columns = np.divmod(np.arange(height * width), width)
+    reach = kernel // 2
+    taps_KPP = np.zeros((kernel**2, height * width, height * width))
+    for tap in range(kernel**2):
+        down, right = tap // kernel - reach, tap % kernel - reach
+        from_row, from_column = rows + down, columns + right
+        inside = (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
+        taps_KPP[tap, (from_row * width + from_column)[inside], np.flatnonzero(inside)] = 1.0
+    with torch.inference_mode(False):  # kept for later calls, which may need gradients
+        return torch.from_numpy(taps_KPP.reshape(kernel**2, -1)).to(dtype)
