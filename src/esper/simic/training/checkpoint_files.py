@@ -132,13 +132,12 @@ class CheckpointStore:
         final = self.path / f"round-{summary.round:06d}"
         draft = self.path / f".{final.name}.tmp"
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._sweep()
+            self._make_room()
             draft.mkdir()
             fill(draft)
             _write_manifest(draft, summary)
-            if final.exists():
-                self._put_away(final)
+            if final.exists():  # damaged, and done again
+                final.rename(_gone(final))
             draft.rename(final)
             sync_folder(self.path)
         except BaseException as error:
@@ -158,20 +157,24 @@ class CheckpointStore:
             f"checkpoints are as they were)"
         )
 
-    def _sweep(self) -> None:
-        """Remove what an interrupted write or removal left."""
+    def _make_room(self) -> None:
+        """Make the folder; remove what an interrupted write or removal left in it."""
+        if not self.path.is_dir():
+            self.path.mkdir(parents=True)
+            sync_folder(self.path.parent)
         for name in os.listdir(self.path):
             if _DRAFT.fullmatch(name) or _GONE.fullmatch(name):
                 shutil.rmtree(self.path / name)
 
     def _put_away(self, path: Path) -> None:
         """Remove a checkpoint; it is none from the first moment on."""
-        gone = self.path / f".{path.name}.gone"
-        path.rename(gone)
-        shutil.rmtree(gone)
+        path.rename(_gone(path))
+        shutil.rmtree(_gone(path))
 
     def _remove_old(self, written: int) -> None:
         """Keep the last few and the best; what is newer than `written` is damaged, but stays."""
+        for name in filter(_GONE.fullmatch, os.listdir(self.path)):
+            shutil.rmtree(self.path / name)
         summaries = {}
         for path in self.paths():
             if _number(path.name) > written:
@@ -186,6 +189,11 @@ class CheckpointStore:
         for path in [*summaries][: -self.keep]:
             if path != best:
                 self._put_away(path)
+
+
+def _gone(path: Path) -> Path:
+    """What a checkpoint is called that is about to be removed."""
+    return path.with_name(f".{path.name}.gone")
 
 
 def _number(name: str) -> int:
@@ -270,7 +278,8 @@ def _write_manifest(folder: Path, summary: Summary) -> None:
         facts.append(FileFacts(name, len(blob), hashlib.sha256(blob).hexdigest()))
     content = to_json(Manifest(summary, tuple(facts)))
     document: dict[str, Json] = {"format": FORMAT, "schema": SCHEMA, "content": content}
-    write_whole(folder / MANIFEST, (json.dumps(seal(document), indent=1) + "\n").encode())
+    # No line end behind it: every byte counts, so that a file that was cut anywhere is noticed.
+    write_whole(folder / MANIFEST, json.dumps(seal(document), indent=1).encode())
 
 
 def _read(path: Path) -> bytes:

@@ -36,7 +36,8 @@ class Interrupts:
     """An engine listener that ends a run behind the step in which it was asked to stop.
 
     Signals are heard between `with` and its end, in the main thread alone (elsewhere Python does
-    not allow it); one that was ignored before stays ignored. Handlers of before come back.
+    not allow it); one that was ignored before, or is handled outside of Python, is left alone.
+    Handlers of before come back.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class Interrupts:
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:
+                if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._hear)
         return self
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -86,10 +86,10 @@ def _listed(path: Path) -> ListedRun:
     try:
         require_run(path)
         info, config = read_info(path), read_config(path)
-    except EsperError as error:
+        summary, damaged = _newest_summary(CheckpointStore(checkpoints_of(path)).paths())
+    except (EsperError, OSError) as error:
         return ListedRun(path, RunState.BROKEN, str(error), None, None, None)
     state, failure = _state_of(path, info)
-    summary, damaged = _newest_summary(CheckpointStore(checkpoints_of(path)).paths())
     return ListedRun(path, state, failure or damaged, info, summary, config.rounds)
 
 
@@ -104,10 +104,10 @@ def _state_of(path: Path, info: RunInfo) -> tuple[RunState, str]:
     return RunState.CRASHED, "" if last is None else last.failure
 
 
-def _newest_summary(paths: Iterable[Path]) -> tuple[Summary | None, str]:
-    """Of the newest checkpoint that can be read, and what is wrong with a newer one."""
+def _newest_summary(paths: Sequence[Path]) -> tuple[Summary | None, str]:
+    """Of the newest checkpoint that can be read, and what is wrong with the newest of all."""
     problem = ""
-    for path in sorted(paths, reverse=True):
+    for path in reversed(paths):
         try:
             return read_manifest(path).summary, problem
         except EsperError as error:

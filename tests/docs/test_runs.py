@@ -1,0 +1,30 @@
+"""docs/runs.md: its example runs as written, and it lists what may change."""
+
+import re
+from pathlib import Path
+
+from esper.simic.training.resume import MAY_CHANGE
+from esper.simic.training.run_list import RunState
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "runs.md").read_text()
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert [record.round_index for record in names["history"]] == [0, 1, 2]
+    line = capsys.readouterr().out
+    assert re.match(r"synthetic__first__0__\S+ finished 3 -?0\.\d+\n$", line)
+
+
+def test_all_that_may_change_is_listed():
+    listed = set(
+        re.findall(r"`([a-z_.]+)`", TEXT[TEXT.index("| how long") : TEXT.index("Anything")])
+    )
+    assert listed == set(MAY_CHANGE)
+
+
+def test_every_state_of_a_run_is_explained():
+    assert [state for state in RunState if f"\n| {state.value} |" not in TEXT] == []

@@ -1,0 +1,250 @@
+"""Asked to stop: saved, and gone on with later. Asked twice: gone at once, checkpoints whole."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.checkpoints import Checkpoint, read_checkpoint
+from esper.simic.training.folder_run import train_in_folder
+from esper.simic.training.interrupts import SIGNALS, Interrupted, Interrupts
+from esper.simic.training.resume import resume_trainer
+from esper.simic.training.run_folder import RunFolder, SessionEnd, read_info
+from esper.simic.training.run_list import RunState, list_runs
+from loop_support import same_agents, tiny_task, untimed
+from run_driver import EPISODE, small_run, small_trainer
+
+
+def newest(path: Path) -> Checkpoint:
+    return read_checkpoint(CheckpointStore(path / "checkpoints").newest_valid().path)
+
+
+def whole(path: Path) -> list[str]:
+    """Names of the checkpoints; all must be whole."""
+    store = CheckpointStore(path / "checkpoints")
+    assert store.newest_valid().skipped == ()
+    return [path.name for path in store.paths()]
+
+
+@pytest.fixture(autouse=True)
+def usual_handlers():
+    """As in a terminal, also where the tests run in the background."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+# ---- as a process -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_asked_once_it_saves_and_exits_with_0(tmp_path, server, number):
+    job = server.start("train", tmp_path, 500)
+    job.until("round")
+    job.send(number)
+    assert job.wait() == 0
+    done = len(job.lines("round"))
+    assert f"{number.name}: stopping behind this step" in job.errors.read_text()
+    assert whole(job.folder)[-1] == f"round-{done:06d}"
+    (line,) = job.lines("stopped")
+    assert f"stopped by {number.name}: round-{done:06d} is saved" in line
+    assert line.endswith(f"go on with --resume {job.folder}")
+    (run,) = list_runs(tmp_path)
+    assert run.state is RunState.INTERRUPTED
+    rest = server.done("resume", job.folder, done + 1)
+    assert rest.lines("from") == [str(done)]
+    assert list_runs(tmp_path)[0].state is RunState.FINISHED
+
+
+def test_asked_twice_it_is_gone_at_once_and_checkpoints_are_whole(tmp_path, server):
+    """Steps of ten seconds: that it ends long before shows that the step was not waited for."""
+    job = server.start("train", tmp_path, 500, "--step-seconds", 10)
+    job.until("step")
+    job.send(signal.SIGINT)
+    job.until_error("once more exits at once")
+    began = time.monotonic()
+    job.send(signal.SIGINT)
+    assert job.wait() == -signal.SIGINT
+    assert time.monotonic() - began < 5
+    assert whole(job.folder) == []
+    assert read_info(job.folder).sessions[-1].end is None
+    assert list_runs(tmp_path)[0].state is RunState.CRASHED
+
+
+def test_asked_in_its_first_round_it_begins_anew_later(tmp_path, server):
+    job = server.start("train", tmp_path, 500, "--step-seconds", 0.5)
+    job.until("step")
+    job.send(signal.SIGTERM)
+    assert job.wait() == 0
+    assert "no round was complete" in job.lines("stopped")[0]
+    rest = server.done("resume", job.folder, 1)
+    assert rest.lines("from") == ["0"]
+
+
+def test_a_full_disk_ends_the_run_in_one_line_with_older_checkpoints_whole(tmp_path, server):
+    job = server.start("train", tmp_path, 500, "--file-limit", 5000)
+    assert job.wait() == 2
+    (line,) = job.errors.read_text().splitlines()
+    assert "cannot save round 3 to" in line
+    assert "File too large; free some space, then go on with --resume" in line
+    assert whole(job.folder) == ["round-000001", "round-000002"]
+    (run,) = list_runs(tmp_path)
+    assert (run.state, run.problem) == (RunState.CRASHED, line)
+    rest = server.done("resume", job.folder, 3)
+    assert rest.lines("from") == ["2"]
+
+
+# ---- in this process ----------------------------------------------------------------------------
+
+
+class Press:
+    """A listener that sends a signal in a step."""
+
+    def __init__(self, round_index: int, step: int, number: int = signal.SIGINT) -> None:
+        self.at = (round_index, step)
+        self.number = number
+        self.steps = 0
+
+    def on_round_start(self, round_index, members):
+        pass
+
+    def on_slot_events(self, round_index, step, payload):
+        pass
+
+    def on_step(self, record):
+        self.steps += 1
+        if (record.signals.round_index, record.signals.step) == self.at:
+            signal.raise_signal(self.number)
+
+    def on_round_end(self, rollout):
+        pass
+
+
+def stopped(root: Path, press: Press, every: int = 1, **settings) -> tuple[Path, str]:
+    """A run that was asked to stop; its folder and what it said."""
+    config = small_run(4)
+    with RunFolder.create(root, "x", config) as folder:
+        trainer = small_trainer(config, listener=press, **settings)
+        with pytest.raises(Interrupted) as stop:
+            train_in_folder(trainer, folder, every)
+    return folder.path, str(stop.value)
+
+
+def test_the_step_is_finished_and_no_other_is_begun(tmp_path):
+    press = Press(1, 1)
+    path, said = stopped(tmp_path, press)
+    assert press.steps == EPISODE + 2
+    assert "round-000001 is saved" in said
+    assert read_info(path).sessions[-1].end is SessionEnd.INTERRUPTED
+
+
+def test_only_the_round_under_way_is_lost_however_seldom_is_saved(tmp_path):
+    """With `every` at 100 the last whole round is in memory; what was begun leaves no mark."""
+    path, _ = stopped(tmp_path, Press(2, 1), every=100)
+    checkpoint = newest(path)
+    assert checkpoint.summary.round == 2
+    plain = small_trainer(small_run(2))
+    plain.run()
+    assert same_agents(checkpoint.load_agent(), plain.client.agent)
+    assert untimed(checkpoint.load_history()) == untimed(plain.history)
+    with RunFolder.open(path) as folder:
+        train_in_folder(
+            resume_trainer(folder, spec=tiny_task(episode_length=EPISODE)).trainer, folder
+        )
+    other = small_trainer(small_run(4))
+    other.run()
+    assert same_agents(newest(path).load_agent(), other.client.agent)
+
+
+def test_asked_while_it_learns_the_round_counts(tmp_path):
+    class PressInUpdate(Press):
+        def on_round_end(self, rollout):
+            if rollout.round_index == 0:
+                signal.raise_signal(self.number)
+
+    path, _ = stopped(tmp_path, PressInUpdate(9, 9))
+    assert newest(path).summary.round == 1
+
+
+def test_asked_in_the_last_round_the_run_is_done(tmp_path):
+    class PressAtTheEnd(Press):
+        def on_round_end(self, rollout):
+            if rollout.round_index == 3:
+                signal.raise_signal(self.number)
+
+    path, said = stopped(tmp_path, PressAtTheEnd(9, 9))
+    assert "all 4 rounds are done and saved" in said
+    assert read_info(path).sessions[-1].end is SessionEnd.FINISHED
+
+
+def test_an_error_costs_the_round_under_way_and_is_told(tmp_path):
+    class Fail(Press):
+        def on_step(self, record):
+            if record.signals.round_index == 1:
+                raise RuntimeError("out of luck")
+
+    config = small_run(5)
+    trainer = small_trainer(config, listener=Fail(0, 0))
+    with (
+        pytest.raises(RuntimeError, match="out of luck"),
+        RunFolder.create(tmp_path, "x", config) as folder,
+    ):
+        train_in_folder(trainer, folder, every=100)
+    assert newest(folder.path).summary.round == 1
+    (session,) = read_info(folder.path).sessions
+    assert (session.end, session.failure) == (SessionEnd.FAILED, "RuntimeError: out of luck")
+
+
+def test_afterwards_everything_is_as_it_was_before(tmp_path):
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    config = small_run(1)
+    trainer = small_trainer(config)
+    hooks, listener = trainer.hooks, trainer.engine.listener
+    with RunFolder.create(tmp_path, "x", config) as folder:
+        train_in_folder(trainer, folder)
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    stopped(tmp_path, Press(0, 0))
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert trainer.hooks is hooks
+    assert trainer.engine.listener is listener
+
+
+def test_after_the_first_signal_the_system_handles_the_next():
+    with Interrupts() as interrupts:
+        assert signal.getsignal(signal.SIGTERM) == interrupts._hear
+        interrupts.check()
+        signal.raise_signal(signal.SIGINT)
+        assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL] * 2
+        with pytest.raises(Interrupted, match="SIGINT"):
+            interrupts.check()
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.asked is None
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupts.asked == "SIGTERM"
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_beside_the_main_thread_signals_are_left_alone():
+    heard = []
+
+    def look():
+        with Interrupts():
+            heard.extend(signal.getsignal(number) for number in SIGNALS)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert heard == [signal.default_int_handler, signal.SIG_DFL]

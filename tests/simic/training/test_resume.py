@@ -1,0 +1,328 @@
+"""Killed and gone on with: the same bits. Another run than was saved: refused by name."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline import TelemetryConfig, TelemetryLevel
+from esper.leyline.telemetry import TelemetryEventType
+from esper.nissa import MemorySink, TelemetryHub
+from esper.simic.telemetry.listener import TelemetryListener
+from esper.simic.training import resume
+from esper.simic.training.checkpoint_files import CheckpointStore, verify
+from esper.simic.training.checkpoints import read_checkpoint
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.folder_run import train_in_folder
+from esper.simic.training.resume import (
+    MAY_CHANGE,
+    Resumed,
+    announce,
+    check_changes,
+    resume_trainer,
+)
+from esper.simic.training.run_folder import RunFolder, SessionEnd, read_config, read_info
+from esper.simic.training.schedules import Schedule
+from esper.simic.training.vectorized import make_trainer
+from loop_support import same_agents, tiny_task, untimed
+from run_driver import EPISODE, small_run, small_trainer
+from support import refused
+
+SPEC = tiny_task(episode_length=EPISODE)
+
+
+def newest(path: Path):
+    return read_checkpoint(CheckpointStore(path / "checkpoints").newest_valid().path)
+
+
+def same_runs(one: Path, two: Path) -> bool:
+    """Weights, moments, statistics, counters, and the history of all rounds but for wall time."""
+    first, second = newest(one), newest(two)
+    return (
+        same_agents(first.load_agent(), second.load_agent())
+        and untimed(first.load_history()) == untimed(second.load_history())
+        and first.engine == second.engine
+        and (first.summary, first.config) == (second.summary, second.config)
+    )
+
+
+def trained(root: Path, config: TrainingConfig, **settings) -> Path:
+    with RunFolder.create(root, "x", config) as folder:
+        train_in_folder(make_trainer(config, spec=SPEC, **settings), folder)
+        return folder.path
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory) -> Path:
+    """A run of four rounds that nothing stopped."""
+    return trained(tmp_path_factory.mktemp("four"), small_run(4))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Path:
+    """A run of two rounds, not to be changed."""
+    return trained(tmp_path_factory.mktemp("two"), small_run(2))
+
+
+@pytest.fixture
+def copied(two, tmp_path) -> Path:
+    return Path(shutil.copytree(two, tmp_path / two.name))
+
+
+def gone_on(path: Path, config: TrainingConfig | None = None, run: bool = True) -> Resumed:
+    with RunFolder.open(path) as folder:
+        resumed = resume_trainer(folder, config, spec=SPEC)
+        if run:
+            train_in_folder(resumed.trainer, folder)
+        return resumed
+
+
+# ---- the same bits ------------------------------------------------------------------------------
+
+
+def test_2n_rounds_are_n_rounds_kill_9_and_n_rounds(tmp_path, server, four):
+    job = server.start("train", tmp_path, 4)
+    job.until("round", 2)
+    job.send(signal.SIGKILL)
+    assert job.wait() == -signal.SIGKILL
+    assert 2 <= newest(job.folder).summary.round < 4
+    rest = server.done("resume", job.folder)
+    assert int(rest.until("from")) + len(rest.lines("round")) == 4
+    assert same_runs(job.folder, four)
+    ends = [session.end for session in read_info(job.folder).sessions]
+    assert ends == [None, SessionEnd.FINISHED]
+
+
+def test_n_rounds_and_n_more_are_2n(copied, four):
+    resumed = gone_on(copied, small_run(4))
+    assert same_runs(copied, four)
+    assert [record.round_index for record in resumed.trainer.history] == list(range(4))
+    assert read_config(copied).rounds == 4
+
+
+def killed_at_random(server, tmp_path: Path, rounds: int, kills: int, seed: int) -> None:
+    job = server.done("kills", tmp_path, rounds, kills, seed)
+    assert int(job.until("killed")) >= kills
+    reference = trained(tmp_path / "reference", small_run(rounds))
+    finished = [Path(line) for line in job.lines("finished")]
+    assert finished
+    for path in finished:
+        assert same_runs(path, reference)
+
+
+def test_killed_at_three_random_moments_only_the_current_round_is_lost(server, tmp_path):
+    killed_at_random(server, tmp_path, rounds=3, kills=3, seed=0)
+
+
+@pytest.mark.slow
+def test_killed_at_thirty_random_moments_only_the_current_round_is_lost(server, tmp_path):
+    killed_at_random(server, tmp_path, rounds=12, kills=30, seed=1)
+
+
+def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
+    """Stopped in the middle of the second episode: what is gone on from is the end of the first."""
+    config = small_run(2, rollout_steps=1)
+
+    def stop(trainer, record):
+        if trainer.engine.round == 1 and trainer.engine.step == 2:
+            raise RuntimeError("stopped")
+
+    with (
+        pytest.raises(RuntimeError, match="stopped"),
+        RunFolder.create(tmp_path, "cut", config) as folder,
+    ):
+        train_in_folder(small_trainer(config, hooks=[stop]), folder)
+    with RunFolder.open(folder.path) as folder:
+        resumed = resume_trainer(folder, spec=SPEC)
+        assert len(resumed.trainer.history) == 3
+        train_in_folder(resumed.trainer, folder)
+    whole = small_trainer(config)
+    whole.run()
+    assert same_agents(resumed.trainer.client.agent, whole.client.agent)
+    assert untimed(resumed.trainer.history) == untimed(whole.history)
+
+
+def test_a_run_that_was_killed_before_its_first_round_begins_anew(tmp_path, four):
+    with RunFolder.create(tmp_path, "new", small_run(4)) as folder:
+        pass
+    resumed = gone_on(folder.path)
+    assert resumed.checkpoint is None
+    assert same_runs(folder.path, four)
+
+
+def test_a_run_that_is_done_stays_as_it_is(copied, two):
+    resumed = gone_on(copied)
+    assert resumed.trainer.engine.round == 2
+    assert len(resumed.trainer.history) == 2
+    assert same_runs(copied, two)
+
+
+# ---- damage -------------------------------------------------------------------------------------
+
+
+def test_from_a_damaged_checkpoint_it_falls_back_and_says_so(copied, four):
+    path = copied / "checkpoints" / "round-000002" / "history.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    resumed = gone_on(copied, small_run(4))
+    assert resumed.checkpoint.name == "round-000001"
+    assert f"{path} is damaged" in resumed.notes[0]
+    assert f"falling back to {resumed.checkpoint}" in resumed.notes[0]
+    assert same_runs(copied, four)
+    assert all(verify(path) for path in CheckpointStore(copied / "checkpoints").paths())
+
+
+def test_where_no_checkpoint_is_whole_nothing_is_begun_anew_in_silence(copied):
+    for path in (copied / "checkpoints").glob("*/state.json"):
+        path.unlink()
+    before = read_info(copied)
+    line = refused(lambda: gone_on(copied))
+    assert "none of its 2 checkpoints is whole" in line
+    assert "start a new run" in line
+    assert read_info(copied) == before
+
+
+# ---- what may change ----------------------------------------------------------------------------
+
+
+def test_learning_rate_like_settings_may_change(copied):
+    config = small_run(4)
+    ppo = replace(config.ppo, learning_rate=Schedule(3e-5), epochs=2, target_kl=None, clip=0.1)
+    config = replace(config, ppo=ppo)
+    resumed = gone_on(copied, config)
+    later = resumed.trainer.history[2:]
+    assert [r.metrics.learning_rate for r in later] == [3e-5, 3e-5]
+    assert [r.metrics.epochs_run for r in later] == [2, 2]
+    assert read_config(copied) == config == newest(copied).config
+    (_, session) = read_info(copied).sessions
+    assert session.changed == resumed.changed
+    assert set(resumed.changed) == {
+        "rounds: 2 -> 4",
+        "ppo.clip: 0.2 -> 0.1",
+        "ppo.epochs: 1 -> 2",
+        "ppo.learning_rate.start: 0.001 -> 3e-05",
+        "ppo.target_kl: 0.05 -> None",
+    }
+    assert session.from_round == 2
+
+
+def changed(name: str, value) -> TrainingConfig:
+    """The small run with another value of a setting."""
+    config = small_run(2)
+    group, _, field = name.rpartition(".")
+    if not group:
+        return replace(config, **{field: value})
+    if group == "ppo.network":
+        network = replace(config.ppo.network, **{field: value})
+        return replace(config, ppo=replace(config.ppo, network=network))
+    return replace(config, **{group: replace(getattr(config, group), **{field: value})})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("task.name", "digits_impaired"),
+        ("task.blueprints", ("norm",)),
+        ("task.episode_length", 7),
+        ("task.batch_size", 8),
+        ("population.envs", 3),
+        ("population.rollout_steps", 2),
+        ("population.counterfactual_stride", 2),
+        ("seed", 1),
+        ("ppo.network.width", 32),
+        ("ppo.gamma", 0.9),
+        ("ppo.normalize_rewards", False),
+        ("reward.rollback_penalty", 0.5),
+    ],
+)
+def test_another_run_is_refused_by_name(two, name, value):
+    before = (two / "run.json").read_bytes()
+    line = refused(lambda: gone_on(two, changed(name, value)))
+    assert f"{name} is " in line
+    assert "start a new run" in line
+    assert (two / "run.json").read_bytes() == before, "no session was begun"
+
+
+def test_every_mismatch_is_named_at_once():
+    before, now = small_run(2), changed("task.blueprints", ("norm",))
+    now = replace(now, seed=4, rounds=9)
+    line = refused(lambda: check_changes(before, now))
+    assert "seed is 0 there and 4 here" in line
+    assert "task.blueprints is [] there and ['norm'] here" in line
+    assert "rounds" not in line
+
+
+def test_a_task_that_is_no_longer_the_same_is_refused(copied):
+    """The settings are the same, but what they name was changed since."""
+    with RunFolder.open(copied) as folder:
+        for spec, word in [
+            (tiny_task(episode_length=EPISODE, n_blocks=2), "task.slots"),
+            (tiny_task(episode_length=EPISODE, base_channels=3), "task.host_factory.base_channels"),
+            (replace(SPEC, blueprints=SPEC.blueprints[::-1]), "task.blueprints"),
+            (replace(SPEC, optim=replace(SPEC.optim, host_lr=0.2)), "task.optim.host_lr"),
+        ]:
+            assert word in refused(lambda spec=spec: resume_trainer(folder, spec=spec))
+        words = replace(SPEC, description="put in other words")
+        assert resume_trainer(folder, spec=words).trainer.engine.round == 2
+
+
+def test_fewer_rounds_than_are_done_are_refused(copied):
+    assert "rounds=1" in refused(lambda: gone_on(copied, small_run(1)))
+    assert gone_on(copied, small_run(2), run=False).trainer.engine.round == 2
+
+
+def names_of(config: object, prefix: str = "") -> set[str]:
+    from dataclasses import fields, is_dataclass
+
+    found = set()
+    for field in fields(config):
+        value, name = getattr(config, field.name), f"{prefix}{field.name}"
+        found.add(name)
+        if is_dataclass(value):
+            found |= names_of(value, f"{name}.")
+    return found
+
+
+def test_the_table_of_what_may_change_names_settings_that_exist():
+    assert set(MAY_CHANGE) <= names_of(TrainingConfig())
+    assert len(set(MAY_CHANGE)) == len(MAY_CHANGE)
+
+
+@given(rounds=st.integers(1, 99), rate=st.floats(0, 1), seed=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_changes_are_found_and_only_those(rounds, rate, seed):
+    before = small_run(5)
+    now = replace(before, rounds=rounds, ppo=replace(before.ppo, learning_rate=Schedule(rate)))
+    assert bool(check_changes(before, now)) == (now != before)
+    if seed != before.seed:
+        assert "seed" in refused(lambda: check_changes(before, replace(now, seed=seed)))
+
+
+# ---- what is told -------------------------------------------------------------------------------
+
+
+def test_other_versions_are_told(copied, monkeypatch):
+    other = [(name, "0.0" if name == "torch" else value) for name, value in resume.versions()]
+    monkeypatch.setattr(resume, "versions", lambda: tuple(other))
+    (note,) = gone_on(copied, run=False).notes
+    assert "torch is 0.0 here" in note
+    assert gone_on(copied, run=False).line.startswith("resume: 2 of 2 rounds are done (")
+
+
+def test_an_event_says_what_was_loaded(copied):
+    sink = MemorySink()
+    hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
+    resumed = gone_on(copied, run=False)
+    told = TelemetryConfig(level=TelemetryLevel.NORMAL)
+    ear = TelemetryListener(hub, told, "cpu", 2, batches_per_step=1, batch_size=16)
+    resumed.trainer.listen([ear])
+    announce(resumed)
+    hub.close()
+    (event,) = sink.events
+    assert event.type is TelemetryEventType.CHECKPOINT_LOADED
+    assert (event.payload.path, event.payload.rounds_done) == (str(resumed.checkpoint), 2)
