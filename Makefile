@@ -38,9 +38,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # Rounds of the main job: as many as fit into about two and a half minutes on two idle cores.
-RUN_ROUNDS := 12
+RUN_ROUNDS := 9
 
-run: setup ## train a controller on the digits data, then judge it (CPU, about 2 minutes)
+run: setup ## train a controller on the digits data, then judge it (CPU, 2 to 3 minutes)
 	$(BIN)/esper train ppo --preset digits_impaired --task digits_impaired --device cpu --rounds $(RUN_ROUNDS)
 
 grow: setup ## grow small networks by a fixed schedule, beside the same networks left alone

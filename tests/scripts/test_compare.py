@@ -171,6 +171,32 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkey
     assert not counted.seeds, "labels and order do not matter"
 
 
+@pytest.mark.slow
+def test_a_comparison_that_was_killed_goes_on_where_it_stopped(tmp_path):
+    """kill -9 while the second policy runs; the third time everything is there already."""
+    policies = ("wait", "random", "static-full:norm")
+    long = (*FLAGS, "--episode-length", "60", "--quiet")
+    command = [sys.executable, "-m", "esper.scripts.compare", *policies, *long, "--out"]
+    killed = subprocess.Popen([*command, str(tmp_path / "cut")], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("cut/policies/wait-*.json")) and time.monotonic() < deadline:
+        assert killed.poll() is None
+        time.sleep(0.02)
+    killed.kill()
+    assert killed.wait() < 0, "it was still running"
+    assert len(list(tmp_path.glob("cut/policies/*.json"))) < 3
+    assert not list(tmp_path.glob("cut/compare.*"))
+    for out in ("cut", "whole"):
+        again = [*command, str(tmp_path / out)]
+        subprocess.run(again, check=True, stdout=subprocess.DEVNULL)
+    cut, whole = (json.loads((tmp_path / out / "compare.json").read_text()) for out in
+                  ("cut", "whole"))  # fmt: skip
+    for record in (cut, whole):
+        for policy in record["policies"]:
+            del policy["result"]["seconds_G"]
+    assert cut == whole
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

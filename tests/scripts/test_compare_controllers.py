@@ -12,6 +12,7 @@ import pytest
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_seed
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
 from esper.scripts.compare_run import place_of
@@ -19,6 +20,7 @@ from esper.scripts.contenders import find_controller, found_topology, make_conte
 from esper.scripts.policy_words import read_policy
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
+from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.checkpoint_files import CheckpointStore
 from esper.simic.training.config import PLAIN_BLEND, TaskConfig
 from esper.simic.training.folder_run import train_in_folder
@@ -63,8 +65,9 @@ def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
     spec = replace(TASK.spec(), blueprints=GROWS)
     for label, mode in (("greedy", ActingMode.GREEDY), ("drawn", ActingMode.SAMPLE)):
         engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, "cpu"))
-        client = SimicClient(PPOAgent.load(folder), None, mode)  # type: ignore[arg-type]
-        client.reward = contender(folder).policy(0).reward
+        agent = PPOAgent.load(folder)
+        agent.seed = stream_seed(agent.seed, "compare", TINY.first_seed)
+        client = SimicClient(agent, ScoreReward(spec.upkeep), mode)
         outcome = engine.run_rollout(client).outcome
         result = found[label].result
         assert result.score_N.tolist() == outcome.score_E.tolist()
@@ -90,6 +93,18 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     bare = contender(folder, preset="plain")
     assert bare.identity.agent == contender(run).identity.agent
     assert bare.identity != contender(run).identity, "its settings are not known there"
+
+
+def test_every_population_has_draws_of_its_own(tmp_path):
+    """Member 0 of the first and of the second population do not draw the same actions."""
+    drawn = contender(f"sampled:{saved(tmp_path / 'agent', seed=5)}")
+    one, two = (drawn.policy(seed) for seed in (1, 2))
+    assert isinstance(one, SimicClient)
+    assert isinstance(two, SimicClient)
+    assert len({one.agent.seed, two.agent.seed, 5}) == 3
+    assert one.agent.network is two.agent.network
+    assert drawn.agent is not None
+    assert drawn.agent.seed == 5
 
 
 def test_a_bare_agent_is_limited_as_its_preset_says(tmp_path):
@@ -130,7 +145,7 @@ def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path)
     torn = saved(tmp_path / "torn")
     (tensors,) = torn.glob("*.safetensors")
     tensors.write_bytes(tensors.read_bytes()[:-1])
-    for name, word in (("empty", "give the folder of a run"), ("torn", "is damaged")):
+    for name, word in (("empty", "holds no controller"), ("torn", "is damaged")):
         with pytest.raises(EsperError, match=word) as refused:
             contender(tmp_path / name)
         assert "\n" not in str(refused.value)

@@ -36,7 +36,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 LONGEST: Final = 42
 """Characters of a label; longer ones lose their middle."""
-LONGEST_AT_POINT: Final = 26
+LONGEST_AT_POINT: Final = 22
 """The same beside a point, where there is less room."""
 MARKER_POINTS: Final = 6.0
 """Half the side of the box that a marker is given."""

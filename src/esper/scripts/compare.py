@@ -32,9 +32,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def compare(config: Compare) -> None:
     """Compare and report. Heavy libraries are imported here, so that --help is quick."""
-    found = compare_policies(config)
+    config.check()
     from esper.scripts.compare_report import report
+    from esper.scripts.machine import ask_for_exact_sums
 
+    ask_for_exact_sums()
+    found = compare_policies(config)
     report(found, config.folder(found.game.task))
 
 

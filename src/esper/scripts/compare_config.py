@@ -20,7 +20,9 @@ from esper.simic.training.config import FrozenHeads, PopulationConfig, TaskConfi
 class Compare:
     """Compare policies and saved controllers on the same fresh hosts, in pairs."""
 
-    policies: Annotated[tuple[str, ...], tyro.conf.Positional]
+    policies: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="POLICY [POLICY ...]")
+    ]
     """The first is what the others are held against. wait, random, heuristic,
     fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]], static-full[:BLUEPRINT[:SLOT,SLOT]],
     static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run, the folder of a

@@ -22,7 +22,7 @@ from esper.scripts.records import json_bytes
 from esper.scripts.train_report import console_for_report
 
 TOPOLOGIES_SHOWN: Final = 3
-LABEL_SHOWN: Final = 28
+LABEL_SHOWN: Final = 24
 """Characters of a label on the console."""
 NOTE: Final = (
     "Above: interquartile means over hosts, 95 % bootstrap intervals; dashed: policies that no "

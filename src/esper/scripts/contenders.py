@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,17 @@ from esper.kasmina.files import MANIFEST
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.protocols import PolicyProtocol
 from esper.leyline.signals import NO_BLUEPRINT
+from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
 from esper.scripts.policy_words import PolicyWord
 from esper.scripts.train_config import Train
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
+from esper.simic.training.checkpoint_files import MANIFEST as CHECKPOINT
 from esper.simic.training.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
+from esper.simic.training.run_folder import RUN
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import EngineConfig
 from esper.tolaria.runtime import parse_device
@@ -81,7 +85,7 @@ class Contender:
         reward = ScoreReward(self.spec.upkeep)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
-            return SimicClient(self.agent, reward, mode)
+            return SimicClient(_with_draws_of(self.agent, seed), reward, mode)
         assert self.word.kind != "controller"  # those have an agent
         asked = Train(
             self.word.kind,
@@ -98,6 +102,17 @@ class Contender:
         limits = self.identity.limits
         population = config.population(members, limits.frozen_heads, limits.counterfactual_stride)
         return population.engine_config(seed)
+
+
+def _with_draws_of(agent: PPOAgent, seed: int) -> PPOAgent:
+    """The same agent, weights shared, with draws of its own for a population of that run seed.
+
+    An agent's draws follow from its seed, round and member; without this, member i of every
+    population would draw the same.
+    """
+    twin = copy(agent)
+    twin.seed = stream_seed(agent.seed, "compare", seed)
+    return twin
 
 
 def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
@@ -192,6 +207,11 @@ def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:
     """Where the agent of a folder lies, and what it was trained with where that is known."""
     if (path / MANIFEST).is_file():
         return path, None
+    if not any((path / name).is_file() for name in (CHECKPOINT, RUN)):
+        raise EsperError(
+            f"{path} holds no controller: give a folder that PPOAgent.save wrote, a checkpoint, or "
+            f"a run (`esper runs` lists them)"
+        )
     checkpoint = find_checkpoint(path)
     return checkpoint.path / AGENT, checkpoint.config
 

@@ -1,0 +1,47 @@
+"""docs/compare.md: its Python runs, its commands are understood, its numbers are the code's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from esper.leyline import statistics
+from esper.leyline.seeds import EVALUATION_SEEDS
+from esper.scripts.compare_config import Compare
+from esper.scripts.door import read_command_line
+from esper.scripts.policy_words import PLAIN, WORDS, read_policies
+
+TEXT = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+
+
+def test_the_code_runs_as_written(tmp_path, monkeypatch, capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "compare.md", "exec"), {})
+    difference, improvement = map(float, capsys.readouterr().out.splitlines()[0].split())
+    assert difference > 0
+    assert improvement == 0.0, "more parameters are not better"
+
+
+def test_its_commands_are_understood(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "RUN").mkdir(parents=True)
+    commands = re.findall(
+        r"^`?esper compare ([^`\n]*(?:\n(?!esper|```)[^`\n]*)?)", TEXT, re.MULTILINE
+    )
+    assert len(commands) == 3
+    for command in commands:
+        config = read_command_line(Compare, command.rstrip(",").split())
+        config.check()
+        assert len(read_policies(config.policies)) >= 3
+
+
+def test_every_word_is_in_its_table():
+    for word in (*PLAIN, *WORDS, "sampled:FOLDER"):
+        assert f"`{word}" in TEXT
+
+
+def test_its_numbers_are_those_of_the_code():
+    assert f"{EVALUATION_SEEDS[0]} to {EVALUATION_SEEDS[-1]}" in TEXT
+    assert f"{statistics.RESAMPLES:,} resamples" in TEXT
+    assert statistics.TRIMMED == 1 / 4
