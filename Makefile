@@ -27,7 +27,7 @@ export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-slow guardrail lint bench clean
+.PHONY: help setup run grow test test-slow guardrail lint bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,7 +40,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-run: setup ## grow a small network on the digits data
+# Rounds of the main job: as many as fit into about two and a half minutes on two idle cores.
+RUN_ROUNDS := 9
+
+run: setup ## train a controller on the digits data, then judge it (CPU, 2 to 3 minutes)
+	$(BIN)/esper train ppo --preset digits_impaired --task digits_impaired --device cpu --rounds $(RUN_ROUNDS)
+
+grow: setup ## grow small networks by a fixed schedule, beside the same networks left alone
 	$(BIN)/python -m esper.scripts.grow_digits
 
 lint: setup ## ruff, mypy and the import contracts

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -21,26 +18,6 @@ def test_the_code_runs_as_written(tmp_path, monkeypatch):
     stats = names["stats"]
     seeded = stats.shadow_loss_ES.isfinite().any(dim=1)
     assert seeded.nonzero().flatten().tolist() == [0, 3]
-
-
-COMMANDS = re.findall(r"^\.venv/bin/python -m (esper\.scripts\.\w+)([^#\n]*)", README, re.MULTILINE)
-SMALL = (
-    "--envs", "1", "--episode-length", "4", "--batches-per-step", "1", "--quiet",
-    "--device", "cpu", "--out", ".",
-)  # fmt: skip
-
-
-def test_there_are_commands_to_run():
-    assert len(COMMANDS) >= 4
-
-
-@pytest.mark.parametrize(("module", "flags"), COMMANDS)
-def test_its_commands_run(module, flags, tmp_path, monkeypatch):
-    """As written, only shorter."""
-    monkeypatch.chdir(tmp_path)
-    small = SMALL if module.endswith("train") else []
-    monkeypatch.setattr("sys.argv", [module, *flags.split(), *small])
-    assert importlib.import_module(module).main() == 0
 
 
 def test_its_commands_and_links_exist():

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.codec import to_json
+from esper.scripts.flags import fill_in, peek, peek_count
 from esper.scripts.train_config import Train, read_train
 from esper.scripts.train_learner_config import TrainPPO, read_train_ppo
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
@@ -149,3 +150,16 @@ def test_schedules_are_one_number_or_three():
 def test_the_defaults_are_the_presets(tmp_path):
     assert read_train_ppo([]) == TrainPPO(training=preset("digits_impaired", 100))
     assert read_train_ppo(["--task", "cifar_baseline"]).training == preset("cifar_baseline", 100)
+
+
+def test_a_flag_is_found_before_the_line_is_read():
+    line = ["--rounds", "3", "--task=a", "--seed", "--rounds=5", "--resume", "-h"]
+    assert peek(line, "--rounds") == "5", "the last one counts"
+    assert peek(line, "--task") == "a"
+    assert peek(line, "--seed") is None
+    assert peek(line, "--resume") is None
+    assert peek([], "--task") is None
+    assert peek_count(["--rounds", "many"], "--rounds") is None
+    assert fill_in(["--quiet", "--resume"], "--resume", "x") == ["--quiet", "--resume", "x"]
+    assert fill_in(line, "--resume", "x")[-3:] == ["--resume", "x", "-h"]
+    assert fill_in(["--resume", "here"], "--resume", "x") == ["--resume", "here"]

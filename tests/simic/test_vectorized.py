@@ -133,7 +133,7 @@ BAD = [
     (lambda: TaskConfig(blueprints=("depthwize",)).spec(), "depthwise"),
     (lambda: TaskConfig(episode_length=0).spec(), "episode_length=0"),
     (lambda: preset("digits_impared", 3), "digits_impaired"),
-    (lambda: TrainingConfig(population=PopulationConfig(envs=0)).engine_config(), "members=0"),
+    (lambda: TrainingConfig(population=PopulationConfig(envs=0)), "envs=0"),
 ]
 
 

@@ -20,6 +20,27 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
     ),
     ".lazy": ("attach",),
     ".files": ("write_whole", "sync_folder", "write_advice", "require_writable"),
+    ".seeds": (
+        "EVALUATION_SEEDS",
+        "require_training_seed",
+        "require_evaluation_seeds",
+    ),
+    ".statistics": (
+        "LEVEL",
+        "RESAMPLES",
+        "TRIMMED",
+        "Interval",
+        "Estimate",
+        "PairedDifference",
+        "t_interval",
+        "student_estimate",
+        "interquartile_mean",
+        "interquartile_estimate",
+        "mean_estimate",
+        "paired_difference",
+        "probability_of_improvement",
+        "improvement_estimate",
+    ),
     ".stages": (
         "SeedStage",
         "Gate",
@@ -251,6 +272,9 @@ if TYPE_CHECKING:
     from esper.leyline.sealed import is_sealed as is_sealed
     from esper.leyline.sealed import parse_json as parse_json
     from esper.leyline.sealed import seal as seal
+    from esper.leyline.seeds import EVALUATION_SEEDS as EVALUATION_SEEDS
+    from esper.leyline.seeds import require_evaluation_seeds as require_evaluation_seeds
+    from esper.leyline.seeds import require_training_seed as require_training_seed
     from esper.leyline.signals import HISTORY_LENGTH as HISTORY_LENGTH
     from esper.leyline.signals import NO_BLUEPRINT as NO_BLUEPRINT
     from esper.leyline.signals import CounterfactualGap as CounterfactualGap
@@ -279,6 +303,20 @@ if TYPE_CHECKING:
     from esper.leyline.stages import Gate as Gate
     from esper.leyline.stages import SeedStage as SeedStage
     from esper.leyline.stages import can_follow as can_follow
+    from esper.leyline.statistics import LEVEL as LEVEL
+    from esper.leyline.statistics import RESAMPLES as RESAMPLES
+    from esper.leyline.statistics import TRIMMED as TRIMMED
+    from esper.leyline.statistics import Estimate as Estimate
+    from esper.leyline.statistics import Interval as Interval
+    from esper.leyline.statistics import PairedDifference as PairedDifference
+    from esper.leyline.statistics import improvement_estimate as improvement_estimate
+    from esper.leyline.statistics import interquartile_estimate as interquartile_estimate
+    from esper.leyline.statistics import interquartile_mean as interquartile_mean
+    from esper.leyline.statistics import mean_estimate as mean_estimate
+    from esper.leyline.statistics import paired_difference as paired_difference
+    from esper.leyline.statistics import probability_of_improvement as probability_of_improvement
+    from esper.leyline.statistics import student_estimate as student_estimate
+    from esper.leyline.statistics import t_interval as t_interval
     from esper.leyline.streams import GOLDEN as GOLDEN
     from esper.leyline.streams import MIX_1 as MIX_1
     from esper.leyline.streams import MIX_2 as MIX_2

@@ -57,7 +57,7 @@ def peek(argv: Sequence[str], flag: str) -> str | None:
     """
     found = None
     for word, following in pairwise([*argv, ""]):
-        if word == flag and following and not following.startswith("--"):
+        if word == flag and following and not following.startswith("-"):
             found = following
         elif word.startswith(f"{flag}="):
             found = word.partition("=")[2]
@@ -82,7 +82,7 @@ def fill_in(argv: Sequence[str], flag: str, value: str) -> list[str]:
     filled = []
     for word, following in pairwise([*argv, "--"]):
         filled.append(word)
-        if word == flag and following.startswith("--"):
+        if word == flag and following.startswith("-"):
             filled.append(value)
     return filled
 

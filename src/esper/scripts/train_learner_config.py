@@ -79,34 +79,36 @@ class TrainPPO:
         return self.evaluation_envs
 
 
-_NEWEST: Final = "newest"
-"""What stands behind a bare `--resume`."""
-
-
 def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
     """The settings a command line describes; what they stand on is read first."""
-    words = fill_in(argv, "--resume", _NEWEST)
-    named, file = peek(words, "--preset"), peek(words, "--config")
+    named, file = peek(argv, "--preset") or "", peek(argv, "--config")
     path = Path(file) if file else None
-    wanted = peek(words, "--resume")
-    if wanted is None:
-        task, rounds = peek(words, "--task"), peek_count(words, "--rounds")
-        base = TrainPPO(training=resolve(named or "", path, rounds, task))
+    folder = _resumed(argv)
+    if folder is None:
+        task, rounds = peek(argv, "--task"), peek_count(argv, "--rounds")
+        training = resolve(named, path, rounds, task)
     else:
         if named:
             raise EsperError(f"--preset {named}: a run goes on with its own settings; leave it out")
-        folder = _newest(words) if wanted == _NEWEST else Path(wanted)
         require_run(folder)
         training = read_config(folder)
         if path is not None:
             training = overlay(training, read_entries(path), path)
-        words = [str(folder) if word == _NEWEST else word for word in words]
-        base = TrainPPO(training=training)
-    return read_command_line(TrainPPO, words, default=base, prog="esper train ppo")
+        argv = fill_in(argv, "--resume", str(folder))
+    base = TrainPPO(training=training)
+    return read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
 
 
-def _newest(words: Sequence[str]) -> Path:
+def _resumed(argv: Sequence[str]) -> Path | None:
+    """The run to go on with; behind a bare flag the newest one that could be meant."""
+    named = peek(argv, "--resume")
+    if named is not None:
+        return Path(named)
+    return _newest(argv) if "--resume" in argv else None
+
+
+def _newest(argv: Sequence[str]) -> Path:
     """The youngest run that the command line could mean."""
-    root = Path(peek(words, "--runs") or RUNS)
-    seed = peek_count(words, "--seed")
-    return newest_run(root, peek(words, "--task"), peek(words, "--run-name"), seed)
+    root = Path(peek(argv, "--runs") or RUNS)
+    seed = peek_count(argv, "--seed")
+    return newest_run(root, peek(argv, "--task"), peek(argv, "--run-name"), seed)

@@ -1,0 +1,109 @@
+"""docs/commands.md and the README: every command in them works, every setting is described."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from command_tables import written
+from esper.scripts import main as door
+from esper.scripts import train
+from esper.scripts.evaluate import read_evaluate
+from esper.scripts.train_learner_config import read_train_ppo
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "commands.md").read_text()
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE + README, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Every `esper` command as its words, `python -m` spelled the same way."""
+    lines = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines()]
+    found = []
+    for words in lines:
+        if words[:2] == ["python", "-m"] and words[2].startswith("esper.scripts."):
+            words = ["esper", words[2].removeprefix("esper.scripts."), *words[3:]]
+        if words and Path(words[0]).name == "esper":
+            found.append(words[1:])
+    return found
+
+
+COMMANDS = commands()
+SMALL = ["--envs", "1", "--episode-length", "5", "--batches-per-step", "1", "--device", "cpu"]
+TINY = ["--task", "synthetic", *SMALL, "--batch-size", "8", "--blueprints", "norm", "depthwise"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with the run that the pages call RUN, and the file they show."""
+    root = tmp_path_factory.mktemp("docs")
+    flags = [*TINY, "--rounds", "1", "--quiet", "--runs", str(root / "runs")]
+    assert train.main(["ppo", *flags]) == 0
+    (run,) = (root / "runs").iterdir()
+    run.rename(run.with_name("RUN"))
+    (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (root / "mine.toml").write_text(shown)
+    return root
+
+
+def test_the_pages_show_every_command():
+    assert {words[0] for words in COMMANDS} == set(door.COMMANDS)
+    assert len(COMMANDS) > 20
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch):
+    """Cheap ones are run, made smaller; what trains a controller is read and checked."""
+    place = tmp_path / "here"
+    shutil.copytree(trained, place)
+    monkeypatch.chdir(place)
+    monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
+    command, *flags = words
+    if words[:2] == ["train", "ppo"]:
+        read_train_ppo(flags[1:]).check()
+        return
+    if command == "eval":
+        read_evaluate(flags)[1].check()
+        flags += ["--envs", "1", "--device", "cpu", "--episode-length", "3"]
+    elif command == "train":
+        flags += [*SMALL, "--quiet"]
+    elif command == "compare":
+        flags += ["--seeds", "2", *SMALL[2:], "--quiet"]
+    module = importlib.import_module(f"esper.scripts.{door.COMMANDS[command].module}")
+    assert module.main(flags) == 0
+
+
+def test_the_file_on_the_page_says_what_it_seems_to(trained):
+    config = read_train_ppo(["--config", str(trained / "mine.toml")]).training
+    assert (config.rounds, config.task.rent, config.population.envs) == (50, 2.0, 32)
+    assert config.ppo.target_kl is None
+    assert config.check().name == "digits_impaired"
+
+
+def test_the_tables_are_what_help_says():
+    assert written(PAGE) == PAGE, "run: python tests/command_tables.py"
+
+
+def test_missing_data_are_told_as_the_founding_command_is_written(tmp_path, monkeypatch, capsys):
+    (words,) = [w for w in COMMANDS if "--telemetry-dir" in w and "ppo" in w]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
+    assert train.main(words[1:]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    for word in ("$ESPER_DATA_DIR", "./data", "--data synthetic"):
+        assert word in said
+    assert not list(tmp_path.iterdir()), "nothing was written"
+
+
+def test_a_config_of_the_run_is_a_file_of_the_same_run(trained):
+    path = trained / "runs" / "RUN" / "config.json"
+    again = read_train_ppo(["--config", str(path)]).training
+    assert again.population.envs == 1
+    assert again.task.name == "synthetic"
