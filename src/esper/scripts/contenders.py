@@ -94,6 +94,7 @@ class Contender:
             slots=self.word.slots,
             topology=self.word.topology,
             start=self.word.start,
+            order=self.word.order,
         )
         return asked.make_policy(self.spec, reward)
 
@@ -135,6 +136,10 @@ def _in_words(word: PolicyWord) -> str:
     """What the policy does, written one way only."""
     if word.kind == "static-final":
         return f"static-final:{','.join(sorted(word.topology))}"
+    if word.kind == "heuristic" and word.order:
+        return f"heuristic:{','.join(word.order)}"
+    if word.kind == "fixed" and word.topology:
+        return f"fixed:{','.join(sorted(word.topology))}@{word.start}"
     slots = ",".join(word.slots) or "all slots"
     if word.kind == "static-full":
         return f"static-full:{word.blueprint}:{slots}"
@@ -147,8 +152,8 @@ def _check_names(word: PolicyWord, spec: TaskSpec) -> None:
     """Slots and blueprints must be the task's."""
     pairs = [entry.partition("=")[::2] for entry in word.topology]
     slots = (*word.slots, *(slot for slot, _ in pairs))
-    kinds = [blueprint for _, blueprint in pairs if blueprint]
-    if word.kind in ("fixed", "static-full"):
+    kinds = [*word.order, *(blueprint for _, blueprint in pairs if blueprint)]
+    if word.kind in ("fixed", "static-full") and not word.topology:
         kinds = [word.blueprint]
     for slot in slots:
         if slot not in spec.slots:

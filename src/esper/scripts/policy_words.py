@@ -1,7 +1,9 @@
 """What does a policy's name on the command line of `compare` mean?
 
     wait   random   heuristic
+    heuristic:BLUEPRINT,BLUEPRINT               with an order of blueprints of its own
     fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        grown from a step on (2), in all slots or these
+    fixed:SLOT=BLUEPRINT,...[@STEP]             the same, each slot with a blueprint of its own
     static-full[:BLUEPRINT[:SLOT,SLOT]]         there from the start
     static-final:SLOT=BLUEPRINT,...             a topology that was found, there from the start
     static-final:RESULT.json                    the most frequent one at the end of that run
@@ -24,9 +26,9 @@ from typing import Final, Literal
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
-PLAIN: Final[tuple[Kind, ...]] = ("wait", "random", "heuristic")
+PLAIN: Final[tuple[Kind, ...]] = ("wait", "random")
 """Words with nothing behind them."""
-WORDS: Final[tuple[Kind, ...]] = (*PLAIN, "fixed", "static-full", "static-final")
+WORDS: Final[tuple[Kind, ...]] = (*PLAIN, "heuristic", "fixed", "static-full", "static-final")
 SAMPLED: Final = "sampled"
 
 _LABELLED: Final = re.compile(r"([^:=/@]+)=(.+)", re.DOTALL)
@@ -48,7 +50,9 @@ class PolicyWord:
     start: int = 2
     """fixed: step at the end of which the first seed is germinated."""
     topology: tuple[str, ...] = ()
-    """static-final: `slot=blueprint` words."""
+    """static-final, fixed: `slot=blueprint` words."""
+    order: tuple[str, ...] = ()
+    """heuristic: blueprints to try; empty: its own order."""
     path: Path | None = None
     """controller: its folder; static-final: the result it is found in."""
     sampled: bool = False
@@ -86,6 +90,8 @@ def read_policy(text: str) -> PolicyWord:
         if rest:
             raise EsperError(f"policy {text!r}: {head} takes nothing behind it; write {head}")
         return plain[head]
+    if head == "heuristic":
+        return _read_heuristic(plain[head], rest)
     if head == "fixed":
         return _read_fixed(plain[head], rest)
     if head == "static-full":
@@ -108,11 +114,27 @@ def _with_places(word: PolicyWord, rest: str) -> PolicyWord:
     return replace(word, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
 
 
+def _read_heuristic(word: PolicyWord, rest: str) -> PolicyWord:
+    """BLUEPRINT,BLUEPRINT"""
+    order = tuple(rest.split(",")) if rest else ()
+    if not all(order):
+        raise EsperError(
+            f"policy {word.text!r}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
+            f"heuristic:conv_light,depthwise"
+        )
+    return replace(word, order=order)
+
+
 def _read_fixed(word: PolicyWord, rest: str) -> PolicyWord:
-    """BLUEPRINT[@STEP][:SLOT,SLOT]"""
+    """BLUEPRINT[@STEP][:SLOT,SLOT] or SLOT=BLUEPRINT,...[@STEP]"""
     what, mark, slots = rest.partition(":")
     blueprint, at, step = what.partition("@")
-    found = _with_places(word, f"{blueprint}{mark}{slots}")
+    if "=" in blueprint:
+        if mark:
+            raise EsperError(f"policy {word.text!r}: its slots are named already, leave :{slots}")
+        found = replace(word, topology=tuple(blueprint.split(",")))
+    else:
+        found = _with_places(word, f"{blueprint}{mark}{slots}")
     if not at:
         return found
     if not step.isdecimal():

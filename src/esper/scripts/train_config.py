@@ -27,10 +27,10 @@ PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "
 POLICIES: Final[dict[PolicyName, str]] = {
     "wait": "nothing is grown",
     "random": "any legal action",
-    "fixed": "one blueprint in the given slots, from a given step on",
+    "fixed": "blueprints in the given slots, from a given step on",
     "static-full": "one blueprint in the given slots, there from the start",
     "static-final": "a topology that was found, there from the start",
-    "heuristic": "seeds when training stalls, kept if they contribute",
+    "heuristic": "seeds as early as may be, kept if they contribute",
 }
 """Those that do not learn, and what they do."""
 
@@ -78,9 +78,12 @@ class Train:
     slots: tuple[str, ...] = ()
     """fixed, static-full: where; every slot of the task where not given."""
     topology: tuple[str, ...] = ()
-    """static-final: what stands where, for example r0c0=depthwise r0c1=conv_light."""
+    """static-final, and fixed in place of --blueprint and --slots: what stands where, for example
+    r0c0=depthwise r0c1=conv_light."""
     start: int = 2
     """fixed: step at the end of which the first seed is germinated."""
+    order: tuple[str, ...] = ()
+    """heuristic: blueprints to try, in this order; its own where not given."""
     data_dir: Path | None = None
     """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
@@ -98,6 +101,8 @@ class Train:
             raise EsperError(f"--start {self.start}: must be 0 or more")
         if self.policy == "static-final" and not self.topology:
             raise EsperError("static-final needs --topology, for example r0c0=conv_light")
+        if self.topology and (self.slots or self.blueprint != _DEFAULTS["blueprint"]):
+            raise EsperError("--topology says what is grown where: leave --blueprint and --slots")
         ignored = [
             flag
             for flag, policies in _ONLY_FOR.items()
@@ -119,7 +124,7 @@ class Train:
     def make_policy(self, spec: TaskSpec, reward: RewardProtocol) -> PolicyProtocol[Any]:
         """Who decides."""
         from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
-        from esper.tamiyo.heuristic import HeuristicPolicy
+        from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
         from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
 
         slots = self.slots or spec.slots
@@ -134,12 +139,13 @@ class Train:
         if self.policy == "random":
             return RandomPolicy(self.seed, reward)
         if self.policy == "heuristic":
-            return HeuristicPolicy(reward=reward)
+            return HeuristicPolicy(HeuristicConfig(blueprints=self.order), reward)
         if self.policy == "static-full":
             return StaticTopology.full(self.blueprint, slots, reward)
         if self.policy == "static-final":
             return StaticTopology.final(self._found_topology(), reward)
-        entries = tuple(ScheduleEntry(self.start, slot, self.blueprint) for slot in slots)
+        grown = self._found_topology() or dict.fromkeys(slots, self.blueprint)
+        entries = tuple(ScheduleEntry(self.start, slot, kind) for slot, kind in grown.items())
         return FixedSchedule(ScheduleConfig(entries), reward)
 
     def _found_topology(self) -> dict[str, str]:
@@ -175,7 +181,8 @@ _ONLY_FOR: Final[dict[str, tuple[PolicyName, ...]]] = {
     "blueprint": ("fixed", "static-full"),
     "slots": ("fixed", "static-full"),
     "start": ("fixed",),
-    "topology": ("static-final",),
+    "topology": ("static-final", "fixed"),
+    "order": ("heuristic",),
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR
