@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -225,6 +226,22 @@ def test_after_the_first_signal_the_system_handles_the_next():
         assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL] * 2
         with pytest.raises(Interrupted, match="SIGINT"):
             interrupts.check()
+
+
+def test_a_terminal_that_is_gone_does_not_fail_the_run(tmp_path):
+    """Ctrl-C in `esper train ppo 2>&1 | tee log` ends tee first: the word to stderr goes nowhere."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    stderr = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        path, said = stopped(tmp_path, Press(1, 0))
+    finally:
+        os.dup2(stderr, 2)
+        for descriptor in (writer, stderr):
+            os.close(descriptor)
+    assert "stopped by SIGINT: round-000001 is saved" in said
+    assert read_info(path).sessions[-1].end is SessionEnd.INTERRUPTED
 
 
 def test_a_signal_that_was_ignored_stays_ignored():

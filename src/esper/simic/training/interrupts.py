@@ -10,6 +10,7 @@ are written are whole whenever that happens.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -67,7 +68,8 @@ class Interrupts:
             signal.signal(heard, signal.SIG_DFL)  # the next one ends the process
         self.asked = signal.Signals(number).name
         line = f"{self.asked}: stopping behind this step, then saving; once more exits at once\n"
-        os.write(_STDERR, line.encode())  # print is not safe here
+        with contextlib.suppress(OSError):  # nobody may be reading: Ctrl-C ends `| tee` as well
+            os.write(_STDERR, line.encode())  # print is not safe here
 
     def check(self) -> None:
         """Stop here if it was asked for."""
