@@ -214,6 +214,7 @@ BAD = [
     (("wait", "--task", "synthetic", "--batch-size", "5000"), "batch size 5000"),
     (("wait", "--device", "cuda:7"), "cuda:7"),
     (("wait", "--blueprint", "norm"), "--blueprint has no meaning for wait"),
+    (("wait", "--rollout-steps", "3"), "--rollout-steps has no meaning for wait"),
     (("heuristic", "--start", "3"), "--start has no meaning for heuristic"),
     (("fixed", *TINY, "--blueprint", "conv_hevy"), "conv_heavy"),
     (("static-full", *TINY, "--slots", "r9c9"), "r9c9"),
@@ -252,6 +253,17 @@ def test_a_task_without_its_data_runs_on_made_up_data_of_its_shape(tmp_path):
     assert call("wait", *flags) == 0
     record = json.loads((tmp_path / "train_wait_mnist1d.json").read_text())
     assert record["settings"]["task"]["data"] == "synthetic"
+
+
+def test_a_learners_settings_give_whole_episodes_to_a_policy_that_does_not_learn(tmp_path):
+    """Where it updates in the middle of an episode is nothing to who never updates."""
+    file = tmp_path / "learner.toml"
+    file.write_text("[population]\nrollout_steps = 3\n")
+    flags = ("--config", file, *TINY, "--rounds", 2, "--quiet", "--out", tmp_path)
+    assert call("wait", *flags) == 0
+    rounds = numbers(tmp_path, "wait")["rounds"]
+    assert [np.isfinite(done["score_TE"]).all() for done in rounds] == [True, True]
+    assert rounds[0]["score_TE"] != rounds[1]["score_TE"]
 
 
 TASK_FILE = """

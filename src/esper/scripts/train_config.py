@@ -113,6 +113,10 @@ class Train:
                 f"--{ignored[0]} has no meaning for {self.policy}: it is for "
                 f"{' and '.join(_ONLY_FOR[ignored[0]])}"
             )
+        if self.population.rollout_steps is not None:
+            raise EsperError(
+                f"--rollout-steps has no meaning for {self.policy}: it is for policies that learn"
+            )
         spec = self.task.spec()
         self.population.check(spec)
         return spec
@@ -167,7 +171,8 @@ def read_train(policy: PolicyName, argv: Sequence[str]) -> Train:
     named, file = peek(argv, "--preset"), peek(argv, "--config")
     if named or file:
         resolved = resolve(named or "", Path(file) if file else None, task=peek(argv, "--task"))
-        base = replace(base, task=resolved.task, population=resolved.population, seed=resolved.seed)
+        whole = replace(resolved.population, rollout_steps=None)  # updates: there are none
+        base = replace(base, task=resolved.task, population=whole, seed=resolved.seed)
     return read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
 
 
