@@ -93,6 +93,11 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     final_state: _StateT_co
     seconds: float
 
+    @property
+    def ends_episode(self) -> bool:
+        """Whether its last step was the episode's; False: the next rollout goes on in it."""
+        return self.final_signals.step + 1 >= self.final_signals.episode_length
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSummary(Payload):

@@ -6,6 +6,7 @@ The golden counts are written anew, after a deliberate change, by
 """
 
 import copy
+import dataclasses
 import inspect
 import json
 import math
@@ -287,6 +288,28 @@ def test_best_score_and_episodes_go_on_over_rounds_and_pass_over_nan():
     assert (end.status, end.rounds_done, end.episodes_done) == (RunStatus.INTERRUPTED, 4, 16)
     assert (end.seconds, end.best_score, end.events_dropped) == (3.0, 0.75, 0)
     assert listener.tally == RunTally(4, 16, 0.75)
+
+
+def test_pieces_of_an_episode_are_no_episodes():
+    """Two rollouts of half an episode each: the first ends none, and its score is no round's."""
+    script, sink = Script(rounds=1, steps=4), MemorySink()
+    whole = script.rollout(0)
+    half = dataclasses.replace(
+        script.rollout(0), final_signals=dataclasses.replace(whole.final_signals, step=1)
+    )
+    half.outcome.score_E[:], whole.outcome.score_E[:] = 0.75, 0.5
+    with TelemetryHub([sink], MINIMAL) as hub:
+        listener = listener_of(hub, TelemetryConfig(MINIMAL))
+        tallies = []
+        for rollout in (half, whole):
+            listener.on_round_start(0, 4)
+            listener.on_round_end(rollout)
+            tallies.append(listener.tally)
+    assert (tallies[0].rounds_done, tallies[0].episodes_done) == (0, 0)
+    assert math.isnan(tallies[0].best_score)
+    assert tallies[1] == RunTally(1, 4, 0.5)
+    rounds = [event.payload for event in of(sink.events, Kind.ROUND_COMPLETED)]
+    assert [said.episodes_done for said in rounds] == [0, 4]
 
 
 def test_a_resumed_run_goes_on_from_its_tally():

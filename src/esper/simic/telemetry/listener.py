@@ -224,7 +224,8 @@ class TelemetryListener:
         self._rounds.append(summary)
         self._outcome = rollout.outcome
         self._masks = None if self._totals is None else self._totals.masks
-        self.tally = RunTally(rollout.round_index + 1, summary.episodes_done, summary.best_score)
+        rounds = rollout.round_index + rollout.ends_episode
+        self.tally = RunTally(rounds, summary.episodes_done, summary.best_score)
         at = rollout.round_index
         emitters.emit_episode_outcome(self.hub, self.device, rollout.outcome, at)
         if self._totals is not None:
@@ -271,14 +272,18 @@ class TelemetryListener:
     # ---- one round ------------------------------------------------------------------------------
 
     def _summary(self, rollout: Rollout[object]) -> BatchSummary:
-        """A figure that one member lacks (NaN) is NaN; only the best score passes over it."""
+        """A figure that one member lacks (NaN) is NaN; only the best score passes over it.
+
+        Episodes and the best score count whole episodes, not the pieces that rollouts cut them to.
+        """
         ended, members = rollout.outcome, len(rollout.outcome.score_E)
         stage_ES = rollout.final_signals.slots.stage_ES
-        mean_score = float(ended.score_E.mean())
+        mean_score, best_score = float(ended.score_E.mean()), self.tally.best_score
+        whole = rollout.ends_episode
         return BatchSummary(
             round_index=rollout.round_index,
             rounds_total=self.rounds_total,
-            episodes_done=self.tally.episodes_done + members,
+            episodes_done=self.tally.episodes_done + members * whole,
             members=members,
             mean_reward=float(ended.episode_return_E.mean()),
             mean_accuracy=float(ended.accuracy_E.mean()),
@@ -286,7 +291,7 @@ class TelemetryListener:
             max_accuracy=float(ended.accuracy_E.max()),
             mean_score=mean_score,
             max_score=float(ended.score_E.max()),
-            best_score=float(np.fmax(self.tally.best_score, mean_score)),
+            best_score=float(np.fmax(best_score, mean_score)) if whole else best_score,
             mean_added_params=float(ended.added_params_E.mean()),
             mean_added_macs=float(ended.added_macs_E.mean()),
             learning_rate=self._learner.learning_rate,
