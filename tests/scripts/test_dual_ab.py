@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from matplotlib.image import imread
@@ -42,6 +43,15 @@ def test_a_reward_against_itself_is_told_apart_by_name(tmp_path, capsys):
     assert "basic (loss), b" in said
     assert said.count("+0.0000 to +0.0000") == 2
     assert "round 1" not in said
+
+
+def test_one_member_has_no_interval_and_exact_sums_are_asked_for(tmp_path, capsys, monkeypatch):
+    """On a GPU `exact` is refused where nobody asked cuBLAS for it."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    one = ("--envs", 1, "--evaluation-envs", 1, "--quiet", "--out", tmp_path)
+    assert call(*SMALL, *one) == 0
+    assert "nan" not in capsys.readouterr().out
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 BAD = [

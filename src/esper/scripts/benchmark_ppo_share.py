@@ -90,9 +90,10 @@ def benchmark(config: BenchmarkShare) -> None:
     from rich.console import Console
 
     from esper.leyline.codec import to_json
-    from esper.scripts.machine import describe
+    from esper.scripts.machine import ask_for_exact_sums, describe
     from esper.scripts.records import json_bytes
 
+    ask_for_exact_sums()
     torch.set_num_threads(config.threads)
     trainer = make_timed_trainer(config)
     setting = describe(trainer.engine.device)

@@ -108,9 +108,11 @@ def compare(config: DualAb) -> None:
     require_writable(config.out / "dual_ab.png", "--out")
     from rich.console import Console
 
+    from esper.scripts.machine import ask_for_exact_sums
     from esper.scripts.records import json_bytes
     from esper.simic.training.dual_ab import dual_ab
 
+    ask_for_exact_sums()
     training = config.training_config()
     spec = training.task.spec()
     found = dual_ab(
@@ -159,7 +161,8 @@ def table_of(config: DualAb, found: DualAB) -> Table:
 
 
 def _in_words(ahead: Difference) -> tuple[str, str, str]:
-    interval = f"{ahead.low:+.4f} to {ahead.high:+.4f}"
+    known = ahead.count > 1  # one difference has no spread
+    interval = f"{ahead.low:+.4f} to {ahead.high:+.4f}" if known else "-"
     return f"{ahead.mean:+.4f}", interval, f"{ahead.count} {ahead.over}"
 
 

@@ -112,12 +112,13 @@ def search(config: SearchTopologies) -> None:
     from dataclasses import replace
 
     from esper.leyline.files import require_writable, write_whole
-    from esper.scripts.machine import describe
+    from esper.scripts.machine import ask_for_exact_sums, describe
     from esper.tasks.registry import get_task_spec
     from esper.tasks.stand_in import with_synthetic_data
     from esper.tolaria.runtime import parse_device
 
     require_writable(config.out, "--out")
+    ask_for_exact_sums()
     spec = get_task_spec(config.task)
     if config.episode_length is not None:
         spec = replace(spec, episode_length=config.episode_length)

@@ -56,6 +56,16 @@ def test_each_arm_is_the_run_it_would_have_been_alone(two):
         np.testing.assert_array_equal(np.stack([r.score_E for r in alone]), score_UE)
 
 
+def test_scores_are_those_of_whole_episodes_however_often_is_learnt():
+    """Updates in the middle of an episode add no rows: a score there is not the episode's."""
+    config = tiny_config(rounds=2, rollout_steps=3)
+    found = dual_ab(config, SCORE, SHAPED, spec=tiny_task(), evaluation_envs=2)
+    (pair,) = found.pairs
+    assert pair.score_a_UE.shape == pair.score_b_UE.shape == (2, 4)
+    history = tiny_trainer(config).run()
+    np.testing.assert_array_equal(pair.score_a_UE[-1], history[-1].score_E)
+
+
 def test_the_record_outlasts_a_file(two):
     found = two[0]
     again = read_record(DualAB, to_json(found), "dual_ab")

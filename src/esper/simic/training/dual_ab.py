@@ -6,7 +6,7 @@
 Hosts, batches, first weights and random draws of the two runs are the same; only the pay differs,
 and what is compared is the score, never the pay. A reward against itself differs by exactly 0.
 
-Shape letters: U updates, E members, N members that judge.
+Shape letters: U rounds, E members, N members that judge.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from esper.leyline.streams import stream_seed
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.training.baseline import SEED_BITS
+from esper.simic.training.checkpoints import whole_rounds
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -149,7 +150,7 @@ def dual_ab(
         judged = [
             _judge(trainer, spec, data, evaluation_seed, evaluation_envs) for trainer in trainers
         ]
-        learnt = [np.stack([record.score_E for record in t.history]) for t in trainers]
+        learnt = [np.stack([r.score_E for r in whole_rounds(t.history)]) for t in trainers]
         pairs.append(Pair(seed, *learnt, *judged))
     return DualAB(reward_a, reward_b, evaluation_seed, tuple(pairs))
 
