@@ -13,10 +13,23 @@ from esper.leyline.errors import EsperError
 
 _NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write under a temporary name beside `path`, sync, rename; a failure leaves the old file."""
+    """Write under a temporary name beside `path`, sync, rename; a failure leaves the old file.
+
+    The error of a failure carries `path`, whatever name or descriptor it happened to.
+    """
+    try:
+        _write_and_rename(path, content)
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = os.fspath(path)
+        raise
+
+
+def _write_and_rename(path: Path, content: bytes) -> None:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -51,6 +64,15 @@ def write_advice(error: OSError) -> str:
     'free some space'
     """
     return "free some space" if error.errno in _FULL else "check its permissions"
+
+
+def is_unwritable(error: OSError) -> bool:
+    """Whether a file could not be written for want of room or permission.
+
+    >>> is_unwritable(OSError(errno.ENOSPC, "full")), is_unwritable(BrokenPipeError())
+    (True, False)
+    """
+    return error.errno in (*_FULL, *_CLOSED)
 
 
 def _umask() -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError
+from esper.leyline.files import is_unwritable, write_advice
 
 C = TypeVar("C")
 
@@ -29,7 +30,7 @@ def enter(
 
 
 def guarded(work: Callable[[], int | None]) -> int:
-    """Do the work; its exit status.
+    """Do the work; its exit status. A file there is no room or permission for is a refusal, too.
 
     Work that checks something may give a status of its own; none is 0.
     """
@@ -37,6 +38,12 @@ def guarded(work: Callable[[], int | None]) -> int:
         return work() or 0
     except EsperError as error:
         print(f"error: {error}", file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        if not is_unwritable(error):
+            raise
+        where = error.filename or "a file"
+        print(f"error: {where}: {error.strerror}; {write_advice(error)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
