@@ -15,7 +15,7 @@ from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.checkpoint_files import KEEP
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import overlay, read_entries, resolve
-from esper.simic.training.run_folder import read_config, require_run
+from esper.simic.training.run_folder import read_config, read_keeping, require_run
 from esper.simic.training.run_list import newest_run
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
     folder = _resumed(argv)
     if folder is None:
         task, rounds = peek(argv, "--task"), peek_count(argv, "--rounds")
-        training = resolve(named, path, rounds, task)
+        base = TrainPPO(training=resolve(named, path, rounds, task))
     else:
         if named:
             raise EsperError(f"--preset {named}: a run goes on with its own settings; leave it out")
@@ -95,7 +95,8 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
         if path is not None:
             training = overlay(training, read_entries(path), path)
         argv = fill_in(argv, "--resume", str(folder))
-    base = TrainPPO(training=training)
+        kept = read_keeping(folder)
+        base = TrainPPO(training=training, checkpoint_every=kept.every, keep=kept.keep)
     return read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
 
 

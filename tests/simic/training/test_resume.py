@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from esper.leyline import TelemetryConfig, TelemetryLevel
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
+from esper.scripts.train_learner_config import read_train_ppo
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training import resume
-from esper.simic.training.checkpoint_files import CheckpointStore, verify
+from esper.simic.training.checkpoint_files import KEEP, CheckpointStore, verify
 from esper.simic.training.checkpoints import read_checkpoint
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
@@ -27,7 +28,14 @@ from esper.simic.training.resume import (
     check_changes,
     resume_trainer,
 )
-from esper.simic.training.run_folder import RunFolder, SessionEnd, read_config, read_info
+from esper.simic.training.run_folder import (
+    Keeping,
+    RunFolder,
+    SessionEnd,
+    read_config,
+    read_info,
+    read_keeping,
+)
 from esper.simic.training.schedules import Schedule
 from esper.simic.training.vectorized import make_trainer
 from loop_support import same_agents, tiny_task, untimed
@@ -164,6 +172,24 @@ def test_a_run_that_is_done_stays_as_it_is(copied, two):
 
 
 # ---- damage -------------------------------------------------------------------------------------
+
+
+def test_a_run_that_goes_on_keeps_as_many_checkpoints_as_before(tmp_path):
+    """Kept for a study of how it learnt: a resume that does not repeat the flag removes none."""
+    config = small_run(5)
+    with RunFolder.create(tmp_path, "x", config) as folder:
+        train_in_folder(make_trainer(config, spec=SPEC), folder, keep=6)
+    gone_on(folder.path, replace(config, rounds=6))
+    names = [f"round-{number:06d}" for number in range(1, 7)]
+    assert sorted(path.name for path in (folder.path / "checkpoints").iterdir()) == names
+    asked = read_train_ppo(["--resume", str(folder.path)])
+    assert (asked.keep, asked.checkpoint_every) == (6, 1)
+    assert read_train_ppo(["--resume", str(folder.path), "--keep", "2"]).keep == 2
+
+
+def test_a_run_kept_as_usual_says_nothing_about_it(two):
+    assert not (two / "keeping.json").exists()
+    assert read_keeping(two) == Keeping(every=1, keep=KEEP)
 
 
 def test_from_a_damaged_checkpoint_it_falls_back_and_says_so(copied, four):

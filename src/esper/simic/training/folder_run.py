@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointReason
 from esper.simic.telemetry.listener import ListenerGroup
-from esper.simic.training.checkpoint_files import KEEP, CheckpointStore
+from esper.simic.training.checkpoint_files import CheckpointStore
 from esper.simic.training.checkpoints import CheckpointHook
 from esper.simic.training.interrupts import Interrupted, Interrupts
-from esper.simic.training.run_folder import SessionEnd, one_line
+from esper.simic.training.run_folder import Keeping, SessionEnd, one_line, read_keeping
 
 if TYPE_CHECKING:
     from esper.simic.training.history import RoundRecord
@@ -27,15 +27,24 @@ if TYPE_CHECKING:
 
 
 def train_in_folder(
-    trainer: VectorizedPPOTrainer, folder: RunFolder, every: int = 1, keep: int = KEEP
+    trainer: VectorizedPPOTrainer,
+    folder: RunFolder,
+    every: int | None = None,
+    keep: int | None = None,
 ) -> list[RoundRecord]:
     """Train until all rounds are done, saving on the way; a record of each round.
 
-    `every`, `keep`: rounds between checkpoints, and how many stay besides the best. Listeners are
-    given to the trainer before. A run that was asked to stop raises `Interrupted` once it is saved.
+    `every`, `keep`: rounds between checkpoints, and how many stay besides the best; as in the
+    session before where not given. Listeners are given to the trainer before. A run that was asked to stop raises `Interrupted` once it is saved.
     Where saving fails, the run ends with that error: going on would be training that nobody keeps.
     """
-    hook = CheckpointHook(CheckpointStore(folder.checkpoints, keep), folder.config, every)
+    before = read_keeping(folder.path)
+    keeping = Keeping(
+        before.every if every is None else every, before.keep if keep is None else keep
+    )
+    store = CheckpointStore(folder.checkpoints, keeping.keep)
+    hook = CheckpointHook(store, folder.config, keeping.every)
+    folder.note_keeping(keeping)
     with Interrupts() as interrupts:
         hooks, listener = trainer.hooks, trainer.engine.listener
         trainer.hooks = (hook, *hooks, interrupts)

@@ -3,6 +3,7 @@
     runs/<task>__<name>__<seed>__<time>/
         run.json        what the run is, and each session that trained it: versions, how it ended
         config.json     everything it is set to
+        keeping.json    how often checkpoints are written, and how many stay; where not the usual
         lock            held by the process that trains
         checkpoints/    what it goes on from
         events.jsonl, events/     telemetry, where it is recorded
@@ -35,11 +36,13 @@ from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.files import sync_folder, write_advice, write_whole
 from esper.leyline.sealed import parse_json
+from esper.simic.training.checkpoint_files import KEEP
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_lock import FolderLock
 
 RUN: Final = "run.json"
 CONFIG: Final = "config.json"
+KEEPING: Final = "keeping.json"
 SCHEMA: Final = 1
 """Of `run.json`; grows with every change that old readers would not understand."""
 
@@ -99,6 +102,16 @@ class RunInfo:
     """In UTC."""
     sessions: tuple[Session, ...]
     """In the order they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How a run's checkpoints are kept; a run that goes on keeps them the same way."""
+
+    every: int = 1
+    """Rounds from one to the next."""
+    keep: int = KEEP
+    """How many stay besides the best."""
 
 
 class RunFolder:
@@ -207,6 +220,11 @@ class RunFolder:
         self.info = replace(self.info, sessions=(*before, replace(last, end=end, failure=failure)))
         self._write(RUN, to_json(self.info))
 
+    def note_keeping(self, keeping: Keeping) -> None:
+        """How checkpoints are kept from now on, for sessions to come."""
+        if keeping != read_keeping(self.path):
+            self._write(KEEPING, to_json(keeping))
+
     def close(self) -> None:
         """Let others in; a session that was not ended counts as interrupted."""
         try:
@@ -265,6 +283,13 @@ def read_info(path: Path) -> RunInfo:
 def read_config(path: Path) -> TrainingConfig:
     """What a run was last set to."""
     return read_record(TrainingConfig, read_json(path / CONFIG), str(path / CONFIG))
+
+
+def read_keeping(path: Path) -> Keeping:
+    """How the checkpoints of a run were last kept."""
+    if not (path / KEEPING).exists():
+        return Keeping()
+    return read_record(Keeping, read_json(path / KEEPING), str(path / KEEPING))
 
 
 def checkpoints_of(path: Path) -> Path:
