@@ -1,7 +1,7 @@
 """Compare policies and saved controllers on the same fresh hosts: who is ahead, and how surely?
 
     esper compare wait random heuristic static-full --task digits_impaired --seeds 20
-    esper compare heuristic fixed:conv_heavy@2:r0c0,r0c1 learned=out/train_ppo_digits_impaired_agent
+    esper compare heuristic fixed:conv_heavy@2:r0c0,r0c1 learned=runs/RUN
     esper compare wait static-final:out/train_heuristic_digits_impaired.json --rent 0.5
 
 Each policy runs one episode on hosts that nothing was trained on; host i is the same for all of

@@ -23,8 +23,9 @@ class Compare:
     policies: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="POLICY [POLICY ...]")
     ]
-    """The first is what the others are held against. wait, random, heuristic,
-    fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]], static-full[:BLUEPRINT[:SLOT,SLOT]],
+    """The first is what the others are held against. wait, random,
+    heuristic[:BLUEPRINT,BLUEPRINT], fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
+    fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP], static-full[:BLUEPRINT[:SLOT,SLOT]],
     static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run, the folder of a
     saved controller, checkpoint or run, sampled:FOLDER to draw its actions instead of taking the
     likeliest. LABEL=POLICY names it in tables and pictures."""

@@ -1,4 +1,4 @@
-"""Growth by rule of thumb: start a seed when training stalls, keep what is worth something.
+"""Growth by rule of thumb: start seeds early, or when training stalls; keep what is worth it.
 
 Shape letters: E members, S slots, K blueprints.
 """
