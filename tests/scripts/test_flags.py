@@ -159,6 +159,8 @@ def test_a_flag_is_found_before_the_line_is_read():
     assert peek(line, "--seed") is None
     assert peek(line, "--resume") is None
     assert peek([], "--task") is None
+    for words in (["--run_name", "x"], ["--run_name=x"], ["--run-name", "x"]):
+        assert peek(words, "--run-name") == read_train_ppo(words).run_name == "x"
     assert peek_count(["--rounds", "many"], "--rounds") is None
     assert fill_in(["--quiet", "--resume"], "--resume", "x") == ["--quiet", "--resume", "x"]
     assert fill_in(line, "--resume", "x")[-3:] == ["--resume", "x", "-h"]

@@ -52,15 +52,20 @@ def schedule_words(schedule: Schedule) -> list[str]:
 def peek(argv: Sequence[str], flag: str) -> str | None:
     """The value of a flag before the command line is read as a whole; the last one counts.
 
+    As when it is read, a flag may be written with underscores.
+
     >>> peek(["ppo", "--rounds", "3", "--rounds=5"], "--rounds")
     '5'
     """
     found = None
     for word, following in pairwise([*argv, ""]):
-        if word == flag and following and not following.startswith("-"):
+        name, given, value = word.partition("=")
+        if name.replace("_", "-") != flag:
+            continue
+        if given:
+            found = value
+        elif following and not following.startswith("-"):
             found = following
-        elif word.startswith(f"{flag}="):
-            found = word.partition("=")[2]
     return found
 
 
