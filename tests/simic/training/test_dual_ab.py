@@ -9,6 +9,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from esper.leyline.codec import read_record, to_json
+from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.training.dual_ab import Difference, DualAB, Pair, dual_ab
 from loop_support import tiny_config, tiny_task, tiny_trainer
@@ -102,3 +103,16 @@ def test_what_cannot_be_compared_is_refused():
     assert "evaluation_envs=0" in refused(lambda: compared(SCORE, SHAPED, evaluation_envs=0))
     said = refused(lambda: compared(SCORE, SHAPED, repeats=3, evaluation_seed=2))
     assert "seeds 0 to 2" in said
+
+
+def test_a_seed_kept_for_evaluation_is_refused_before_the_first_is_trained_on():
+    told = []
+    last_before = replace(tiny_config(rounds=1), seed=EVALUATION_SEEDS[0] - 1)
+    said = refused(
+        lambda: dual_ab(
+            last_before, SCORE, SHAPED, repeats=2, spec=tiny_task(),
+            on_round=lambda *news: told.append(news),
+        )
+    )  # fmt: skip
+    assert f"seed {EVALUATION_SEEDS[0]}" in said
+    assert told == []

@@ -19,6 +19,7 @@ import numpy as np
 
 from esper.leyline.arrays import ArrayStruct, Doubles
 from esper.leyline.errors import EsperError
+from esper.leyline.seeds import require_training_seed
 from esper.leyline.statistics import t_interval
 from esper.leyline.streams import stream_seed
 from esper.simic.client import ActingMode, SimicClient
@@ -133,6 +134,8 @@ def dual_ab(
     if evaluation_seed is None:
         evaluation_seed = stream_seed(config.seed, "dual_ab evaluation") & SEED_BITS
     seeds = range(config.seed, config.seed + repeats)
+    for seed in seeds:
+        require_training_seed(seed, "dual_ab seed")
     if evaluation_seed in seeds:
         raise EsperError(
             f"dual_ab trains on seeds {seeds.start} to {seeds.stop - 1}, and {evaluation_seed} is "
