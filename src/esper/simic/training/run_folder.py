@@ -29,7 +29,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final
 
 import esper
 from esper.leyline.codec import Json, read_record, to_json
@@ -48,7 +48,6 @@ SCHEMA: Final = 1
 
 _PACKAGES: Final = ("torch", "numpy", "safetensors")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_T = TypeVar("_T")
 
 
 class SessionEnd(Enum):
