@@ -229,7 +229,7 @@ def test_after_the_first_signal_the_system_handles_the_next():
 
 
 def test_a_terminal_that_is_gone_does_not_fail_the_run(tmp_path):
-    """Ctrl-C in `esper train ppo 2>&1 | tee log` ends tee first: the word to stderr goes nowhere."""
+    """Ctrl-C in `esper train ppo 2>&1 | tee log` ends tee first: what is told goes nowhere."""
     reader, writer = os.pipe()
     os.close(reader)
     stderr = os.dup(2)

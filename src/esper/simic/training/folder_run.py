@@ -35,8 +35,9 @@ def train_in_folder(
     """Train until all rounds are done, saving on the way; a record of each round.
 
     `every`, `keep`: rounds between checkpoints, and how many stay besides the best; as in the
-    session before where not given. Listeners are given to the trainer before. A run that was asked to stop raises `Interrupted` once it is saved.
-    Where saving fails, the run ends with that error: going on would be training that nobody keeps.
+    session before where not given. Listeners are given to the trainer before. A run that was asked
+    to stop raises `Interrupted` once it is saved. Where saving fails, the run ends with that error:
+    going on would be training that nobody keeps.
     """
     before = read_keeping(folder.path)
     keeping = Keeping(
