@@ -177,13 +177,15 @@ def test_the_same_seed_is_the_same_run_and_its_events():
 # ---- what a step consists of ------------------------------------------------------------------
 
 ORDER = (
-    "_train_pass", "_validate", "_transfer", "_judge", "_observe", "act", "execute_actions",
-    "reward_inputs", "store", "_tell",
+    "_train_pass", "_validate", "_transfer", "_judge", "_observe", "decision_of",
+    "execute_actions", "reward_inputs", "rewards_of", "_tell",
 )  # fmt: skip
 INSIDE = {
     "_train_pass": ("begin_step", "process_train_batch"),
     "_validate": ("plan_coalitions", "run_control", "run_score"),
     "_judge": ("note", "_sound", "_pass_gates", "review"),
+    "decision_of": ("act",),
+    "rewards_of": ("store",),
 }
 WAITS_FOR_DEVICE = ("cpu", "item", "tolist", "numpy", "nonzero", "__bool__")
 

@@ -18,7 +18,7 @@ GERMINATE, PRUNE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE
 
 SIMPLE = {
     "blueprints": CNN_BLUEPRINTS, "take_turns": True, "seeds_at_once": 1, "min_steps_left": 1,
-    "min_share_left": 0.0, "probation_steps": 5,
+    "min_share_left": 0.0, "probation_steps": 5, "trigger": "either",
 }  # fmt: skip
 """One seed after the other, blueprints in turn: what most tests start from."""
 

@@ -85,7 +85,7 @@ def test_slots_are_those_of_the_host_in_the_order_they_are_run(name):
 @pytest.mark.parametrize("name", CIFAR)
 def test_cifar_is_augmented_and_validated_as_designed(name):
     spec = get_task_spec(name)
-    assert spec.augmentation == "crop_flip"
+    assert spec.augmentation == "flip"
     assert spec.load_data == get_task_spec("cifar_baseline").load_data
     assert spec.load_data.nominal_sizes == (45_904, 2048)
     assert spec.chance == 0.1

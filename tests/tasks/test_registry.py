@@ -121,13 +121,15 @@ def test_the_large_task_has_the_shapes_of_cifar_baseline():
         assert population.forward(torch.zeros(1, 2, *spec.input_shape)).shape == (1, 2, 10)
 
 
-@pytest.mark.parametrize(("name", "kernel"), [("digits_baseline", 3), ("digits_impaired", 1)])
-def test_digits_hosts_are_those_of_the_design(name, kernel):
+@pytest.mark.parametrize(
+    ("name", "kernel", "batches"), [("digits_baseline", 3, 6), ("digits_impaired", 1, 10)]
+)
+def test_digits_hosts_are_those_of_the_design(name, kernel, batches):
     spec = get_task_spec(name)
     host = spec.host_factory()
     assert host.channels == (2, 4, 8)
     assert host.blocks[1].conv.weight.shape[-1] == kernel
-    assert (spec.batch_size, spec.batches_per_step, spec.episode_length) == (64, 6, 24)
+    assert (spec.batch_size, spec.batches_per_step, spec.episode_length) == (64, batches, 24)
 
 
 def test_digits_data_are_the_split_the_scripts_use():
