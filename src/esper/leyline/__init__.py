@@ -19,7 +19,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "unknown_name",
     ),
     ".lazy": ("attach",),
-    ".files": ("write_whole", "sync_folder", "write_advice", "require_writable"),
+    ".files": ("write_whole", "sync_folder", "write_advice", "is_unwritable", "require_writable"),
     ".seeds": (
         "EVALUATION_SEEDS",
         "require_training_seed",
@@ -216,6 +216,7 @@ if TYPE_CHECKING:
     from esper.leyline.errors import unknown_name as unknown_name
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
+    from esper.leyline.files import is_unwritable as is_unwritable
     from esper.leyline.files import require_writable as require_writable
     from esper.leyline.files import sync_folder as sync_folder
     from esper.leyline.files import write_advice as write_advice
