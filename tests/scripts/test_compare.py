@@ -18,9 +18,13 @@ from esper.leyline.errors import EsperError
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.scripts import compare_run
 from esper.scripts.compare import Compare, compare_policies, main
+from esper.scripts.compare_run import place_of
 from esper.scripts.comparison import METRICS, Comparison
+from esper.scripts.contenders import make_contender
+from esper.scripts.policy_words import read_policy
 from esper.simic.training.config import TaskConfig
-from esper.tamiyo import WaitPolicy
+from esper.tamiyo import HeuristicConfig, WaitPolicy
+from esper.tasks.registry import get_task_spec
 from esper.tolaria import EngineConfig, VectorizedEngine
 
 TASK = TaskConfig("synthetic", episode_length=4, batches_per_step=1, batch_size=16)
@@ -213,6 +217,14 @@ def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
         compared(tmp_path, "wait", **changes)
     assert "choose another --out" in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_heuristic_with_other_rules_is_not_the_one_that_was_kept():
+    config, spec = Compare(("heuristic",)), get_task_spec("digits_impaired")
+    kept = make_contender(config, read_policy("heuristic"), spec).identity
+    other = replace(kept, rules=HeuristicConfig(probation_steps=3))
+    assert place_of(Path("out"), kept) != place_of(Path("out"), other)
+    assert place_of(Path("out"), kept) == place_of(Path("out"), replace(kept))
 
 
 def test_a_damaged_result_is_named_and_not_believed(tmp_path):

@@ -36,6 +36,7 @@ from esper.simic.training.checkpoint_files import MANIFEST as CHECKPOINT
 from esper.simic.training.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
 from esper.simic.training.run_folder import RUN
+from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import EngineConfig
 from esper.tolaria.runtime import parse_device
@@ -60,8 +61,10 @@ class Identity:
     policy: str
     """In words; of a controller only how it acts."""
     limits: Limits
-    agent: str
+    agent: str = ""
     """Checksum of a controller's save; empty where there is none."""
+    rules: HeuristicConfig | None = None
+    """Of the heuristic, whose defaults may change from one commit to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +126,8 @@ def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contend
     if word.kind == "static-final" and word.path is not None:
         word = replace(word, topology=found_topology(word.path))
     _check_names(word, spec)
-    identity = Identity(_in_words(word), Limits(spec.blueprints), "")
+    rules = HeuristicConfig(blueprints=word.order) if word.kind == "heuristic" else None
+    identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
     contender = Contender(word, spec, identity, None)
     try:
         contender.policy(config.first_seed)  # a bad start, slot or topology is refused here
