@@ -201,12 +201,12 @@ def plain(rounds: int = 100) -> TrainingConfig:
     return TrainingConfig(rounds=rounds)
 
 
-GROWING_PRIOR: Final = (1.0, -1.0, 2.0, -2.0, -3.0, 0.0)
+GROWING_PRIOR: Final = (1.0, -2.0, 2.0, -2.0, -3.0, 0.0)
 """A fresh policy that lets seeds live: it waits and advances readily and seldom prunes. Under even
 chances nearly every seed is pruned within a few steps, long before it pays, and what is learnt
-first is to prune. It germinates at about one step in ten, so that members end with different
-numbers of seeds: where every slot is filled early whatever the policy does, nothing can be learnt
-about leaving one empty (docs/ppo.md)."""
+first is to prune. It germinates seldom, at about one step in thirty: what is germinated at one step
+in ten is germinated sooner or later anyway, then the earlier the better, and nothing can be learnt
+about leaving a slot empty (docs/ppo.md)."""
 
 
 def digits_impaired(rounds: int = 100) -> TrainingConfig:
@@ -243,12 +243,13 @@ def cifar_baseline(rounds: int = 100) -> TrainingConfig:
 def _growing(rounds: int) -> PPOConfig:
     """A learner that starts from `GROWING_PRIOR` and settles down over the run."""
     heads = dict.fromkeys(ActionHead, 1.0)
+    heads[ActionHead.OP] = 0.3  # to leave a slot empty is to wait, and wait again
     heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # they count at few steps
     return PPOConfig(
         network=NetworkConfig(op_prior=GROWING_PRIOR),
         gae_lambda=0.98,
-        learning_rate=Schedule(1e-3, 3e-4, rounds),
-        epochs=5,
+        learning_rate=Schedule(2e-3, 5e-4, rounds),
+        epochs=8,
         entropy=Schedule(0.01, 0.001, rounds),
         head_entropy=tuple(heads.values()),
     )
