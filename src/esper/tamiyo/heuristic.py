@@ -71,7 +71,7 @@ class HeuristicConfig:
     """Steps of incubation after which a seed that still may not blend is pruned."""
     probation_steps: int = 7
     """Steps on probation before a seed is judged."""
-    keep_above_errors: float = 1.0
+    keep_above_errors: float = 2.0
     """A seed is kept if its contribution is more than this many of its standard errors above 0."""
     embargo_steps: int = 10
     """Steps after a prune before the policy grows anything in that slot of that member again."""
