@@ -40,14 +40,11 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-# The main job: as many rounds as fit into about two and a half minutes on two idle cores, at a
-# quarter of the task's price of growth, where that is enough to learn what to grow.
+# Rounds of the main job: as many as fit into about two and a half minutes on two idle cores.
 RUN_ROUNDS := 10
-RUN_RENT   := 0.25
 
 run: setup ## train a controller on the digits data, then judge it (CPU, 2 to 3 minutes)
-	$(BIN)/esper train ppo --preset digits_impaired --task digits_impaired --device cpu \
-		--rounds $(RUN_ROUNDS) --rent $(RUN_RENT)
+	$(BIN)/esper train ppo --preset digits_quick --device cpu --rounds $(RUN_ROUNDS)
 
 grow: setup ## grow small networks by a fixed schedule, beside the same networks left alone
 	$(BIN)/python -m esper.scripts.grow_digits

@@ -60,7 +60,7 @@ class Train:
     """Who decides."""
     preset: str = ""
     """Take task and population from these settings of the learner: plain, digits_impaired,
-    cifar_baseline."""
+    digits_quick, cifar_baseline."""
     config: Path | None = None
     """Take task, population and seed from a TOML or JSON file, such as a run's config.json."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)

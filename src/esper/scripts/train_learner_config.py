@@ -35,8 +35,8 @@ class TrainPPO:
     """
 
     preset: str = ""
-    """Settings by name: plain, digits_impaired, cifar_baseline; without it the one called like the
-    task, or plain."""
+    """Settings by name: plain, digits_impaired, digits_quick, cifar_baseline; without it the one
+    called like the task, or plain."""
     config: Path | None = None
     """TOML or JSON file with settings, such as a run's config.json."""
     resume: Path | None = None
