@@ -23,7 +23,7 @@ from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.rewards.config import RewardConfig
-from esper.simic.training.schedules import Schedule
+from esper.simic.training.schedules import Schedule, calculate_entropy_anneal_steps
 from esper.tamiyo.masks import check_frozen
 from esper.tamiyo.network_config import NetworkConfig
 
@@ -215,11 +215,12 @@ def digits_impaired(rounds: int = 100) -> TrainingConfig:
     Three blueprints, and the heads that say how a seed is blended are frozen: what, where and when
     is left to learn. Learning rate and entropy bonus fall over the run.
     """
+    population = PopulationConfig(envs=16, counterfactual_stride=3, frozen_heads=PLAIN_BLEND)
     return TrainingConfig(
         task=TaskConfig("digits_impaired", blueprints=("depthwise", "conv_light", "conv_heavy")),
-        population=PopulationConfig(envs=16, counterfactual_stride=3, frozen_heads=PLAIN_BLEND),
+        population=population,
         rounds=rounds,
-        ppo=_growing(rounds),
+        ppo=_growing(rounds, population),
     )
 
 
@@ -248,21 +249,23 @@ def cifar_baseline(rounds: int = 100) -> TrainingConfig:
         task=TaskConfig("cifar_baseline"),
         population=population,
         rounds=rounds,
-        ppo=_growing(rounds),
+        ppo=_growing(rounds, population),
     )
 
 
-def _growing(rounds: int) -> PPOConfig:
+def _growing(rounds: int, population: PopulationConfig) -> PPOConfig:
     """A learner that starts from `GROWING_PRIOR` and settles down over the run."""
+    envs = population.envs
+    passes = calculate_entropy_anneal_steps(rounds * envs, envs, ppo_updates_per_batch=1)
     heads = dict.fromkeys(ActionHead, 1.0)
     heads[ActionHead.OP] = 0.3  # to leave a slot empty is to wait, and wait again
     heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # they count at few steps
     return PPOConfig(
         network=NetworkConfig(op_prior=GROWING_PRIOR),
         gae_lambda=0.98,
-        learning_rate=Schedule(2e-3, 5e-4, rounds),
+        learning_rate=Schedule(2e-3, 5e-4, passes),
         epochs=8,
-        entropy=Schedule(0.01, 0.001, rounds),
+        entropy=Schedule(0.01, 0.001, passes),
         head_entropy=tuple(heads.values()),
     )
 
