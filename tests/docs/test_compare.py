@@ -29,7 +29,7 @@ def test_its_commands_are_understood(tmp_path, monkeypatch):
     commands = re.findall(
         r"^`?esper compare ([^`\n]*(?:\n(?!esper|```)[^`\n]*)?)", TEXT, re.MULTILINE
     )
-    assert len(commands) == 3
+    assert len(commands) == 2
     for command in commands:
         config = read_command_line(Compare, command.rstrip(",").split())
         config.check()
