@@ -51,15 +51,14 @@ def blend(
     return h + alpha * update_of(style, h, delta, gate)
 
 
-def blend_rows(
+def update_rows(
     h_G: Tensor,
     delta_G: Tensor,
-    alpha_G: Tensor,
     style_G: Tensor,
     gate_G: Tensor | None,
     present: frozenset[BlendStyle],
 ) -> Tensor:
-    """Blend stacked rows, each with its own operator; `alpha_G` and `style_G` broadcast.
+    """What stacked rows add to h at full strength, each by its own operator; `style_G` broadcasts.
 
     `present` says which operators occur: nothing is computed for the others. What a row's own
     operator does not use is selected away, never multiplied by 0.
@@ -68,4 +67,4 @@ def blend_rows(
     update = update_of(first, h_G, delta_G, gate_G)
     for style in others:
         update = torch.where(style_G == int(style), update_of(style, h_G, delta_G, gate_G), update)
-    return h_G + alpha_G * update
+    return update

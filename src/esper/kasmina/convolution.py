@@ -3,7 +3,8 @@
 On a CPU, torch's convolution of a few channels on small images takes several times longer than its
 arithmetic, most of all when vmap stacks members into groups. There a 1x1 convolution is one product
 of the weights with all places, and a larger kernel on a small image one with the matrix that
-its taps make of the image (docs/performance.md has the figures). A GPU always takes torch's.
+its taps make of the image (docs/performance.md has the figures). On a GPU, in half precision, our own
+kernels take over (`esper.kasmina.fused`).
 
 Shape letters: B batch, C channels in, O channels out, G groups, K taps of a kernel, P places of an
 image.
@@ -22,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.kasmina import fused
+
 LARGEST_MATRIX: Final = 2**15
 """Numbers in the matrix of a group beyond which torch's convolution is the faster one."""
 
@@ -30,6 +33,11 @@ _always_torch: ContextVar[bool] = ContextVar("always_torch", default=False)
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int) -> Tensor:
     """The one door for convolutions of our own modules: stride 1, odd kernel, the size is kept."""
+    half = None if _always_torch.get() else fused.half_type(x)
+    if half is not None:
+        fast = fused.conv2d(x, weight, groups, half)
+        if fast is not None:
+            return fast if bias is None else fast + bias.to(half).view(-1, 1, 1)
     if not _is_product(x, weight, groups):
         return F.conv2d(x, weight, bias, stride=1, padding=padding, groups=groups)
     out = _pointwise(x, weight) if weight.shape[-1] == 1 else _dense(x, weight, groups)

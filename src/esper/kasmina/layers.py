@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina import rng
+from esper.kasmina import fused, rng
 from esper.kasmina.convolution import conv2d
 from esper.leyline.streams import UInt64Array
 
@@ -145,6 +145,8 @@ class ChannelNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        if fused.norm_fits(x, self.groups):
+            return fused.group_norm(x, self.groups, self.weight, self.bias, relu=False)
         return F.group_norm(x, self.groups, self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -162,7 +164,33 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((channels, *[1] * space), initial))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gamma
+        if fused.half_type(x) is None:
+            return x * self.gamma
+        return x * self.gamma.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.gamma.shape[0]}"
+
+
+class MaxPool2d(nn.Module):
+    """The largest of each 2x2 square; a side that has shrunk to 1 stays 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return fused.max_pool(x)
+
+
+def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
+    """A norm and the ReLU behind it, in one pass where there is a kernel for both."""
+    if isinstance(norm, ChannelNorm) and fused.norm_fits(x, norm.groups):
+        return fused.group_norm(x, norm.groups, norm.weight, norm.bias, relu=True)
+    return F.relu(norm(x))
+
+
+def norm_scale(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
+    """A norm and the LayerScale behind it, in one pass where there is a kernel."""
+    fits = isinstance(norm, ChannelNorm) and isinstance(scale, LayerScale)
+    if fits and fused.norm_fits(x, norm.groups):
+        gamma = scale.gamma.flatten()
+        return fused.group_norm(x, norm.groups, norm.weight * gamma, norm.bias * gamma, relu=False)
+    scaled: Tensor = scale(norm(x))
+    return scaled

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import Gate
 from esper.kasmina.folding import drop_identities, fold_scales, merge_linear_seeds
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d
 from esper.leyline.slots import InjectionSpec
 
 if TYPE_CHECKING:
@@ -84,6 +84,10 @@ def _holding(plain: nn.Module, layer: nn.Module) -> nn.Module:
     return plain
 
 
+def _max_pool(layer: MaxPool2d) -> nn.Module:
+    return nn.MaxPool2d(2, ceil_mode=True)
+
+
 class _ChannelGate(nn.Module):
     """A gate whose parameters have the shape they are used in, so that it can be traced."""
 
@@ -101,6 +105,7 @@ PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
     Conv2d: _conv2d,
     Linear: _linear,
     ChannelNorm: _channel_norm,
+    MaxPool2d: _max_pool,
     Gate: _ChannelGate,
 }
 """Each layer of ours that is not traced as it stands -> the module that takes its place."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, norm_scale
 
 SQUEEZE = 4
 """The hidden layers have a quarter of the channels."""
@@ -30,7 +29,6 @@ class Bottleneck(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.down(x)))
-        h = F.relu(self.norm2(self.conv(h)))
-        out: Tensor = self.scale(self.norm3(self.up(h)))
-        return out
+        h = norm_relu(self.norm1, self.down(x))
+        h = norm_relu(self.norm2, self.conv(h))
+        return norm_scale(self.norm3, self.scale, self.up(h))

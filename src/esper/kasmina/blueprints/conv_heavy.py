@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, norm_scale
 
 
 @blueprint("conv_heavy", topologies=("cnn",))
@@ -22,6 +21,5 @@ class ConvHeavy(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = F.relu(self.norm1(self.conv1(x)))
-        out: Tensor = self.scale(self.norm2(self.conv2(h)))
-        return out
+        h = norm_relu(self.norm1, self.conv1(x))
+        return norm_scale(self.norm2, self.scale, self.conv2(h))

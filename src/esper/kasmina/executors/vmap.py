@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from esper.kasmina.blending import blend_rows
+from esper.kasmina import row_moves
+from esper.kasmina.blending import update_rows
 from esper.kasmina.devices import upload
 from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.network import Segment, StackedNetwork
@@ -47,8 +48,7 @@ class VmapExecutor:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
-                for group in plan.groups_S[slot]:
-                    h = _apply_seeds(network, plan, group, h, training)
+                h = _apply_slot(network, plan, slot, h, training)
                 slot += 1
         if training and fixed:
             _keep_buffers(network.host, fixed, plan.table.member_R, plan.main_R)
@@ -57,7 +57,8 @@ class VmapExecutor:
 
 def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
     """The data of the rows that begin at the input; `[1, B, ...]` stays shared."""
-    if x.shape[0] == 1 or plan.member_R is None:
+    front = plan.table.member_R[: plan.first_active]
+    if x.shape[0] == 1 or plan.member_R is None or np.array_equal(front, np.arange(len(x))):
         return x
     return x.index_select(0, plan.member_R[: plan.first_active])
 
@@ -93,15 +94,42 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
     source = plan.source_S[slot]
     if source is None:
         return h
+    if row_moves.fit(h):
+        return row_moves.join(h, source, detach=plan.shadow_R is not None)
     begun = h.detach() if plan.shadow_R is not None else h
     return torch.cat([h, begun.index_select(0, source)])
 
 
-def _apply_seeds(
-    network: StackedNetwork, plan: RowPlan, group: SeedGroup, h: Tensor, training: bool
+def _apply_slot(
+    network: StackedNetwork, plan: RowPlan, slot: int, h: Tensor, training: bool
 ) -> Tensor:
-    """Gather the rows of a group, run the blueprint, blend, write back."""
-    h_G = h.index_select(0, group.rows_G)
+    """Hand its rows to each group of seeds in a slot, and blend in what they answer.
+
+    A row is in one group at most, so all groups start from the same activation.
+    """
+    groups = plan.groups_S[slot]
+    if not groups:
+        return h
+    index = [group.rows_G for group in groups]
+    if row_moves.fit(h):
+        h, *taken = row_moves.fork(h, index)
+        answers = [
+            _update_of_seeds(network, plan, group, h_G, training)
+            for group, h_G in zip(groups, taken, strict=True)
+        ]
+        return row_moves.give_back(h, index, [group.alpha_G for group in groups], answers)
+    for group in groups:
+        h_G = h.index_select(0, group.rows_G)
+        update = _update_of_seeds(network, plan, group, h_G, training)
+        alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
+        h = h.index_copy(0, group.rows_G, h_G + alpha * update)
+    return h
+
+
+def _update_of_seeds(
+    network: StackedNetwork, plan: RowPlan, group: SeedGroup, h_G: Tensor, training: bool
+) -> Tensor:
+    """Run the blueprint on the rows of a group; what they add to the host at full strength."""
     seed_in = h_G
     if group.detached_G is not None:
         seed_in = torch.where(_rowwise(group.detached_G, h_G), h_G.detach(), h_G)
@@ -116,9 +144,7 @@ def _apply_seeds(
     gate = None
     if BlendStyle.GATE in group.present:
         gate = _vmap_store(network.gate(group.slot), group, {}, seed_in)
-    alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
-    out = blend_rows(h_G, delta, alpha, _rowwise(group.style_G, h_G), gate, group.present)
-    return h.index_copy(0, group.rows_G, out)
+    return update_rows(h_G, delta, _rowwise(group.style_G, h_G), gate, group.present)
 
 
 def _vmap_store(store: ParameterStore, group: SeedGroup, fixed: Named, seed_in: Tensor) -> Tensor:

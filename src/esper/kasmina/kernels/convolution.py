@@ -1,0 +1,217 @@
+"""Convolutions of many members at once: stride 1, odd kernel, the size is kept, channels last.
+
+An implicit matrix product with the member as a grid axis: a tile of pixels times the packed weights
+of its member, the nine taps read through the cache. Forward moves 2 bytes for each input and each
+output number, the gradient of the input as much, that of the weights reads both once. Sums are in
+float32 and in a fixed order: the same numbers every time.
+
+Shape letters: R rows, B batch, C channels in, O channels out, T taps, H W; K = taps x channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper.kasmina.kernels.layout import (
+    channels_last,
+    empty_activation,
+    next_power,
+    row_stride,
+    stacked,
+)
+
+PIXELS: Final = 128
+"""Pixels of a tile."""
+PROGRAMS: Final = 2048
+"""Programs that a weight gradient is split into, about."""
+
+
+@triton.jit
+def _pack(
+    weight, packed, weight_row, inputs, outputs, step_in, step_out,
+    K: tl.constexpr, CHUNK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
+    TAPS: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    n = tl.arange(0, OUTPUTS)
+    tap, channel = k // INPUTS, k % INPUTS
+    place = tap
+    if FLIP:
+        place = TAPS - 1 - tap
+    inside = ((tap < TAPS) & (channel < inputs))[:, None] & (n < outputs)[None, :]
+    address = (channel * step_in + place)[:, None] + (n * step_out)[None, :]
+    value = tl.load(weight + row * weight_row + address, mask=inside, other=0.0)
+    target = packed + row * K * OUTPUTS + k[:, None] * OUTPUTS + n[None, :]
+    tl.store(target, value.to(packed.dtype.element_ty))
+
+
+@triton.jit
+def _tile(
+    x, m, k, pixels, channels,
+    H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
+    TAPS: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Numbers `[pixels, k]` of an image under the taps and channels `k`; 0 outside of it."""
+    tap, channel = k // INPUTS, k % INPUTS
+    down, right = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
+    row, column = (m // W) % H, m % W
+    from_row = row[:, None] + down[None, :]
+    from_column = column[:, None] + right[None, :]
+    inside = (from_row >= 0) & (from_row < H) & (from_column >= 0) & (from_column < W)
+    inside = inside & (m < pixels)[:, None] & (tap < TAPS)[None, :]
+    if STEP < INPUTS:
+        inside = inside & (channel < channels)[None, :]
+    address = (m[:, None] + (down * W + right)[None, :]) * STEP + channel[None, :]
+    return tl.load(x + address, mask=inside, other=0.0)
+
+
+@triton.jit
+def _convolve(
+    x, packed, y, x_row, pixels, inputs,
+    H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
+    OUT: tl.constexpr, OUTPUTS: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
+    TAPS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.arange(0, OUTPUTS)
+    x += row * x_row
+    packed += row * K * OUTPUTS
+    total = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
+    for start in tl.static_range(0, K, CHUNK):
+        k = start + tl.arange(0, CHUNK)
+        tile = _tile(x, m, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
+        weight = tl.load(packed + k[:, None] * OUTPUTS + n[None, :])
+        total = tl.dot(tile, weight, total)
+    y += row * pixels * OUT
+    inside = (m < pixels)[:, None] & (n < OUT)[None, :]
+    tl.store(y + m[:, None] * OUT + n[None, :], total.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _weight_gradient(
+    x, dy, partial, x_row, pixels, inputs, tiles,
+    H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
+    OUT: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr, TAPS: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    row = tl.program_id(2).to(tl.int64)
+    k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    n = tl.arange(0, OUTPUTS)
+    x += row * x_row
+    dy += row * pixels * OUT
+    total = tl.zeros((OUTPUTS, CHUNK), dtype=tl.float32)
+    for tile in range(tiles):
+        m = (part * tiles + tile) * BLOCK + tl.arange(0, BLOCK)
+        seen = _tile(x, m, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
+        inside = (m < pixels)[:, None] & (n < OUT)[None, :]
+        back = tl.load(dy + m[:, None] * OUT + n[None, :], mask=inside, other=0.0)
+        total = tl.dot(tl.trans(back), seen, total)
+    tap, channel = k // INPUTS, k % INPUTS
+    inside = (n < OUT)[:, None] & ((tap < TAPS) & (channel < inputs))[None, :]
+    partial += (row * parts + part) * OUT * inputs * TAPS
+    address = n[:, None] * inputs * TAPS + (channel * TAPS + tap)[None, :]
+    tl.store(partial + address, total, mask=inside)
+
+
+def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor, int, int]:
+    """Weights `[R, K, N]` as the product reads them, the channels of K, and a chunk of it."""
+    rows, outputs, inputs, side, _ = weight.shape
+    taps = side * side
+    step_in, step_out = taps, inputs * taps
+    if backward:
+        inputs, outputs, step_in, step_out = outputs, inputs, step_out, step_in
+    width, columns = next_power(inputs), max(16, next_power(outputs))
+    chunk = min(64, max(16, width))
+    length = -(-taps * width // chunk) * chunk
+    packed = torch.empty(rows, length, columns, dtype=dtype, device=weight.device)
+    _pack[(length // chunk, rows)](
+        weight, packed, weight.stride(0), inputs, outputs, step_in, step_out,
+        K=length, CHUNK=chunk, INPUTS=width, OUTPUTS=columns, TAPS=taps, FLIP=backward,
+    )  # fmt: skip
+    return packed, width, chunk
+
+
+def _run(x: Tensor, step: int, weight: Tensor, backward: bool) -> Tensor:
+    """The convolution of `x` `[R, B, C, H, W]`, or with flipped weights, of a gradient."""
+    _, batch, inputs, height, width = x.shape
+    rows, side = weight.shape[0], weight.shape[-1]
+    outputs = weight.shape[2] if backward else weight.shape[1]
+    packed, in_width, chunk = _packed(weight, x.dtype, backward)
+    y = empty_activation(rows, batch, outputs, height, width, x)
+    pixels = batch * height * width
+    _convolve[(triton.cdiv(pixels, PIXELS), rows)](
+        x, packed, y, row_stride(x), pixels, inputs,
+        H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=packed.shape[2],
+        K=packed.shape[1], CHUNK=chunk, TAPS=side * side, SIDE=side, BLOCK=PIXELS, num_warps=4,
+    )  # fmt: skip
+    return y
+
+
+def _gradient_of_weights(x: Tensor, step: int, dy: Tensor, side: int) -> Tensor:
+    """`[R, O, C, side, side]` in float32, from parts that are summed in order."""
+    _, batch, inputs, height, width = x.shape
+    rows, outputs, taps = dy.shape[0], dy.shape[2], side * side
+    in_width, columns = next_power(inputs), max(16, next_power(outputs))
+    chunk = min(64, max(32, in_width)) if taps > 1 else min(64, max(16, in_width))
+    chunks, pixels = triton.cdiv(taps * in_width, chunk), batch * height * width
+    most = triton.cdiv(pixels, PIXELS)
+    parts = max(1, min(most, PROGRAMS // (rows * chunks)))
+    tiles = triton.cdiv(most, parts)
+    partial = torch.empty(
+        rows, parts, outputs, inputs, side, side, dtype=torch.float32, device=x.device
+    )
+    _weight_gradient[(chunks, parts, rows)](
+        x, dy, partial, row_stride(x), pixels, inputs, tiles,
+        H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
+        CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=PIXELS, num_warps=4,
+    )  # fmt: skip
+    return partial.sum(dim=1) if parts > 1 else partial[:, 0]
+
+
+class Convolution(torch.autograd.Function):
+    """`x` `[R or 1, B, C, H, W]`, weights `[R, O, C, side, side]` -> `[R, B, O, H, W]`; or one row
+    without its axis, which is what `vmap` sees."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        if x.ndim == 4:
+            return Convolution.forward(x[None], weight[None], dtype)[0]
+        return _run(*channels_last(x, dtype), weight, backward=False)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, ctx.dtype = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        alone = x.ndim == 4
+        if alone:
+            x, weight, dy = x[None], weight[None], dy[None]
+        dy, dy_step = channels_last(dy, ctx.dtype)
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = _run(dy, dy_step, weight, backward=True).to(x.dtype)
+            dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
+            dx = dx[0] if alone else dx
+        if ctx.needs_input_grad[1]:
+            dw = _gradient_of_weights(*channels_last(x, ctx.dtype), dy, weight.shape[-1])
+            dw = dw[0] if alone else dw
+        return dx, dw, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, int]:
+        return Convolution.apply(
+            stacked(x, in_dims[0], 1), stacked(weight, in_dims[1], info.batch_size), dtype
+        ), 0

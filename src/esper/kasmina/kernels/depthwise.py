@@ -1,0 +1,164 @@
+"""Convolutions of each channel alone (3x3), of many members at once, channels last.
+
+Every output reads its nine neighbours through the cache; 2 bytes a number in, 2 out. The gradient of
+the weights is summed by parts of the pixels, and the parts in order.
+
+Shape letters: R rows, B batch, C channels, T taps, H W.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper.kasmina.kernels.layout import channels_last, empty_activation, next_power, row_stride, stacked
+
+NUMBERS: Final = 2048
+"""Outputs of a program."""
+PROGRAMS: Final = 2048
+"""Programs that a weight gradient is split into, about."""
+
+
+@triton.jit
+def _neighbours(
+    x, m, c, tap, pixels,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """Numbers `[pixels, channels]` under one tap; 0 outside of the image."""
+    down, right = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
+    row, column = (m // W) % H + down, m % W + right
+    inside = (row >= 0) & (row < H) & (column >= 0) & (column < W) & (m < pixels)
+    address = (m + down * W + right)[:, None] * C + c[None, :]
+    mask = inside[:, None] & (c < C)[None, :]
+    return tl.load(x + address, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _convolve(
+    x, weight, y, x_row, weight_row, pixels,
+    C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    SIDE: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(1).to(tl.int64)
+    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = tl.arange(0, CHANNELS)
+    TAPS: tl.constexpr = SIDE * SIDE
+    total = tl.zeros((BLOCK, CHANNELS), dtype=tl.float32)
+    for tap in tl.static_range(TAPS):
+        place = tap
+        if FLIP:
+            place = TAPS - 1 - tap
+        factor = tl.load(weight + at * weight_row + c * TAPS + place, mask=c < C, other=0.0)
+        # weights are rounded as autocast would round them
+        factor = factor.to(y.dtype.element_ty).to(tl.float32)
+        total += _neighbours(x + at * x_row, m, c, tap, pixels, C, H, W, SIDE) * factor[None, :]
+    mask = (m < pixels)[:, None] & (c < C)[None, :]
+    target = y + at * pixels * C + m[:, None] * C + c[None, :]
+    tl.store(target, total.to(y.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _weight_gradient(
+    x, dy, partial, x_row, pixels, tiles,
+    C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    tap, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    at = tl.program_id(2).to(tl.int64)
+    c = tl.arange(0, CHANNELS)
+    total = tl.zeros((BLOCK, CHANNELS), dtype=tl.float32)
+    for tile in range(tiles):
+        m = (part * tiles + tile) * BLOCK + tl.arange(0, BLOCK)
+        seen = _neighbours(x + at * x_row, m, c, tap, pixels, C, H, W, SIDE)
+        mask = (m < pixels)[:, None] & (c < C)[None, :]
+        back = tl.load(dy + at * pixels * C + m[:, None] * C + c[None, :], mask=mask, other=0.0)
+        total += seen * back.to(tl.float32)
+    TAPS: tl.constexpr = SIDE * SIDE
+    target = partial + ((at * parts + part) * C + c) * TAPS + tap
+    tl.store(target, tl.sum(total, axis=0), mask=c < C)
+
+
+def _sizes(x: Tensor, side: int) -> dict[str, int]:
+    channels = x.shape[2]
+    up = next_power(channels)
+    sizes = {"C": channels, "CHANNELS": up, "H": x.shape[3], "W": x.shape[4], "SIDE": side}
+    return sizes | {"BLOCK": max(16, NUMBERS // up)}
+
+
+def _run(x: Tensor, weight: Tensor, backward: bool) -> Tensor:
+    """The convolution of `x`, or with flipped weights, of a gradient."""
+    rows, (_, batch, channels, height, width) = len(weight), x.shape
+    y = empty_activation(rows, batch, channels, height, width, x)
+    sizes, pixels = _sizes(x, weight.shape[-1]), batch * height * width
+    _convolve[(triton.cdiv(pixels, sizes["BLOCK"]), rows)](
+        x, weight, y, row_stride(x), weight.stride(0), pixels, **sizes, FLIP=backward, num_warps=4
+    )
+    return y
+
+
+def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
+    """`[R, C, 1, side, side]` in float32."""
+    rows, batch, channels, height, width = dy.shape
+    sizes, pixels = _sizes(x, side), batch * height * width
+    most = triton.cdiv(pixels, sizes["BLOCK"])
+    parts = max(1, min(most, PROGRAMS // (rows * side * side)))
+    partial = torch.empty(
+        rows, parts, channels, 1, side, side, dtype=torch.float32, device=x.device
+    )
+    _weight_gradient[(side * side, parts, rows)](
+        x, dy, partial, row_stride(x), pixels, triton.cdiv(most, parts), **sizes, num_warps=4
+    )
+    return partial.sum(dim=1)
+
+
+class DepthwiseConvolution(torch.autograd.Function):
+    """`x` `[R or 1, B, C, H, W]`, weights `[R, C, 1, side, side]` -> `x`'s shape; or one row."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        if x.ndim == 4:
+            return DepthwiseConvolution.forward(x[None], weight[None], dtype)[0]
+        return _run(_dense(x, dtype), weight, backward=False)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, ctx.dtype = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        alone = x.ndim == 4
+        if alone:
+            x, weight, dy = x[None], weight[None], dy[None]
+        dy = _dense(dy, ctx.dtype)
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = _run(dy, weight, backward=True).to(x.dtype)
+            dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
+            dx = dx[0] if alone else dx
+        if ctx.needs_input_grad[1]:
+            dw = _gradient_of_weights(_dense(x, ctx.dtype), dy, weight.shape[-1])
+            dw = dw[0] if alone else dw
+        return dx, dw, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, int]:
+        return DepthwiseConvolution.apply(
+            stacked(x, in_dims[0], 1), stacked(weight, in_dims[1], info.batch_size), dtype
+        ), 0
+
+
+def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Channels last without a place between pixels."""
+    x, step = channels_last(x, dtype)
+    if step == x.shape[2]:
+        return x
+    out = empty_activation(*x.shape, x)
+    return out.copy_(x)

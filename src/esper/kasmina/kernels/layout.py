@@ -1,0 +1,95 @@
+"""How activations lie in memory where our kernels run: channels last, each row of members dense.
+
+Tensors keep their shape `[R, B, C, H, W]`; in memory the channels of a pixel are neighbours, then
+the pixels of an image, then the images of a row. An input of three channels may be given four
+places a pixel, so that a pixel is one aligned load; the fourth holds 0.
+
+Shape letters: R rows, B batch, C channels, H W.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def pixel_stride(x: Tensor) -> int | None:
+    """Places of a pixel if `x` `[R, B, C, H, W]` lies channels last, else None."""
+    _, batch, channels, height, width = x.shape
+    step = x.stride(4) if width > 1 else x.stride(3) if height > 1 else channels
+    wanted = (height * width * step, 1, width * step, step)
+    sizes, strides = x.shape[1:], x.stride()[1:]
+    fits = all(n == 1 or s == w for n, s, w in zip(sizes, strides, wanted, strict=True))
+    return step if fits and step >= channels and batch > 0 else None
+
+
+def channels_last(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+    """`x` in that layout and type, and the places of a pixel; itself where it is so already."""
+    step = pixel_stride(x) if x.dtype == dtype else None
+    if step is not None and (step == x.shape[2] or step == padded_channels(x.shape[2])):
+        return x, step
+    rows, batch, channels, height, width = x.shape
+    step = padded_channels(channels)
+    own = torch.empty if step == channels else torch.zeros
+    buffer = own(rows, batch, height, width, step, dtype=dtype, device=x.device)
+    out = buffer[..., :channels].permute(0, 1, 4, 2, 3)
+    out.copy_(x)
+    return out, step
+
+
+def padded_channels(channels: int) -> int:
+    """Places for so many channels: three get four."""
+    return 4 if channels == 3 else channels
+
+
+def empty_activation(
+    rows: int, batch: int, channels: int, height: int, width: int, like: Tensor
+) -> Tensor:
+    """A new activation in that layout."""
+    buffer = torch.empty(
+        rows, batch, height, width, channels, dtype=like.dtype, device=like.device
+    )
+    return buffer.permute(0, 1, 4, 2, 3)
+
+
+def next_power(n: int) -> int:
+    """The smallest power of two that is `n` or more."""
+    return 1 << (n - 1).bit_length()
+
+
+def row_stride(x: Tensor) -> int:
+    """From one row to the next; 0 where all rows read the same."""
+    return 0 if x.shape[0] == 1 else x.stride(0)
+
+
+def stacked(value: Tensor, dim: int | None, rows: int) -> Tensor:
+    """A value as vmap hands it over, rows first; one that all rows share gets `rows` of them."""
+    if dim is None:
+        return value.expand(rows, *value.shape)
+    return value.movedim(dim, 0)
+
+
+class Prepared(torch.autograd.Function):
+    """An input in the layout and type of our kernels; for one row or `[R, ...]` of them."""
+
+    @staticmethod
+    def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
+        out = channels_last(x if x.ndim == 5 else x[None], dtype)[0]
+        out = out if x.ndim == 5 else out[0]
+        return out.view_as(out) if out is x else out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.dtype = inputs[0].dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.to(ctx.dtype), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, int]:
+        return Prepared.apply(stacked(x, in_dims[0], info.batch_size), dtype), 0

@@ -1,0 +1,139 @@
+"""2x2 max-pool with stride 2, channels last; a last odd row or column pools with what there is.
+
+Forward reads 2 bytes a number and writes a quarter of them. Backward finds the winner again from the
+input (the first of equals, as in torch; NaN wins) and writes every gradient once.
+
+Shape letters: R rows, B batch, C channels, H W.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper.kasmina.kernels.layout import channels_last, empty_activation, stacked
+
+BLOCK: Final = 1024
+"""Outputs of a program."""
+
+
+@triton.jit
+def _four(
+    x, sample, row, column, c,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, inside,
+):  # fmt: skip
+    """The four numbers under an output, -inf beyond the edge, and the place of the first."""
+    first = ((sample * H + 2 * row) * W + 2 * column) * C + c
+    wide = inside & (2 * column + 1 < W)
+    tall = inside & (2 * row + 1 < H)
+    low = float("-inf")
+    a = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(x + first + C, mask=wide, other=low).to(tl.float32)
+    d = tl.load(x + first + W * C, mask=tall, other=low).to(tl.float32)
+    e = tl.load(x + first + W * C + C, mask=wide & tall, other=low).to(tl.float32)
+    return a, b, d, e, first, wide, tall
+
+
+@triton.jit
+def _winner(a, b, d, e):
+    """Value and number of the first largest; NaN counts as larger than all, the last NaN wins."""
+    best, who = a, tl.zeros_like(a).to(tl.int32)
+    take = (b > best) | (b != b)
+    best, who = tl.where(take, b, best), tl.where(take, 1, who)
+    take = (d > best) | (d != d)
+    best, who = tl.where(take, d, best), tl.where(take, 2, who)
+    take = (e > best) | (e != e)
+    best, who = tl.where(take, e, best), tl.where(take, 3, who)
+    return best, who
+
+
+@triton.jit
+def _forward(
+    x, y, x_row, outputs,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c, column, row, sample = n % C, (n // C) % WO, (n // (C * WO)) % HO, n // (C * WO * HO)
+    inside = n < outputs
+    a, b, d, e, _first, _wide, _tall = _four(
+        x + at * x_row, sample, row, column, c, C, H, W, inside
+    )
+    best, _who = _winner(a, b, d, e)
+    tl.store(y + at * outputs + n, best.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _backward(
+    x, dy, dx, x_row, dy_row, outputs, size,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c, column, row, sample = n % C, (n // C) % WO, (n // (C * WO)) % HO, n // (C * WO * HO)
+    inside = n < outputs
+    a, b, d, e, first, wide, tall = _four(x + at * x_row, sample, row, column, c, C, H, W, inside)
+    _best, who = _winner(a, b, d, e)
+    back = tl.load(dy + at * dy_row + n, mask=inside, other=0.0)
+    none = tl.zeros_like(back)
+    target = dx + at * size + first
+    tl.store(target, tl.where(who == 0, back, none), mask=inside)
+    tl.store(target + C, tl.where(who == 1, back, none), mask=wide)
+    tl.store(target + W * C, tl.where(who == 2, back, none), mask=tall)
+    tl.store(target + W * C + C, tl.where(who == 3, back, none), mask=wide & tall)
+
+
+def _sizes(x: Tensor) -> dict[str, int]:
+    _, _, channels, height, width = x.shape
+    out_height, out_width = -(-height // 2), -(-width // 2)
+    return {"C": channels, "H": height, "W": width, "HO": out_height, "WO": out_width}
+
+
+class MaxPool(torch.autograd.Function):
+    """`[R, B, C, H, W]` -> `[R, B, C, ceil(H / 2), ceil(W / 2)]`; or one row of it."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        if x.ndim == 4:
+            return MaxPool.forward(x[None])[0]
+        x, _ = channels_last(x, x.dtype)
+        sizes = _sizes(x)
+        rows, batch, channels = x.shape[:3]
+        y = empty_activation(rows, batch, channels, sizes["HO"], sizes["WO"], x)
+        outputs = y[0].numel()
+        _forward[(triton.cdiv(outputs, BLOCK), rows)](
+            x, y, x.stride(0), outputs, **sizes, BLOCK=BLOCK, num_warps=4
+        )
+        return y
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        if x.ndim == 4:
+            return _gradient(x[None], dy[None])[0]
+        return _gradient(x, dy)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
+        return MaxPool.apply(stacked(x, in_dims[0], info.batch_size)), 0
+
+
+def _gradient(x: Tensor, dy: Tensor) -> Tensor:
+    (x, _), (dy, _) = channels_last(x, x.dtype), channels_last(dy, x.dtype)
+    dx = empty_activation(*x.shape, x)
+    outputs = dy[0].numel()
+    _backward[(triton.cdiv(outputs, BLOCK), len(x))](
+        x, dy, dx, x.stride(0), dy.stride(0), outputs, dx[0].numel(), **_sizes(x), BLOCK=BLOCK,
+        num_warps=4,
+    )  # fmt: skip
+    return dx

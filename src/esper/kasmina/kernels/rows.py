@@ -1,0 +1,155 @@
+"""Moving whole rows of activations: some of them out to their seeds, and the seeds' answers back in.
+
+A row is one dense piece of memory; nothing here depends on how it is laid out inside. `Fork` hands
+out copies of rows, `Return` adds (alpha times) what came back to them. Seeds of one slot stand in
+different rows, so all of them are served by one copy of the activation. Backward is the same the
+other way round, without a pass over rows that have no seed.
+
+Shape letters: R rows, G rows of one group, N numbers of a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK: Final = 4096
+"""Numbers of a program."""
+
+
+@triton.jit
+def _take(source, index, scale, target, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    """target[g] = source[index[g]] (times scale[g])"""
+    at = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < size
+    row = tl.load(index + at)
+    value = tl.load(source + row * size + n, mask=inside)
+    if SCALED:
+        value = value.to(tl.float32) * tl.load(scale + at)
+    tl.store(target + at * size + n, value.to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _add(target, index, scale, source, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    """target[index[g]] += source[g] (times scale[g])"""
+    at = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = n < size
+    row = tl.load(index + at)
+    value = tl.load(source + at * size + n, mask=inside).to(tl.float32)
+    if SCALED:
+        value = value * tl.load(scale + at)
+    place = target + row * size + n
+    total = tl.load(place, mask=inside).to(tl.float32) + value
+    tl.store(place, total.to(target.dtype.element_ty), mask=inside)
+
+
+def _grid(size: int, rows: int) -> tuple[int, int]:
+    return triton.cdiv(size, BLOCK), rows
+
+
+def dense(h: Tensor) -> Tensor:
+    """`h` with each row one piece of memory, rows behind one another; itself where it is so."""
+    order = sorted(range(1, h.ndim), key=lambda d: (h.stride(d), -d))
+    expected = 1
+    for d in order:
+        if h.shape[d] > 1 and h.stride(d) != expected:
+            return h.contiguous()
+        expected *= h.shape[d]
+    return h if h.shape[0] == 1 or h.stride(0) == expected else h.contiguous()
+
+
+def like_rows(h: Tensor, rows: int) -> Tensor:
+    """An empty tensor of so many rows, laid out inside as those of `h`."""
+    size = h[0].numel()
+    return torch.empty_strided((rows, *h.shape[1:]), (size, *h.stride()[1:]), dtype=h.dtype, device=h.device)
+
+
+def same_layout(grad: Tensor, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A gradient laid out inside its rows as the value it belongs to."""
+    if grad.dtype == dtype and grad.stride()[1:] == stride[1:] and dense(grad) is grad:
+        return grad
+    out = torch.empty_strided(grad.shape, (grad[0].numel(), *stride[1:]), dtype=dtype, device=grad.device)
+    return out.copy_(grad)
+
+
+def take_rows(h: Tensor, index: Tensor, out: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    """Copies of rows, times `scale` each where given."""
+    out = like_rows(h, len(index)) if out is None else out
+    size = h[0].numel()
+    _take[_grid(size, len(index))](h, index, scale, out, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4)
+    return out
+
+
+def add_rows_(h: Tensor, index: Tensor, values: Tensor, scale: Tensor | None = None) -> None:
+    """Add to rows in place; an index names each row once."""
+    size = h[0].numel()
+    _add[_grid(size, len(index))](h, index, scale, values, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4)
+
+
+class Fork(torch.autograd.Function):
+    """(h, index of each group) -> h itself, and the rows of each group."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
+        h = dense(h)
+        ctx.indices = indices
+        ctx.layout = h.shape, h.stride(), h.dtype
+        return (h.view_as(h), *(take_rows(h, index) for index in indices))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        total = same_layout(grad, *ctx.layout).clone()
+        for index, part in zip(ctx.indices, grads, strict=True):
+            add_rows_(total, index, same_layout(part, *ctx.layout))
+        return (total, *(None for _ in ctx.indices))
+
+
+class Return(torch.autograd.Function):
+    """(h, for each group: index, alpha, delta) -> h with alpha * delta added to the rows."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, *parts: Tensor) -> Tensor:
+        out = dense(h).clone()
+        ctx.layout = out.shape, out.stride(), out.dtype
+        ctx.places = parts[0::3], parts[1::3]
+        for index, alpha, delta in zip(*ctx.places, parts[2::3], strict=True):
+            add_rows_(out, index, same_layout(delta, *ctx.layout), alpha)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad = same_layout(grad, *ctx.layout)
+        out: list[Tensor | None] = [grad]
+        for index, alpha in zip(*ctx.places, strict=True):
+            out += [None, None, take_rows(grad, index, scale=alpha)]
+        return tuple(out)
+
+
+class Join(torch.autograd.Function):
+    """(h, index, detach) -> h with copies of rows behind it; `detach`: they have no way back."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, index: Tensor, detach: bool) -> Tensor:
+        h = dense(h)
+        out = like_rows(h, len(h) + len(index))
+        out[: len(h)].copy_(h)
+        take_rows(h, index, out[len(h) :])
+        ctx.layout = h.shape, h.stride(), h.dtype
+        ctx.rows, ctx.index, ctx.detach = len(h), index, detach
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad = same_layout(grad, *ctx.layout)
+        own = grad[: ctx.rows]
+        if not ctx.detach:
+            # several rows may begin from the same one
+            flat = own.clone()
+            return flat.index_add_(0, ctx.index, grad[ctx.rows :]), None, None
+        return own, None, None
