@@ -19,77 +19,92 @@ from torch import Tensor
 from esper.kasmina.kernels.layout import channels_last, empty_activation, next_power, stacked
 
 LARGEST: Final = 2**15
-"""Numbers of a sample that one program takes."""
+"""Numbers of a sample that one program can take."""
+NUMBERS: Final = 2**13
+"""Numbers that a program takes if samples are smaller."""
+NUMBERS_OF_A_WARP: Final = 2**10
 EPSILON: Final = 1e-5
 """Added to the variance, as torch does."""
 
 
 @triton.jit
-def _forward(
-    x, weight, bias, y, statistics, x_row, weight_row, bias_row, batch,
-    PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
-    EPS: tl.constexpr, RELU: tl.constexpr,
+def _places(
+    sample, batch,
+    SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr,
+    GROUPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    sample, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    size = PLACES * GROUPS * WIDTH
-    p = tl.arange(0, PLACES_UP)[:, None, None]
-    c = tl.arange(0, GROUPS)[None, :, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
-    place = p * (GROUPS * WIDTH) + c
-    inside = (p < PLACES) & (c >= 0)
-    value = tl.load(x + row * x_row + sample * size + place, mask=inside, other=0.0)
-    value = value.to(tl.float32)
-    count = PLACES * WIDTH
-    mean = tl.sum(tl.sum(value, axis=2), axis=0) / count
-    apart = tl.where(inside, value - mean[None, :, None], 0.0)
-    spread = tl.sum(tl.sum(apart * apart, axis=2), axis=0) / count
-    inverse = tl.rsqrt(spread + EPS)
+    """Axes: samples, places, groups, channels of a group. Where each number lies in its row, its
+    channel, and whether it is there at all."""
+    s = (sample + tl.arange(0, SAMPLES))[:, None, None, None]
+    p = tl.arange(0, PLACES_UP)[None, :, None, None]
+    g = tl.arange(0, GROUPS)[None, None, :, None]
+    c = g * WIDTH + tl.arange(0, WIDTH)[None, None, None, :]
+    place = (s * PLACES + p) * (GROUPS * WIDTH) + c
+    return place, c, (p < PLACES) & (s < batch) & (c >= 0)
+
+
+@triton.jit
+def _mean(value, count):
+    """Over the places and channels of each group."""
+    return (tl.sum(tl.sum(value, axis=3), axis=1) / count)[:, None, :, None]
+
+
+@triton.jit
+def _forward(
+    x, weight, bias, y, means, inverses, x_row, weight_row, bias_row, batch,
+    SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr, EPS: tl.constexpr, RELU: tl.constexpr,
+):  # fmt: skip
+    first, row = tl.program_id(0) * SAMPLES, tl.program_id(1).to(tl.int64)
+    place, c, inside = _places(first, batch, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
+    value = tl.load(x + row * x_row + place, mask=inside, other=0.0).to(tl.float32)
+    mean = _mean(value, PLACES * WIDTH)
+    apart = tl.where(inside, value - mean, 0.0)
+    inverse = tl.rsqrt(_mean(apart * apart, PLACES * WIDTH) + EPS)
     scale = tl.load(weight + row * weight_row + c).to(tl.float32)
     shift = tl.load(bias + row * bias_row + c).to(tl.float32)
-    out = apart * inverse[None, :, None] * scale + shift
+    out = apart * inverse * scale + shift
     if RELU:
         out = tl.where(out <= 0, 0.0, out)  # NaN stays NaN
-    target = y + (row * batch + sample) * size + place
-    tl.store(target, out.to(y.dtype.element_ty), mask=inside)
-    g = tl.arange(0, GROUPS)
-    kept = statistics + (row * batch + sample) * GROUPS * 2 + g * 2
-    tl.store(kept, mean)
-    tl.store(kept + 1, inverse)
+    size = PLACES * GROUPS * WIDTH
+    tl.store(y + row * batch * size + place, out.to(y.dtype.element_ty), mask=inside)
+    s = (first + tl.arange(0, SAMPLES))[:, None, None, None]
+    g = tl.arange(0, GROUPS)[None, None, :, None]
+    kept = row * batch * GROUPS + s * GROUPS + g
+    tl.store(means + kept, mean, mask=s < batch)
+    tl.store(inverses + kept, inverse, mask=s < batch)
 
 
 @triton.jit
 def _backward(
-    x, dy, weight, bias, statistics, dx, sums, x_row, dy_row, weight_row, bias_row, batch, rows,
-    PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr,
-    RELU: tl.constexpr,
+    x, dy, weight, bias, means, inverses, dx, scale_sums, shift_sums, x_row, dy_row, weight_row,
+    bias_row, batch,
+    SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    sample, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    size = PLACES * GROUPS * WIDTH
-    p = tl.arange(0, PLACES_UP)[:, None, None]
-    c = tl.arange(0, GROUPS)[None, :, None] * WIDTH + tl.arange(0, WIDTH)[None, None, :]
-    place = p * (GROUPS * WIDTH) + c
-    inside = (p < PLACES) & (c >= 0)
-    value = tl.load(x + row * x_row + sample * size + place, mask=inside, other=0.0)
-    back = tl.load(dy + row * dy_row + sample * size + place, mask=inside, other=0.0)
-    value, back = value.to(tl.float32), back.to(tl.float32)
-    g = tl.arange(0, GROUPS)
-    kept = statistics + (row * batch + sample) * GROUPS * 2 + g * 2
-    mean, inverse = tl.load(kept), tl.load(kept + 1)
+    first, row = tl.program_id(0) * SAMPLES, tl.program_id(1).to(tl.int64)
+    place, c, inside = _places(first, batch, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
+    value = tl.load(x + row * x_row + place, mask=inside, other=0.0).to(tl.float32)
+    back = tl.load(dy + row * dy_row + place, mask=inside, other=0.0).to(tl.float32)
+    s = (first + tl.arange(0, SAMPLES))[:, None, None, None]
+    g = tl.arange(0, GROUPS)[None, None, :, None]
+    kept = row * batch * GROUPS + s * GROUPS + g
+    mean = tl.load(means + kept, mask=s < batch, other=0.0)
+    inverse = tl.load(inverses + kept, mask=s < batch, other=0.0)
     scale = tl.load(weight + row * weight_row + c).to(tl.float32)
-    even = tl.where(inside, (value - mean[None, :, None]) * inverse[None, :, None], 0.0)
+    even = tl.where(inside, (value - mean) * inverse, 0.0)
     if RELU:
         shift = tl.load(bias + row * bias_row + c).to(tl.float32)
         back = tl.where(even * scale + shift <= 0, 0.0, back)
     pull = back * scale
-    count = PLACES * WIDTH
-    level = tl.sum(tl.sum(pull, axis=2), axis=0) / count
-    tilt = tl.sum(tl.sum(pull * even, axis=2), axis=0) / count
-    out = (pull - level[None, :, None] - even * tilt[None, :, None]) * inverse[None, :, None]
-    target = dx + (row * batch + sample) * size + place
-    tl.store(target, out.to(dx.dtype.element_ty), mask=inside)
+    level, tilt = _mean(pull, PLACES * WIDTH), _mean(pull * even, PLACES * WIDTH)
+    out = (pull - level - even * tilt) * inverse
+    size = PLACES * GROUPS * WIDTH
+    tl.store(dx + row * batch * size + place, out.to(dx.dtype.element_ty), mask=inside)
     channel = tl.arange(0, GROUPS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    own = sums + (row * batch + sample) * (GROUPS * WIDTH) + channel
-    tl.store(own, tl.sum(back * even, axis=0))
-    tl.store(own + rows.to(tl.int64) * batch * (GROUPS * WIDTH), tl.sum(back, axis=0))
+    own = (row * tl.num_programs(0) + tl.program_id(0)) * (GROUPS * WIDTH) + channel
+    tl.store(scale_sums + own, tl.sum(tl.sum(back * even, axis=1), axis=0))
+    tl.store(shift_sums + own, tl.sum(tl.sum(back, axis=1), axis=0))
 
 
 def supported(x: Tensor, groups: int) -> bool:
@@ -99,12 +114,15 @@ def supported(x: Tensor, groups: int) -> bool:
     return powers and next_power(height * width) * channels <= LARGEST
 
 
-def _sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int]:
-    """The constants of a launch, and how many warps it takes."""
+def _sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
+    """The constants of a launch, its programs a row, and how many warps it takes."""
     channels, places = x.shape[2], x.shape[3] * x.shape[4]
     up = next_power(places)
-    constants = {"PLACES": places, "PLACES_UP": up, "GROUPS": groups, "WIDTH": channels // groups}
-    return constants, max(1, min(8, up * channels // 1024))
+    samples = max(1, min(next_power(x.shape[1]), NUMBERS // (up * channels)))
+    constants = {"SAMPLES": samples, "PLACES": places, "PLACES_UP": up}
+    constants |= {"GROUPS": groups, "WIDTH": channels // groups}
+    warps = max(1, min(8, samples * up * channels // NUMBERS_OF_A_WARP))
+    return constants, triton.cdiv(x.shape[1], samples), warps
 
 
 class Normalise(torch.autograd.Function):
@@ -120,13 +138,13 @@ class Normalise(torch.autograd.Function):
         x, step = channels_last(x, x.dtype)
         rows, batch, channels, height, width = x.shape
         y = empty_activation(rows, batch, channels, height, width, x)
-        statistics = torch.empty(rows, batch, groups, 2, dtype=torch.float32, device=x.device)
-        constants, warps = _sizes(x, groups)
-        _forward[(batch, rows)](
-            x, weight, bias, y, statistics, x.stride(0), weight.stride(0), bias.stride(0), batch,
-            **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
+        kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
+        constants, programs, warps = _sizes(x, groups)
+        _forward[(programs, rows)](
+            x, weight, bias, y, kept[0], kept[1], x.stride(0), weight.stride(0), bias.stride(0),
+            batch, **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
         )  # fmt: skip
-        return y, statistics
+        return y, kept.movedim(0, 1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -178,11 +196,12 @@ def _gradients(
     (x, _), (dy, _) = channels_last(x, x.dtype), channels_last(dy, x.dtype)
     rows, batch, channels, height, width = x.shape
     dx = empty_activation(rows, batch, channels, height, width, x)
-    sums = torch.empty(2, rows, batch, channels, dtype=torch.float32, device=x.device)
-    constants, warps = _sizes(x, groups)
-    _backward[(batch, rows)](
-        x, dy, weight, bias, statistics, dx, sums, x.stride(0), dy.stride(0), weight.stride(0),
-        bias.stride(0), batch, rows, **constants, RELU=relu, num_warps=warps,
+    constants, programs, warps = _sizes(x, groups)
+    sums = torch.empty(2, rows, programs, channels, dtype=torch.float32, device=x.device)
+    means, inverses = statistics.movedim(1, 0)
+    _backward[(programs, rows)](
+        x, dy, weight, bias, means, inverses, dx, sums[0], sums[1], x.stride(0), dy.stride(0),
+        weight.stride(0), bias.stride(0), batch, **constants, RELU=relu, num_warps=warps,
     )  # fmt: skip
     dw, db = sums.sum(dim=2)
     return dx, dw, db
