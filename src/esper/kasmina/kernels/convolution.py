@@ -25,9 +25,11 @@ from esper.kasmina.kernels.layout import (
     stacked,
 )
 
-PIXELS: Final = 128
-"""Pixels of a tile."""
-PROGRAMS: Final = 2048
+PIXELS: Final = 256
+"""Pixels of a tile, forward."""
+GRADIENT_PIXELS: Final = 128
+"""Pixels of a tile that a weight gradient adds up at a time."""
+PROGRAMS: Final = 4096
 """Programs that a weight gradient is split into, about."""
 
 
@@ -160,9 +162,10 @@ def _gradient_of_weights(x: Tensor, step: int, dy: Tensor, side: int) -> Tensor:
     _, batch, inputs, height, width = x.shape
     rows, outputs, taps = dy.shape[0], dy.shape[2], side * side
     in_width, columns = next_power(inputs), max(16, next_power(outputs))
-    chunk = min(64, max(32, in_width)) if taps > 1 else min(64, max(16, in_width))
+    whole = max(16, next_power(taps * in_width))
+    chunk = whole if whole <= 128 else 64
     chunks, pixels = triton.cdiv(taps * in_width, chunk), batch * height * width
-    most = triton.cdiv(pixels, PIXELS)
+    most = triton.cdiv(pixels, GRADIENT_PIXELS)
     parts = max(1, min(most, PROGRAMS // (rows * chunks)))
     tiles = triton.cdiv(most, parts)
     partial = torch.empty(
@@ -171,7 +174,7 @@ def _gradient_of_weights(x: Tensor, step: int, dy: Tensor, side: int) -> Tensor:
     _weight_gradient[(chunks, parts, rows)](
         x, dy, partial, row_stride(x), pixels, inputs, tiles,
         H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
-        CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=PIXELS, num_warps=4,
+        CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=GRADIENT_PIXELS, num_warps=4, num_stages=2,
     )  # fmt: skip
     return partial.sum(dim=1) if parts > 1 else partial[:, 0]
 

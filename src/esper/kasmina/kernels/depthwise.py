@@ -15,7 +15,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.kernels.layout import channels_last, empty_activation, next_power, row_stride, stacked
+from esper.kasmina.kernels.layout import (
+    channels_last,
+    empty_activation,
+    next_power,
+    row_stride,
+    stacked,
+)
 
 NUMBERS: Final = 2048
 """Outputs of a program."""

@@ -48,9 +48,7 @@ def empty_activation(
     rows: int, batch: int, channels: int, height: int, width: int, like: Tensor
 ) -> Tensor:
     """A new activation in that layout."""
-    buffer = torch.empty(
-        rows, batch, height, width, channels, dtype=like.dtype, device=like.device
-    )
+    buffer = torch.empty(rows, batch, height, width, channels, dtype=like.dtype, device=like.device)
     return buffer.permute(0, 1, 4, 2, 3)
 
 

@@ -67,29 +67,41 @@ def dense(h: Tensor) -> Tensor:
 def like_rows(h: Tensor, rows: int) -> Tensor:
     """An empty tensor of so many rows, laid out inside as those of `h`."""
     size = h[0].numel()
-    return torch.empty_strided((rows, *h.shape[1:]), (size, *h.stride()[1:]), dtype=h.dtype, device=h.device)
+    return torch.empty_strided(
+        (rows, *h.shape[1:]), (size, *h.stride()[1:]), dtype=h.dtype, device=h.device
+    )
 
 
-def same_layout(grad: Tensor, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def same_layout(
+    grad: Tensor, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
     """A gradient laid out inside its rows as the value it belongs to."""
     if grad.dtype == dtype and grad.stride()[1:] == stride[1:] and dense(grad) is grad:
         return grad
-    out = torch.empty_strided(grad.shape, (grad[0].numel(), *stride[1:]), dtype=dtype, device=grad.device)
+    out = torch.empty_strided(
+        grad.shape, (grad[0].numel(), *stride[1:]), dtype=dtype, device=grad.device
+    )
     return out.copy_(grad)
 
 
-def take_rows(h: Tensor, index: Tensor, out: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+def take_rows(
+    h: Tensor, index: Tensor, out: Tensor | None = None, scale: Tensor | None = None
+) -> Tensor:
     """Copies of rows, times `scale` each where given."""
     out = like_rows(h, len(index)) if out is None else out
     size = h[0].numel()
-    _take[_grid(size, len(index))](h, index, scale, out, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4)
+    _take[_grid(size, len(index))](
+        h, index, scale, out, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4
+    )
     return out
 
 
 def add_rows_(h: Tensor, index: Tensor, values: Tensor, scale: Tensor | None = None) -> None:
     """Add to rows in place; an index names each row once."""
     size = h[0].numel()
-    _add[_grid(size, len(index))](h, index, scale, values, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4)
+    _add[_grid(size, len(index))](
+        h, index, scale, values, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4
+    )
 
 
 class Fork(torch.autograd.Function):

@@ -1,0 +1,127 @@
+"""Our convolutions of many members are torch's, member by member: values and both gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import vmap
+
+from kernel_support import HALF, close, examples, numbers, require_kernels
+
+require_kernels()
+
+from esper.kasmina.kernels.convolution import Convolution  # noqa: E402
+from esper.kasmina.kernels.depthwise import DepthwiseConvolution  # noqa: E402
+from esper.kasmina.kernels.layout import channels_last, pixel_stride  # noqa: E402
+
+
+def ours(x, weight, alone=False):
+    kind = DepthwiseConvolution if alone else Convolution
+    return kind.apply(x, weight, HALF)
+
+
+def torches(x, weight, alone=False):
+    groups = x.shape[-3] if alone else 1
+    return F.conv2d(x.float(), weight.to(HALF).float(), padding=weight.shape[-1] // 2, groups=groups)
+
+
+def compare(run_ours, run_torches, x, weight):
+    """Values and gradients for a random gradient of the output."""
+    out, expected = run_ours(x, weight), run_torches(x, weight)
+    close(out, expected)
+    back = numbers(expected.shape, seed=7)
+    found = torch.autograd.grad(out, (x, weight), back.to(out.dtype))
+    wanted = torch.autograd.grad(expected, (x, weight), back.to(HALF).float())
+    close(found[0], wanted[0])
+    close(found[1], wanted[1])
+
+
+def weights(rows, outputs, inputs, side, seed):
+    """Cut from a longer row, as a store hands them out."""
+    size = outputs * inputs * side * side
+    flat = numbers((rows, size + 5), seed=seed, dtype=torch.float32)
+    return flat[:, 2 : size + 2].view(rows, outputs, inputs, side, side).requires_grad_(True)
+
+
+@settings(max_examples=examples(12), deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    batch=st.integers(1, 3),
+    inputs=st.sampled_from([1, 2, 3, 4, 5, 8, 12, 16, 20]),
+    outputs=st.sampled_from([1, 2, 6, 8, 16, 24]),
+    size=st.sampled_from([(1, 1), (2, 3), (5, 4), (8, 8), (7, 1)]),
+    side=st.sampled_from([1, 3, 5]),
+    last=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_stacked_rows_are_torchs_members(rows, batch, inputs, outputs, size, side, last, seed):
+    x = numbers((rows, batch, inputs, *size), seed)
+    x = (channels_last(x, HALF)[0] if last else x).requires_grad_(True)
+    compare(vmap(ours), vmap(torches), x, weights(rows, outputs, inputs, side, seed + 1))
+
+
+@pytest.mark.parametrize("channels", [3, 8, 17])
+def test_each_channel_alone(channels):
+    x = numbers((2, 3, channels, 6, 5)).requires_grad_(True)
+    weight = weights(2, channels, 1, 3, 1)
+
+    def run(function):
+        return vmap(lambda a, b: function(a, b, alone=True))
+
+    compare(run(ours), run(torches), x, weight)
+
+
+def test_an_input_that_all_members_share_gets_the_sum_of_their_gradients():
+    x = numbers((2, 3, 6, 6)).requires_grad_(True)
+    weight = weights(3, 8, 3, 3, 1)
+    compare(vmap(ours, in_dims=(None, 0)), vmap(torches, in_dims=(None, 0)), x, weight)
+
+
+def test_one_member_without_an_axis():
+    x = numbers((2, 3, 6, 6)).requires_grad_(True)
+    weight = weights(1, 8, 3, 3, 1).detach()[0].requires_grad_(True)
+    compare(ours, torches, x, weight)
+
+
+def test_more_pixels_than_a_tile_and_parts_of_a_gradient():
+    x = channels_last(numbers((1, 9, 8, 16, 16)), HALF)[0].requires_grad_(True)
+    compare(vmap(ours), vmap(torches), x, weights(1, 8, 8, 3, 1))
+
+
+def test_a_broken_member_stays_alone():
+    x = numbers((3, 2, 4, 6, 6))
+    weight = weights(3, 8, 4, 3, 1).detach().clone()
+    weight[1] = torch.nan
+    x.requires_grad_(True), weight.requires_grad_(True)
+    out = vmap(ours)(x, weight)
+    dx, dw = torch.autograd.grad(out.float().sum(), (x, weight))
+    for part in (out, dx):
+        assert part[1].isnan().all()
+        assert part[[0, 2]].isfinite().all()
+    assert dw.isfinite().all()  # of the input alone
+
+
+def test_what_comes_out_lies_channels_last_and_is_taken_as_it_lies():
+    x = numbers((2, 2, 3, 4, 4))
+    out = vmap(ours)(x, weights(2, 8, 3, 3, 1))
+    assert pixel_stride(out) == 8
+    assert channels_last(out, HALF)[0] is out
+
+
+def test_three_channels_get_a_fourth_place_that_holds_nothing():
+    x, step = channels_last(numbers((1, 2, 3, 4, 4)), HALF)
+    assert step == 4
+    assert x.as_strided((1, 2, 4, 4), x.stride()[:2] + x.stride()[3:], 3).abs().max() == 0
+
+
+def test_the_same_numbers_every_time():
+    x, weight = numbers((2, 5, 8, 16, 16)).requires_grad_(True), weights(2, 8, 8, 3, 1)
+    runs = [torch.autograd.grad(vmap(ours)(x, weight).float().square().sum(), (x, weight))]
+    runs += [torch.autograd.grad(vmap(ours)(x, weight).float().square().sum(), (x, weight))]
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(one, other)
+
+

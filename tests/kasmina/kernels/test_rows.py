@@ -1,0 +1,75 @@
+"""Rows go to their seeds and come back as if indexed, blended and copied by torch."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernel_support import DEVICE, HALF, close, examples, numbers, require_kernels
+
+require_kernels()
+
+from esper.kasmina.row_moves import fork, give_back, join  # noqa: E402
+
+
+def index(values):
+    return torch.tensor(values, device=DEVICE)
+
+
+def ours(h, source, groups, alphas, seeds, detach):
+    h = join(h, source, detach)
+    h, *taken = fork(h, groups)
+    return give_back(h, groups, alphas, [f(part) for f, part in zip(seeds, taken, strict=True)])
+
+
+def torches(h, source, groups, alphas, seeds, detach):
+    h = h.float()
+    h = torch.cat([h, (h.detach() if detach else h).index_select(0, source)])
+    for f, rows, alpha in zip(seeds, groups, alphas, strict=True):
+        part = h.index_select(0, rows)
+        wide = alpha.view(-1, *[1] * (h.ndim - 1))
+        h = h.index_copy(0, rows, part + wide * f(part))
+    return h
+
+
+@settings(max_examples=examples(12), deadline=None)
+@given(
+    rows=st.integers(1, 6),
+    shape=st.sampled_from([(1, 2, 3, 3), (2, 4, 2, 2), (3, 5)]),
+    last=st.booleans(),
+    detach=st.booleans(),
+    data=st.data(),
+)
+def test_rows_come_back_as_torch_would_bring_them(rows, shape, last, detach, data):
+    h = numbers((rows, *shape))
+    if last and h.ndim == 5:
+        h = h.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+    h.requires_grad_(True)
+    source = index(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=4)))
+    order = data.draw(st.permutations(range(rows + len(source))))
+    cut = data.draw(st.integers(1, len(order)))
+    groups = [index(part) for part in (order[:cut], order[cut:]) if part]
+    alphas = [torch.linspace(0.0, 1.0, len(g), device=DEVICE) for g in groups]
+    seeds = [torch.square, torch.sin][: len(groups)]
+    out = ours(h, source, groups, alphas, seeds, detach)
+    expected = torches(h, source, groups, alphas, seeds, detach)
+    close(out, expected)
+    back = numbers(expected.shape, seed=3)
+    (found,) = torch.autograd.grad(out, h, back.to(out.dtype))
+    (wanted,) = torch.autograd.grad(expected, h, back.to(HALF).float())
+    close(found, wanted)
+
+
+def test_the_layout_of_a_row_is_kept():
+    h = numbers((3, 2, 4, 4, 8)).permute(0, 1, 4, 2, 3)
+    out = ours(h, index([1]), [index([0, 3])], [torch.ones(2, device=DEVICE)], [torch.sin], True)
+    assert out.stride() == h.stride()
+
+
+def test_rows_without_a_seed_are_untouched_bit_for_bit():
+    h = numbers((4, 2, 3, 3, 3))
+    h[2] = torch.nan
+    out = ours(h, index([0]), [index([1])], [torch.ones(1, device=DEVICE)], [torch.sin], True)
+    assert torch.equal(out[[0, 3]], h[[0, 3]]) and torch.equal(out[4], h[0])
+    assert out[1].isfinite().all()
