@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import rng
 from esper.kasmina.convolution import conv2d
+from esper.kasmina.pooling import max_pool2d
 from esper.leyline.streams import UInt64Array
 
 BIRTH_SCALE = 0.05
@@ -149,6 +150,16 @@ class ChannelNorm(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, groups={self.groups}"
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """Halves height and width, rounding up: a side that has shrunk to 1 stays 1."""
+
+    def __init__(self) -> None:
+        super().__init__(2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return max_pool2d(x)
 
 
 class LayerScale(nn.Module):

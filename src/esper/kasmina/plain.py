@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import Gate
 from esper.kasmina.folding import drop_identities, fold_scales, merge_linear_seeds
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d
 from esper.leyline.slots import InjectionSpec
 
 if TYPE_CHECKING:
@@ -76,6 +76,10 @@ def _channel_norm(layer: ChannelNorm) -> nn.Module:
     return _holding(nn.GroupNorm(layer.groups, layer.weight.shape[0], device="meta"), layer)
 
 
+def _max_pool2d(layer: MaxPool2d) -> nn.Module:
+    return nn.MaxPool2d(layer.kernel_size, ceil_mode=layer.ceil_mode)
+
+
 def _holding(plain: nn.Module, layer: nn.Module) -> nn.Module:
     """`plain` with the layer's own parameters: what was tied stays tied. (It was made on the meta
     device, where initial values cost nothing and draw nothing.)"""
@@ -101,6 +105,7 @@ PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
     Conv2d: _conv2d,
     Linear: _linear,
     ChannelNorm: _channel_norm,
+    MaxPool2d: _max_pool2d,
     Gate: _ChannelGate,
 }
 """Each layer of ours that is not traced as it stands -> the module that takes its place."""

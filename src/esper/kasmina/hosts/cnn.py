@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
@@ -76,9 +76,8 @@ class CNNHost(nn.Module):
             ConvBlock(c_in, c_out, kernel_size)
             for c_in, c_out in zip(inputs, self.channels, strict=True)
         )
-        # ceil_mode: a side that has shrunk to 1 stays 1
         self.pools = nn.ModuleList(
-            nn.MaxPool2d(2, ceil_mode=True) if i < pools else nn.Identity() for i in range(n_blocks)
+            MaxPool2d() if i < pools else nn.Identity() for i in range(n_blocks)
         )
         self.head = Head(self.channels[-1], num_classes)
 

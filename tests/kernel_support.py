@@ -1,0 +1,32 @@
+"""Where kernels of our own can be tried: on a CUDA device, or on a CPU by Triton's interpreter.
+
+The interpreter is chosen before Triton is loaded: `TRITON_INTERPRET=1 pytest
+tests/kasmina/kernels`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+
+
+def examples(count: int) -> int:
+    """How many cases of a property to try; on a GPU each new shape is compiled first."""
+    return count if INTERPRETED else count // 4
+
+
+def require_kernels() -> None:
+    """Skip the test module where kernels cannot run."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    if DEVICE.type == "cpu" and not INTERPRETED:
+        pytest.skip("no CUDA device, and TRITON_INTERPRET is not 1", allow_module_level=True)
+
+
+def choose_kernels(monkeypatch: pytest.MonkeyPatch, module: str, ours: bool) -> None:
+    """Let one door take our kernels (also for a CPU, where they are interpreted), or torch's."""
+    monkeypatch.setattr(f"{module}.takes_kernels", lambda tensor: ours)
