@@ -12,8 +12,9 @@ from torch import nn
 from esper.kasmina.initial import Initialiser
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.kasmina.store import ParameterStore
-from esper.leyline import stream_keys
+from esper.leyline import BlendStyle, stream_keys
 from kernel_support import DEVICE, choose_kernels, require_kernels
+from support import batch, make_population
 
 require_kernels()
 
@@ -163,3 +164,21 @@ def test_rows_of_several_programs():
         learner.step(grad.clone(), torch.full((2,), 0.1, device=DEVICE), None)
     for found, expected in zip(fused.tensors(), plain.tensors(), strict=True):
         close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_population_with_seeds_trains_as_with_torchs_update(kind, monkeypatch):
+    """One member has a seed that learns, the other's bank rests."""
+    trained = {}
+    for ours in (True, False):
+        choose_kernels(monkeypatch, "esper.kasmina.optim", ours)
+        population = make_population(members=2, device=DEVICE, optim=OptimConfig(kind=kind))
+        population.plant([1], "r0c1", "conv_light", BlendStyle.ADD)
+        x, y = (part.to(DEVICE) for part in batch(2, size=3))
+        for _ in range(2):
+            told = population.train_batch(x, y)
+        bank = population.network.banks[1, 1].flat_EP.detach()
+        trained[ours] = population.network.host.flat_EP.detach(), bank, told.host_grad_norm_E
+    for found, expected in zip(trained[True], trained[False], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(trained[True][1][0], trained[False][1][0])
