@@ -47,4 +47,4 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert found.shape == expected.shape
     scale = expected.detach().abs().max().clamp(min=1e-3)
     error = (found.detach().float() - expected.detach().float()).abs().max() / scale
-    assert float(error) < (2e-2 if HALF == torch.bfloat16 else 1e-5)
+    assert float(error) < (2e-2 if HALF is torch.bfloat16 else 1e-5)

@@ -108,6 +108,37 @@ def test_crop_equals_cutting_each_padded_image_by_hand():
             assert torch.equal(found[e, b], padded[:, down : down + 6, right : right + 5])
 
 
+def test_each_batch_is_augmented_from_streams_of_its_own():
+    """A step draws for all its batches at once; the bits are those of each batch alone."""
+    from esper.kasmina.rng import random_bits
+
+    iterator = SharedBatchIterator(IMAGES, LABELS, 3, 4, 5, seed=7, augmentation="flip")
+    iterator.reset(2)
+    plain = SharedBatchIterator(IMAGES, LABELS, 3, 4, 5, seed=7)
+    plain.reset(2)
+    for batch, ((found, _), (x, _)) in enumerate(zip(iterator.step(6), plain.step(6), strict=True)):
+        keys = stream_keys(7, "round", 2, "member", np.arange(3), "augment", 6 * 5 + batch)
+        flip = (random_bits(keys, 4, torch.device("cpu")) & 1).bool()[..., None, None, None]
+        assert torch.equal(found, torch.where(flip, x.flip(-1), x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("placement", ["device", "stream"])
+def test_batches_are_written_to_given_tensors_in_the_type_asked_for(device, placement):
+    settings = {"augmentation": "crop_flip", "mean": (100.0,), "std": (60.0,)}
+    iterator = SharedBatchIterator(
+        IMAGES, LABELS, 3, 4, 5, 7, device, placement=placement, dtype=torch.bfloat16, **settings
+    )
+    x = torch.empty(3, 4, 3, 6, 5, dtype=torch.bfloat16, device=device)
+    y = torch.empty(3, 4, dtype=torch.int64, device=device)
+    expected = batches(1, device, placement=placement, **settings)
+    for given_batch, (x_own, y_own) in zip(iterator.step(0, out=(x, y)), expected, strict=True):
+        assert given_batch[0] is x
+        assert given_batch[1] is y
+        assert torch.equal(x, x_own.to(torch.bfloat16))
+        assert torch.equal(y, y_own)
+
+
 def test_token_ids_stay_whole_numbers():
     tokens = np.arange(40, dtype=np.int64).reshape(10, 4)
     iterator = SharedBatchIterator(tokens, tokens, 2, 3, 1)

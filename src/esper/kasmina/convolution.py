@@ -3,8 +3,8 @@
 On a CPU, torch's convolution of a few channels on small images takes several times longer than its
 arithmetic, most of all when vmap stacks members into groups. There a 1x1 convolution is one product
 of the weights with all places, and a larger kernel on a small image one with the matrix that
-its taps make of the image (docs/performance.md has the figures). On a GPU, in half precision, our own
-kernels take over (`esper.kasmina.fused`).
+its taps make of the image (docs/performance.md has the figures). On a GPU, in half precision,
+our own kernels take over (`esper.kasmina.fused`).
 
 Shape letters: B batch, C channels in, O channels out, G groups, K taps of a kernel, P places of an
 image.

@@ -7,16 +7,14 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from esper.kasmina.devices import takes_kernels
 
 _stock: ContextVar[bool] = ContextVar("stock_kernels", default=False)
 
@@ -33,27 +31,13 @@ def stock_kernels(wanted: bool = True) -> Iterator[None]:
 
 def half_type(x: Tensor) -> torch.dtype | None:
     """The type our kernels would compute `x` in; None where torch's are used."""
-    if _stock.get() or not isinstance(x, Tensor):
+    if _stock.get() or not isinstance(x, Tensor) or not takes_kernels(x):
         return None
     kind = x.device.type
-    if kind != "cuda" and not interpreted():
-        return None
-    if not torch.is_autocast_enabled(kind) or torch.compiler.is_compiling() or not has_triton():
+    if not torch.is_autocast_enabled(kind):
         return None
     dtype = torch.get_autocast_dtype(kind)
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
-
-
-@lru_cache(maxsize=1)
-def has_triton() -> bool:
-    """Whether triton is there; torch brings it along where it is built for CUDA."""
-    return importlib.util.find_spec("triton") is not None
-
-
-@lru_cache(maxsize=1)
-def interpreted() -> bool:
-    """Whether triton was told to run kernels on the CPU, step by step: for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor | None:
@@ -63,22 +47,12 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
     alone = group_channels == 1 and groups == channels == out_channels
     if height != width or max(channels, out_channels) > 256 or not (groups == 1 or alone):
         return None
-    from esper.kasmina.kernels.convolution import Convolution
-    from esper.kasmina.kernels.depthwise import DepthwiseConvolution
+    from esper.kasmina.kernels.convolution import convolve
+    from esper.kasmina.kernels.depthwise import convolve_alone
+    from esper.kasmina.kernels.layout import prepare
 
-    kind = Convolution if groups == 1 else DepthwiseConvolution
-    out: Tensor = kind.apply(prepared(x, dtype), weight, dtype)
-    return out
-
-
-def prepared(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """An input `[B, C, H, W]` in the type and layout of our kernels."""
-    if x.dtype == dtype:
-        return x
-    from esper.kasmina.kernels.layout import Prepared
-
-    out: Tensor = Prepared.apply(x, dtype)
-    return out
+    ready = x if x.dtype == dtype else prepare(x, dtype)
+    return (convolve if groups == 1 else convolve_alone)(ready, weight, dtype)
 
 
 def norm_fits(x: Tensor, groups: int) -> bool:
@@ -92,17 +66,6 @@ def norm_fits(x: Tensor, groups: int) -> bool:
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
     """Group norm, and ReLU where asked, of what fits."""
-    from esper.kasmina.kernels.normalise import Normalise
+    from esper.kasmina.kernels.normalise import normalise
 
-    out: Tensor = Normalise.apply(x, weight, bias, groups, relu)[0]
-    return out
-
-
-def max_pool(x: Tensor) -> Tensor:
-    """The largest of each 2x2 square; a last odd row or column pools with what there is."""
-    if x.ndim != 4 or half_type(x) != x.dtype:
-        return F.max_pool2d(x, 2, ceil_mode=True)
-    from esper.kasmina.kernels.pooling import MaxPool
-
-    out: Tensor = MaxPool.apply(x)
-    return out
+    return normalise(x, weight, bias, groups, relu)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import fused, rng
 from esper.kasmina.convolution import conv2d
+from esper.kasmina.pooling import max_pool2d
 from esper.leyline.streams import UInt64Array
 
 BIRTH_SCALE = 0.05
@@ -153,6 +154,16 @@ class ChannelNorm(nn.Module):
         return f"{self.weight.shape[0]}, groups={self.groups}"
 
 
+class MaxPool2d(nn.MaxPool2d):
+    """Halves height and width, rounding up: a side that has shrunk to 1 stays 1."""
+
+    def __init__(self) -> None:
+        super().__init__(2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return max_pool2d(x)
+
+
 class LayerScale(nn.Module):
     """One learnt factor per channel, small but not zero at birth: the end of every seed of ours.
 
@@ -172,13 +183,6 @@ class LayerScale(nn.Module):
         return f"{self.gamma.shape[0]}"
 
 
-class MaxPool2d(nn.Module):
-    """The largest of each 2x2 square; a side that has shrunk to 1 stays 1."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return fused.max_pool(x)
-
-
 def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
     """A norm and the ReLU behind it, in one pass where there is a kernel for both."""
     if isinstance(norm, ChannelNorm) and fused.norm_fits(x, norm.groups):
@@ -188,9 +192,9 @@ def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
 
 def norm_scale(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
     """A norm and the LayerScale behind it, in one pass where there is a kernel."""
-    fits = isinstance(norm, ChannelNorm) and isinstance(scale, LayerScale)
-    if fits and fused.norm_fits(x, norm.groups):
-        gamma = scale.gamma.flatten()
-        return fused.group_norm(x, norm.groups, norm.weight * gamma, norm.bias * gamma, relu=False)
+    ours = isinstance(norm, ChannelNorm) and fused.norm_fits(x, norm.groups)
+    if ours and isinstance(norm, ChannelNorm) and isinstance(scale, LayerScale):
+        weight, bias = (part * scale.gamma.flatten() for part in (norm.weight, norm.bias))
+        return fused.group_norm(x, norm.groups, weight, bias, relu=False)
     scaled: Tensor = scale(norm(x))
     return scaled

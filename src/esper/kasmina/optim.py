@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from esper.kasmina.devices import takes_kernels
 from esper.kasmina.store import ParameterStore
 from esper.leyline.errors import EsperError
 
@@ -61,7 +62,7 @@ def gradient_norm(*stores: ParameterStore) -> Tensor | None:
     grads = [store.flat_EP.grad for store in stores if store.flat_EP.grad is not None]
     if not grads:
         return None
-    norms = [torch.linalg.vector_norm(grad, dim=1) for grad in grads]
+    norms = [_row_norms(grad) for grad in grads]
     return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum(dim=0).sqrt()
 
 
@@ -89,11 +90,15 @@ class StackedOptimizer:
         store.flat_EP.grad = None
         if grad is None:
             return
+        values = store.flat_EP.detach()
+        state = self.moments(key, values)
+        if _takes_kernels(values, grad):
+            from esper.kasmina.kernels.update import update_rows
+
+            return update_rows(self.config, values, grad, state, lr_E, norm_E, active_E)
         with torch.no_grad():
             if self.config.clip_norm is not None and norm_E is not None:
                 grad = grad * (self.config.clip_norm / (norm_E + 1e-6)).clamp(max=1.0)[:, None]
-            values = store.flat_EP.detach()
-            state = self.moments(key, values)
             law = self._sgd if self.config.kind == "sgd" else self._adamw
             fresh_values, fresh_state = law(values, grad, state, lr_E[:, None])
             _keep(values, fresh_values, active_E)
@@ -139,6 +144,20 @@ class StackedOptimizer:
         decayed = values * (1 - lr_E1 * self.config.weight_decay)
         fresh = decayed - lr_E1 / _debias(beta1, steps) * mean / denominator
         return fresh, {"mean": mean, "square": square, "steps": steps}
+
+
+def _takes_kernels(*tensors: Tensor) -> bool:
+    return all(takes_kernels(t) and t.dtype == torch.float32 and t.numel() for t in tensors)
+
+
+def _row_norms(grad_EP: Tensor) -> Tensor:
+    """`[E]`: the norm of each row."""
+    if _takes_kernels(grad_EP):
+        from esper.kasmina.kernels.update import row_norms
+
+        return row_norms(grad_EP)
+    norm_E: Tensor = torch.linalg.vector_norm(grad_EP, dim=1)
+    return norm_E
 
 
 def _debias(beta: float, steps: Tensor) -> Tensor:

@@ -76,16 +76,16 @@ def _channel_norm(layer: ChannelNorm) -> nn.Module:
     return _holding(nn.GroupNorm(layer.groups, layer.weight.shape[0], device="meta"), layer)
 
 
+def _max_pool2d(layer: MaxPool2d) -> nn.Module:
+    return nn.MaxPool2d(layer.kernel_size, ceil_mode=layer.ceil_mode)
+
+
 def _holding(plain: nn.Module, layer: nn.Module) -> nn.Module:
     """`plain` with the layer's own parameters: what was tied stays tied. (It was made on the meta
     device, where initial values cost nothing and draw nothing.)"""
     for name, parameter in layer.named_parameters(recurse=False):
         plain.register_parameter(name, parameter)
     return plain
-
-
-def _max_pool(layer: MaxPool2d) -> nn.Module:
-    return nn.MaxPool2d(2, ceil_mode=True)
 
 
 class _ChannelGate(nn.Module):
@@ -105,7 +105,7 @@ PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
     Conv2d: _conv2d,
     Linear: _linear,
     ChannelNorm: _channel_norm,
-    MaxPool2d: _max_pool,
+    MaxPool2d: _max_pool2d,
     Gate: _ChannelGate,
 }
 """Each layer of ours that is not traced as it stands -> the module that takes its place."""

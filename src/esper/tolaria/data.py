@@ -1,6 +1,7 @@
 """Which batches members see: the data set once on the device, an order of its own for each member.
 
-Images stay as they came (uint8); a batch is gathered, augmented and normalised on the device.
+Images stay as they came (uint8); a batch is gathered, augmented and normalised on the device, on a
+GPU by one kernel (`kasmina.kernels.batches`).
 Each member goes through whole epochs in permutations of its own, drawn from (seed, round, member,
 epoch): neither its order nor its augmentation depends on how many members there are, on the device,
 or on whether the order is prepared ahead.
@@ -21,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.kasmina.devices import takes_kernels
 from esper.kasmina.rng import random_bits
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
@@ -52,11 +54,13 @@ class SharedBatchIterator:
         std: Sequence[float] = (1.0,),
         augmentation: Augmentation = "none",
         placement: DataPlacement = "auto",
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         """`mean` and `std`: one value, or one per channel, in the examples' own units.
 
-        Pixels (uint8) and real numbers are normalised and come as float32; other whole numbers are
-        token ids and stay as they are. Channels are axis 1 of images, else the last axis.
+        Pixels (uint8) and real numbers are normalised in float32 and come as `dtype`; other whole
+        numbers are token ids and stay as they are. Channels are axis 1 of images, else the last
+        axis.
 
         `placement`: `stream` leaves the data in the host's memory; batches are gathered there and
         copied through pinned memory, without waiting for the device.
@@ -66,22 +70,10 @@ class SharedBatchIterator:
                 f"members={members}, batch_size={batch_size}, batches_per_step={batches_per_step}: "
                 f"all must be 1 or more"
             )
-        if len(examples) != len(targets):
-            raise EsperError(f"{len(examples)} examples and {len(targets)} targets: give one each")
-        if batch_size > len(examples):
-            raise EsperError(
-                f"batch_size={batch_size}: the data has {len(examples)} examples; lower it"
-            )
-        if augmentation not in AUGMENTATIONS:
-            raise unknown_name("augmentation", augmentation, AUGMENTATIONS)
-        if augmentation != "none" and examples.ndim != 4:
-            raise EsperError(
-                f"augmentation {augmentation!r} is for images [N, C, H, W], the examples have "
-                f"shape {examples.shape}: use 'none'"
-            )
+        _check_data(examples, targets, batch_size, augmentation)
         self.device = torch.device(device)
         self.members, self.batch_size, self.batches_per_step = members, batch_size, batches_per_step
-        self.seed, self.round, self.augmentation = seed, 0, augmentation
+        self.seed, self.round, self.augmentation, self.dtype = seed, 0, augmentation, dtype
         if min(std) <= 0 or not np.isfinite((*mean, *std)).all():
             raise EsperError(f"mean={tuple(mean)}, std={tuple(std)}: finite, and std above 0")
         real = np.issubdtype(examples.dtype, np.floating)
@@ -94,6 +86,12 @@ class SharedBatchIterator:
         shape = (-1, 1, 1) if examples.ndim == 4 else (-1,)
         self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
+        self._mean_std_C: tuple[Tensor, Tensor] | None = None
+        """Of each channel; None where a batch is not made by one kernel."""
+        if self._home == self.device and _one_kernel_can(self.examples, self.targets, mean, std):
+            channels = examples.shape[1]
+            mean_C, std_C = (t.flatten().expand(channels) for t in (self._mean, self._std))
+            self._mean_std_C = mean_C.contiguous(), std_C.contiguous()
         self._epochs: dict[int, Tensor] = {}
         self._ahead: tuple[int, Future[Tensor]] | None = None
         self._process = os.getpid()
@@ -108,17 +106,52 @@ class SharedBatchIterator:
         self.round, self._ahead = round_index, None
         self._epochs.clear()
 
-    def step(self, step: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one step: inputs `[E, B, ...]` and targets `[E, B, ...]`."""
+    def step(
+        self, step: int, out: tuple[Tensor, Tensor] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of one step: inputs `[E, B, ...]` and targets `[E, B, ...]`.
+
+        `out`: tensors of those shapes that every batch is written to, one after the other. On a GPU
+        a batch is made on the stream that is current when it is asked for.
+        """
         order_EMB = self._order_of(step)
+        words_EMB = None if self.augmentation == "none" else self._words(step)
         for batch in range(self.batches_per_step):
-            index_EB = order_EMB[:, batch]
-            x, targets = self._arrived(self.examples[index_EB], self.targets[index_EB])
-            if self.augmentation != "none":
-                x = self._augment(x, step * self.batches_per_step + batch)
-            if x.dtype == torch.uint8 or x.dtype.is_floating_point:
-                x = (x.to(torch.float32) - self._mean) / self._std
-            yield x, targets
+            words_EB = None if words_EMB is None else words_EMB[:, batch]
+            if self._mean_std_C is not None:
+                yield self._by_one_kernel(order_EMB[:, batch], words_EB, self._mean_std_C, out)
+                continue
+            x, targets = self._by_torch(order_EMB[:, batch], words_EB)
+            yield (x, targets) if out is None else (out[0].copy_(x), out[1].copy_(targets))
+
+    def _by_torch(self, index_EB: Tensor, words_EB: Tensor | None) -> tuple[Tensor, Tensor]:
+        x, targets = self._arrived(self.examples[index_EB], self.targets[index_EB])
+        if words_EB is not None:
+            x = self._augment(x, words_EB)
+        if x.dtype == torch.uint8 or x.dtype.is_floating_point:
+            x = ((x.to(torch.float32) - self._mean) / self._std).to(self.dtype)
+        return x, targets
+
+    def _by_one_kernel(
+        self,
+        index_EB: Tensor,
+        words_EB: Tensor | None,
+        mean_std_C: tuple[Tensor, Tensor],
+        out: tuple[Tensor, Tensor] | None,
+    ) -> tuple[Tensor, Tensor]:
+        from esper.kasmina.kernels.batches import gather_batch
+
+        padding = CROP_PADDING if self.augmentation == "crop_flip" else 0
+        return gather_batch(
+            self.examples,
+            self.targets,
+            index_EB,
+            words_EB,
+            *mean_std_C,
+            padding=padding,
+            dtype=self.dtype,
+            out=out,
+        )
 
     def _arrived(self, *gathered: Tensor) -> tuple[Tensor, ...]:
         """Gathered examples on the device; streamed ones through pinned memory."""
@@ -164,12 +197,18 @@ class SharedBatchIterator:
 
     # ---- augmentation ---------------------------------------------------------------------
 
-    def _augment(self, x_EBCHW: Tensor, batch: int) -> Tensor:
-        """Flip half of the images; shift them by up to CROP_PADDING pixels where asked."""
-        keys_E = stream_keys(
-            self.seed, "round", self.round, "member", np.arange(self.members), "augment", batch
+    def _words(self, step: int) -> Tensor:
+        """`[E, M, B]`: a random word for each image of a step; each batch has its own streams."""
+        member_E1 = np.arange(self.members)[:, None]
+        batch_M = step * self.batches_per_step + np.arange(self.batches_per_step)
+        keys_EM = stream_keys(
+            self.seed, "round", self.round, "member", member_E1, "augment", batch_M
         )
-        bits_EB = random_bits(keys_E, self.batch_size, self.device)
+        words = random_bits(keys_EM.ravel(), self.batch_size, self.device)
+        return words.view(self.members, self.batches_per_step, self.batch_size)
+
+    def _augment(self, x_EBCHW: Tensor, bits_EB: Tensor) -> Tensor:
+        """Flip half of the images; shift them by up to CROP_PADDING pixels where asked."""
         flip_EB = (bits_EB & 1).bool()
         x = torch.where(flip_EB[..., None, None, None], x_EBCHW.flip(-1), x_EBCHW)
         if self.augmentation == "flip":
@@ -178,6 +217,27 @@ class SharedBatchIterator:
         down_EB = (bits_EB >> 8 & 0xFFFF) % choices
         right_EB = (bits_EB >> 24 & 0xFFFF) % choices
         return _shifted(x, down_EB, right_EB)
+
+
+def _check_data(
+    examples: npt.NDArray[np.generic],
+    targets: npt.NDArray[np.int64],
+    batch_size: int,
+    augmentation: Augmentation,
+) -> None:
+    if len(examples) != len(targets):
+        raise EsperError(f"{len(examples)} examples and {len(targets)} targets: give one each")
+    if batch_size > len(examples):
+        raise EsperError(
+            f"batch_size={batch_size}: the data has {len(examples)} examples; lower it"
+        )
+    if augmentation not in AUGMENTATIONS:
+        raise unknown_name("augmentation", augmentation, AUGMENTATIONS)
+    if augmentation != "none" and examples.ndim != 4:
+        raise EsperError(
+            f"augmentation {augmentation!r} is for images [N, C, H, W], the examples have "
+            f"shape {examples.shape}: use 'none'"
+        )
 
 
 def choose_placement(
@@ -192,6 +252,16 @@ def choose_placement(
         return wanted
     free, _ = torch.cuda.mem_get_info(device)
     return "device" if size_bytes <= DEVICE_SHARE * free else "stream"
+
+
+def _one_kernel_can(
+    examples: Tensor, targets: Tensor, mean: Sequence[float], std: Sequence[float]
+) -> bool:
+    """Images with one label each, on a GPU; a mean and a std for all channels or one each."""
+    if not takes_kernels(examples) or examples.ndim != 4 or targets.ndim != 1:
+        return False
+    known = examples.dtype in (torch.uint8, torch.float32)
+    return known and {len(mean), len(std)} <= {1, examples.shape[1]}
 
 
 def _shifted(x_EBCHW: Tensor, down_EB: Tensor, right_EB: Tensor) -> Tensor:

@@ -25,7 +25,9 @@ def ours(x, weight, alone=False):
 
 def torches(x, weight, alone=False):
     groups = x.shape[-3] if alone else 1
-    return F.conv2d(x.float(), weight.to(HALF).float(), padding=weight.shape[-1] // 2, groups=groups)
+    return F.conv2d(
+        x.float(), weight.to(HALF).float(), padding=weight.shape[-1] // 2, groups=groups
+    )
 
 
 def compare(run_ours, run_torches, x, weight):
@@ -123,5 +125,3 @@ def test_the_same_numbers_every_time():
     runs += [torch.autograd.grad(vmap(ours)(x, weight).float().square().sum(), (x, weight))]
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
-
-

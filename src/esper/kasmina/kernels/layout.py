@@ -9,6 +9,7 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -44,11 +45,11 @@ def padded_channels(channels: int) -> int:
     return 4 if channels == 3 else channels
 
 
-def empty_activation(
-    rows: int, batch: int, channels: int, height: int, width: int, like: Tensor
-) -> Tensor:
-    """A new activation in that layout."""
-    buffer = torch.empty(rows, batch, height, width, channels, dtype=like.dtype, device=like.device)
+def empty_activation(shape: Sequence[int], like: Tensor) -> Tensor:
+    """A new activation `[R, B, C, H, W]` in that layout."""
+    rows, batch, channels, height, width = shape
+    lying = (rows, batch, height, width, channels)
+    buffer = torch.empty(lying, dtype=like.dtype, device=like.device)
     return buffer.permute(0, 1, 4, 2, 3)
 
 
@@ -91,3 +92,9 @@ class Prepared(torch.autograd.Function):
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, int]:
         return Prepared.apply(stacked(x, in_dims[0], info.batch_size), dtype), 0
+
+
+def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`Prepared`, with a type."""
+    out: Tensor = Prepared.apply(x, dtype)
+    return out

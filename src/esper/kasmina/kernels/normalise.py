@@ -1,8 +1,9 @@
 """Group norm, and the ReLU behind it, of many members at once, channels last.
 
-One program a sample: it reads the image once (2 bytes a number), takes mean and variance of each
-group in float32, and writes what comes out (2 bytes). Backward reads the input and the gradient and
-writes one, and leaves the sums for scale and shift of each sample, which are then added up in order.
+A program takes one sample, or several small ones: it reads an image once (2 bytes a number), takes
+mean and variance of each group in float32, and writes what comes out (2 bytes). Backward reads the
+input and the gradient and writes one, and leaves sums for scale and shift of its samples, which are
+then added up in order.
 
 Shape letters: R rows, B batch, C channels, G groups of channels, H W.
 """
@@ -135,9 +136,9 @@ class Normalise(torch.autograd.Function):
         if x.ndim == 4:
             y, statistics = Normalise.forward(x[None], weight[None], bias[None], groups, relu)
             return y[0], statistics[0]
-        x, step = channels_last(x, x.dtype)
-        rows, batch, channels, height, width = x.shape
-        y = empty_activation(rows, batch, channels, height, width, x)
+        x, _ = channels_last(x, x.dtype)
+        rows, batch = x.shape[:2]
+        y = empty_activation(x.shape, x)
         kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
         constants, programs, warps = _sizes(x, groups)
         _forward[(programs, rows)](
@@ -194,8 +195,8 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of the input, the scale and the shift."""
     (x, _), (dy, _) = channels_last(x, x.dtype), channels_last(dy, x.dtype)
-    rows, batch, channels, height, width = x.shape
-    dx = empty_activation(rows, batch, channels, height, width, x)
+    rows, batch, channels = x.shape[:3]
+    dx = empty_activation(x.shape, x)
     constants, programs, warps = _sizes(x, groups)
     sums = torch.empty(2, rows, programs, channels, dtype=torch.float32, device=x.device)
     means, inverses = statistics.movedim(1, 0)
@@ -205,3 +206,9 @@ def _gradients(
     )  # fmt: skip
     dw, db = sums.sum(dim=2)
     return dx, dw, db
+
+
+def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> Tensor:
+    """`Normalise` without what it keeps for the way back."""
+    out: Tensor = Normalise.apply(x, weight, bias, groups, relu)[0]
+    return out

@@ -1,7 +1,7 @@
 """2x2 max-pool with stride 2, channels last; a last odd row or column pools with what there is.
 
-Forward reads 2 bytes a number and writes a quarter of them. Backward finds the winner again from the
-input (the first of equals, as in torch; NaN wins) and writes every gradient once.
+Forward reads 2 bytes a number and writes a quarter of them. Backward finds the winner again from
+the input (the first of equals, as in torch; NaN wins) and writes every gradient once.
 
 Shape letters: R rows, B batch, C channels, H W.
 """
@@ -105,7 +105,7 @@ class MaxPool(torch.autograd.Function):
         x, _ = channels_last(x, x.dtype)
         sizes = _sizes(x)
         rows, batch, channels = x.shape[:3]
-        y = empty_activation(rows, batch, channels, sizes["HO"], sizes["WO"], x)
+        y = empty_activation((rows, batch, channels, sizes["HO"], sizes["WO"]), x)
         outputs = y[0].numel()
         _forward[(triton.cdiv(outputs, BLOCK), rows)](
             x, y, x.stride(0), outputs, **sizes, BLOCK=BLOCK, num_warps=4
@@ -130,10 +130,16 @@ class MaxPool(torch.autograd.Function):
 
 def _gradient(x: Tensor, dy: Tensor) -> Tensor:
     (x, _), (dy, _) = channels_last(x, x.dtype), channels_last(dy, x.dtype)
-    dx = empty_activation(*x.shape, x)
+    dx = empty_activation(x.shape, x)
     outputs = dy[0].numel()
     _backward[(triton.cdiv(outputs, BLOCK), len(x))](
         x, dy, dx, x.stride(0), dy.stride(0), outputs, dx[0].numel(), **_sizes(x), BLOCK=BLOCK,
         num_warps=4,
     )  # fmt: skip
     return dx
+
+
+def max_pool(x: Tensor) -> Tensor:
+    """`MaxPool`, with a type."""
+    out: Tensor = MaxPool.apply(x)
+    return out

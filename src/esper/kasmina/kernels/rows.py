@@ -1,4 +1,4 @@
-"""Moving whole rows of activations: some of them out to their seeds, and the seeds' answers back in.
+"""Moving whole rows of activations: some out to their seeds, and the seeds' answers back in.
 
 A row is one dense piece of memory; nothing here depends on how it is laid out inside. `Fork` hands
 out copies of rows, `Return` adds (alpha times) what came back to them. Seeds of one slot stand in
@@ -10,6 +10,8 @@ Shape letters: R rows, G rows of one group, N numbers of a row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -165,3 +167,24 @@ class Join(torch.autograd.Function):
             flat = own.clone()
             return flat.index_add_(0, ctx.index, grad[ctx.rows :]), None, None
         return own, None, None
+
+
+def join(h: Tensor, source: Tensor, detach: bool) -> Tensor:
+    """`Join`, with a type."""
+    out: Tensor = Join.apply(h, source, detach)
+    return out
+
+
+def fork(h: Tensor, index: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`Fork`, with a type."""
+    out: tuple[Tensor, ...] = Fork.apply(h, *index)
+    return out
+
+
+def give_back(
+    h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor], update: Sequence[Tensor]
+) -> Tensor:
+    """`h` with alpha times its update added to each row of each group."""
+    parts = chain.from_iterable(zip(index, alpha, update, strict=True))
+    out: Tensor = Return.apply(h, *parts)
+    return out

@@ -1,0 +1,119 @@
+"""Who takes our kernels: CUDA tensors where Triton can build them; everyone else takes torch's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from esper.kasmina.counting import count_macs
+from esper.kasmina.devices import can_build_kernels, takes_kernels
+from esper.kasmina.pooling import max_pool2d
+from esper.kasmina.store import ParameterStore
+from esper.tolaria import SharedBatchIterator
+from support import batch, make_population, tiny_host
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None  # an import of it fails from here on
+import numpy as np
+from esper.tolaria import SharedBatchIterator
+from support import make_population, CLASSES
+population = make_population(members=2)
+pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), dtype=np.uint8)
+labels = np.arange(8) % CLASSES
+for x, y in SharedBatchIterator(pixels, labels, 2, 4, 2, augmentation="crop_flip").step(0):
+    population.train_batch(x, y)
+print(*sys.modules)
+"""
+
+
+def test_without_triton_everything_runs_and_no_kernel_is_loaded():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not [name for name in done.stdout.split() if name.startswith("esper.kasmina.kernels.")]
+
+
+def test_kernels_need_triton_and_a_compiler(monkeypatch):
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert not can_build_kernels.__wrapped__()
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    assert not can_build_kernels.__wrapped__()
+
+
+def test_a_tensor_of_the_host_takes_torchs_way():
+    x = torch.randn(2, 3, 5, 7)
+    assert not takes_kernels(x)
+    assert torch.equal(max_pool2d(x), F.max_pool2d(x, 2, ceil_mode=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not can_build_kernels(), reason="needs triton and a C compiler")
+def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
+    """Each kernel's door is replaced by one that only notes that it was opened."""
+    from esper.kasmina.kernels import batches, convolution, depthwise, normalise, pooling, update
+
+    opened = set()
+
+    def noting(module, name):
+        real = getattr(module, name)
+        called = f"{module.__name__.rpartition('.')[2]}.{name}"
+        monkeypatch.setattr(module, name, lambda *a, **k: (opened.add(called), real(*a, **k))[1])
+
+    noting(batches, "gather_batch")
+    noting(update, "row_norms")
+    noting(update, "update_rows")
+    for module in (convolution, depthwise):
+        noting(module, "_run")
+        noting(module, "_gradient_of_weights")
+    for module in (normalise, pooling):
+        noting(module, "_sizes")
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), dtype=np.uint8)
+    iterator = SharedBatchIterator(pixels, np.arange(8) % 5, 2, 4, 1, device="cuda")
+    population = make_population(members=2, device="cuda", blueprints=["depthwise"])
+    population.plant([0, 1], "r0c0", "depthwise")
+    for x, y in iterator.step(0):
+        with torch.autocast("cuda", torch.bfloat16):
+            population.train_batch(x, y)
+    asked = {"batches.gather_batch", "update.row_norms", "update.update_rows"}
+    asked |= {
+        f"{m}.{n}" for m in ("convolution", "depthwise") for n in ("_run", "_gradient_of_weights")
+    }
+    assert opened == asked | {"normalise._sizes", "pooling._sizes"}
+
+
+def test_a_plain_host_has_torchs_pooling_with_the_same_output():
+    population = make_population(members=2)
+    x = batch(1)[0][0]
+    plain = population.member(1).to_plain()
+    pools = [module for module in plain.modules() if isinstance(module, nn.MaxPool2d)]
+    assert [type(pool) for pool in pools] == [nn.MaxPool2d] * 3
+    assert {(pool.kernel_size, pool.ceil_mode) for pool in pools} == {(2, True)}
+    torch.testing.assert_close(plain(x), population.member(1)(x), rtol=0, atol=1e-6)
+
+
+def test_pooling_costs_no_macs_and_holds_no_parameters():
+    host = tiny_host()
+    assert not list(host.pools.parameters())
+    assert count_macs(host.pools[0], torch.randn(1, 4, 8, 8)) == 0
+
+
+def test_a_store_without_parameters_has_no_update_to_make():
+    from esper.kasmina.initial import Initialiser
+    from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    store = ParameterStore(Initialiser(nn.ReLU), 3, device)
+    store.flat_EP.grad = torch.zeros_like(store.flat_EP)
+    norm = gradient_norm(store)
+    assert norm.tolist() == [0.0, 0.0, 0.0]
+    StackedOptimizer(OptimConfig()).step("key", store, torch.ones(3, device=device), norm)
+    assert store.flat_EP.shape == (3, 0)
