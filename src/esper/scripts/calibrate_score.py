@@ -26,7 +26,7 @@ from esper.leyline.errors import EsperError
 from esper.scripts.door import enter
 
 if TYPE_CHECKING:
-    from esper.tasks.scoring import ScoreConstants
+    from esper.leyline.prices import ScoreConstants
 
 EMPTY: Final = "-"
 C_P: Final = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15,

@@ -84,6 +84,8 @@ class Train:
     """fixed: step at the end of which the first seed is germinated."""
     order: tuple[str, ...] = ()
     """heuristic: blueprints to try, in this order; its own where not given."""
+    charge: float = 1.0
+    """heuristic: how much of the task's prices a seed must earn to be kept; 0: nothing."""
     data_dir: Path | None = None
     """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
@@ -143,7 +145,8 @@ class Train:
         if self.policy == "random":
             return RandomPolicy(self.seed, reward)
         if self.policy == "heuristic":
-            return HeuristicPolicy(HeuristicConfig(blueprints=self.order), reward)
+            rules = HeuristicConfig(blueprints=self.order, charge=self.charge)
+            return HeuristicPolicy(rules, reward, spec.score)
         if self.policy == "static-full":
             return StaticTopology.full(self.blueprint, slots, reward)
         if self.policy == "static-final":
@@ -188,6 +191,7 @@ _ONLY_FOR: Final[dict[str, tuple[PolicyName, ...]]] = {
     "start": ("fixed",),
     "topology": ("static-final", "fixed"),
     "order": ("heuristic",),
+    "charge": ("heuristic",),
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from esper.leyline.prices import ScoreConstants
 from esper.tasks.cifar_files import CLASSES, SHAPE, CifarFiles
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
-from esper.tasks.scoring import ScoreConstants, Upkeep
+from esper.tasks.scoring import Upkeep
 from esper.tasks.spec import OptimSettings, TaskSpec
 
 BASELINE_SCORE: Final = ScoreConstants(c_p=0.05, c_m=0.005, c_f=0.005)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from esper.leyline.prices import ScoreConstants
 from esper.tasks.hosts import TRANSFORMER_BLUEPRINTS, TransformerFactory
 from esper.tasks.places import DataSet
 from esper.tasks.registry import register_task
-from esper.tasks.scoring import ScoreConstants, Upkeep
+from esper.tasks.scoring import Upkeep
 from esper.tasks.spec import OptimSettings, TaskSpec
 from esper.tasks.text_files import TextFiles
 
