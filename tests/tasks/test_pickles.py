@@ -49,7 +49,7 @@ def test_the_made_up_format_is_what_pythons_own_pickle_reads_the_same_way():
 
 
 class Python2Pickler(pickle._Pickler):
-    """Python's own pickler, with byte strings, arrays and names as Python 2 and its numpy had them."""
+    """Python's own pickler, with strings, arrays and names as Python 2 and its numpy had them."""
 
     dispatch = pickle._Pickler.dispatch.copy()
 

@@ -79,6 +79,8 @@ class HeuristicConfig:
     keeping it costs."""
     charge: float = 1.0
     """How much of the task's prices a seed is charged with when it is judged; 0: nothing."""
+    patience_steps: int = 7
+    """Steps for which a seed that is worth something, but not its price, stays on probation."""
     embargo_steps: int = 10
     """Steps after a prune before the policy grows anything in that slot of that member again."""
     failure_penalty: float = 1.0
@@ -104,6 +106,7 @@ class HeuristicConfig:
         require_one_of("prune_speed", self.prune_speed, ALPHA_SPEEDS, "heuristic")
         least = {"seeds_at_once": 1, "min_steps_left": 1, "incubation_limit": 1}
         least |= {"probation_steps": 0, "keep_above_errors": 0, "embargo_steps": 0}
+        least |= {"patience_steps": 0}
         least |= {"failure_penalty": 0, "penalty_limit": 0, "charge": 0}
         for name, value in least.items():
             if not getattr(self, name) >= value:
@@ -209,18 +212,22 @@ class HeuristicPolicy(UnlearnedPolicy):
 
     def _judge(self, obs: TrainingSignals, masks: ActionMasks) -> tuple[Bools, Bools]:
         """`[E, S]` each: seeds that proved themselves, and seeds that did not."""
-        slots = obs.slots
+        slots, config = obs.slots, self.config
         with np.errstate(invalid="ignore"):
-            error_ES = self.config.keep_above_errors * slots.contribution_se_ES
-            price_ES = self.config.charge * price_of_keeping(obs, self.prices)
+            error_ES = config.keep_above_errors * slots.contribution_se_ES
+            price_ES = config.charge * price_of_keeping(obs, self.prices)
+            useful_ES = slots.contribution_ES > error_ES
             worth_ES = slots.contribution_ES > error_ES + price_ES
-        judged_ES = held_for(obs, self.config.probation_steps)
+        judged_ES = held_for(obs, config.probation_steps)
+        last_ES = held_for(obs, config.probation_steps + config.patience_steps)
         in_output_ES = _LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _closing(obs)
         keep_ES = (judged_ES | in_output_ES) & worth_ES & may(masks, LifecycleOp.FOSSILIZE)
-        late_ES = slots.steps_in_stage_ES >= self.config.incubation_limit
+        late_ES = slots.steps_in_stage_ES >= config.incubation_limit
         stuck_ES = (slots.stage_ES == SeedStage.TRAINING) & late_ES
         stuck_ES &= ~may(masks, LifecycleOp.ADVANCE)
-        drop_ES = (judged_ES & ~keep_ES) | (in_output_ES & ~worth_ES) | stuck_ES
+        may_grow_ES = useful_ES & ~worth_ES & ~last_ES
+        drop_ES = judged_ES & ~keep_ES & ~may_grow_ES
+        drop_ES |= (in_output_ES & ~worth_ES) | stuck_ES
         return np.asarray(keep_ES), np.asarray(drop_ES & may(masks, LifecycleOp.PRUNE))
 
     def _wanted(
