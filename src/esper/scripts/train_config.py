@@ -84,8 +84,9 @@ class Train:
     """fixed: step at the end of which the first seed is germinated."""
     order: tuple[str, ...] = ()
     """heuristic: blueprints to try, in this order; its own where not given."""
-    charge: float = 1.0
-    """heuristic: how much of the task's prices a seed must earn to be kept; 0: nothing."""
+    charge: float | None = None
+    """heuristic: share of the task's prices that a seed must earn to be kept; its own where not
+    given."""
     data_dir: Path | None = None
     """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
@@ -145,8 +146,9 @@ class Train:
         if self.policy == "random":
             return RandomPolicy(self.seed, reward)
         if self.policy == "heuristic":
-            rules = HeuristicConfig(blueprints=self.order, charge=self.charge)
-            return HeuristicPolicy(rules, reward, spec.score)
+            rules = HeuristicConfig(blueprints=self.order)
+            rules = rules if self.charge is None else replace(rules, charge=self.charge)
+            return HeuristicPolicy(rules, reward, prices=spec.score)
         if self.policy == "static-full":
             return StaticTopology.full(self.blueprint, slots, reward)
         if self.policy == "static-final":
