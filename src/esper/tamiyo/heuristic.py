@@ -79,7 +79,7 @@ class HeuristicConfig:
     keeping it costs."""
     charge: float = 1.0
     """How much of the task's prices a seed is charged with when it is judged; 0: nothing."""
-    patience_steps: int = 7
+    patience_steps: int = 3
     """Steps for which a seed that is worth something, but not its price, stays on probation."""
     embargo_steps: int = 10
     """Steps after a prune before the policy grows anything in that slot of that member again."""
