@@ -30,7 +30,7 @@ POLICIES: Final[dict[PolicyName, str]] = {
     "fixed": "blueprints in the given slots, from a given step on",
     "static-full": "one blueprint in the given slots, there from the start",
     "static-final": "a topology that was found, there from the start",
-    "heuristic": "seeds as early as may be, kept if they contribute",
+    "heuristic": "seeds as early as may be, kept if they are worth their price",
 }
 """Those that do not learn, and what they do."""
 

@@ -72,7 +72,7 @@ class HeuristicConfig:
     time to pay."""
     incubation_limit: int = 20
     """Steps of incubation after which a seed that still may not blend is pruned."""
-    probation_steps: int = 7
+    probation_steps: int = 10
     """Steps on probation before a seed is judged."""
     keep_above_errors: float = 2.0
     """A seed is kept if its contribution is more than this many of its standard errors above what
