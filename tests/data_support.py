@@ -73,17 +73,38 @@ def array(pixels: np.ndarray) -> bytes:
     )
 
 
-def cifar_pickle(pixels: np.ndarray, labels: np.ndarray) -> bytes:
-    """A batch as the published files hold it: protocol 2, keys and memo as there."""
-    names = [f"picture_s_{number:06d}.png".encode() for number in range(len(labels))]
-    stored = b"".join(
-        text(name) + b"r" + struct.pack("<I", 300 + number) for number, name in enumerate(names)
+def stored(place: int) -> bytes:
+    """The value just written goes to this place of the memo."""
+    return b"q" + bytes([place]) if place < 256 else b"r" + struct.pack("<I", place)
+
+
+def filled(items: list[bytes]) -> bytes:
+    """What fills a list: Python 2 appended a thousand at a time, and one left over by itself."""
+    groups = [items[at : at + 1000] for at in range(0, len(items), 1000)]
+    return b"".join(
+        b"(" + b"".join(group) + b"e" if len(group) > 1 else group[0] + b"a" for group in groups
     )
+
+
+def picture_names(count: int) -> list[bytes]:
+    """File names of the published kind."""
+    return [f"picture_s_{number:06d}.png".encode() for number in range(count)]
+
+
+def cifar_pickle(
+    pixels: np.ndarray, labels: np.ndarray, batch_label: bytes = b"training batch 1 of 5"
+) -> bytes:
+    """A batch byte for byte as Python 2's cPickle wrote the published ones: protocol 2, its keys in
+    that order, and in the memo (from 1 on) what was referred to more than once."""
+    numbers = [whole(label) for label in labels.tolist()]
+    names = [
+        text(name) + stored(0x0E + place) for place, name in enumerate(picture_names(len(labels)))
+    ]
     return (
-        b"\x80\x02}q\x01(" + text(b"batch_label") + b"q\x02" + text(b"training batch 1 of 5")
-        + b"q\x03" + text(b"labels") + b"q\x04]q\x05(" + b"".join(map(whole, labels.tolist()))
-        + b"e" + text(b"data") + b"q\x06" + array(pixels) + text(b"filenames") + b"q\x0e]q\x0f("
-        + stored + b"eu."
+        b"\x80\x02}q\x01(" + text(b"batch_label") + b"q\x02" + text(batch_label)
+        + b"q\x03" + text(b"labels") + b"q\x04]q\x05" + filled(numbers)
+        + text(b"data") + b"q\x06" + array(pixels) + text(b"filenames") + b"q\x0c]q\x0d"
+        + filled(names) + b"u."
     )  # fmt: skip
 
 

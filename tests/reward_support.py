@@ -14,12 +14,13 @@ import numpy as np
 
 from esper.kasmina.lifecycle import Lifecycle, LifecycleConfig
 from esper.leyline.actions import ALPHA_SPEEDS, ALPHA_TARGETS, NO_SLOT, LifecycleOp
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import GateSignals
 from esper.leyline.stages import LIVE_STAGES, OCCUPIED_STAGES, SeedStage
 from esper.simic.rewards.config import REWARD_FAMILIES, REWARD_MODES, RewardConfig
 from esper.simic.rewards.factory import make_reward
-from esper.tasks.scoring import ScoreConstants, Upkeep, added, live_mac_share, score
+from esper.tasks.scoring import Upkeep, added, live_mac_share, score
 from payload_support import build
 
 EVERY = [(mode, family) for mode in REWARD_MODES for family in REWARD_FAMILIES]

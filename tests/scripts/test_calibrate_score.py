@@ -84,6 +84,31 @@ def test_noisy_figures_are_drawn_towards_the_truth():
     assert np.mean(drawn) < 0.85 * np.mean(raw)
 
 
+def test_noise_is_seen_where_there_are_fewer_topologies_than_places():
+    """13 topologies of 8 slots, two blueprints, nothing but noise: no fit may explain it away."""
+    ends = [(kind, n) for kind in ("small", "big") for n in (1, 2, 4)]
+    topologies = [("-",) * 8, ("small",) * 8, ("big",) * 8]
+    topologies += [(kind,) * n + ("-",) * (8 - n) for kind, n in ends]
+    topologies += [("-",) * (8 - n) + (kind,) * n for kind, n in ends[:4]]
+    errors, best = [], []
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        rows = [
+            {
+                "topology": " ".join(topology), "accuracy": 0.5 + rng.normal(0, 0.02),
+                "accuracy_error": None, "params_over_host": 0.1, "macs_over_host": 0.1,
+                "flops_ratio": 1.1, "members": 1,
+            }
+            for topology in topologies
+        ]  # fmt: skip
+        found = merge([{"task": "cifar_deep", "topologies": rows}])
+        errors.append(found.error)
+        measured_K = np.array([row["accuracy"] for row in rows])
+        best.append((found.accuracy_K.max() - 0.5) / (measured_K.max() - 0.5))
+    assert 0.006 < np.mean(errors) < 0.02
+    assert np.mean(best) < 0.7, "the best of many is believed in part only"
+
+
 def test_files_of_one_task_are_merged_by_members():
     few, many = record(members=1), record(members=3)
     for row in many["topologies"]:

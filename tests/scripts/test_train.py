@@ -16,12 +16,17 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from esper.leyline.prices import ScoreConstants
 from esper.nissa.readers import read_jsonl
 from esper.scripts.judging import EVALUATION_SEED
 from esper.scripts.train import main
+from esper.scripts.train_config import read_train
+from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.run_folder import read_config, read_info
-from esper.tamiyo import WaitPolicy
+from esper.tamiyo import HeuristicConfig, WaitPolicy
+from esper.tasks.registry import get_task_spec
+from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "9", "--batches-per-step", "1",
@@ -35,6 +40,15 @@ def call(*flags: object) -> int:
 
 def numbers(folder: Path, policy: str) -> dict:
     return json.loads((folder / f"train_{policy}_synthetic.json").read_text())
+
+
+def test_the_heuristic_is_told_the_prices_that_its_score_is_taken_by():
+    for flags, charge in (((), HeuristicConfig().charge), (("--charge", "0.5"), 0.5)):
+        asked = read_train("heuristic", ["--task", "digits_impaired", "--rent", "0.25", *flags])
+        policy = asked.make_policy(asked.check(), ScoreReward(Upkeep()))
+        own = get_task_spec("digits_impaired").score
+        assert policy.prices == ScoreConstants(*(0.25 * c for c in (own.c_p, own.c_m, own.c_f)))
+        assert policy.config == HeuristicConfig(charge=charge)
 
 
 @pytest.mark.parametrize("policy", ["wait", "random", "fixed", "static-full", "heuristic"])
@@ -216,6 +230,8 @@ BAD = [
     (("wait", "--blueprint", "norm"), "--blueprint has no meaning for wait"),
     (("wait", "--rollout-steps", "3"), "--rollout-steps has no meaning for wait"),
     (("heuristic", "--start", "3"), "--start has no meaning for heuristic"),
+    (("heuristic", *TINY, "--charge", "-1"), "charge=-1"),
+    (("wait", "--charge", "1"), "--charge has no meaning for wait"),
     (("fixed", *TINY, "--blueprint", "conv_hevy"), "conv_heavy"),
     (("static-full", *TINY, "--slots", "r9c9"), "r9c9"),
     (("wait", *TINY, "--precision", "bf16"), "a CPU computes in fp32"),

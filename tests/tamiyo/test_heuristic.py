@@ -4,11 +4,22 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from esper.kasmina import LifecycleConfig
 from esper.kasmina.gates import GateConfig
-from esper.leyline import ActionHead, BlendStyle, LifecycleOp, SeedStage
+from esper.leyline import (
+    NO_BLUEPRINT,
+    ActionHead,
+    BlendStyle,
+    LifecycleOp,
+    ScoreConstants,
+    SeedStage,
+)
 from esper.tamiyo import HeuristicConfig, HeuristicPolicy
+from esper.tamiyo.heuristic import price_of_keeping
+from esper.tasks.scoring import added, score
 from support import CNN_BLUEPRINTS, good_signals, make_population, refused
 from tamiyo_support import EPISODE, Drive, masks_of, observe, worthless_signals
 
@@ -139,6 +150,129 @@ def test_seed_is_kept_if_its_worth_is_beyond_its_error(contribution, error, kept
     drive = Drive(heuristic(keep_above_errors=2.0), make_population(1), signals).run(20)
     ops = [bool(drive.did(op)) for op in (LifecycleOp.FOSSILIZE, PRUNE)]
     assert ops == [kept, not kept]
+
+
+# ---- what keeping a seed costs -----------------------------------------------------------------
+
+ERROR = 0.01
+
+
+class Doubling(HeuristicPolicy):
+    """Sees seeds with as many parameters as the host has, which a population that does not train
+    does not build: the price of the only one in the output is c_p."""
+
+    def act(self, obs, masks, policy_state):
+        standing_ES = obs.slots.blueprint_ES != NO_BLUEPRINT
+        slots = replace(obs.slots, params_ES=np.where(standing_ES, 100, 0))
+        over_E = added(slots.alpha_ES, slots.params_ES) / 100
+        seen = replace(obs, slots=slots, params_over_host_E=over_E.astype(np.float32))
+        return super().act(seen, masks, policy_state)
+
+
+def worth(contribution: float):
+    """Signals under which every seed contributes that much."""
+
+    def signals(population):
+        good = good_signals(population)
+        return replace(
+            good,
+            contribution_ES=np.full_like(good.contribution_ES, contribution),
+            contribution_se_ES=np.full_like(good.contribution_se_ES, ERROR),
+        )
+
+    return signals
+
+
+def charged(charge: float = 1.0, c_p: float = 0.1, **settings: object) -> HeuristicPolicy:
+    config = heuristic(charge=charge, keep_above_errors=2.0, **settings).config
+    return Doubling(config, prices=ScoreConstants(c_p=c_p, c_m=0.0, c_f=0.0))
+
+
+@pytest.mark.parametrize(
+    ("contribution", "charge", "kept"),
+    [
+        (0.125, 1.0, True),  # 0.1 to pay, 0.02 of error
+        (0.115, 1.0, False),
+        (0.075, 0.5, True),
+        (0.065, 0.5, False),
+        (0.025, 0.0, True),
+    ],
+)
+def test_a_seed_is_kept_if_it_is_worth_its_price_beyond_its_error(contribution, charge, kept: bool):
+    drive = Drive(charged(charge), make_population(1), worth(contribution)).run(30)
+    ops = [bool(drive.did(op)) for op in (LifecycleOp.FOSSILIZE, PRUNE)]
+    assert ops == [kept, not kept]
+
+
+@pytest.mark.parametrize("patience", [0, 4])
+@pytest.mark.parametrize("contribution", [0.05, 0.005])
+def test_only_a_seed_that_is_useful_has_time_to_become_worth_its_price(patience, contribution):
+    policy = charged(probation_steps=5, patience_steps=patience)
+    drive = Drive(policy, make_population(1), worth(contribution)).run(30)
+    step, slot = drive.did(PRUNE)[0]
+    held = [stages[0, slot] == SeedStage.HOLDING for stages in drive.stages[: step + 1]]
+    assert sum(held) == 1 + 5 + (patience if contribution > 2 * ERROR else 0)
+
+
+def test_a_seed_that_grew_worth_its_price_on_probation_is_kept():
+    drive = Drive(charged(patience_steps=10), make_population(1), worth(0.05))
+    while not (drive.stages and drive.stages[-1][0, 0] == SeedStage.HOLDING):
+        drive.run(1)
+    drive.run(8)
+    assert drive.did(PRUNE) == drive.did(LifecycleOp.FOSSILIZE) == []
+    drive.signals = worth(0.15)
+    drive.run(1)
+    assert len(drive.did(LifecycleOp.FOSSILIZE)) == 1
+
+
+def test_what_is_not_worth_its_price_at_the_end_goes():
+    policy = charged(probation_steps=50, patience_steps=50)
+    for contribution, op in ((0.05, PRUNE), (0.15, LifecycleOp.FOSSILIZE)):
+        drive = Drive(policy, make_population(1, lifecycle=QUICK), worth(contribution))
+        drive.run(20)
+        drive.step = EPISODE - 5
+        assert drive.run(1).actions[-1].op[0] == op
+
+
+def test_without_prices_or_charge_the_rules_are_the_same():
+    policies = (heuristic(), charged(0.0), charged(c_p=0.0), charged(0.0, patience_steps=0))
+    ops = []
+    for policy in policies:
+        drive = Drive(policy, make_population(2, lifecycle=QUICK), worth(0.03))
+        drive.run(60)
+        ops.append([actions.op.tolist() for actions in drive.actions])
+    assert ops[0] == ops[1] == ops[2] == ops[3]
+
+
+@given(
+    alpha=st.lists(st.sampled_from([0.0, 0.3, 1.0]), min_size=3, max_size=3),
+    params=st.lists(st.integers(1, 5000), min_size=3, max_size=3),
+    macs=st.lists(st.integers(1, 50_000), min_size=3, max_size=3),
+    step=st.integers(0, EPISODE - 1),
+)
+def test_the_price_is_what_the_score_gains_if_the_seed_goes(alpha, params, macs, step):
+    """Of two members with the same accuracy, the one without the seed scores that much more; it
+    trains on without it, so it also spends less on the steps that are left."""
+    host_params, host_macs, prices = 700, 9000, ScoreConstants(c_p=0.1, c_m=0.03, c_f=0.02)
+    alpha_ES, params_ES, macs_ES = np.array([alpha]), np.array([params]), np.array([macs])
+    left = (EPISODE - 1 - step) / EPISODE
+
+    def total(alpha_ES: np.ndarray) -> float:
+        flops = 1.0 + left * np.where(alpha_ES > 0, macs_ES, 0).sum() / host_macs
+        sizes = (alpha_ES, params_ES, macs_ES, host_params, host_macs)
+        return float(score(np.array([0.5]), *sizes, prices, flops)[0])
+
+    obs = observe(make_population(1), step)
+    over = {
+        "params_over_host_E": (added(alpha_ES, params_ES) / host_params).astype(np.float32),
+        "macs_over_host_E": (added(alpha_ES, macs_ES) / host_macs).astype(np.float32),
+    }
+    sizes = {"params_ES": params_ES, "macs_ES": macs_ES, "alpha_ES": alpha_ES.astype(np.float32)}
+    price_ES = price_of_keeping(replace(obs, slots=replace(obs.slots, **sizes), **over), prices)
+    for slot in range(3):
+        without = alpha_ES.copy()
+        without[0, slot] = 0
+        assert price_ES[0, slot] == pytest.approx(total(without) - total(alpha_ES), abs=1e-6)
 
 
 def test_unmeasured_seed_is_not_judged():
@@ -353,6 +487,9 @@ def test_unknown_blueprint_is_refused_with_the_nearest_name():
         ("probation_steps", -1),
         ("embargo_steps", -1),
         ("keep_above_errors", float("nan")),
+        ("charge", -0.5),
+        ("charge", float("nan")),
+        ("patience_steps", -1),
         ("penalty_decay", 1.5),
         ("penalty_limit", -0.1),
     ],

@@ -1,5 +1,6 @@
 """Pickles of CIFAR-10's kind are read exactly; whatever else is in one, nothing runs."""
 
+import io
 import os
 import pickle
 import pickletools
@@ -11,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_support import array, cifar_pickle, made_up_batch, text, unless_refused
+from data_support import (
+    array,
+    cifar_pickle,
+    made_up_batch,
+    picture_names,
+    text,
+    unless_refused,
+)
 from esper.tasks.pickles import read_plain_pickle
 from support import refused
 
@@ -38,6 +46,64 @@ def test_the_made_up_format_is_what_pythons_own_pickle_reads_the_same_way():
         warnings.simplefilter("ignore")
         wanted = pickle.loads(GOOD, encoding="bytes")
     assert same(read_plain_pickle(GOOD), wanted)
+
+
+class Python2Pickler(pickle._Pickler):
+    """Python's own pickler, with strings, arrays and names as Python 2 and its numpy had them."""
+
+    dispatch = pickle._Pickler.dispatch.copy()
+
+    def save_string(self, value: bytes) -> None:
+        short = len(value) < 256
+        self.write(b"U" + bytes([len(value)]) if short else b"T" + struct.pack("<i", len(value)))
+        self.write(value)
+        self.memoize(value)
+
+    dispatch[bytes] = save_string
+
+    def save_global(self, value: object, name: str | None = None) -> None:
+        if value is not RECONSTRUCT:
+            return super().save_global(value, name)
+        self.write(b"cnumpy.core.multiarray\n_reconstruct\n")
+
+    def reducer_override(self, value: object) -> object:
+        if isinstance(value, np.ndarray):
+            state = (1, value.shape, value.dtype, False, value.tobytes())
+            return RECONSTRUCT, (np.ndarray, (0,), b"b"), state
+        if isinstance(value, np.dtype):
+            return np.dtype, (b"u1", 0, 1), (3, b"|", None, None, None, -1, -1, 0)
+        return NotImplemented
+
+
+RECONSTRUCT = np.zeros(0).__reduce__()[0]
+
+
+def without_memo(content: bytes) -> bytes:
+    """Nothing is recalled, so nothing need be stored: Python 3 stores more than Python 2 did."""
+    assert not any("GET" in code.name for code, _, _ in pickletools.genops(content))
+    return pickletools.optimize(content)
+
+
+@pytest.mark.parametrize("count", [1, 2, 300, 1000, 1001, 2500])
+def test_the_made_up_file_is_byte_for_byte_what_a_pickler_writes(count):
+    """Groups of a thousand, one left over by itself, short and long memo places, all of it."""
+    pixels, labels = made_up_batch("data_batch_2", count)
+    batch = {
+        b"batch_label": b"testing batch 1 of 1", b"labels": labels.tolist(), b"data": pixels,
+        b"filenames": picture_names(count),
+    }  # fmt: skip
+    file = io.BytesIO()
+    Python2Pickler(file, protocol=2).dump(batch)
+    made_up = cifar_pickle(pixels, labels, b"testing batch 1 of 1")
+    assert without_memo(made_up) == without_memo(file.getvalue())
+    assert same(read_plain_pickle(made_up), batch)
+
+
+def test_the_memo_is_numbered_from_one_without_a_gap():
+    """As cPickle did; 300 names need places of both sizes."""
+    file = cifar_pickle(*made_up_batch("data_batch_2", 300))
+    places = [place for code, place, _ in pickletools.genops(file) if "PUT" in code.name]
+    assert places == list(range(1, 0x0E + 300))
 
 
 def test_values_may_come_from_the_memo():

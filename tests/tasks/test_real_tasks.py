@@ -203,7 +203,12 @@ def test_the_published_cifar_reads_the_same_pickled(tmp_path):
     folder.mkdir()
     for path in binary.glob("*.bin"):
         records = np.fromfile(path, dtype=np.uint8).reshape(-1, 3073)
-        (folder / path.stem).write_bytes(cifar_pickle(records[:, 1:], records[:, 0]))
+        label = (
+            b"testing batch 1 of 1"
+            if path.stem == "test_batch"
+            else (f"training batch {path.stem[-1]} of 5".encode())
+        )
+        (folder / path.stem).write_bytes(cifar_pickle(records[:, 1:], records[:, 0], label))
     data, again = spec.load(), spec.load(tmp_path)
     for part in PARTS:
         assert (getattr(data, part).inputs == getattr(again, part).inputs).all()

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from esper.kasmina.rows import training_rows
 from esper.leyline import SeedStage
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.stages import LIVE_STAGES
 from esper.tasks.scoring import (
-    ScoreConstants,
     TrainingFlops,
     Upkeep,
     added,

@@ -100,6 +100,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "ActionOutcome",
     ),
     ".masks": ("ActionMasks",),
+    ".prices": ("ScoreConstants",),
     ".signals": (
         "HISTORY_LENGTH",
         "NO_BLUEPRINT",
@@ -257,6 +258,7 @@ if TYPE_CHECKING:
     from esper.leyline.payloads import StepCompleted as StepCompleted
     from esper.leyline.payloads import StepPhase as StepPhase
     from esper.leyline.payloads import Throughput as Throughput
+    from esper.leyline.prices import ScoreConstants as ScoreConstants
     from esper.leyline.protocols import EngineListener as EngineListener
     from esper.leyline.protocols import HostProtocol as HostProtocol
     from esper.leyline.protocols import PlantingPolicy as PlantingPolicy

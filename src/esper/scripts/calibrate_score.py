@@ -8,7 +8,7 @@ topology under a grid of constants. Few members of each topology were trained, a
 noisy figures flatters itself, so accuracies are first drawn towards a fit: an effect of each
 blueprint in each slot, and one of how many slots are filled.
 
-Shape letters: K topologies, X terms of the fit.
+Shape letters: K topologies, S slots, N blueprints, X terms of the fit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from esper.leyline.errors import EsperError
 from esper.scripts.door import enter
 
 if TYPE_CHECKING:
-    from esper.tasks.scoring import ScoreConstants
+    from esper.leyline.prices import ScoreConstants
 
 EMPTY: Final = "-"
 C_P: Final = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15,
@@ -217,15 +217,7 @@ def _drawn_to_fit(
     """
     import numpy as np
 
-    kinds = sorted({kind for slots in slots_K for kind in slots} - {EMPTY})
-    terms_KX = np.array(
-        [
-            [1.0]
-            + [float(kind == name) for kind in slots for name in kinds]
-            + [sum(kind != EMPTY for kind in slots) ** 2 / len(slots)]
-            for slots in slots_K
-        ]
-    )
+    terms_KX = _terms(slots_K)
     weighted_KX = terms_KX * members_K[:, None]
     normal_XX = weighted_KX.T @ terms_KX + RIDGE * np.eye(terms_KX.shape[1])
     fit_K = terms_KX @ np.linalg.solve(normal_XX, weighted_KX.T @ accuracy_K)
@@ -238,6 +230,23 @@ def _drawn_to_fit(
     belief_K = spread / (spread + noise_K)
     of_fit = deviation**2 * terms_KX.shape[1] / members_K.sum()
     return fit_K + belief_K * left_K, float(np.sqrt(belief_K * noise_K + of_fit).mean())
+
+
+def _terms(slots_K: tuple[tuple[str, ...], ...]) -> Doubles:
+    """What the fit may use `[K, X]`: each blueprint in each slot, and how many slots are filled.
+
+    A fit of as many terms as topologies would say that nothing is noise. Then slots are not told
+    apart: a blueprint counts as often as it stands.
+    """
+    import numpy as np
+
+    kinds = sorted({kind for slots in slots_K for kind in slots} - {EMPTY})
+    found_KSN = np.array([[[kind == name for name in kinds] for kind in s] for s in slots_K], float)
+    filled_K = found_KSN.sum(axis=(1, 2))
+    shared_KX = np.column_stack([np.ones(len(slots_K)), filled_K**2 / len(slots_K[0])])
+    if shared_KX.shape[1] + found_KSN[0].size >= len(slots_K):
+        return np.column_stack([shared_KX, found_KSN.sum(axis=1)])
+    return np.column_stack([shared_KX, found_KSN.reshape(len(slots_K), -1)])
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.statistics import (
     Estimate,
@@ -22,7 +23,6 @@ from esper.leyline.statistics import (
     paired_difference,
     student_estimate,
 )
-from esper.tasks.scoring import ScoreConstants
 from esper.tasks.spec import OptimSettings
 
 

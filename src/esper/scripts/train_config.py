@@ -30,7 +30,7 @@ POLICIES: Final[dict[PolicyName, str]] = {
     "fixed": "blueprints in the given slots, from a given step on",
     "static-full": "one blueprint in the given slots, there from the start",
     "static-final": "a topology that was found, there from the start",
-    "heuristic": "seeds as early as may be, kept if they contribute",
+    "heuristic": "seeds as early as may be, kept if they are worth their price",
 }
 """Those that do not learn, and what they do."""
 
@@ -84,6 +84,9 @@ class Train:
     """fixed: step at the end of which the first seed is germinated."""
     order: tuple[str, ...] = ()
     """heuristic: blueprints to try, in this order; its own where not given."""
+    charge: float | None = None
+    """heuristic: share of the task's prices that a seed must earn to be kept; its own where not
+    given."""
     data_dir: Path | None = None
     """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
@@ -143,7 +146,9 @@ class Train:
         if self.policy == "random":
             return RandomPolicy(self.seed, reward)
         if self.policy == "heuristic":
-            return HeuristicPolicy(HeuristicConfig(blueprints=self.order), reward)
+            rules = HeuristicConfig(blueprints=self.order)
+            rules = rules if self.charge is None else replace(rules, charge=self.charge)
+            return HeuristicPolicy(rules, reward, prices=spec.score)
         if self.policy == "static-full":
             return StaticTopology.full(self.blueprint, slots, reward)
         if self.policy == "static-final":
@@ -188,6 +193,7 @@ _ONLY_FOR: Final[dict[str, tuple[PolicyName, ...]]] = {
     "start": ("fixed",),
     "topology": ("static-final", "fixed"),
     "order": ("heuristic",),
+    "charge": ("heuristic",),
 }
 _DEFAULTS: Final[dict[str, Any]] = {
     name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR

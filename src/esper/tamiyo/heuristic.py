@@ -19,9 +19,10 @@ from esper.leyline.actions import (
     BlendStyle,
     LifecycleOp,
 )
-from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
@@ -44,6 +45,8 @@ _LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 PREFERRED: Final = ("depthwise", "conv_light", "conv_heavy", "lora", "mlp_small", "mlp")
 """Blueprints that can compute something new, the cheaper first."""
+FREE: Final = ScoreConstants(c_p=0.0, c_m=0.0, c_f=0.0)
+"""Prices of a task in which growth costs nothing."""
 Trigger = Literal["plateaued", "stabilised", "either", "always"]
 
 
@@ -69,10 +72,15 @@ class HeuristicConfig:
     time to pay."""
     incubation_limit: int = 20
     """Steps of incubation after which a seed that still may not blend is pruned."""
-    probation_steps: int = 7
+    probation_steps: int = 10
     """Steps on probation before a seed is judged."""
     keep_above_errors: float = 2.0
-    """A seed is kept if its contribution is more than this many of its standard errors above 0."""
+    """A seed is kept if its contribution is more than this many of its standard errors above what
+    keeping it costs."""
+    charge: float = 1.0
+    """How much of the task's prices a seed is charged with when it is judged; 0: nothing."""
+    patience_steps: int = 3
+    """Steps for which a seed that is worth something, but not its price, stays on probation."""
     embargo_steps: int = 10
     """Steps after a prune before the policy grows anything in that slot of that member again."""
     failure_penalty: float = 1.0
@@ -98,7 +106,8 @@ class HeuristicConfig:
         require_one_of("prune_speed", self.prune_speed, ALPHA_SPEEDS, "heuristic")
         least = {"seeds_at_once": 1, "min_steps_left": 1, "incubation_limit": 1}
         least |= {"probation_steps": 0, "keep_above_errors": 0, "embargo_steps": 0}
-        least |= {"failure_penalty": 0, "penalty_limit": 0}
+        least |= {"patience_steps": 0}
+        least |= {"failure_penalty": 0, "penalty_limit": 0, "charge": 0}
         for name, value in least.items():
             if not getattr(self, name) >= value:
                 raise EsperError(
@@ -147,10 +156,15 @@ class HeuristicPolicy(UnlearnedPolicy):
     """
 
     def __init__(
-        self, config: HeuristicConfig | None = None, reward: RewardProtocol | None = None
+        self,
+        config: HeuristicConfig | None = None,
+        reward: RewardProtocol | None = None,
+        prices: ScoreConstants | None = None,
     ) -> None:
+        """`prices`: what growth costs in the task; without them every seed is kept for free."""
         super().__init__(reward)
         self.config = config or HeuristicConfig()
+        self.prices = prices or FREE
 
     def initial_state(self, members: int) -> HeuristicState:
         """Nothing has failed yet."""
@@ -198,17 +212,22 @@ class HeuristicPolicy(UnlearnedPolicy):
 
     def _judge(self, obs: TrainingSignals, masks: ActionMasks) -> tuple[Bools, Bools]:
         """`[E, S]` each: seeds that proved themselves, and seeds that did not."""
-        slots = obs.slots
+        slots, config = obs.slots, self.config
         with np.errstate(invalid="ignore"):
-            error_ES = self.config.keep_above_errors * slots.contribution_se_ES
-            worth_ES = slots.contribution_ES > error_ES
-        judged_ES = held_for(obs, self.config.probation_steps)
+            error_ES = config.keep_above_errors * slots.contribution_se_ES
+            price_ES = config.charge * price_of_keeping(obs, self.prices)
+            useful_ES = slots.contribution_ES > error_ES
+            worth_ES = slots.contribution_ES > error_ES + price_ES
+        judged_ES = held_for(obs, config.probation_steps)
+        last_ES = held_for(obs, config.probation_steps + config.patience_steps)
         in_output_ES = _LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _closing(obs)
         keep_ES = (judged_ES | in_output_ES) & worth_ES & may(masks, LifecycleOp.FOSSILIZE)
-        late_ES = slots.steps_in_stage_ES >= self.config.incubation_limit
+        late_ES = slots.steps_in_stage_ES >= config.incubation_limit
         stuck_ES = (slots.stage_ES == SeedStage.TRAINING) & late_ES
         stuck_ES &= ~may(masks, LifecycleOp.ADVANCE)
-        drop_ES = (judged_ES & ~keep_ES) | (in_output_ES & ~worth_ES) | stuck_ES
+        may_grow_ES = useful_ES & ~worth_ES & ~last_ES
+        drop_ES = judged_ES & ~keep_ES & ~may_grow_ES
+        drop_ES |= (in_output_ES & ~worth_ES) | stuck_ES
         return np.asarray(keep_ES), np.asarray(drop_ES & may(masks, LifecycleOp.PRUNE))
 
     def _wanted(
@@ -269,6 +288,30 @@ class HeuristicPolicy(UnlearnedPolicy):
         embargo_ES[member, slot] = self.config.embargo_steps
         penalty_EK[member, slots.blueprint_ES[member, slot]] += self.config.failure_penalty
         return replace(state, embargo_ES=embargo_ES, penalty_EK=penalty_EK)
+
+
+def price_of_keeping(obs: TrainingSignals, prices: ScoreConstants) -> Doubles:
+    """`[E, S]`: rent to the end of the episode that is saved if the seed there goes now.
+
+    What is left of the rent without it is what the member's other seeds in the output would pay;
+    training FLOPs that are spent already are not saved. 0 where no seed is in the output.
+    """
+    slots = obs.slots
+    in_output_ES = slots.alpha_ES > 0
+    params_ES = _over_host(slots.params_ES, in_output_ES, obs.params_over_host_E)
+    macs_ES = _over_host(slots.macs_ES, in_output_ES, obs.macs_over_host_E)
+    params_E1, macs_E1 = params_ES.sum(axis=1, keepdims=True), macs_ES.sum(axis=1, keepdims=True)
+    left = (obs.episode_length - 1 - obs.step) / obs.episode_length
+    with_it_E1 = prices.rent(params_E1, macs_E1, left * macs_E1)
+    without_ES = prices.rent(params_E1 - params_ES, macs_E1 - macs_ES, left * (macs_E1 - macs_ES))
+    return np.asarray(with_it_E1 - without_ES)
+
+
+def _over_host(count_ES: Ints, in_output_ES: Bools, over_host_E: Floats) -> Doubles:
+    """Each seed's share of what the member's seeds in the output add to the host, over the host."""
+    counted_ES = np.where(in_output_ES, count_ES, 0)
+    total_E1 = np.maximum(counted_ES.sum(axis=1, keepdims=True), 1)
+    return np.asarray(counted_ES / total_E1 * np.asarray(over_host_E, np.float64)[:, None])
 
 
 def _closing(obs: TrainingSignals) -> bool:

@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.streams import stream_seed
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
-from esper.tasks.scoring import ScoreConstants
 from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 
 Pixels = npt.NDArray[np.uint8]

@@ -26,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.errors import EsperError
+from esper.leyline.prices import ScoreConstants
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
 from esper.tasks.places import DataSet, damaged, pick_file, read_file
 from esper.tasks.published import cut_validation
 from esper.tasks.registry import register_task
-from esper.tasks.scoring import ScoreConstants
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
 from esper.tasks.statistics import value_statistics
 

@@ -3,8 +3,9 @@
     score = acc - c_p * log2(1 + dP / P0) - c_m * log2(1 + dM / M0) - c_f * (FLOPs / host's - 1)
 
 dP and dM count seeds that would be exported now (alpha above 0), in full: a seed being pruned pays
-until its alpha is 0, and from then on it has never been there. Only numpy arrays come in, so
-nothing here needs torch, `suffix_macs` apart.
+until its alpha is 0, and from then on it has never been there. The rent that is taken off is in
+leyline/prices.py, because policies may reckon with it too. Only numpy arrays come in, so nothing
+here needs torch, `suffix_macs` apart.
 
 Shape letters: E members, S slots.
 """
@@ -19,6 +20,7 @@ import numpy as np
 
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.stages import LIVE_STAGES, SeedStage
 
 if TYPE_CHECKING:
@@ -33,24 +35,6 @@ SHADOW_PASSES: Final = 2
 FLOPS_PER_MAC: Final = 2
 
 _LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreConstants:
-    """What growth costs in a task, in accuracy (0..1)."""
-
-    c_p: float = 0.02
-    """Per doubling of the parameters."""
-    c_m: float = 0.005
-    """Per doubling of the multiply-accumulates of one forward."""
-    c_f: float = 0.002
-    """Per training run of the host alone, in FLOPs, spent on top of it."""
-
-    def __post_init__(self) -> None:
-        for name in ("c_p", "c_m", "c_f"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise EsperError(f"score constant {name}={value}: must be 0 or more, and finite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +119,10 @@ def score(
             f"host_params={host_params}, host_macs={host_macs}: both must be 1 or more (MACs are "
             f"known after the first batch)"
         )
-    rent_E = (
-        constants.c_p * np.log2(1.0 + added(alpha_ES, params_ES) / host_params)
-        + constants.c_m * np.log2(1.0 + added(alpha_ES, macs_ES) / host_macs)
-        + constants.c_f * (np.asarray(flops_ratio_E, dtype=np.float64) - 1.0)
+    rent_E = constants.rent(
+        added(alpha_ES, params_ES) / host_params,
+        added(alpha_ES, macs_ES) / host_macs,
+        np.asarray(flops_ratio_E, dtype=np.float64) - 1.0,
     )
     return np.asarray(np.asarray(accuracy_E, dtype=np.float64) - rent_E)
 

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
 from esper.tasks.places import DataFiles, locate_data
-from esper.tasks.scoring import ScoreConstants, Upkeep
+from esper.tasks.scoring import Upkeep
 
 if TYPE_CHECKING:
     import torch
