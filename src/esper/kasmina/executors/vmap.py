@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina.blending import blend_rows
-from esper.kasmina.devices import upload
 from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.network import Segment, StackedNetwork
-from esper.kasmina.rows import RowPlan, SeedGroup
+from esper.kasmina.rows import Kept, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
-from esper.leyline.arrays import Bools, Ints
 
 Named = dict[str, Tensor]
 
@@ -51,13 +48,13 @@ class VmapExecutor:
                     h = _apply_seeds(network, plan, group, h, training)
                 slot += 1
         if training and fixed:
-            _keep_buffers(network.host, fixed, plan.table.member_R, plan.main_R)
+            _keep_buffers(network.host, fixed, plan.kept)
         return h
 
 
 def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
     """The data of the rows that begin at the input; `[1, B, ...]` stays shared."""
-    if x.shape[0] == 1 or plan.member_R is None:
+    if x.shape[0] == 1 or plan.in_order or plan.member_R is None:
         return x
     return x.index_select(0, plan.member_R[: plan.first_active])
 
@@ -110,8 +107,7 @@ def _apply_seeds(
     own_in = seed_in.clone() if bank.writes_input else seed_in
     delta = _vmap_store(bank, group, fixed, own_in)
     if training and fixed:
-        rows = np.flatnonzero(plan.blueprint_RS[:, group.slot] == group.blueprint)
-        _keep_buffers(bank, fixed, plan.table.member_R[rows], plan.keeps_RS[rows, group.slot])
+        _keep_buffers(bank, fixed, group.kept)
     check_delta(network, group.slot, group.blueprint, delta, h_G)
     gate = None
     if BlendStyle.GATE in group.present:
@@ -131,15 +127,11 @@ def _rowwise(values_G: Tensor, like: Tensor) -> Tensor:
     return values_G.view(-1, *([1] * (like.ndim - 1)))
 
 
-def _keep_buffers(store: ParameterStore, fixed: Named, member_R: Ints, keeps_R: Bools) -> None:
+def _keep_buffers(store: ParameterStore, fixed: Named, kept: Kept | None) -> None:
     """Write buffers that chosen rows updated (running statistics) back to their members."""
-    rows = np.flatnonzero(keeps_R)
-    everyone = np.array_equal(member_R[rows], np.arange(store.members))
-    in_front = np.array_equal(rows, np.arange(len(rows)))
-    if everyone and in_front:  # a train batch: nothing to look up
-        for name, stacked in store.fixed.items():
-            stacked.copy_(fixed[name][: store.members])
-        return
-    rows_K, members_K = upload(rows, store.device), upload(member_R[rows], store.device)
     for name, stacked in store.fixed.items():
-        stacked.index_copy_(0, members_K, fixed[name].index_select(0, rows_K))
+        if kept is None:  # a train batch: nothing to look up
+            stacked.copy_(fixed[name][: store.members])
+        else:
+            fresh = fixed[name].index_select(0, kept.row_E)
+            stacked.copy_(torch.where(_rowwise(kept.kept_E, stacked), fresh, stacked))
