@@ -257,6 +257,18 @@ def test_a_random_life_is_trained_and_validated_alike(kind):
     assert seen >= {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING}
 
 
+def test_one_member_alone_has_padding_too():
+    padded, exact = (make_population(1) for _ in range(2))
+    for population in (padded, exact):
+        bring_to(population, SeedStage.BLENDING, [0], "r0c0", tempo=8)
+        population.germinate([0], "r0c2", "norm")
+        population.begin_step()
+    for step in range(3):
+        compare_batches(padded, exact, "cnn", step)
+        compare_coalitions(padded, exact, "cnn", step)
+    assert_equal(padded, exact)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", list(KINDS))
 @settings(max_examples=12, deadline=None)

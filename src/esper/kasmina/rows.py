@@ -259,7 +259,7 @@ def pad_table(table: RowTable, room: PlanRoom) -> tuple[RowTable, Ints, Bools]:
     size_N = np.array([shape.first, *shape.begin_S])
     count_N = np.bincount(table.start_R + 1, minlength=len(size_N))
     if (count_N > size_N).any() or count_N[0] != shape.first:
-        raise EsperError(f"{count_N.tolist()} rows begin: the plan has room for {size_N.tolist()}")
+        raise EsperError(f"{count_N} rows begin: the plan has room for {size_N}")
     within_R = np.arange(table.rows) - (np.cumsum(count_N) - count_N)[table.start_R + 1]
     real_R = (np.cumsum(size_N) - size_N)[table.start_R + 1] + within_R
     rows = int(size_N.sum())

@@ -57,9 +57,22 @@ class CudaRecorder:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._anchor = torch.zeros(1, device=device)
+        self._first = self._record(self._touch)
+        """Never replayed: a pool that no graph holds could not be captured into again."""
+
+    def _touch(self) -> None:
+        self._anchor.zero_()
 
     def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record `work` on a side stream. Unlike `torch.cuda.graph` this waits for nothing."""
+        """Record `work` on a side stream; unlike `torch.cuda.graph`, without waiting."""
+        with contextlib.suppress(torch.OutOfMemoryError):
+            return self._record(work)
+        # SYNC: only where memory is short: a capture cannot use what batches before it left cached.
+        torch.cuda.empty_cache()
+        return self._record(work)
+
+    def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
@@ -139,10 +152,10 @@ class GraphCache:
         return self.problem is None
 
     def hold(self, name: str, tensor: Tensor) -> Tensor:
-        """The values of a tensor in a buffer that stays where it is, one per shape and type."""
-        key = (name, tensor.shape, tensor.dtype)
+        """The values of a tensor in a buffer that stays where it is, one per layout and type."""
+        key = (name, tensor.shape, tensor.stride(), tensor.dtype)
         if key not in self._inputs:
-            self._inputs[key] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            self._inputs[key] = torch.empty_like(tensor)
         return self._inputs[key].copy_(tensor)
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
