@@ -105,6 +105,12 @@ class StackedOptimizer:
             for name, fresh in fresh_state.items():
                 _keep(state[name], fresh, active_E)
 
+    def forget(self) -> None:
+        """Zero all moments where they are, as if no step had been taken."""
+        for moments in self.state.values():
+            for value in moments.values():
+                value.zero_()
+
     def clear_rows(self, key: Hashable, index_N: Tensor) -> None:
         """Forget the moments of rows, as for parameters just born."""
         for value in self.state.get(key, {}).values():

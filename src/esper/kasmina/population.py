@@ -39,6 +39,7 @@ from esper.kasmina.losses import RowLoss, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig
+from esper.kasmina.padding import PlanRooms
 from esper.kasmina.probe import HostProbe, probe_host, seed_macs
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
 from esper.kasmina.scaling import MemberScaler
@@ -118,7 +119,8 @@ class Population:
         self.trainer.weight_norm_rates = self.config.seed_lr_scaling == "weight_norm"
         self.set_rates(self.config.host_lr, self.config.seed_lr)
         self.probe: HostProbe | None = None
-        self._plans: dict[str, tuple[int, RowPlan]] = {}
+        self._plans: dict[tuple[str, bool], tuple[int, RowPlan]] = {}
+        self._rooms = PlanRooms()
         self._seed_macs: dict[tuple[int, int], int] = {}
         self._draw_hosts()
 
@@ -202,14 +204,14 @@ class Population:
     def forward(
         self,
         x: Tensor,
-        rows: npt.ArrayLike | RowTable | None = None,
+        rows: npt.ArrayLike | RowTable | RowPlan | None = None,
         alpha_RS: npt.ArrayLike | None = None,
         training: bool = False,
     ) -> Tensor:
         """Outputs `[R, B, ...]` of rows: members (default: all), each with its row of alphas.
 
         `x` is `[E, B, ...]`, or `[1, B, ...]` shared by all. Without `alpha_RS` members are taken
-        as they stand. A `RowTable` gives full control.
+        as they stand. A `RowTable` gives full control; a `RowPlan` is one made ready before.
         """
         return self._run(x, self._plan_for(rows, alpha_RS), training)
 
@@ -217,7 +219,7 @@ class Population:
         self,
         x: Tensor,
         target: Tensor,
-        rows: npt.ArrayLike | RowTable | None = None,
+        rows: npt.ArrayLike | RowTable | RowPlan | None = None,
         alpha_RS: npt.ArrayLike | None = None,
     ) -> EvalBatch:
         """Loss and right predictions of rows on a batch, without training."""
@@ -234,7 +236,12 @@ class Population:
 
         `scaler`: for training in fp16, under autocast.
         """
-        plan = self._cached_plan("train", training_rows)
+        return self.train_rows(self.train_plan(), x, target, scaler)
+
+    def train_rows(
+        self, plan: RowPlan, x: Tensor, target: Tensor, scaler: MemberScaler | None = None
+    ) -> TrainBatch:
+        """One batch for all members by a `train_plan`; reads nothing of the lifecycle."""
         logits = self._run(x, plan, training=True)
         self.trainer.drop_gradients()  # a caller's own or a failed batch may have left some
         target_R = _row_targets(target, logits, plan)
@@ -249,27 +256,49 @@ class Population:
         """Learning rates, one for all members or one each; a schedule calls this every step."""
         self.trainer.set_rates(host_lr, seed_lr)
 
-    def _plan_for(
-        self, rows: npt.ArrayLike | RowTable | None, alpha_RS: npt.ArrayLike | None
-    ) -> RowPlan:
-        if rows is None and alpha_RS is None:
-            return self._cached_plan("members", member_rows)
-        if isinstance(rows, RowTable):
-            table = rows
-        else:
-            member_R = np.arange(self.members) if rows is None else self._members(rows)
-            alphas = self.lifecycle.alpha_ES[member_R] if alpha_RS is None else alpha_RS
-            table = whole_rows(member_R, np.asarray(alphas, dtype=np.float32))
-        return make_plan(table, self.lifecycle, self.device, self.config.detach_seed_input)
+    def train_plan(self, padded: bool = False) -> RowPlan:
+        """The rows of a train batch, good until a stage or an alpha changes.
 
-    def _cached_plan(self, name: str, rows: Callable[[Lifecycle], RowTable]) -> RowPlan:
+        `padded`: in room that other plans of its shape share; takes the vmap executor.
+        """
+        return self._cached_plan("train", training_rows, padded)
+
+    def member_plan(self, padded: bool = False) -> RowPlan:
+        """One row per member as it stands, good until a stage or an alpha changes."""
+        return self._cached_plan("members", member_rows, padded)
+
+    def plan_rows(self, table: RowTable, padded: bool = False) -> RowPlan:
+        """The rows of a table; with `padded`, those of the last such table are no longer good."""
+        return self._make_plan("rows", table, padded)
+
+    def _plan_for(
+        self, rows: npt.ArrayLike | RowTable | RowPlan | None, alpha_RS: npt.ArrayLike | None
+    ) -> RowPlan:
+        if isinstance(rows, RowPlan):
+            return rows
+        if rows is None and alpha_RS is None:
+            return self.member_plan()
+        if isinstance(rows, RowTable):
+            return self.plan_rows(rows)
+        member_R = np.arange(self.members) if rows is None else self._members(rows)
+        alphas = self.lifecycle.alpha_ES[member_R] if alpha_RS is None else alpha_RS
+        return self.plan_rows(whole_rows(member_R, np.asarray(alphas, dtype=np.float32)))
+
+    def _cached_plan(
+        self, name: str, rows: Callable[[Lifecycle], RowTable], padded: bool
+    ) -> RowPlan:
         """The plan of a standard set of rows, rebuilt only after a stage or an alpha changed."""
-        version, plan = self._plans.get(name, (-1, None))
+        version, plan = self._plans.get((name, padded), (-1, None))
         if plan is None or version != self.lifecycle.version:
-            table = rows(self.lifecycle)
-            plan = make_plan(table, self.lifecycle, self.device, self.config.detach_seed_input)
-            self._plans[name] = (self.lifecycle.version, plan)
+            plan = self._make_plan(name, rows(self.lifecycle), padded)
+            self._plans[name, padded] = (self.lifecycle.version, plan)
         return plan
+
+    def _make_plan(self, name: str, table: RowTable, padded: bool) -> RowPlan:
+        training, detach = name == "train", self.config.detach_seed_input
+        room = self._rooms.find(name, table, self.lifecycle, training) if padded else None
+        masks = self.trainer.masks(None if room is None else room.shape) if training else None
+        return make_plan(table, self.lifecycle, self.device, detach, masks, room)
 
     def _run(self, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         if self.choice is None:

@@ -8,7 +8,7 @@ Shape letters: E members, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -21,7 +21,7 @@ from esper.kasmina.devices import upload
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
-from esper.kasmina.rows import RowPlan
+from esper.kasmina.rows import RowPlan, RowShape, TrainMask
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -79,7 +79,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class _SlotUpdate:
-    """The rows of one bank (or gate bank) that train, and how fast; made once a step."""
+    """The rows of one bank (or gate bank) that train, and how fast."""
 
     key: Hashable
     store: ParameterStore
@@ -98,12 +98,14 @@ class Trainer:
         self.seed_optimizer = StackedOptimizer(config)
         self.weight_norm_rates = False
         """Scale a seed's rate by its root-mean-square weight over the host's."""
-        self._updates: tuple[int, list[_SlotUpdate]] = (-1, [])
+        self.host_lr_E = torch.zeros(network.members, device=network.device)
+        self.seed_lr_E = torch.zeros_like(self.host_lr_E)
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
         """Learning rates, `[E]` or one for all."""
         rates = self._rates("host_lr", host_lr), self._rates("seed_lr", seed_lr)
-        self.host_lr_E, self.seed_lr_E = rates
+        for held_E, new_E in zip((self.host_lr_E, self.seed_lr_E), rates, strict=True):
+            held_E.copy_(new_E)  # in place: a captured batch reads them where they are
 
     def _rates(self, name: str, rates: npt.ArrayLike) -> Tensor:
         values = np.asarray(rates, dtype=np.float32)
@@ -123,8 +125,8 @@ class Trainer:
 
     def forget(self) -> None:
         """Clear all moments, as at the start of an episode."""
-        self.host_optimizer.state.clear()
-        self.seed_optimizer.state.clear()
+        self.host_optimizer.forget()
+        self.seed_optimizer.forget()
 
     def clear_rows(self, key: Hashable, index_N: Tensor) -> None:
         """Clear the moments of seeds just born."""
@@ -153,33 +155,49 @@ class Trainer:
         part = key[1]
         return part if isinstance(part, str) else self.network.blueprints[part].name
 
+    def _stores(self) -> list[tuple[tuple[int, int | str], ParameterStore, int]]:
+        """Every bank and gate bank: key, store, slot."""
+        banks: list[tuple[tuple[int, int | str], ParameterStore, int]] = [
+            ((s, k), store, s) for (s, k), store in self.network.banks.items()
+        ]
+        return banks + [((s, GATE_KEY), store, s) for s, store in self.network.gates.items()]
+
     def _seed_stores(self) -> list[tuple[tuple[int, int | str], ParameterStore, int, Bools]]:
         """Every bank and gate bank: key, store, slot, and the members whose seed is in it."""
         life = self.life
-        banks: list[tuple[tuple[int, int | str], ParameterStore, int, Bools]] = [
-            ((s, k), store, s, life.blueprint_ES[:, s] == k)
-            for (s, k), store in self.network.banks.items()
-        ]
-        for s, store in self.network.gates.items():
-            gated = (life.style_ES[:, s] == BlendStyle.GATE) & life.occupied()[:, s]
-            banks.append(((s, GATE_KEY), store, s, gated))
-        return banks
+        gated_ES = (life.style_ES == BlendStyle.GATE) & life.occupied()
+        found = []
+        for key, store, s in self._stores():
+            mine_E = gated_ES[:, s] if key[1] == GATE_KEY else life.blueprint_ES[:, s] == key[1]
+            found.append((key, store, s, np.asarray(mine_E)))
+        return found
+
+    def masks(self, shape: RowShape | None = None) -> dict[Hashable, TrainMask]:
+        """Who learns in each bank: in those where someone does, or in all that a shape computes."""
+        out: dict[Hashable, TrainMask] = {}
+        for key, _, slot, mine in self._seed_stores():
+            group = np.where(mine, self.seed_groups()[:, slot], np.int8(ParameterGroup.FROZEN))
+            mask = TrainMask(group != ParameterGroup.FROZEN, group == ParameterGroup.FOSSIL)
+            if mask.active_E.any() if shape is None else _computes(shape, key):
+                out[key] = mask
+        return out
 
     def step(
         self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor, scaler: MemberScaler | None = None
     ) -> TrainBatch:
         """Clip and update everything that trains, from the gradients of one backward pass."""
         network = self.network
+        updates = self._slot_updates(plan)
         if scaler is not None:
-            self._unscale(scaler)
+            self._unscale(scaler, updates)
         host_norm_E = gradient_norm(network.host)
-        slot_norms = self._slot_norms()
+        slot_norms = _slot_norms(updates)
         sound_E = None
         if scaler is not None:
-            overflow_E = self._overflow(host_norm_E, slot_norms)
+            overflow_E = self._overflow(host_norm_E, slot_norms, updates)
             excused_E, sound_E = scaler.excused(overflow_E), ~overflow_E
             scaler.update(overflow_E)
-        for update in self._slot_updates():
+        for update in updates:
             lr_E = torch.where(update.fossil_E, self.host_lr_E, self._seed_rates(update.store))
             active_E = update.active_E if sound_E is None else update.active_E & sound_E
             norm_E = slot_norms.get(update.slot)
@@ -189,19 +207,24 @@ class Trainer:
         if sound_E is not None:
             slot_norms = {s: norm.masked_fill(excused_E, 0.0) for s, norm in slot_norms.items()}
             host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(excused_E, 0.0)
-        return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms)
+        return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms, updates)
 
-    def _unscale(self, scaler: MemberScaler) -> None:
-        for store in (self.network.host, *(update.store for update in self._slot_updates())):
+    def _unscale(self, scaler: MemberScaler, updates: Sequence[_SlotUpdate]) -> None:
+        for store in (self.network.host, *(update.store for update in updates)):
             if store.flat_EP.grad is not None:
                 scaler.unscale_(store.flat_EP.grad)
 
-    def _overflow(self, host_norm_E: Tensor | None, slot_norms: dict[int, Tensor]) -> Tensor:
+    def _overflow(
+        self,
+        host_norm_E: Tensor | None,
+        slot_norms: dict[int, Tensor],
+        updates: Sequence[_SlotUpdate],
+    ) -> Tensor:
         """`[E]`: members of which any gradient that is used is not finite."""
         overflow_E = torch.zeros_like(self.host_lr_E, dtype=torch.bool)
         if host_norm_E is not None:
             overflow_E |= ~torch.isfinite(host_norm_E)
-        for update in self._slot_updates():
+        for update in updates:
             if update.slot in slot_norms:
                 overflow_E |= update.active_E & ~torch.isfinite(slot_norms[update.slot])
         return overflow_E
@@ -211,19 +234,13 @@ class Trainer:
         for store in (*self.network.banks.values(), *self.network.gates.values()):
             store.flat_EP.grad = None
 
-    def _slot_updates(self) -> list[_SlotUpdate]:
-        """Rows that train in each bank; rebuilt only after a stage changed."""
-        if self._updates[0] != self.life.version:
-            device = self.network.device
-            updates = []
-            for key, store, slot, mine in self._seed_stores():
-                group = np.where(mine, self.seed_groups()[:, slot], np.int8(ParameterGroup.FROZEN))
-                if (group != ParameterGroup.FROZEN).any():
-                    active = upload(group != ParameterGroup.FROZEN, device)
-                    fossil = upload(group == ParameterGroup.FOSSIL, device)
-                    updates.append(_SlotUpdate(key, store, slot, active, fossil))
-            self._updates = (self.life.version, updates)
-        return self._updates[1]
+    def _slot_updates(self, plan: RowPlan) -> list[_SlotUpdate]:
+        """The banks a train batch may change."""
+        return [
+            _SlotUpdate(key, store, slot, *plan.masks[key])
+            for key, store, slot in self._stores()
+            if key in plan.masks
+        ]
 
     def _seed_rates(self, store: ParameterStore) -> Tensor:
         if not self.weight_norm_rates:
@@ -233,14 +250,6 @@ class Trainer:
             old = self.network.host.flat_EP.square().mean(dim=1)
             return self.seed_lr_E * (new / old.clamp(min=1e-12)).sqrt()
 
-    def _slot_norms(self) -> dict[int, Tensor]:
-        """slot -> gradient norm `[E]` of the seed there, gate included."""
-        stores: dict[int, list[ParameterStore]] = {}
-        for update in self._slot_updates():
-            stores.setdefault(update.slot, []).append(update.store)
-        norms = {slot: gradient_norm(*group) for slot, group in stores.items()}
-        return {slot: norm for slot, norm in norms.items() if norm is not None}
-
     def _statistics(
         self,
         plan: RowPlan,
@@ -248,13 +257,14 @@ class Trainer:
         correct_E: Tensor,
         host_norm_E: Tensor | None,
         slot_norms: dict[int, Tensor],
+        updates: Sequence[_SlotUpdate],
     ) -> TrainBatch:
         members, slots = self.network.members, len(self.network.slots)
-        shadow = loss_R.new_full((members * slots,), torch.nan)
+        shadow = loss_R.new_full((members * slots + 1,), torch.nan)  # the last is for padding
         if plan.shadow_place is not None:
             shadow[plan.shadow_place] = loss_R[members:]
         grads = loss_R.new_full((slots, members), torch.nan)
-        for update in self._slot_updates():
+        for update in updates:
             if update.slot in slot_norms:
                 row = torch.where(update.active_E, slot_norms[update.slot], grads[update.slot])
                 grads[update.slot] = row
@@ -263,7 +273,24 @@ class Trainer:
         return TrainBatch(
             loss_E=loss_R[:members],
             correct_E=correct_E,
-            shadow_loss_ES=shadow.view(members, slots),
+            shadow_loss_ES=shadow[:-1].view(members, slots),
             host_grad_norm_E=host_norm_E,
             grad_norm_ES=grads.T,
         )
+
+
+def _slot_norms(updates: Sequence[_SlotUpdate]) -> dict[int, Tensor]:
+    """slot -> gradient norm `[E]` of the seed there, gate included."""
+    stores: dict[int, list[ParameterStore]] = {}
+    for update in updates:
+        stores.setdefault(update.slot, []).append(update.store)
+    norms = {slot: gradient_norm(*group) for slot, group in stores.items()}
+    return {slot: norm for slot, norm in norms.items() if norm is not None}
+
+
+def _computes(shape: RowShape, key: tuple[int, int | str]) -> bool:
+    """Whether plans of a shape have rows of that bank, or of that gate bank."""
+    slot, part = key
+    if part == GATE_KEY:
+        return any(BlendStyle.GATE in group.present for group in shape.groups_S[slot])
+    return any(group.blueprint == part for group in shape.groups_S[slot])

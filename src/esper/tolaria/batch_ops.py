@@ -11,17 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina.devices import upload
 from esper.kasmina.population import Population
-from esper.kasmina.rows import RowTable
+from esper.kasmina.rows import RowPlan, RowTable
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import TrainBatch
 from esper.leyline.errors import EsperError
+from esper.tolaria.graphs import GraphCache
 
 Merit = Callable[[Tensor, Tensor], Tensor]
 """(logits `[R, B, ..., K]`, targets `[R, B, ...]`) -> what each sample counts for `[R, B]`; its
@@ -98,6 +99,16 @@ class RowTotals:
 
         return cls(zeros(), zeros(), zeros(), zeros())
 
+    def take(self, index_N: Tensor) -> RowTotals:
+        """A copy of the totals of some rows."""
+        return RowTotals(
+            loss_R=self.loss_R.index_select(0, index_N),
+            merit_R=self.merit_R.index_select(0, index_N),
+            gain_R=self.gain_R.index_select(0, index_N),
+            gain_square_R=self.gain_square_R.index_select(0, index_N),
+            samples=self.samples,
+        )
+
     def zero_(self) -> None:
         """Start over."""
         _zero(self)
@@ -117,15 +128,34 @@ def process_train_batch(
     target_EB: Tensor,
     totals: TrainTotals,
     scaler: MemberScaler | None = None,
+    graphs: GraphCache | None = None,
 ) -> None:
-    """Train all members on a batch each; `scaler` for fp16."""
-    batch = population.train_batch(x_EB, target_EB, scaler)
+    """Train all members on a batch each; `scaler` for fp16, `graphs` to replay it."""
+    if graphs is None or not graphs.on:
+        _train(population, population.train_plan(), x_EB, target_EB, totals, scaler)
+    else:
+        plan = population.train_plan(padded=True)
+        x, target = graphs.hold("x", x_EB), graphs.hold("target", target_EB)
+        key = ("train", plan.room, x.data_ptr(), target.data_ptr())
+        graphs.run(key, partial(_train, population, plan, x, target, totals, scaler))
+    totals.batches += 1
+    totals.predictions += target_EB[0].numel()
+
+
+def _train(
+    population: Population,
+    plan: RowPlan,
+    x_EB: Tensor,
+    target_EB: Tensor,
+    totals: TrainTotals,
+    scaler: MemberScaler | None,
+) -> None:
+    """Only what the device does, so that it can be captured."""
+    batch = population.train_rows(plan, x_EB, target_EB, scaler)
     totals.loss_E += batch.loss_E
     totals.correct_E += batch.correct_E
     totals.shadow_loss_ES += batch.shadow_loss_ES
     collect_gradient_telemetry_for_batch(batch, totals)
-    totals.batches += 1
-    totals.predictions += target_EB[0].numel()
 
 
 def collect_gradient_telemetry_for_batch(batch: TrainBatch, totals: TrainTotals) -> None:
@@ -135,11 +165,19 @@ def collect_gradient_telemetry_for_batch(batch: TrainBatch, totals: TrainTotals)
 
 
 def process_val_batch(
-    population: Population, x: Tensor, target: Tensor, merit: Merit, totals: RowTotals
+    population: Population,
+    x: Tensor,
+    target: Tensor,
+    merit: Merit,
+    totals: RowTotals,
+    plan: RowPlan | None = None,
 ) -> None:
-    """Validate every member as it stands, on samples all share: row e of the totals is member e."""
+    """Validate every member as it stands, on samples all share: row e of the totals is member e.
+
+    `plan`: the population's `member_plan`, where the caller has it; rows behind E are padding.
+    """
     with torch.no_grad():
-        logits = population.forward(x)
+        logits = population.forward(x, plan)
         _add_rows(population, logits, target, merit, totals)
 
 
@@ -148,18 +186,20 @@ def process_fused_val_batch(
     x: Tensor,
     target: Tensor,
     merit: Merit,
-    table: RowTable,
+    rows: RowTable | RowPlan,
     totals: RowTotals,
 ) -> None:
-    """Validate the rows of a table in one pass; its first E rows are the members as they stand.
+    """Validate rows in one pass; the first E of them are the members as they stand.
 
     Every further row is compared, sample by sample, with its member's own.
     """
     with torch.no_grad():
-        logits = population.forward(x, table)
+        plan = population.plan_rows(rows) if isinstance(rows, RowTable) else rows
+        logits = population.forward(x, plan)
         merit_RB = _add_rows(population, logits, target, merit, totals)
-        own_R = upload(table.member_R, population.device)
-        gain_RB = (merit_RB.index_select(0, own_R) - merit_RB).to(torch.float64)
+        if plan.member_R is None:  # members alone
+            return
+        gain_RB = (merit_RB.index_select(0, plan.member_R) - merit_RB).to(torch.float64)
         totals.gain_R += gain_RB.sum(dim=1)
         totals.gain_square_R += gain_RB.square().sum(dim=1)
 

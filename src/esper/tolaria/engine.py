@@ -50,6 +50,7 @@ from esper.tolaria.env_factory import create_env_state, make_telemetry_callback,
 from esper.tolaria.episode import EpisodeBook
 from esper.tolaria.executor_trial import measure_executors
 from esper.tolaria.governor import GovernorConfig
+from esper.tolaria.graphs import CudaRecorder, GraphCache, GraphMode, GraphReport, why_no_graphs
 from esper.tolaria.observation import Measured, Observer, Standing
 from esper.tolaria.runtime import (
     CUDATimer,
@@ -86,6 +87,9 @@ class EngineConfig:
     works (`exact`) or the one that measures faster (`fast`)."""
     precision: Precision = "auto"
     """What members are computed in: `fp32`, `bf16`, `fp16`; `auto` is bf16 on a GPU that has it."""
+    graphs: GraphMode = "auto"
+    """Train and validation batches as captured CUDA graphs: `on`, `off`; `auto` is on for CUDA with
+    the vmap executor."""
     rollout_steps: int | None = None
     """Steps of a rollout; None: whole episodes. A shorter one is cut, and goes on in the next."""
     val_batch_size: int = 512
@@ -165,6 +169,7 @@ class VectorizedEngine:
         limit = config.counterfactuals.images
         self.validator = Validator(spec, data, self.device, config.val_batch_size, limit)
         self._choose_executor()
+        self._choose_graphs()
         population = self.env.model
         suffix_S = suffix_macs(population, self.validator.control.sample)
         self.book = EpisodeBook(spec, population, suffix_S)
@@ -189,6 +194,25 @@ class VectorizedEngine:
             population.choice = measure_executors(population, train_batch, self.device)
         population.reset(0)
         self.batches.reset(0)
+
+    def _choose_graphs(self) -> None:
+        choice = self.env.model.choice
+        assert choice is not None, "the population has seen an input"
+        self._no_graphs = why_no_graphs(self.config.graphs, self.device, choice.executor.name)
+        self.use_graphs(None if self._no_graphs else GraphCache(CudaRecorder(self.device)))
+
+    def use_graphs(self, graphs: GraphCache | None) -> None:
+        """Capture train and validation batches there from now on; None: compute them as told."""
+        self.graphs = self.validator.graphs = graphs
+
+    def graph_report(self) -> GraphReport:
+        """Whether batches are replayed, why, and how often."""
+        if self.graphs is None:
+            return GraphReport(False, self._no_graphs or "none were given")
+        return self.graphs.report()
+
+    def _precision(self) -> contextlib.AbstractContextManager[None]:
+        return autocast(self.device, self.precision, cached=self.graphs is None)
 
     # ---- rounds ---------------------------------------------------------------------------
 
@@ -259,7 +283,7 @@ class VectorizedEngine:
         slots = population.slot_reports()
         self.book.begin(slots)
         self._rates = (-1.0, -1.0)
-        with autocast(self.device, self.precision):
+        with self._precision():
             control = self.validator.run_control(population, None)
             scored = self.validator.run_score(population)
         host = fetch(tensors_of(control, "control") | tensors_of(scored, "score"))
@@ -336,8 +360,8 @@ class VectorizedEngine:
         self.book.count_training(slots)
         env.train.zero_()
         for x_EB, target_EB in self.batches.step(self.step):
-            with autocast(self.device, self.precision):
-                process_train_batch(population, x_EB, target_EB, env.train, env.scaler)
+            with self._precision():
+                process_train_batch(population, x_EB, target_EB, env.train, env.scaler, self.graphs)
 
     def _validate(self) -> CoalitionPlan:
         """Members and coalitions of their seeds on `val_control`, members on `val_score`."""
@@ -346,7 +370,7 @@ class VectorizedEngine:
             population, config.counterfactuals, config.seed, self.round, self.step
         )
         alone = plan.table.rows == population.members
-        with autocast(self.device, self.precision):
+        with self._precision():
             self.env.val = self.validator.run_control(population, None if alone else plan.table)
             self._scored = self.validator.run_score(population)
         return plan

@@ -83,13 +83,17 @@ def choose_precision(wanted: Precision, device: torch.device) -> Precision:
 
 
 def autocast(
-    device: torch.device, precision: Precision = "auto"
+    device: torch.device, precision: Precision = "auto", cached: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """The context members are computed in; nothing where that is float32."""
+    """The context members are computed in; nothing where that is float32.
+
+    `cached`: casts of weights are kept within it, which work to be captured must not do.
+    """
     chosen = choose_precision(precision, device)
     if chosen == "fp32":
         return contextlib.nullcontext()
-    return torch.autocast("cuda", dtype=torch.bfloat16 if chosen == "bf16" else torch.float16)
+    dtype = torch.bfloat16 if chosen == "bf16" else torch.float16
+    return torch.autocast("cuda", dtype=dtype, cache_enabled=cached)
 
 
 @contextlib.contextmanager

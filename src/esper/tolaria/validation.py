@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from esper.kasmina.devices import upload
 from esper.kasmina.population import Population
-from esper.kasmina.rows import RowTable
+from esper.kasmina.rows import PlanRoom, RowPlan, RowTable
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.tasks.scoring import language_accuracy
@@ -30,6 +33,7 @@ from esper.tolaria.batch_ops import (
     process_val_batch,
     right_or_wrong,
 )
+from esper.tolaria.graphs import GraphCache
 
 
 class ValidationPart:
@@ -98,32 +102,62 @@ class Validator:
         self.merit: Merit = language_merit if data.kind == "tokens" else right_or_wrong
         self._vocab = spec.num_classes if data.kind == "tokens" else None
         self._data, self._device, self._batch_size = data, device, batch_size
+        self.graphs: GraphCache | None = None
+        """Where passes over control and score are captured; None: never."""
+        self._totals: WeakKeyDictionary[PlanRoom, dict[str, RowTotals]] = WeakKeyDictionary()
+        """What captured passes add up to; in the graphs' hands, so that only copies go out."""
 
     def run_control(self, population: Population, table: RowTable | None) -> RowTotals:
         """Rows of the table (None: members as they stand) on `val_control`."""
-        rows = population.members if table is None else table.rows
-        totals = RowTotals.zeros(rows, self._device)
-        for x, target in self.control.batches():
-            if table is None:
-                process_val_batch(population, x, target, self.merit, totals)
-            else:
-                process_fused_val_batch(population, x, target, self.merit, table, totals)
-        return totals
+        return self._run("control", population, self.control, table)
 
     def run_score(self, population: Population) -> RowTotals:
         """Members as they stand on `val_score`."""
-        return self._run_members(population, self.score)
+        return self._run("score", population, self.score, None)
 
     def run_test(self, population: Population) -> RowTotals:
         """Members as they stand on `test`; for the last line of a report."""
         part = ValidationPart(self._data, self._data.test, self._device, self._batch_size)
-        return self._run_members(population, part)
-
-    def _run_members(self, population: Population, part: ValidationPart) -> RowTotals:
-        totals = RowTotals.zeros(population.members, self._device)
-        for x, target in part.batches():
-            process_val_batch(population, x, target, self.merit, totals)
+        plan = population.member_plan()
+        totals = RowTotals.zeros(plan.table.rows, self._device)
+        self._add_part(population, plan, True, part, totals)
         return totals
+
+    def _run(
+        self, name: str, population: Population, part: ValidationPart, table: RowTable | None
+    ) -> RowTotals:
+        """All batches of a part; the whole pass is one graph, its inputs being always the same."""
+        graphs = self.graphs if self.graphs is not None and self.graphs.on else None
+        padded = graphs is not None
+        plan = (
+            population.member_plan(padded) if table is None else population.plan_rows(table, padded)
+        )
+        if graphs is None or plan.room is None or plan.real_R is None:
+            totals = RowTotals.zeros(plan.table.rows, self._device)
+            self._add_part(population, plan, table is None, part, totals)
+            return totals
+        mine = self._totals.setdefault(plan.room, {})
+        if name not in mine:
+            mine[name] = RowTotals.zeros(plan.table.rows, self._device)
+        work = partial(self._add_part, population, plan, table is None, part, mine[name])
+        graphs.run((name, plan.room), work)
+        return mine[name].take(upload(plan.real_R, self._device))
+
+    def _add_part(
+        self,
+        population: Population,
+        plan: RowPlan,
+        alone: bool,
+        part: ValidationPart,
+        totals: RowTotals,
+    ) -> None:
+        """Only what the device does; `alone`: members as they stand, nothing to compare."""
+        totals.zero_()
+        for x, target in part.batches():
+            if alone:
+                process_val_batch(population, x, target, self.merit, totals, plan)
+            else:
+                process_fused_val_batch(population, x, target, self.merit, plan, totals)
 
     def accuracy(self, rows: RowMeasurements) -> Doubles:
         """Accuracy 0..1 of each row, as the task's score counts it."""

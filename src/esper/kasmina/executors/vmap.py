@@ -9,23 +9,22 @@ Shape letters: R rows, G rows of one group, B batch; `...` the activation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
-from esper.kasmina.devices import upload
 from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.network import Segment, StackedNetwork
-from esper.kasmina.rows import RowPlan, SeedGroup
+from esper.kasmina.rows import Kept, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
-from esper.leyline.arrays import Bools, Ints
 
 Named = dict[str, Tensor]
+KernelName = Literal["own", "torch"]
 
 
 class VmapExecutor:
@@ -33,8 +32,16 @@ class VmapExecutor:
 
     name = "vmap"
 
+    def __init__(self, kernels: KernelName = "own") -> None:
+        """`kernels`: our own where those run, or `torch`'s wherever it is."""
+        self.kernels = kernels
+
     def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         """Outputs `[R, B, ...]`."""
+        with fused.stock_kernels(self.kernels == "torch"):
+            return self._run(network, x, plan, training)
+
+    def _run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         check_input(network, x)
         set_training(network, training)
         params = network.host.gather(plan.member_R, plan.shadow_R)
@@ -48,17 +55,16 @@ class VmapExecutor:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
-                h = _apply_slot(network, plan, slot, h, training)
+                h = _apply_slot(network, plan.groups_S[slot], h, training)
                 slot += 1
         if training and fixed:
-            _keep_buffers(network.host, fixed, plan.table.member_R, plan.main_R)
+            _keep_buffers(network.host, fixed, plan.kept)
         return h
 
 
 def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
     """The data of the rows that begin at the input; `[1, B, ...]` stays shared."""
-    front = plan.table.member_R[: plan.first_active]
-    if x.shape[0] == 1 or plan.member_R is None or np.array_equal(front, np.arange(len(x))):
+    if x.shape[0] == 1 or plan.in_order or plan.member_R is None:
         return x
     return x.index_select(0, plan.member_R[: plan.first_active])
 
@@ -103,45 +109,40 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
 
 
 def _apply_slot(
-    network: StackedNetwork, plan: RowPlan, slot: int, h: Tensor, training: bool
+    network: StackedNetwork, groups: Sequence[SeedGroup], h: Tensor, training: bool
 ) -> Tensor:
     """Hand its rows to each group of seeds in a slot, and blend in what they answer.
 
     A row is in one group at most, so all groups start from the same activation.
     """
-    groups = plan.groups_S[slot]
     if not groups:
         return h
     if fused.half_type(h) == h.dtype:
-        return _apply_slot_by_kernels(network, plan, groups, h, training)
+        return _apply_slot_by_kernels(network, groups, h, training)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
-        update = _update_of_seeds(network, plan, group, h_G, training)
+        update = _update_of_seeds(network, group, h_G, training)
         alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
         h = h.index_copy(0, group.rows_G, h_G + alpha * update)
     return h
 
 
 def _apply_slot_by_kernels(
-    network: StackedNetwork,
-    plan: RowPlan,
-    groups: Sequence[SeedGroup],
-    h: Tensor,
-    training: bool,
+    network: StackedNetwork, groups: Sequence[SeedGroup], h: Tensor, training: bool
 ) -> Tensor:
     from esper.kasmina.kernels.rows import fork, give_back
 
     index = [group.rows_G for group in groups]
     h, *taken = fork(h, index)
     updates = [
-        _update_of_seeds(network, plan, group, h_G, training)
+        _update_of_seeds(network, group, h_G, training)
         for group, h_G in zip(groups, taken, strict=True)
     ]
     return give_back(h, index, [group.alpha_G for group in groups], updates)
 
 
 def _update_of_seeds(
-    network: StackedNetwork, plan: RowPlan, group: SeedGroup, h_G: Tensor, training: bool
+    network: StackedNetwork, group: SeedGroup, h_G: Tensor, training: bool
 ) -> Tensor:
     """Run the blueprint on the rows of a group; what they add to the host at full strength."""
     seed_in = h_G
@@ -152,8 +153,7 @@ def _update_of_seeds(
     own_in = seed_in.clone() if bank.writes_input else seed_in
     delta = _vmap_store(bank, group, fixed, own_in)
     if training and fixed:
-        rows = np.flatnonzero(plan.blueprint_RS[:, group.slot] == group.blueprint)
-        _keep_buffers(bank, fixed, plan.table.member_R[rows], plan.keeps_RS[rows, group.slot])
+        _keep_buffers(bank, fixed, group.kept)
     check_delta(network, group.slot, group.blueprint, delta, h_G)
     gate = None
     if BlendStyle.GATE in group.present:
@@ -171,15 +171,11 @@ def _rowwise(values_G: Tensor, like: Tensor) -> Tensor:
     return values_G.view(-1, *([1] * (like.ndim - 1)))
 
 
-def _keep_buffers(store: ParameterStore, fixed: Named, member_R: Ints, keeps_R: Bools) -> None:
+def _keep_buffers(store: ParameterStore, fixed: Named, kept: Kept | None) -> None:
     """Write buffers that chosen rows updated (running statistics) back to their members."""
-    rows = np.flatnonzero(keeps_R)
-    everyone = np.array_equal(member_R[rows], np.arange(store.members))
-    in_front = np.array_equal(rows, np.arange(len(rows)))
-    if everyone and in_front:  # a train batch: nothing to look up
-        for name, stacked in store.fixed.items():
-            stacked.copy_(fixed[name][: store.members])
-        return
-    rows_K, members_K = upload(rows, store.device), upload(member_R[rows], store.device)
     for name, stacked in store.fixed.items():
-        stacked.index_copy_(0, members_K, fixed[name].index_select(0, rows_K))
+        if kept is None:  # a train batch: nothing to look up
+            stacked.copy_(fixed[name][: store.members])
+        else:
+            fresh = fixed[name].index_select(0, kept.row_E)
+            stacked.copy_(torch.where(_rowwise(kept.kept_E, stacked), fresh, stacked))

@@ -1,0 +1,465 @@
+"""Captured CUDA graphs: what a replay computes is what the same work computes when it is told.
+
+The stand-in of `graph_support` runs the same padded plans in the same buffers without a graph, so
+that under `exact` nothing but the capture differs: both must agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper.tolaria.engine as engine_module
+from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
+from esper.kasmina import CNNHost, OptimConfig, Population, PopulationConfig
+from esper.kasmina.gates import GateConfig
+from esper.kasmina.lifecycle import LifecycleConfig
+from esper.kasmina.scaling import MemberScaler
+from esper.leyline import BlendStyle, SeedStage
+from esper.tamiyo.baselines import StaticTopology, WaitPolicy
+from esper.tolaria.batch_ops import TrainTotals, process_train_batch
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.graphs import CudaRecorder, GraphCache
+from esper.tolaria.runtime import autocast, set_profile
+from esper.tolaria.transfer import fetch
+from graph_support import Rerun
+from support import CLASSES, ROW_0, batch, bring_to, make_population
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+DEVICE = torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def exact(monkeypatch):
+    monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    set_profile("exact", DEVICE)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = False
+
+
+@contextlib.contextmanager
+def sync_mode(mode: str):
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode(mode)
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def cuda_cache(**settings) -> GraphCache:
+    return GraphCache(CudaRecorder(DEVICE), **settings)
+
+
+def on_gpu(spec=None, listener=None, **config) -> VectorizedEngine:
+    settings = {"device": "cuda", "precision": "fp32", "profile": "exact", "executor": "vmap"}
+    return small_engine(spec, listener, **(settings | config))
+
+
+def grown(kind: str = "cnn", **settings: object) -> Population:
+    """Seeds that blend, one that incubates, one that is permanent."""
+    population = make_population(5, device="cuda", kind=kind, **settings)
+    slots = population.slots
+    first, second = population.blueprints[:2]
+    bring_to(population, SeedStage.FOSSILIZED, [1], slots[0], first, style=BlendStyle.GATE)
+    bring_to(population, SeedStage.BLENDING, [2, 3], slots[1], second, tempo=8)
+    population.germinate([0, 4], slots[2], first)
+    return population
+
+
+def state_of(population: Population) -> dict[str, Tensor]:
+    network, trainer = population.network, population.trainer
+    stores = {"host": network.host}
+    stores |= {str(key): bank for key, bank in network.banks.items()}
+    stores |= {f"gate {key}": gate for key, gate in network.gates.items()}
+    out = {name: store.flat_EP.detach().clone() for name, store in stores.items()}
+    for name, store in stores.items():
+        out |= {f"{name}/{part}": value.clone() for part, value in store.fixed.items()}
+    for optimizer in (trainer.host_optimizer, trainer.seed_optimizer):
+        for key, moments in optimizer.state.items():
+            out |= {f"{key} {part}": value.clone() for part, value in moments.items()}
+    return out
+
+
+def totals_of(population: Population) -> TrainTotals:
+    return TrainTotals.zeros(population.members, len(population.slots), DEVICE)
+
+
+def numbers(totals: TrainTotals) -> dict[str, Tensor]:
+    names = ("loss_E", "correct_E", "shadow_loss_ES", "host_grad_norm_E", "grad_norm_ES")
+    return {name: getattr(totals, name) for name in names}
+
+
+def assert_bits(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, value in left.items():
+        same = (value == right[name]) | (value.isnan() & right[name].isnan())
+        assert bool(same.all()), f"{name}: {(value - right[name]).abs().max()}"
+
+
+def train_steps(
+    population: Population,
+    cache: GraphCache | None,
+    kind: str = "cnn",
+    precision: str = "fp32",
+    scaler: MemberScaler | None = None,
+) -> TrainTotals:
+    """Six steps of three batches; rates, moments, weights and alphas change in between."""
+    totals = totals_of(population)
+    for step in range(6):
+        population.begin_step()
+        population.set_rates(0.05 / (step + 1), [0.01 * step] * population.members)
+        if step == 3:
+            population.trainer.forget()
+        if step == 4:
+            population.network.host.flat_EP.detach()[1].mul_(0.5)
+        for index in range(3):
+            x, y = batch(population.members, 10 * step + index, device="cuda", kind=kind)
+            with autocast(DEVICE, precision, cached=False):
+                process_train_batch(population, x, y, totals, scaler, cache)
+    return totals
+
+
+# ---- a population -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", ["sgd", "adamw"])
+@pytest.mark.parametrize("kind", ["cnn", "batchnorm", "mlp"])
+def test_replays_are_the_work_bit_for_bit(kind, law):
+    ends = []
+    for cache in (cuda_cache(), GraphCache(Rerun())):
+        population = grown(kind, optim=OptimConfig(kind=law))
+        totals = train_steps(population, cache, kind)
+        assert cache.on, cache.problem
+        assert cache.replays >= 15
+        ends.append((state_of(population), numbers(totals)))
+    assert_bits(ends[0][0], ends[1][0])
+    assert_bits(ends[0][1], ends[1][1])
+
+
+@pytest.mark.parametrize("kind", ["cnn", "batchnorm", "mlp", "transformer"])
+def test_replays_agree_with_exact_plans(kind):
+    """No padding, no buffers, no graph on the other side."""
+    if kind == "transformer":
+        torch.use_deterministic_algorithms(False)
+    ends = []
+    for cache in (cuda_cache(), None):
+        population = grown(kind)
+        totals = train_steps(population, cache, kind)
+        assert cache is None or (cache.on and cache.replays >= 15), cache and cache.problem
+        ends.append((state_of(population), numbers(totals)))
+    for left, right in zip(*ends, strict=True):
+        for name, value in left.items():
+            torch.testing.assert_close(
+                value, right[name], rtol=1e-3, atol=1e-4, equal_nan=True, msg=name
+            )
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_low_precision_is_captured_too(precision):
+    ends = []
+    for cache in (cuda_cache(), GraphCache(Rerun())):
+        population = grown()
+        scaler = MemberScaler(5, DEVICE) if precision == "fp16" else None
+        totals = train_steps(population, cache, precision=precision, scaler=scaler)
+        assert cache.on, cache.problem
+        assert cache.replays >= 15
+        ends.append(state_of(population) | numbers(totals))
+        if scaler is not None:
+            ends[-1] |= {"scale": scaler.scale_E, "good": scaler.good_E}
+    assert_bits(*ends)
+
+
+def test_a_capture_computes_nothing():
+    population = grown()
+    population.begin_step()
+    x, y = batch(5, device="cuda")
+    totals = totals_of(population)
+    plan = population.train_plan(padded=True)
+
+    def work() -> None:
+        batch_stats = population.train_rows(plan, x, y)
+        totals.loss_E += batch_stats.loss_E
+
+    work()
+    before = state_of(population) | {"totals": totals.loss_E.clone()}
+    graph = CudaRecorder(DEVICE).capture(work)
+    assert_bits(before, state_of(population) | {"totals": totals.loss_E.clone()})
+    graph.replay()
+    after = state_of(population)
+    assert not torch.equal(after["host"], before["host"])
+
+
+def test_a_sick_member_0_stays_alone_in_replays():
+    """Padding rows read member 0; with NaN there all of them are NaN."""
+    ends = []
+    for cache in (cuda_cache(), None):
+        population = grown()
+        population.network.host.flat_EP.detach()[0] = float("nan")
+        train_steps(population, cache)
+        ends.append(state_of(population))
+    for name, value in ends[0].items():
+        torch.testing.assert_close(
+            value[1:], ends[1][name][1:], rtol=1e-3, atol=1e-4, equal_nan=True, msg=name
+        )
+    assert ends[0]["host"][1:].isfinite().all()
+
+
+class Waiting(nn.Module):
+    """Waits for the device, which no graph can."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:
+            torch.cuda.current_stream().synchronize()
+        return x
+
+
+class WaitingHost(CNNHost):
+    def __init__(self) -> None:
+        super().__init__(num_classes=CLASSES, in_channels=1, n_blocks=3, base_channels=4)
+        self.wait = Waiting()
+
+    def segments(self):
+        first, *others = super().segments()
+        return (nn.Sequential(first, self.wait), *others)
+
+
+def test_a_host_that_waits_goes_on_without_graphs():
+    def make() -> Population:
+        gates = LifecycleConfig(gates=GateConfig(min_training_steps=1))
+        config = PopulationConfig(executor="vmap", lifecycle=gates)
+        return Population(WaitingHost, ROW_0, ("norm",), 3, 0, "cuda", config)
+
+    ends = []
+    cache = cuda_cache()
+    for graphs in (cache, None):
+        population = make()
+        totals = totals_of(population)
+        for seed in range(5):
+            process_train_batch(population, *batch(3, seed, device="cuda"), totals, None, graphs)
+        assert totals.batches == 5
+        ends.append(state_of(population))
+    assert not cache.on
+    assert cache.problem
+    assert cache.replays == 0
+    assert cache.eager == 2, "the warm-up, and the batch whose capture failed"
+    for name, value in ends[0].items():
+        torch.testing.assert_close(value, ends[1][name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_pool_outlives_its_graphs():
+    """All graphs gone, the next capture still goes into the same pool."""
+    recorder = CudaRecorder(DEVICE)
+    values = torch.zeros(1000, device="cuda")
+
+    def work() -> None:
+        values.add_(torch.ones_like(values))
+
+    for count in range(1, 4):
+        graph = recorder.capture(work)
+        graph.replay()
+        assert values[0].item() == count
+        del graph
+
+
+def test_dropped_graphs_are_captured_again_and_memory_does_not_grow():
+    population = make_population(8, device="cuda")
+    cache = cuda_cache(limit=1)
+    totals = totals_of(population)
+    used = []
+    for round_index in range(6):
+        population.reset(round_index)
+        for count in (0, 2, 8):
+            dormant = np.flatnonzero(population.lifecycle.stage_ES[:count, 1] == SeedStage.DORMANT)
+            if dormant.size:
+                population.germinate(dormant, "r0c1", "conv_light")
+            population.begin_step()
+            for seed in range(3):
+                x, y = batch(8, seed, device="cuda")
+                process_train_batch(population, x, y, totals, None, cache)
+        used.append(torch.cuda.memory_reserved())
+    assert cache.on, cache.problem
+    assert cache.captures >= 12, "one graph is held at a time"
+    assert used[-1] <= used[2] + 2**21
+
+
+# ---- the engine ---------------------------------------------------------------------------
+
+
+def test_auto_is_on_for_cuda_with_vmap():
+    assert on_gpu().graph_report().on
+    assert on_gpu(graphs="on").graph_report().on
+    off = on_gpu(graphs="off").graph_report()
+    assert (off.on, off.reason) == (False, "asked for")
+    loop = on_gpu(executor="loop").graph_report()
+    assert not loop.on
+    assert "loop" in loop.reason
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_episodes_of_random_growth_are_the_stand_ins_bit_for_bit(precision):
+    """Resets, new banks, stages, ramps, coalitions: two rounds, other growth in each."""
+    spec = small_task(episode_length=14, kernel_size=3, batches_per_step=4)
+    runs = []
+    for recorder in (CudaRecorder(DEVICE), Rerun()):
+        diary = Diary()
+        engine = on_gpu(spec, diary, members=6, precision=precision, governor=CALM)
+        engine.use_graphs(GraphCache(recorder))
+        policy = random_policy(3, spec)
+        books = []
+        for _ in range(2):
+            engine.run_rollout(policy)
+            books.append(histories(engine.book))
+        report = engine.graph_report()
+        assert report.on, report.reason
+        assert report.replays > report.captures > 3
+        passes = 2 * 14 * (4 + 2) + 2 * 2
+        assert report.replays + report.eager == passes, "every batch and every pass once"
+        runs.append((books, diary, state_of(engine.env.model)))
+    (left, one, end), (right, two, other) = runs
+    for a, b in zip(one.records, two.records, strict=True):
+        assert np.array_equal(a.decision.actions.op, b.decision.actions.op)
+        assert np.array_equal(
+            a.counterfactuals.contribution_ES, b.counterfactuals.contribution_ES, equal_nan=True
+        )
+    for book, again in zip(left, right, strict=True):
+        for name, values in book.items():
+            assert np.array_equal(values, again[name], equal_nan=True), name
+    assert_bits(end, other)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_rollout_agrees_with_one_without_graphs(seed):
+    runs = []
+    for graphs in ("on", "off"):
+        diary = Diary()
+        engine = on_gpu(listener=diary, graphs=graphs, seed=seed, governor=CALM)
+        engine.run_rollout(random_policy(seed))
+        runs.append((histories(engine.book), diary))
+    (graphed, one), (plain, two) = runs
+    for a, b in zip(one.records, two.records, strict=True):
+        assert np.array_equal(a.decision.actions.op, b.decision.actions.op)
+        assert np.array_equal(a.signals.slots.stage_ES, b.signals.slots.stage_ES)
+        assert a.rows == b.rows
+    for name in ("train_loss_TE", "loss_TE", "score_loss_TE"):
+        np.testing.assert_allclose(graphed[name], plain[name], rtol=5e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_exact_is_bit_reproducible_with_graphs(precision):
+    runs = []
+    for _ in range(2):
+        engine = on_gpu(graphs="on", precision=precision)
+        for _ in range(2):
+            engine.run_rollout(random_policy())
+        assert engine.graph_report().replays > 0
+        runs.append(histories(engine.book))
+    for name, values in runs[0].items():
+        assert np.array_equal(values, runs[1][name], equal_nan=True), name
+
+
+def test_a_rollback_goes_on_from_restored_values():
+    spec = small_task(episode_length=8, batches_per_step=4)
+    ends = []
+    for recorder in (CudaRecorder(DEVICE), Rerun()):
+        diary = Diary()
+        engine = on_gpu(spec, diary, members=3)
+        engine.use_graphs(GraphCache(recorder))
+
+        def plant(record, engine=engine) -> None:
+            if record.signals.step == 3:
+                engine.env.model.network.host.flat_EP.detach()[1, 0] = float("nan")
+
+        diary.watch = plant
+        engine.run_rollout(StaticTopology.full("conv_light", ("r0c1",)))
+        assert engine.env.governor.rollbacks_E.tolist() == [0, 1, 0]
+        assert engine.graph_report().on
+        ends.append(state_of(engine.env.model))
+    assert_bits(*ends)
+    assert ends[0]["host"].isfinite().all()
+
+
+@pytest.mark.parametrize("placement", ["device", "stream"])
+def test_capturing_and_replaying_wait_for_nothing(placement, monkeypatch):
+    """A fresh cache, so that the steps watched warm up, capture and replay."""
+
+    def transfer(parts):
+        with sync_mode("default"):
+            return fetch(parts)
+
+    monkeypatch.setattr(engine_module, "fetch", transfer)
+    spec = small_task(episode_length=14)
+    engine = on_gpu(spec, data_placement=placement)
+    policy = random_policy(3, spec)
+    engine.run_rollout(policy)  # kernels, banks and moments are set up
+    engine.use_graphs(cuda_cache())
+    engine.begin_episode(policy)
+    with sync_mode("error"):
+        for _ in range(spec.episode_length):
+            engine._step_env(policy, cut=False)
+            engine.step += 1
+    engine.step = 0
+    report = engine.graph_report()
+    assert report.on, report.reason
+    assert report.captures > 3
+    assert report.replays > report.captures
+
+
+def test_waiting_needs_three_graphs_and_memory_stays_constant():
+    engine = on_gpu(small_task(episode_length=6))
+    used = []
+    for _ in range(6):
+        engine.run_rollout(WaitPolicy())
+        used.append(torch.cuda.memory_reserved())
+    report = engine.graph_report()
+    assert (report.captures, report.held, report.eager) == (3, 3, 3)
+    assert used[-1] <= used[2] + 2**21
+
+
+def test_a_profile_that_tunes_kernels_is_captured_too():
+    """`fast`: cuDNN tries its kernels in the warm-up, never in a capture."""
+    engine = on_gpu(small_task(kernel_size=3, batches_per_step=4), profile="fast")
+    engine.run_rollout(random_policy())
+    report = engine.graph_report()
+    assert report.on, report.reason
+    assert report.replays > report.captures > 0
+
+
+def test_two_engines_take_turns():
+    """Each has its own pool; neither writes into the other's."""
+    spec = small_task(episode_length=5)
+    alone = on_gpu(spec, seed=1)
+    for _ in range(2):
+        alone.run_rollout(WaitPolicy())
+    first, second = on_gpu(spec, seed=1), on_gpu(spec, seed=2)
+    for _ in range(2):
+        first.run_rollout(WaitPolicy())
+        second.run_rollout(WaitPolicy())
+    for name, values in histories(alone.book).items():
+        assert np.array_equal(values, getattr(first.book, name), equal_nan=True), name
+
+
+def test_work_given_as_a_partial_is_all_a_graph_needs():
+    """Results of earlier replays are not disturbed by later captures in the same pool."""
+    cache = cuda_cache()
+    source, total = torch.zeros(4, device="cuda"), torch.zeros(4, device="cuda")
+    other = torch.zeros(1024, 1024, device="cuda")
+
+    def add(values: Tensor, into: Tensor) -> None:
+        into += (values * 2.0 + 1.0).square()
+
+    for value in range(4):
+        source.fill_(float(value))
+        cache.run("small", partial(add, source, total))
+        cache.run("large", partial(add, other, other))
+    expected = sum((2.0 * value + 1.0) ** 2 for value in range(4))
+    assert total.tolist() == [expected] * 4
+    assert cache.captures == 2

@@ -1,0 +1,399 @@
+"""Plans with room to spare compute what exact plans do; padding rows read and give nothing back."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.kasmina import Population
+from esper.kasmina.packing import ALIGNMENT, PackedArrays
+from esper.kasmina.padding import SLACK, PlanRooms, bucket, bucketed, covers, rows_of
+from esper.kasmina.rows import (
+    FROM_INPUT,
+    GroupShape,
+    RowShape,
+    make_plan,
+    shape_of,
+    training_rows,
+)
+from esper.leyline import ALPHA_TARGETS, BlendStyle, LifecycleOp, SeedStage
+from esper.tolaria.counterfactual_eval import CounterfactualConfig, plan_coalitions
+from support import KINDS, batch, bring_to, good_signals, make_population, refused
+
+ADD = frozenset({BlendStyle.ADD})
+members_counts = st.integers(1, 200)
+
+
+# ---- the law of buckets -------------------------------------------------------------------
+
+
+@given(st.integers(0, 2000), members_counts)
+def test_a_bucket_holds_its_rows_and_wastes_no_more_than_its_law(count, members):
+    size = bucket(count, members)
+    step = max(4, -(-members // 8))
+    assert size >= count
+    assert (size == 0) == (count == 0)
+    assert size - count < max(step, 0.25 * count + 2 * step if count > members else 0)
+
+
+@given(st.integers(0, 1000), members_counts)
+def test_buckets_grow_with_the_count_and_are_buckets_themselves(count, members):
+    size = bucket(count, members)
+    assert bucket(count + 1, members) >= size
+    assert bucket(size, members) == size
+
+
+def test_buckets_of_64_members():
+    sizes = sorted({bucket(count, 64) for count in range(200)})
+    assert sizes == [0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 104, 136, 176, 224]
+
+
+def shapes(members: int = 16) -> st.SearchStrategy[RowShape]:
+    group = st.builds(
+        lambda kind, rows, styles: GroupShape(kind, rows, frozenset(styles)),
+        st.integers(0, 2),
+        st.integers(1, 20),
+        st.sets(st.sampled_from(list(BlendStyle)), min_size=1),
+    )
+    groups = st.lists(group, max_size=3, unique_by=lambda g: g.blueprint).map(tuple)
+    return st.builds(
+        lambda pairs: RowShape(
+            members, tuple(b if g else 0 for b, g in pairs), tuple(g for _, g in pairs)
+        ),
+        st.lists(st.tuples(st.integers(0, 12), groups), min_size=3, max_size=3),
+    )
+
+
+@given(shapes())
+def test_a_bucketed_shape_covers_what_it_was_made_for(need):
+    room = bucketed(need)
+    assert covers(room, need)
+    assert rows_of(room) >= rows_of(need)
+    if need.first_live is not None:
+        live = need.first_live
+        assert room.begin_S[live] > need.begin_S[live], "a row of padding where seeds are live"
+
+
+@given(shapes(), shapes())
+def test_covering_is_a_matter_of_every_count(room, need):
+    kinds = [{g.blueprint: g for g in at} for at in room.groups_S]
+    fits = all(
+        g.blueprint in kinds[s]
+        and kinds[s][g.blueprint].rows >= g.rows
+        and kinds[s][g.blueprint].present >= g.present
+        for s, at in enumerate(need.groups_S)
+        for g in at
+    ) and all(
+        there >= wanted + (s == room.first_live)
+        for s, (there, wanted) in enumerate(zip(room.begin_S, need.begin_S, strict=True))
+    )
+    assert covers(room, need) == fits
+
+
+def test_room_that_is_there_is_taken_until_it_wastes_too_much():
+    population = make_population(16)
+    rooms = PlanRooms()
+    bring_to(population, SeedStage.TRAINING, list(range(6)), "r0c1")
+    large = rooms.find("train", training_rows(population.lifecycle), population.lifecycle, True)
+    population.prune(0, "r0c1")
+    population.prune(1, "r0c1")
+    life = population.lifecycle
+    need = shape_of(training_rows(life), life)
+    assert bucketed(need) != large.shape
+    again = rooms.find("train", training_rows(life), life, True)
+    fits = rows_of(large.shape) <= SLACK * rows_of(bucketed(need))
+    assert (again is large) == fits
+    assert rooms.find("rows", training_rows(life), life, True) is not again, "one use, one room"
+
+
+def test_rooms_used_least_recently_go():
+    population = make_population(8)
+    rooms, life = PlanRooms(limit=2), population.lifecycle
+    tables = []
+    for stage, count in ((SeedStage.DORMANT, 0), (SeedStage.TRAINING, 3), (SeedStage.TRAINING, 8)):
+        if stage is SeedStage.TRAINING:
+            dormant = np.flatnonzero(life.stage_ES[:count, 1] == SeedStage.DORMANT)
+            population.germinate(dormant, "r0c1", "conv_light")
+            population.begin_step()
+        tables.append((training_rows(life), copy.deepcopy(life)))
+    found = [rooms.find("train", *pair, True) for pair in tables]
+    assert len({id(room) for room in found}) == 3
+    assert len(rooms) == 2
+    assert rooms.find("train", *tables[2], True) is found[2]
+    assert rooms.find("train", *tables[0], True) is not found[0]
+
+
+# ---- packed arrays ------------------------------------------------------------------------
+
+
+def test_packed_arrays_come_back_as_they_were_and_stay_where_they_are():
+    rng = np.random.default_rng(0)
+    arrays = {
+        "flags": rng.random(5) < 0.5,
+        "index": rng.integers(0, 9, 3),
+        "alpha": rng.random((2, 3)).astype(np.float32),
+        "style": rng.integers(0, 3, 7).astype(np.int8),
+    }
+    packed = PackedArrays(arrays, torch.device("cpu"))
+    places = {name: tensor.data_ptr() for name, tensor in packed.tensors.items()}
+    others = {name: np.roll(values, 1) for name, values in arrays.items()}
+    for values in (arrays, others):
+        packed.fill(values)
+        for name, array in values.items():
+            assert np.array_equal(packed.tensors[name].numpy(), array)
+            assert packed.tensors[name].data_ptr() == places[name]
+    start = packed.tensors["flags"].data_ptr()
+    assert all((place - start) % ALIGNMENT == 0 for place in places.values())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"index": np.zeros(4, dtype=np.int64)},
+        {"index": np.zeros(3, dtype=np.int32)},
+        {"other": np.zeros(3, dtype=np.int64)},
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(wrong):
+    packed = PackedArrays({"index": np.zeros(3, dtype=np.int64)}, torch.device("cpu"))
+    assert "index" in refused(lambda: packed.fill(wrong))
+
+
+# ---- with padding, and without ------------------------------------------------------------
+
+
+def act_randomly(populations: tuple[Population, Population], rng: np.random.Generator) -> None:
+    """The same random legal operations for both."""
+    first = populations[0]
+    legal_ESO = first.lifecycle.legal_ops()
+    for member in range(first.members):
+        slot = int(rng.integers(len(first.slots)))
+        op = LifecycleOp(rng.choice(np.flatnonzero(legal_ESO[member, slot])))
+        kinds = np.flatnonzero(first.lifecycle.fits_SK[slot])
+        seed = int(rng.choice(kinds))
+        style = BlendStyle(int(rng.integers(len(BlendStyle))))
+        target, speed = float(rng.choice(ALPHA_TARGETS)), int(rng.choice([3, 5]))
+        for population in populations:
+            if op is LifecycleOp.GERMINATE:
+                population.germinate([member], slot, seed, style=style, tempo=3)
+            elif op is LifecycleOp.ADVANCE:
+                population.advance([member], slot)
+            elif op is LifecycleOp.SET_ALPHA_TARGET:
+                population.set_alpha_target([member], slot, target, speed)
+            elif op is LifecycleOp.PRUNE:
+                population.prune([member], slot, 3)
+            elif op is LifecycleOp.FOSSILIZE:
+                population.fossilize([member], slot)
+
+
+def state_of(population: Population) -> dict[str, torch.Tensor]:
+    network = population.network
+    stores = {"host": network.host}
+    stores |= {f"bank {key}": bank for key, bank in network.banks.items()}
+    stores |= {f"gate {key}": gate for key, gate in network.gates.items()}
+    out = {}
+    for name, store in stores.items():
+        out[name] = store.flat_EP.detach()
+        out |= {f"{name} {part}": value for part, value in store.fixed.items()}
+    return out
+
+
+def assert_equal(padded: Population, exact: Population, but: tuple[int, ...] = ()) -> None:
+    left, right = state_of(padded), state_of(exact)
+    assert left.keys() == right.keys()
+    kept = [e for e in range(padded.members) if e not in but]
+    for name, value in left.items():
+        torch.testing.assert_close(
+            value[kept], right[name][kept], rtol=1e-5, atol=1e-6, equal_nan=True, msg=name
+        )
+
+
+def compare_batches(padded: Population, exact: Population, kind: str, seed: int) -> None:
+    x, y = batch(padded.members, seed, kind=kind)
+    one = padded.train_rows(padded.train_plan(padded=True), x, y)
+    two = exact.train_batch(x, y)
+    for name in ("loss_E", "correct_E", "shadow_loss_ES", "host_grad_norm_E", "grad_norm_ES"):
+        left, right = getattr(one, name), getattr(two, name)
+        assert torch.equal(left.isnan(), right.isnan()), f"{name}: which rows count"
+        torch.testing.assert_close(left, right, rtol=1e-5, atol=1e-6, equal_nan=True, msg=name)
+
+
+def compare_coalitions(padded: Population, exact: Population, kind: str, step: int) -> None:
+    x, y = batch(1, 50 + step, kind=kind)
+    table = plan_coalitions(exact, CounterfactualConfig(), 0, 0, step).table
+    plan = padded.plan_rows(table, padded=True)
+    assert plan.real_R is not None
+    one, two = padded.evaluate(x, y, plan), exact.evaluate(x, y, table)
+    torch.testing.assert_close(one.loss_R[plan.real_R], two.loss_R, rtol=1e-5, atol=1e-6)
+    assert torch.equal(one.correct_R[plan.real_R], two.correct_R)
+
+
+def live_alike(kind: str, seed: int, detach: bool, steps: int) -> set[int]:
+    """A random life of two populations, one with padding; the stages that were trained in."""
+    rng = np.random.default_rng(seed)
+    padded, exact = (make_population(5, kind=kind, detach_seed_input=detach) for _ in range(2))
+    seen: set[int] = set()
+    for step in range(steps):
+        for population in (padded, exact):
+            population.begin_step()
+        seen |= set(exact.lifecycle.stage_ES.ravel().tolist())
+        compare_batches(padded, exact, kind, step)
+        compare_coalitions(padded, exact, kind, step)
+        for population in (padded, exact):
+            population.end_step(good_signals(population))
+        act_randomly((padded, exact), rng)
+    assert_equal(padded, exact)
+    return seen
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_random_life_is_trained_and_validated_alike(kind):
+    seen = live_alike(kind, 7, detach=kind == "mlp", steps=12)
+    assert seen >= {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING}
+
+
+def test_one_member_alone_has_padding_too():
+    padded, exact = (make_population(1) for _ in range(2))
+    for population in (padded, exact):
+        bring_to(population, SeedStage.BLENDING, [0], "r0c0", tempo=8)
+        population.germinate([0], "r0c2", "norm")
+        population.begin_step()
+    for step in range(3):
+        compare_batches(padded, exact, "cnn", step)
+        compare_coalitions(padded, exact, "cnn", step)
+    assert_equal(padded, exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", list(KINDS))
+@settings(max_examples=12, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), detach=st.booleans())
+def test_random_lives_are_trained_and_validated_alike(kind, seed, detach):
+    live_alike(kind, seed, detach, steps=16)
+
+
+def some_of_each(members: int = 5, **settings: object) -> Population:
+    """Seeds of two kinds and styles, in every stage that is computed."""
+    population = make_population(members, **settings)
+    bring_to(population, SeedStage.FOSSILIZED, [1], "r0c0", style=BlendStyle.GATE)
+    bring_to(population, SeedStage.BLENDING, [2, 3], "r0c1", "norm", tempo=8)
+    population.germinate([0, 4], "r0c2", "conv_light")
+    population.germinate([1], "r0c2", "conv_heavy")
+    population.begin_step()
+    return population
+
+
+@pytest.mark.parametrize("sick", [0, 2])
+@pytest.mark.parametrize("seed_too", [False, True])
+def test_what_is_not_finite_stays_in_its_member(sick, seed_too):
+    """Padding reads member 0: with NaN there, every padding row is NaN."""
+    padded, exact = some_of_each(), some_of_each()
+    for population in (padded, exact):
+        stores = [population.network.host]
+        if seed_too:
+            stores += [*population.network.banks.values(), *population.network.gates.values()]
+        for store in stores:
+            store.flat_EP.detach()[sick] = float("nan")
+    for step in range(3):
+        compare_batches(padded, exact, "cnn", step)
+    assert_equal(padded, exact, but=(sick,))
+    healthy = [e for e in range(5) if e != sick]
+    for name, value in state_of(padded).items():
+        assert value[healthy].isfinite().all(), name
+
+
+def test_padding_rows_can_be_anything_without_a_trace():
+    """Gradients of a batch with huge losses in the padding are those without them."""
+    population = some_of_each()
+    plan = population.train_plan(padded=True)
+    x, y = batch(5)
+    padding = np.setdiff1d(np.arange(plan.table.rows), plan.real_R)
+    assert padding.size
+    grads = []
+    for factor in (0.0, 1e6, float("nan")):
+        logits = population.forward(x, plan, training=True)
+        weight = torch.ones(plan.table.rows)
+        weight[padding] = factor
+        target = y if plan.member_R is None else y.index_select(0, plan.member_R)
+        population.trainer.drop_gradients()
+        (population.loss(logits, target) * weight).sum().backward()
+        network = population.network
+        stores = (network.host, *network.banks.values(), *network.gates.values())
+        grads.append([s.flat_EP.grad for s in stores if s.flat_EP.grad is not None])
+        assert len(grads[-1]) >= 4
+    for other in grads[1:]:
+        for left, right in zip(grads[0], other, strict=True):
+            assert torch.equal(left, right)
+
+
+def test_entries_of_padding_point_at_padding():
+    population = some_of_each()
+    plan = population.train_plan(padded=True)
+    padding = set(np.setdiff1d(np.arange(plan.table.rows), plan.real_R).tolist())
+    spare = 0
+    for groups in plan.groups_S:
+        for group in groups:
+            rows = group.rows_G.tolist()
+            real = [r for r in rows if r not in padding]
+            assert len(set(real)) == len(real), "no row twice but padding"
+            at = torch.tensor([r in padding for r in rows])
+            spare += int(at.sum())
+            assert not group.alpha_G[at].any()
+            assert group.frozen_G is not None
+            assert group.frozen_G[at].all()
+    assert spare > 0
+    assert plan.shadow_place is not None
+    late = [r for r in range(plan.table.rows) if plan.table.start_R[r] != FROM_INPUT]
+    trash = population.members * len(population.slots)
+    for row, place in zip(late, plan.shadow_place.tolist(), strict=True):
+        assert (place == trash) == (row in padding)
+
+
+def test_an_alpha_that_moves_changes_values_and_no_address():
+    population = some_of_each()
+    first = population.train_plan(padded=True)
+    tensors = dict(first.room.packed.tensors)
+    places = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    before = tensors["group/1/0/alpha_G"].clone()
+    population.begin_step()
+    second = population.train_plan(padded=True)
+    assert second is not first
+    assert second.room is first.room
+    assert {n: t.data_ptr() for n, t in second.room.packed.tensors.items()} == places
+    assert not torch.equal(tensors["group/1/0/alpha_G"], before)
+
+
+def test_a_shape_says_which_arrays_there_are():
+    """Of all plans in one room the names, types and shapes are the same, whatever stands where."""
+    population = some_of_each()
+    life = population.lifecycle
+    table = training_rows(life)
+    room = PlanRooms().find("train", table, life, True)
+    make_plan(table, life, population.device, True, population.trainer.masks(room.shape), room)
+    bare = make_population(5)
+    for slot, name in population.network.banks:
+        bare.network.bank(slot, name)
+    bare.network.gate(0)
+    masks = bare.trainer.masks(room.shape)
+    plan = make_plan(training_rows(bare.lifecycle), bare.lifecycle, bare.device, True, masks, room)
+    assert plan.table.rows > 5, "all padding"
+    x, y = batch(5)
+    exact = make_population(5)
+    one, two = bare.train_rows(plan, x, y), exact.train_batch(x, y)
+    torch.testing.assert_close(one.loss_E, two.loss_E)
+    assert one.shadow_loss_ES.isnan().all()
+    torch.testing.assert_close(bare.network.host.flat_EP, exact.network.host.flat_EP)
+
+
+def test_a_table_larger_than_its_room_is_refused():
+    population = some_of_each()
+    life = population.lifecycle
+    none = make_population(5).lifecycle
+    room = PlanRooms().find("train", training_rows(none), none, True)
+    line = refused(lambda: make_plan(training_rows(life), life, population.device, room=room))
+    assert "room" in line
