@@ -104,8 +104,8 @@ class PoisonedData:
     def __getattr__(self, name):
         return getattr(self.batches, name)
 
-    def step(self, step):
-        for x, y in self.batches.step(step):
+    def step(self, step, out=None):
+        for x, y in self.batches.step(step, out):
             x = x.clone()
             x[BROKEN] = float("nan")
             yield x, y

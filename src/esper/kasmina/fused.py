@@ -7,7 +7,7 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -53,6 +53,21 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
 
     ready = x if x.dtype == dtype else prepare(x, dtype)
     return (convolve if groups == 1 else convolve_alone)(ready, weight, dtype)
+
+
+def input_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Room for inputs `[E, B, ...]`; images `[E, B, C, H, W]` lie as our kernels read them."""
+    if len(shape) != 5:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    members, batch, channels, height, width = shape
+    places = padded_channels(channels)
+    buffer = torch.zeros(members, batch, height, width, places, dtype=dtype, device=device)
+    return buffer[..., :channels].permute(0, 1, 4, 2, 3)
+
+
+def padded_channels(channels: int) -> int:
+    """Places of a pixel with so many channels: three get four, so that a pixel is one load."""
+    return 4 if channels == 3 else channels
 
 
 def norm_fits(x: Tensor, groups: int) -> bool:

@@ -12,9 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from esper.scripts.door import enter
+
+if TYPE_CHECKING:
+    from esper.tolaria.engine import VectorizedEngine
 
 PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
 """What it stands on, besides torch."""
@@ -129,13 +132,32 @@ def executor_lines(config: Doctor) -> list[str]:
     choice = engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
     with_data = "" if found else " (made-up data)"
+    kernels, graphs = kernel_line(engine), engine.graph_report()
     return [
         f"{spec.name}{with_data}, {config.envs} members, batches of {spec.batch_size}, "
         f"{engine.precision}",
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap where the host can be vmapped, whatever is faster",
+        f"kernels: {kernels}",
+        f"graphs: {'on' if graphs.on else 'off'} ({graphs.reason})",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
+
+
+def kernel_line(engine: VectorizedEngine) -> str:
+    """Whose kernels compute members here, and why."""
+    from esper.kasmina.devices import can_build_kernels
+
+    choice = engine.env.model.choice
+    if engine.device.type != "cuda":
+        return "torch's (ours are for CUDA devices)"
+    if not can_build_kernels():
+        return "torch's (ours need triton and a C compiler)"
+    if engine.precision == "fp32":
+        return "torch's for members (ours compute in half precision), ours for batches and updates"
+    own = choice is not None and getattr(choice.executor, "kernels", "torch") == "own"
+    whose = "ours" if own else "torch's"
+    return f"{whose} for members, ours for batches and updates"
 
 
 def data_lines(config: Doctor) -> list[str]:

@@ -19,8 +19,11 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from esper.kasmina.devices import takes_kernels
 from esper.kasmina.executors.choice import ExecutorName
+from esper.kasmina.fused import input_buffer
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionHead, LifecycleOp
@@ -53,6 +56,7 @@ from esper.tolaria.governor import GovernorConfig
 from esper.tolaria.graphs import CudaRecorder, GraphCache, GraphMode, GraphReport, why_no_graphs
 from esper.tolaria.observation import Measured, Observer, Standing
 from esper.tolaria.runtime import (
+    NUMBER_TYPES,
     CUDATimer,
     Precision,
     Profile,
@@ -165,7 +169,9 @@ class VectorizedEngine:
             data.std.tolist() or (1.0,),
             spec.augmentation,
             config.data_placement,
+            NUMBER_TYPES[self.precision],
         )
+        self._buffers = self._batch_buffers()
         limit = config.counterfactuals.images
         self.validator = Validator(spec, data, self.device, config.val_batch_size, limit)
         self._choose_executor()
@@ -178,20 +184,36 @@ class VectorizedEngine:
         build_masks(life.legal_ops(), life.fits_SK, frozen)  # bad ones are refused before a run
         self.watch = SlotWatch(population)
 
-    def _choose_executor(self) -> None:
-        """Show the population its first input; on `auto` and `fast`, time both executors."""
-        population, config = self.env.model, self.config
+    def _batch_buffers(self) -> tuple[Tensor, Tensor] | None:
+        """Where every train batch is written on a GPU, so that its graph finds it; else None."""
+        if self.device.type != "cuda":
+            return None
         x, target = next(self.batches.step(0))
+        self.batches.reset(0)
+        return input_buffer(x.shape, x.dtype, self.device), torch.zeros_like(target)
+
+    def _choose_executor(self) -> None:
+        """Show the population its first input; on `auto` and `fast`, time the executors."""
+        population, config = self.env.model, self.config
+        x, target = next(self.batches.step(0, self._buffers))
         with autocast(self.device, self.precision), torch.no_grad():
             population.forward(x)
         measured = config.executor == "auto" and config.profile == "fast"
         if measured and population.choice is not None and population.choice.executor.name == "vmap":
 
             def train_batch() -> None:
-                with autocast(self.device, self.precision):
+                with autocast(self.device, self.precision, cached=False):
                     population.train_batch(x, target, self.env.scaler)
 
-            population.choice = measure_executors(population, train_batch, self.device)
+            replayed = why_no_graphs(config.graphs, self.device, "vmap") is None
+            own_kernels = self.precision != "fp32" and takes_kernels(x)
+            population.choice = measure_executors(
+                population,
+                train_batch,
+                self.device,
+                own_kernels,
+                CudaRecorder(self.device) if replayed else None,
+            )
         population.reset(0)
         self.batches.reset(0)
 
@@ -204,6 +226,8 @@ class VectorizedEngine:
     def use_graphs(self, graphs: GraphCache | None) -> None:
         """Capture train and validation batches there from now on; None: compute them as told."""
         self.graphs = self.validator.graphs = graphs
+        if graphs is not None and self._buffers is not None:
+            graphs.adopt(*self._buffers)
 
     def graph_report(self) -> GraphReport:
         """Whether batches are replayed, why, and how often."""
@@ -359,7 +383,7 @@ class VectorizedEngine:
         self._shadow_rows = int((slots.stage_ES == SeedStage.TRAINING).sum())
         self.book.count_training(slots)
         env.train.zero_()
-        for x_EB, target_EB in self.batches.step(self.step):
+        for x_EB, target_EB in self.batches.step(self.step, self._buffers):
             with self._precision():
                 process_train_batch(population, x_EB, target_EB, env.train, env.scaler, self.graphs)
 

@@ -1,11 +1,13 @@
-"""Which executor is faster here: a few train batches under each, in turn, before the run.
+"""Which executor is faster here, with whose kernels: a few train batches under each, in turn.
 
-A timing may come out differently the next time, so this is for the profile `fast`; under `exact`
-the rule decides (vmap where it works).
+It happens before a run. A timing may come out differently the next time, so this is for the
+profile `fast`; under `exact` the rule decides (vmap where it works, our own kernels where they
+run). Where a run replays captured batches, captured batches are what is timed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable
 from time import perf_counter
@@ -13,42 +15,56 @@ from typing import Final
 
 import torch
 
+from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.population import Population
+from esper.tolaria.graphs import Recorder
 
 PAIRS: Final = 3
-"""Timed batches under each executor, after one to warm up."""
+"""Timed batches under each rival, after one to warm up."""
 BUDGET_SECONDS: Final = 5.0
-"""No further pair is begun after this."""
+"""No further turn is begun after this."""
 
 
 def measure_executors(
-    population: Population, train_batch: Callable[[], None], device: torch.device
+    population: Population,
+    train_batch: Callable[[], None],
+    device: torch.device,
+    own_kernels: bool = False,
+    recorder: Recorder | None = None,
 ) -> ExecutorChoice:
-    """The faster of both on whole train batches, with the figures as its reason.
+    """The fastest on whole train batches, with the figures as its reason.
 
-    `train_batch` trains one batch; the caller resets the population afterwards.
+    `train_batch` trains one batch; the caller resets the population afterwards. `own_kernels`:
+    there is a choice of kernels. `recorder`: what captures batches, where the run will replay them.
     """
-    rivals = {
-        "vmap": ExecutorChoice(VmapExecutor(), ""),
-        "loop": ExecutorChoice(LoopExecutor(), ""),
-    }
+    rivals: dict[str, Executor] = {"vmap": VmapExecutor(), "loop": LoopExecutor()}
+    if own_kernels:
+        rivals = {
+            "vmap with our kernels": VmapExecutor(),
+            "vmap with torch's": VmapExecutor("torch"),
+        }
+        rivals["loop"] = LoopExecutor()
+    works = dict.fromkeys(rivals, train_batch)
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     begun = perf_counter()
-    for pair in range(PAIRS + 1):
+    for turn in range(PAIRS + 1):
         for name, rival in rivals.items():
-            population.choice = rival
-            spent = _timed(train_batch, device)
-            if pair > 0 or spent > BUDGET_SECONDS / 4:  # the first pair warms up
+            population.choice = ExecutorChoice(rival, "on trial")
+            spent = _timed(works[name], device)
+            if turn == 0 and recorder is not None and rival.name == "vmap":
+                with contextlib.suppress(RuntimeError):  # cannot be captured: timed as it is told
+                    works[name] = recorder.capture(train_batch).replay
+            if turn > 0 or spent > BUDGET_SECONDS / 4:  # the first turn warms up
                 seconds[name].append(spent)
         if perf_counter() - begun > BUDGET_SECONDS and all(seconds.values()):
             break
     median = {name: statistics.median(values) for name, values in seconds.items()}
     best = min(median, key=lambda name: median[name])
     told = ", ".join(f"{name} {1000 * value:.1f} ms" for name, value in median.items())
-    return ExecutorChoice(rivals[best].executor, f"measured: {told} a train batch")
+    return ExecutorChoice(rivals[best], f"measured: {told} a train batch")
 
 
 def _timed(work: Callable[[], None], device: torch.device) -> float:

@@ -141,6 +141,7 @@ class GraphCache:
         self._entries: OrderedDict[Hashable, Recording | None] = OrderedDict()
         """None: warmed up, to be captured next time."""
         self._inputs: dict[Hashable, Tensor] = {}
+        self._residents: dict[int, Tensor] = {}
         self.problem: str | None = None
         """Why nothing is captured any more; None as long as all is well."""
         self.captures = self.replays = self.eager = 0
@@ -151,8 +152,14 @@ class GraphCache:
         """Whether work is captured; if not, there is no use in padding it."""
         return self.problem is None
 
+    def adopt(self, *buffers: Tensor) -> None:
+        """Take these for buffers that stay where they are: `hold` gives them as they are."""
+        self._residents.update((buffer.data_ptr(), buffer) for buffer in buffers)
+
     def hold(self, name: str, tensor: Tensor) -> Tensor:
         """The values of a tensor in a buffer that stays where it is, one per layout and type."""
+        if tensor.data_ptr() in self._residents:
+            return tensor
         key = (name, tensor.shape, tensor.stride(), tensor.dtype)
         if key not in self._inputs:
             self._inputs[key] = torch.empty_like(tensor)

@@ -17,6 +17,11 @@ Profile = Literal["exact", "fast"]
 PROFILES: Final = ("exact", "fast")
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 PRECISIONS: Final = ("auto", "fp32", "bf16", "fp16")
+NUMBER_TYPES: Final[dict[Precision, torch.dtype]] = {
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 _NO_MEMORY: Final = ("can't allocate memory", "not enough memory", "CUDA out of memory")
 """How torch's allocators say that there is none left."""
 CUBLAS_SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
@@ -92,8 +97,7 @@ def autocast(
     chosen = choose_precision(precision, device)
     if chosen == "fp32":
         return contextlib.nullcontext()
-    dtype = torch.bfloat16 if chosen == "bf16" else torch.float16
-    return torch.autocast("cuda", dtype=dtype, cache_enabled=cached)
+    return torch.autocast("cuda", dtype=NUMBER_TYPES[chosen], cache_enabled=cached)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.kasmina.fused import padded_channels
+
 
 def pixel_stride(x: Tensor) -> int | None:
     """Places of a pixel if `x` `[R, B, C, H, W]` lies channels last, else None."""
@@ -38,11 +40,6 @@ def channels_last(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
     out = buffer[..., :channels].permute(0, 1, 4, 2, 3)
     out.copy_(x)
     return out, step
-
-
-def padded_channels(channels: int) -> int:
-    """Places for so many channels: three get four."""
-    return 4 if channels == 3 else channels
 
 
 def empty_activation(shape: Sequence[int], like: Tensor) -> Tensor:
