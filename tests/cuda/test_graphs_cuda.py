@@ -270,11 +270,10 @@ def test_a_pool_outlives_its_graphs():
         del graph
 
 
-def test_dropped_graphs_are_captured_again_and_memory_does_not_grow():
+def changing_shapes(cache: GraphCache) -> tuple[Population, list[int]]:
+    """Six rounds through three shapes, three batches each; memory held after each round."""
     population = make_population(8, device="cuda")
-    cache = cuda_cache(limit=1)
-    totals = totals_of(population)
-    used = []
+    totals, used = totals_of(population), []
     for round_index in range(6):
         population.reset(round_index)
         for count in (0, 2, 8):
@@ -286,9 +285,17 @@ def test_dropped_graphs_are_captured_again_and_memory_does_not_grow():
                 x, y = batch(8, seed, device="cuda")
                 process_train_batch(population, x, y, totals, None, cache)
         used.append(torch.cuda.memory_reserved())
+    return population, used
+
+
+def test_dropped_graphs_are_captured_again_and_memory_does_not_grow():
+    cache, stand_in = cuda_cache(limit=1), GraphCache(Rerun(), limit=1)
+    population, used = changing_shapes(cache)
     assert cache.on, cache.problem
     assert cache.captures >= 12, "one graph is held at a time"
     assert used[-1] <= used[2] + 2**21
+    assert_bits(state_of(population), state_of(changing_shapes(stand_in)[0]))
+    assert stand_in.captures == cache.captures
 
 
 # ---- the engine ---------------------------------------------------------------------------

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from esper.kasmina import Population
 from esper.kasmina.packing import ALIGNMENT, PackedArrays
-from esper.kasmina.padding import SLACK, PlanRooms, bucket, bucketed, covers, rows_of
+from esper.kasmina.padding import (
+    SHARES,
+    SLACK,
+    PlanRooms,
+    bucket,
+    bucketed,
+    covers,
+    merged,
+    rows_of,
+)
 from esper.kasmina.rows import (
     FROM_INPUT,
     GroupShape,
@@ -35,7 +44,7 @@ members_counts = st.integers(1, 200)
 @given(st.integers(0, 2000), members_counts)
 def test_a_bucket_holds_its_rows_and_wastes_no_more_than_its_law(count, members):
     size = bucket(count, members)
-    step = max(4, -(-members // 8))
+    step = max(4, -(-members // SHARES))
     assert size >= count
     assert (size == 0) == (count == 0)
     assert size - count < max(step, 0.25 * count + 2 * step if count > members else 0)
@@ -50,7 +59,8 @@ def test_buckets_grow_with_the_count_and_are_buckets_themselves(count, members):
 
 def test_buckets_of_64_members():
     sizes = sorted({bucket(count, 64) for count in range(200)})
-    assert sizes == [0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80, 104, 136, 176, 224]
+    assert sizes == [*range(0, 65, 4), 80, 100, 128, 160, 200]
+    assert sorted({bucket(count, 128) for count in range(20)}) == [0, 4, 8, 16, 24]
 
 
 def shapes(members: int = 16) -> st.SearchStrategy[RowShape]:
@@ -93,6 +103,38 @@ def test_covering_is_a_matter_of_every_count(room, need):
         for s, (there, wanted) in enumerate(zip(room.begin_S, need.begin_S, strict=True))
     )
     assert covers(room, need) == fits
+
+
+@given(shapes(), shapes())
+def test_merged_room_takes_what_either_takes(one, other):
+    left, right = bucketed(one), bucketed(other)
+    both = merged(left, right)
+    assert both == merged(right, left)
+    assert rows_of(both) >= max(rows_of(left), rows_of(right))
+    assert rows_of(both) <= rows_of(left) + rows_of(right)
+    assert merged(both, left) == both
+    assert covers(both, one)
+    assert covers(both, other)
+
+
+def test_growth_that_changes_at_every_step_soon_finds_its_room():
+    """The same few counts in other orders: room is made for two plans, then taken by many."""
+    population, rooms = make_population(16), PlanRooms()
+    life = population.lifecycle
+    rng = np.random.default_rng(0)
+    found, wasted = [], []
+    for _ in range(60):
+        life.reset()
+        members = rng.permutation(16)[: rng.integers(5, 9)]
+        life.germinate(members, rng.integers(0, 3, len(members)), rng.integers(0, 2, len(members)))
+        life.begin_step()
+        table = training_rows(life)
+        room = rooms.find("train", table, life, True)
+        assert covers(room.shape, shape_of(table, life))
+        wasted.append(rows_of(room.shape) / rows_of(bucketed(shape_of(table, life))))
+        found.append(id(room))
+    assert max(wasted) <= SLACK
+    assert len(set(found[30:]) - set(found[:30])) < len(set(found[:30])), "fewer and fewer are new"
 
 
 def test_room_that_is_there_is_taken_until_it_wastes_too_much():

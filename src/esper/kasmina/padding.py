@@ -1,9 +1,11 @@
 """How much room plans are given, so that their shape seldom changes.
 
 A captured graph holds for one shape of plan only. Counts of rows are therefore rounded up to a
-bucket, and a plan that fits into room which is there already takes it, where that wastes little.
+bucket, a plan that fits into room which is there already takes it, and new room is made large
+enough for the last plan too; both only where that wastes little. Fine buckets keep a growth that
+stands still cheap; shared room keeps one that changes at every step from a capture at every step.
 
-The buckets for E members: 0; 4; multiples of E/8 (of 4, if that is more) up to E; from there on a
+The buckets for E members: 0; 4; multiples of E/16 (of 4, if that is more) up to E; from there on a
 quarter more each time. Where seeds are live, one row of padding is always kept, because what a
 group has too much room for must point at a row that is nobody's.
 """
@@ -18,13 +20,13 @@ from esper.kasmina.rows import GroupShape, PlanRoom, RowShape, RowTable, shape_o
 
 SMALLEST: Final = 4
 """The least room for rows, where there are any."""
-SHARES: Final = 8
+SHARES: Final = 16
 """Buckets up to E."""
 GROWTH: Final = 1.25
 """From one bucket to the next above E."""
-SLACK: Final = 1.15
-"""Rows, relative to those of the right bucket, up to which room that is there already is taken."""
-ROOMS: Final = 64
+SLACK: Final = 1.25
+"""Rows, relative to those of the right bucket, up to which room made for others is shared."""
+ROOMS: Final = 192
 """Rooms kept; beyond them the one used least recently goes."""
 
 
@@ -78,6 +80,20 @@ def rows_of(shape: RowShape) -> int:
     return shape.first + sum(shape.begin_S) + seeds
 
 
+def merged(one: RowShape, other: RowShape) -> RowShape:
+    """Room for what fits into either."""
+    begin = tuple(max(pair) for pair in zip(one.begin_S, other.begin_S, strict=True))
+    groups = []
+    for at_one, at_other in zip(one.groups_S, other.groups_S, strict=True):
+        at_slot = {group.blueprint: group for group in at_one}
+        for group in at_other:
+            mine = at_slot.get(group.blueprint, group)
+            rows, present = max(mine.rows, group.rows), mine.present | group.present
+            at_slot[group.blueprint] = GroupShape(group.blueprint, rows, present)
+        groups.append(tuple(at_slot[kind] for kind in sorted(at_slot)))
+    return RowShape(one.first, begin, tuple(groups))
+
+
 class PlanRooms:
     """The rooms of a population's padded plans."""
 
@@ -90,19 +106,20 @@ class PlanRooms:
 
     def find(self, name: str, table: RowTable, life: Lifecycle, training: bool) -> PlanRoom:
         """Room for a table, for the use `name` alone: one there already, or a new one."""
-        need = shape_of(table, life)
-        wanted = bucketed(need)
-        shape = wanted
-        if (name, wanted) not in self._rooms:
-            most = SLACK * rows_of(wanted)
-            fitting = [
-                known
-                for owner, known in self._rooms
-                if owner == name and rows_of(known) <= most and covers(known, need)
-            ]
-            shape = min(fitting, key=rows_of, default=wanted)
+        shape = self._shape(name, shape_of(table, life))
         room = self._rooms.setdefault((name, shape), PlanRoom(shape, training))
         self._rooms.move_to_end((name, shape))
         if len(self._rooms) > self._limit:
             self._rooms.popitem(last=False)
         return room
+
+    def _shape(self, name: str, need: RowShape) -> RowShape:
+        """The smallest known shape that fits; else one that fits the last use as well."""
+        wanted = bucketed(need)
+        most = SLACK * rows_of(wanted)
+        known = [shape for owner, shape in self._rooms if owner == name]
+        fitting = [shape for shape in known if rows_of(shape) <= most and covers(shape, need)]
+        if fitting:
+            return min(fitting, key=rows_of)
+        both = merged(known[-1], wanted) if known else wanted
+        return both if rows_of(both) <= most and covers(both, need) else wanted

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 GraphMode = Literal["auto", "on", "off"]
 GRAPH_MODES: Final = ("auto", "on", "off")
-MOST_GRAPHS: Final = 48
+MOST_GRAPHS: Final = 64
 """Graphs kept; beyond them the one used least recently goes."""
 
 
