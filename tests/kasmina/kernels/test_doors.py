@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.kasmina import Population
 from esper.kasmina.counting import count_macs
 from esper.kasmina.devices import can_build_kernels, takes_kernels
 from esper.kasmina.pooling import max_pool2d
@@ -78,7 +79,7 @@ def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
         noting(module, "_sizes")
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), dtype=np.uint8)
     iterator = SharedBatchIterator(pixels, np.arange(8) % 5, 2, 4, 1, device="cuda")
-    population = make_population(members=2, device="cuda", blueprints=["depthwise"])
+    population = Population(tiny_host, ["r0c0"], ["depthwise"], 2, device="cuda")
     population.plant([0, 1], "r0c0", "depthwise")
     for x, y in iterator.step(0):
         with torch.autocast("cuda", torch.bfloat16):

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
@@ -92,6 +92,7 @@ def test_planes_share_a_program_or_take_several(shape):
 
 
 @settings(max_examples=examples(30), deadline=None)
+@example(shape=(2, 2, 3, 4, 5), last=True, among=FEW)
 @given(
     shape=st.tuples(*(st.integers(1, top) for top in (3, 3, 9, 7, 7))),
     last=st.booleans(),

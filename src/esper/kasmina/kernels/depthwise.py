@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.layout import (
-    channels_last,
+    dense_pixels,
     empty_activation,
     next_power,
     row_stride,
@@ -128,7 +128,7 @@ class DepthwiseConvolution(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         if x.ndim == 4:
             return DepthwiseConvolution.forward(x[None], weight[None], dtype)[0]
-        return _run(_dense(x, dtype), weight, backward=False)
+        return _run(dense_pixels(x, dtype), weight, backward=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -141,14 +141,14 @@ class DepthwiseConvolution(torch.autograd.Function):
         alone = x.ndim == 4
         if alone:
             x, weight, dy = x[None], weight[None], dy[None]
-        dy = _dense(dy, ctx.dtype)
+        dy = dense_pixels(dy, ctx.dtype)
         dx = dw = None
         if ctx.needs_input_grad[0]:
             dx = _run(dy, weight, backward=True).to(x.dtype)
             dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
             dx = dx[0] if alone else dx
         if ctx.needs_input_grad[1]:
-            dw = _gradient_of_weights(_dense(x, ctx.dtype), dy, weight.shape[-1])
+            dw = _gradient_of_weights(dense_pixels(x, ctx.dtype), dy, weight.shape[-1])
             dw = dw[0] if alone else dw
         return dx, dw, None
 
@@ -159,15 +159,6 @@ class DepthwiseConvolution(torch.autograd.Function):
         return DepthwiseConvolution.apply(
             stacked(x, in_dims[0], 1), stacked(weight, in_dims[1], info.batch_size), dtype
         ), 0
-
-
-def _dense(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Channels last without a place between pixels."""
-    x, step = channels_last(x, dtype)
-    if step == x.shape[2]:
-        return x
-    out = empty_activation(x.shape, x)
-    return out.copy_(x)
 
 
 def convolve_alone(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

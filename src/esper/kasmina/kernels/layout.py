@@ -55,6 +55,12 @@ def next_power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def dense_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x` channels last, without a place between pixels."""
+    x, step = channels_last(x, dtype)
+    return x if step == x.shape[2] else empty_activation(x.shape, x).copy_(x)
+
+
 def row_stride(x: Tensor) -> int:
     """From one row to the next; 0 where all rows read the same."""
     return 0 if x.shape[0] == 1 else x.stride(0)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.kernels.layout import channels_last, empty_activation, next_power, stacked
+from esper.kasmina.kernels.layout import dense_pixels, empty_activation, next_power, stacked
 
 LARGEST: Final = 2**15
 """Numbers of a sample that one program can take."""
@@ -136,7 +136,7 @@ class Normalise(torch.autograd.Function):
         if x.ndim == 4:
             y, statistics = Normalise.forward(x[None], weight[None], bias[None], groups, relu)
             return y[0], statistics[0]
-        x, _ = channels_last(x, x.dtype)
+        x = dense_pixels(x, x.dtype)
         rows, batch = x.shape[:2]
         y = empty_activation(x.shape, x)
         kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
@@ -194,7 +194,7 @@ def _gradients(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of the input, the scale and the shift."""
-    (x, _), (dy, _) = channels_last(x, x.dtype), channels_last(dy, x.dtype)
+    x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
     rows, batch, channels = x.shape[:3]
     dx = empty_activation(x.shape, x)
     constants, programs, warps = _sizes(x, groups)

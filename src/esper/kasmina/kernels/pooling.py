@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.kernels.layout import channels_last, empty_activation, stacked
+from esper.kasmina.kernels.layout import dense_pixels, empty_activation, stacked
 
 BLOCK: Final = 1024
 """Outputs of a program."""
@@ -102,7 +102,7 @@ class MaxPool(torch.autograd.Function):
     def forward(x: Tensor) -> Tensor:
         if x.ndim == 4:
             return MaxPool.forward(x[None])[0]
-        x, _ = channels_last(x, x.dtype)
+        x = dense_pixels(x, x.dtype)
         sizes = _sizes(x)
         rows, batch, channels = x.shape[:3]
         y = empty_activation((rows, batch, channels, sizes["HO"], sizes["WO"]), x)
@@ -129,7 +129,7 @@ class MaxPool(torch.autograd.Function):
 
 
 def _gradient(x: Tensor, dy: Tensor) -> Tensor:
-    (x, _), (dy, _) = channels_last(x, x.dtype), channels_last(dy, x.dtype)
+    x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
     dx = empty_activation(x.shape, x)
     outputs = dy[0].numel()
     _backward[(triton.cdiv(outputs, BLOCK), len(x))](
