@@ -15,7 +15,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import torch
@@ -23,12 +23,13 @@ from torch import Tensor
 
 from esper.kasmina.devices import takes_kernels
 from esper.kasmina.executors.choice import ExecutorName
+from esper.kasmina.executors.vmap import KernelName, VmapExecutor
 from esper.kasmina.fused import input_buffer
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools, Doubles
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import PhaseTime, PruneCause, StepPhase
 from esper.leyline.protocols import EngineListener, PolicyProtocol
@@ -71,6 +72,8 @@ from esper.tolaria.transfer import fetch
 from esper.tolaria.validation import RowMeasurements, Validator, measured_rows, tensors_of
 
 STATE_VERSION: Final = 1
+KernelMode = Literal["auto", "own", "torch"]
+KERNEL_MODES: Final = ("auto", "own", "torch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,9 @@ class EngineConfig:
     works (`exact`) or the one that measures faster (`fast`)."""
     precision: Precision = "auto"
     """What members are computed in: `fp32`, `bf16`, `fp16`; `auto` is bf16 on a GPU that has it."""
+    kernels: KernelMode = "auto"
+    """Whose kernels compute members on a GPU in half precision: our `own`, or `torch`'s; `auto` is
+    our own (`exact`) or what measures faster (`fast`, executor `auto`)."""
     graphs: GraphMode = "auto"
     """Train and validation batches as captured CUDA graphs: `on`, `off`; `auto` is on for CUDA with
     the vmap executor."""
@@ -115,6 +121,8 @@ class EngineConfig:
             raise EsperError(f"members={self.members}: a population needs at least 1 (--envs)")
         if self.rollout_steps is not None and self.rollout_steps < 1:
             raise EsperError(f"rollout_steps={self.rollout_steps}: must be 1 or more, or None")
+        if self.kernels not in KERNEL_MODES:
+            raise unknown_name("kernels", self.kernels, KERNEL_MODES)
 
 
 class VectorizedEngine:
@@ -198,21 +206,25 @@ class VectorizedEngine:
         x, target = next(self.batches.step(0, self._buffers))
         with autocast(self.device, self.precision), torch.no_grad():
             population.forward(x)
+        assert population.choice is not None, "made when the first input came"
         measured = config.executor == "auto" and config.profile == "fast"
-        if measured and population.choice is not None and population.choice.executor.name == "vmap":
+        if config.kernels != "auto" and isinstance(population.choice.executor, VmapExecutor):
+            population.choice.executor.kernels = config.kernels
+        if measured and population.choice.executor.name == "vmap":
 
             def train_batch() -> None:
                 with autocast(self.device, self.precision, cached=False):
                     population.train_batch(x, target, self.env.scaler)
 
             replayed = why_no_graphs(config.graphs, self.device, "vmap") is None
-            own_kernels = self.precision != "fp32" and takes_kernels(x)
+            kernels: tuple[KernelName, ...] = ("own",)
+            if config.kernels != "auto":
+                kernels = (config.kernels,)
+            elif self.precision != "fp32" and takes_kernels(x):
+                kernels = ("own", "torch")
+            recorder = CudaRecorder(self.device) if replayed else None
             population.choice = measure_executors(
-                population,
-                train_batch,
-                self.device,
-                own_kernels,
-                CudaRecorder(self.device) if replayed else None,
+                population, train_batch, self.device, kernels, recorder
             )
         population.reset(0)
         self.batches.reset(0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
 
@@ -18,10 +18,14 @@ import torch
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.executors.vmap import VmapExecutor
+from esper.kasmina.executors.vmap import KernelName, VmapExecutor
 from esper.kasmina.population import Population
 from esper.tolaria.graphs import Recorder
 
+WHOSE: Final[dict[KernelName, str]] = {
+    "own": "vmap with our kernels",
+    "torch": "vmap with torch's",
+}
 PAIRS: Final = 3
 """Timed batches under each rival, after one to warm up."""
 BUDGET_SECONDS: Final = 5.0
@@ -32,21 +36,18 @@ def measure_executors(
     population: Population,
     train_batch: Callable[[], None],
     device: torch.device,
-    own_kernels: bool = False,
+    kernels: Sequence[KernelName] = ("own",),
     recorder: Recorder | None = None,
 ) -> ExecutorChoice:
     """The fastest on whole train batches, with the figures as its reason.
 
-    `train_batch` trains one batch; the caller resets the population afterwards. `own_kernels`:
-    there is a choice of kernels. `recorder`: what captures batches, where the run will replay them.
+    `train_batch` trains one batch; the caller resets the population afterwards. `kernels`:
+    those to choose from. `recorder`: what captures batches, where the run will replay them.
     """
-    rivals: dict[str, Executor] = {"vmap": VmapExecutor(), "loop": LoopExecutor()}
-    if own_kernels:
-        rivals = {
-            "vmap with our kernels": VmapExecutor(),
-            "vmap with torch's": VmapExecutor("torch"),
-        }
-        rivals["loop"] = LoopExecutor()
+    rivals: dict[str, Executor] = {
+        "vmap" if len(kernels) == 1 else WHOSE[name]: VmapExecutor(name) for name in kernels
+    }
+    rivals["loop"] = LoopExecutor()
     works = dict.fromkeys(rivals, train_batch)
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     begun = perf_counter()
