@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from esper.kasmina import rng
 from esper.kasmina.convolution import conv2d
+from esper.kasmina.layout import lies_channels_last
+from esper.kasmina.normalisation import group_norm_channels_last
 from esper.leyline.streams import UInt64Array
 
 BIRTH_SCALE = 0.05
@@ -145,6 +147,8 @@ class ChannelNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        if lies_channels_last(x):
+            return group_norm_channels_last(x, self.groups, self.weight, self.bias)
         return F.group_norm(x, self.groups, self.weight, self.bias)
 
     def extra_repr(self) -> str:

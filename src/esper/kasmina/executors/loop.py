@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.kasmina.blending import blend
 from esper.kasmina.executors.base import check_delta, check_input, set_training
+from esper.kasmina.layout import channels_last
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
+
+CHANNELS_LAST_PLACES: Final = 256
+"""Images with at least so many places are computed channels last on a CPU."""
 
 
 class LoopExecutor:
@@ -87,6 +92,8 @@ class _LoopRun:
             *self.network.gates.values(),
         ):
             self.rows_of[id(store)] = store.flat_EP.unbind(0)
+        if _gains_from_channels_last(self.network, self.x):
+            self.x = channels_last(self.x)
 
     def row(self, row: int) -> Tensor:
         """One forward, from the input or from where the row begins."""
@@ -134,6 +141,8 @@ class _LoopRun:
         frozen = shadow and int(plan.table.start_R[row]) != slot
         seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
+        if not _takes_any_layout(bank.template):
+            seed_in = seed_in.contiguous()
         if bank.writes_input:
             seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot])
@@ -154,3 +163,20 @@ class _LoopRun:
         flat = self.rows_of[id(store)][member]
         fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
         return store.named_row(flat.detach() if frozen else flat) | fixed
+
+
+def _gains_from_channels_last(network: StackedNetwork, x: Tensor) -> bool:
+    """Whether activations should lie in memory with the channels of a place side by side.
+
+    On a CPU, torch's pooling and the gradients of its convolutions are faster so; images of few
+    places are computed in other ways (`convolution`).
+    """
+    if x.device.type != "cpu" or x.ndim != 5 or network.topology != "cnn":
+        return False
+    places = x.shape[-2] * x.shape[-1]
+    return places >= CHANNELS_LAST_PLACES and _takes_any_layout(network.host.template)
+
+
+def _takes_any_layout(module: nn.Module) -> bool:
+    """Whether it is a module of ours; one of a user's may ask for `view`s of its input."""
+    return type(module).__module__.startswith("esper.kasmina.")

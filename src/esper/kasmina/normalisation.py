@@ -1,0 +1,85 @@
+"""Group norm of activations that lie channels last on a CPU.
+
+Torch's own is slow there where a sample has few channels, and its backward pass crashes where the
+input needs no gradient (torch 2.13): a shadow row whose seed begins with a norm. With one group a
+sample is one stretch of memory in either layout, so its norm is a layer norm over the whole sample.
+
+Shape letters: B batch, C channels, H height, W width, P places.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPSILON: Final = 1e-5
+"""As in torch's group norm."""
+MANY_CHANNELS: Final = 16
+"""From here on torch's group norm fills its vectors, channels last."""
+
+
+def group_norm_channels_last(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
+    """`F.group_norm(x, groups, weight, bias)` for an input that lies channels last."""
+    if x.shape[1] >= MANY_CHANNELS and x.requires_grad:
+        return F.group_norm(x, groups, weight, bias, EPSILON)
+    out: Tensor = _GroupNorm.apply(x, weight, bias, groups)[0]
+    return out
+
+
+class _GroupNorm(torch.autograd.Function):
+    """Output, mean and inverse deviation of each group; torch's kernels, chosen by layout."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        batch, channels, height, width = x.shape
+        places = height * width
+        if groups > 1 or channels >= MANY_CHANNELS:
+            return torch.native_group_norm(
+                x, weight, bias, batch, channels, places, groups, EPSILON
+            )
+        rows_BPC = x.permute(0, 2, 3, 1).reshape(batch, -1)
+        each_PC, shift_PC = weight.repeat(places), bias.repeat(places)
+        out, mean, rstd = torch.native_layer_norm(
+            rows_BPC, [rows_BPC.shape[1]], each_PC, shift_PC, EPSILON
+        )
+        return out.view(batch, height, width, channels).permute(0, 3, 1, 2), mean, rstd
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, weight, _, groups = inputs
+        _, mean, rstd = output
+        ctx.groups = groups
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(mean, rstd)
+        ctx.save_for_backward(x, weight, mean, rstd)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, weight, mean, rstd = ctx.saved_tensors
+        batch, channels, height, width = x.shape
+        groups = ctx.groups
+        grad_x, grad_weight, grad_bias = torch.ops.aten.native_group_norm_backward(
+            _as(grads[0], x),
+            x,
+            mean.view(batch, groups),
+            rstd.view(batch, groups),
+            weight,
+            batch,
+            channels,
+            height * width,
+            groups,
+            [True, True, True],
+        )
+        return grad_x, grad_weight, grad_bias, None
+
+
+def _as(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient in the layout of x, which torch's kernel takes for granted."""
+    return grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)
