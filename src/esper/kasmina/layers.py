@@ -170,3 +170,13 @@ class LayerScale(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.gamma.shape[0]}"
+
+
+def scaled_norm(norm: ChannelNorm, scale: LayerScale, x: Tensor) -> Tensor:
+    """`scale(norm(x))`, the end of a convolutional seed; in one pass where x lies channels last."""
+    if lies_channels_last(x):
+        gamma = scale.gamma.flatten()
+        weight, bias = norm.weight * gamma, norm.bias * gamma
+        return group_norm_channels_last(x, norm.groups, weight, bias)
+    out: Tensor = scale(norm(x))
+    return out

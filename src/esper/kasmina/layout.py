@@ -7,6 +7,7 @@ operations and ours hand the layout on. Values and shapes are the same in both.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -16,11 +17,15 @@ def channels_last(x: Tensor) -> Tensor:
 
 
 def lies_channels_last(x: Tensor) -> bool:
-    """Whether a batch `[B, C, H, W]` lies so on a CPU, without gaps.
+    """Whether a batch `[B, C, H, W]` lies so on a CPU, without gaps; under vmap the answer is no.
 
-    By strides, because under vmap torch answers no question about layouts.
+    Nor does what stands for a tensor while a graph is traced.
     """
-    if x.device.type != "cpu" or x.ndim != 4 or x.shape[1] == 1:
+    if not isinstance(x, Tensor):
         return False
-    _, channels, height, width = x.shape
-    return x.stride() == (channels * height * width, 1, width * channels, channels)
+    if x.device.type != "cpu" or x.ndim != 4 or x.shape[1] == 1 or x.stride(1) != 1:
+        return False
+    try:
+        return x.is_contiguous(memory_format=torch.channels_last)
+    except RuntimeError:  # torch does not say under vmap
+        return False

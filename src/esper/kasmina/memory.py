@@ -36,4 +36,5 @@ def keep_freed_memory() -> bool:
         (_TRIM_THRESHOLD, MOST_KEPT),
         (_TOP_PAD, GROWTH),
     )
-    return all([settings(name, value) == 1 for name, value in wanted])
+    taken = [settings(name, value) == 1 for name, value in wanted]
+    return all(taken)

@@ -32,8 +32,6 @@ def group_norm_channels_last(x: Tensor, groups: int, weight: Tensor, bias: Tenso
 class _GroupNorm(torch.autograd.Function):
     """Output, mean and inverse deviation of each group; torch's kernels, chosen by layout."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(
         x: Tensor, weight: Tensor, bias: Tensor, groups: int
@@ -49,7 +47,7 @@ class _GroupNorm(torch.autograd.Function):
         out, mean, rstd = torch.native_layer_norm(
             rows_BPC, [rows_BPC.shape[1]], each_PC, shift_PC, EPSILON
         )
-        return out.view(batch, height, width, channels).permute(0, 3, 1, 2), mean, rstd
+        return _owning(out, x), mean, rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -78,6 +76,14 @@ class _GroupNorm(torch.autograd.Function):
             [True, True, True],
         )
         return grad_x, grad_weight, grad_bias, None
+
+
+def _owning(rows: Tensor, x: Tensor) -> Tensor:
+    """The same memory with the shape and strides of x, as a tensor of its own: autograd forbids
+    work in place on a view that a function returns, such as a ReLU behind the norm."""
+    out = x.new_empty(0)
+    out.set_(rows.untyped_storage(), 0, x.shape, x.stride())  # type: ignore[call-overload]
+    return out
 
 
 def _as(grad: Tensor, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
 
 SQUEEZE = 4
 """The hidden layers have a quarter of the channels."""
@@ -32,5 +32,4 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norm1(self.down(x)))
         h = F.relu(self.norm2(self.conv(h)))
-        out: Tensor = self.scale(self.norm3(self.up(h)))
-        return out
+        return scaled_norm(self.norm3, self.scale, self.up(h))

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
 
 
 @blueprint("conv_heavy", topologies=("cnn",))
@@ -23,5 +23,4 @@ class ConvHeavy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = F.relu(self.norm1(self.conv1(x)))
-        out: Tensor = self.scale(self.norm2(self.conv2(h)))
-        return out
+        return scaled_norm(self.norm2, self.scale, self.conv2(h))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
 
 
 @blueprint("depthwise", topologies=("cnn",))
@@ -20,5 +20,4 @@ class Depthwise(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale(self.norm(self.pointwise(self.depthwise(x))))
-        return out
+        return scaled_norm(self.norm, self.scale, self.pointwise(self.depthwise(x)))

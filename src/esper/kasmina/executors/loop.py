@@ -154,7 +154,10 @@ class _LoopRun:
         if style is BlendStyle.GATE:
             gates = network.gate(slot)
             gate = functional_call(gates.template, self._state(gates, member, frozen), (seed_in,))
-        return blend(h, delta, float(plan.table.alpha_RS[row, slot]), style, gate)
+        alpha = float(plan.table.alpha_RS[row, slot])
+        if style is BlendStyle.ADD:
+            return torch.add(h, delta, alpha=alpha)  # `blend` in one pass
+        return blend(h, delta, alpha, style, gate)
 
     def _state(
         self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False
