@@ -16,7 +16,7 @@ def channels_last(x: Tensor) -> Tensor:
     return x.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
-def lies_channels_last(x: Tensor) -> bool:
+def lies_channels_last(x: object) -> bool:
     """Whether a batch `[B, C, H, W]` lies so on a CPU, without gaps; under vmap the answer is no.
 
     Nor does what stands for a tensor while a graph is traced.

@@ -25,7 +25,7 @@ def group_norm_channels_last(x: Tensor, groups: int, weight: Tensor, bias: Tenso
     """`F.group_norm(x, groups, weight, bias)` for an input that lies channels last."""
     if x.shape[1] >= MANY_CHANNELS and x.requires_grad:
         return F.group_norm(x, groups, weight, bias, EPSILON)
-    out: Tensor = _GroupNorm.apply(x, weight, bias, groups)[0]
+    out: Tensor = _GroupNorm.apply(x, weight, bias, groups)[0]  # type: ignore[no-untyped-call]
     return out
 
 
@@ -82,7 +82,7 @@ def _owning(rows: Tensor, x: Tensor) -> Tensor:
     """The same memory with the shape and strides of x, as a tensor of its own: autograd forbids
     work in place on a view that a function returns, such as a ReLU behind the norm."""
     out = x.new_empty(0)
-    out.set_(rows.untyped_storage(), 0, x.shape, x.stride())  # type: ignore[call-overload]
+    out.set_(rows.untyped_storage(), 0, x.shape, x.stride())
     return out
 
 

@@ -276,10 +276,11 @@ def ratios(turns: Mapping[Case, Sequence[Turn]], on_cpu: bool = False) -> list[R
                 name = f"E={large} / E={small}, {case.executor}"
                 found.append((name, case, replace(case, members=small)))
     both = [(name, a, b) for name, a, b in found if a in turns and b in turns]
-    told = [_ratio(name, turns, a, b, speed_of) for name, a, b in both]
-    if on_cpu:
-        told += [_ratio(f"{name}, by CPU time", turns, a, b, cpu_speed_of) for name, a, b in both]
-    return told
+    by_wall = [_ratio(name, turns, a, b, speed_of) for name, a, b in both]
+    by_cpu = [
+        _ratio(f"{name}, by CPU time", turns, a, b, cpu_speed_of) for name, a, b in both if on_cpu
+    ]
+    return by_wall + by_cpu
 
 
 def _ratio(
