@@ -147,9 +147,13 @@ class ChannelNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.normalise(x, self.weight, self.bias)
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The norm with these parameters in place of its own."""
         if lies_channels_last(x):
-            return group_norm_channels_last(x, self.groups, self.weight, self.bias)
-        return F.group_norm(x, self.groups, self.weight, self.bias)
+            return group_norm_channels_last(x, self.groups, weight, bias)
+        return F.group_norm(x, self.groups, weight, bias)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, groups={self.groups}"
@@ -173,10 +177,9 @@ class LayerScale(nn.Module):
 
 
 def scaled_norm(norm: ChannelNorm, scale: LayerScale, x: Tensor) -> Tensor:
-    """`scale(norm(x))`, the end of a convolutional seed; in one pass where x lies channels last."""
-    if lies_channels_last(x):
+    """`scale(norm(x))`, the end of a convolutional seed; on a CPU with one pass less."""
+    if isinstance(x, Tensor) and x.device.type == "cpu":  # a tracer sees both modules
         gamma = scale.gamma.flatten()
-        weight, bias = norm.weight * gamma, norm.bias * gamma
-        return group_norm_channels_last(x, norm.groups, weight, bias)
+        return norm.normalise(x, norm.weight * gamma, norm.bias * gamma)
     out: Tensor = scale(norm(x))
     return out

@@ -25,7 +25,13 @@ def lies_channels_last(x: object) -> bool:
         return False
     if x.device.type != "cpu" or x.ndim != 4 or x.shape[1] == 1 or x.stride(1) != 1:
         return False
+    return not under_vmap(x) and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def under_vmap(x: Tensor) -> bool:
+    """Whether x stands for the tensors of many members: torch does not tell their layout then."""
     try:
-        return x.is_contiguous(memory_format=torch.channels_last)
-    except RuntimeError:  # torch does not say under vmap
-        return False
+        x.is_contiguous(memory_format=torch.channels_last)
+    except RuntimeError:
+        return True
+    return False

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import Gate
 from esper.kasmina.folding import drop_identities, fold_scales, merge_linear_seeds
+from esper.kasmina.hosts.cnn import MaxPool
 from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
 from esper.leyline.slots import InjectionSpec
 
@@ -76,6 +77,10 @@ def _channel_norm(layer: ChannelNorm) -> nn.Module:
     return _holding(nn.GroupNorm(layer.groups, layer.weight.shape[0], device="meta"), layer)
 
 
+def _max_pool(layer: MaxPool) -> nn.Module:
+    return nn.MaxPool2d(layer.kernel_size, ceil_mode=layer.ceil_mode)
+
+
 def _holding(plain: nn.Module, layer: nn.Module) -> nn.Module:
     """`plain` with the layer's own parameters: what was tied stays tied. (It was made on the meta
     device, where initial values cost nothing and draw nothing.)"""
@@ -101,6 +106,7 @@ PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
     Conv2d: _conv2d,
     Linear: _linear,
     ChannelNorm: _channel_norm,
+    MaxPool: _max_pool,
     Gate: _ChannelGate,
 }
 """Each layer of ours that is not traced as it stands -> the module that takes its place."""

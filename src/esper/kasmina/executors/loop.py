@@ -112,8 +112,11 @@ class _LoopRun:
             slot = self._next_slot(first - 1)
         for index in range(first, len(network.segments)):
             segment = network.segments[index]
-            own = {local: state[name] for local, name in segment.names.items()}
-            h = functional_call(segment.module, own, (h,))
+            if segment.names:
+                own = {local: state[name] for local, name in segment.names.items()}
+                h = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
+            else:
+                h = segment.module(h)
             h = self._through_slots(row, h, index, slot)
             slot = self._next_slot(index)
         return h
@@ -147,13 +150,14 @@ class _LoopRun:
             seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot])
         state = self._state(bank, member, frozen, keeps)
-        delta = functional_call(bank.template, state, (seed_in,))
+        delta = functional_call(bank.template, state, (seed_in,), tie_weights=bank.tied)
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])
         gate = None
         if style is BlendStyle.GATE:
             gates = network.gate(slot)
-            gate = functional_call(gates.template, self._state(gates, member, frozen), (seed_in,))
+            own = self._state(gates, member, frozen)
+            gate = functional_call(gates.template, own, (seed_in,), tie_weights=gates.tied)
         alpha = float(plan.table.alpha_RS[row, slot])
         if style is BlendStyle.ADD:
             return torch.add(h, delta, alpha=alpha)  # `blend` in one pass

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.kasmina.pooling_cpu import max_pool_in_slices, pools_in_slices
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
@@ -25,6 +26,16 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.norm(self.conv(x)))
+
+
+class MaxPool(nn.MaxPool2d):
+    """Max-pool of 2x2 places; a side that has shrunk to 1 stays 1."""
+
+    def __init__(self) -> None:
+        super().__init__(2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return max_pool_in_slices(x) if pools_in_slices(x) else super().forward(x)
 
 
 class Head(nn.Module):
@@ -76,9 +87,8 @@ class CNNHost(nn.Module):
             ConvBlock(c_in, c_out, kernel_size)
             for c_in, c_out in zip(inputs, self.channels, strict=True)
         )
-        # ceil_mode: a side that has shrunk to 1 stays 1
         self.pools = nn.ModuleList(
-            nn.MaxPool2d(2, ceil_mode=True) if i < pools else nn.Identity() for i in range(n_blocks)
+            MaxPool() if i < pools else nn.Identity() for i in range(n_blocks)
         )
         self.head = Head(self.channels[-1], num_classes)
 
