@@ -76,6 +76,25 @@ def test_the_norm_and_its_gradients_are_torch_s(
     assert all(close(a, b) for a, b in zip(these, those, strict=True))
 
 
+@pytest.mark.parametrize("channels", [3, 32])
+def test_the_norm_of_members_under_vmap_is_that_of_each_alone(channels: int):
+    norm = ChannelNorm(channels).double()
+    x = draw((3, 2, channels, 4, 2)).requires_grad_()
+    weight, bias = (draw((3, channels), seed).requires_grad_() for seed in (1, 2))
+    together = vmap(norm.normalise)(x, weight, bias)
+    alone = torch.stack(
+        [F.group_norm(x[i], norm.groups, weight[i], bias[i]) for i in range(len(x))]
+    )
+    assert close(together, alone)
+    pull = draw(tuple(alone.shape), 3)
+    for a, b in zip(
+        torch.autograd.grad(together, [x, weight, bias], pull),
+        torch.autograd.grad(alone, [x, weight, bias], pull),
+        strict=True,
+    ):
+        assert close(a, b)
+
+
 def test_a_relu_may_work_in_place_behind_the_norm():
     norm = ChannelNorm(4).double()
     x = channels_last(draw((2, 4, 3, 3))).requires_grad_()

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from esper.kasmina import rng
 from esper.kasmina.convolution import conv2d
-from esper.kasmina.layout import lies_channels_last
-from esper.kasmina.normalisation import group_norm_channels_last
+from esper.kasmina.layout import lies_channels_last, under_vmap
+from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
 from esper.leyline.streams import UInt64Array
 
 BIRTH_SCALE = 0.05
@@ -153,6 +153,8 @@ class ChannelNorm(nn.Module):
         """The norm with these parameters in place of its own."""
         if lies_channels_last(x):
             return group_norm_channels_last(x, self.groups, weight, bias)
+        if x.device.type == "cpu" and x.ndim == 4 and under_vmap(x):
+            return group_norm_of_members(x, self.groups, weight, bias)
         return F.group_norm(x, self.groups, weight, bias)
 
     def extra_repr(self) -> str:

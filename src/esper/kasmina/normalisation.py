@@ -1,8 +1,9 @@
-"""Group norm of activations that lie channels last on a CPU.
+"""Group norm on a CPU: of activations that lie channels last, and of many members under vmap.
 
-Torch's own is slow there where a sample has few channels, and its backward pass crashes where the
-input needs no gradient (torch 2.13): a shadow row whose seed begins with a norm. With one group a
-sample is one stretch of memory in either layout, so its norm is a layer norm over the whole sample.
+Channels last, torch's own is slow where a sample has few channels, and its backward pass crashes
+where the input needs no gradient (torch 2.13): a shadow row whose seed begins with a norm. With one
+group a sample is one stretch of memory in either layout, so its norm is a layer norm over the whole
+sample.
 
 Shape letters: B batch, C channels, H height, W width, P places.
 """
@@ -27,6 +28,19 @@ def group_norm_channels_last(x: Tensor, groups: int, weight: Tensor, bias: Tenso
         return F.group_norm(x, groups, weight, bias, EPSILON)
     out: Tensor = _GroupNorm.apply(x, weight, bias, groups)[0]  # type: ignore[no-untyped-call]
     return out
+
+
+def group_norm_of_members(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
+    """`F.group_norm(x, groups, weight, bias)` under vmap, each member with parameters of its own.
+
+    Torch multiplies and adds in two passes with one number per channel; on small images that is a
+    few neighbours at a time. Here it is one pass with a number for every place.
+    """
+    _, channels, height, width = x.shape
+    wide = (channels, height * width)
+    weight_CP, bias_CP = (p[:, None].expand(wide).reshape(-1) for p in (weight, bias))
+    normed = F.group_norm(x, groups, eps=EPSILON).flatten(1)
+    return torch.addcmul(bias_CP, normed, weight_CP).view(x.shape)
 
 
 class _GroupNorm(torch.autograd.Function):
