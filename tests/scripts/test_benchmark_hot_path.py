@@ -92,6 +92,14 @@ def test_seeds_stand_as_stated_and_stay_there():
     assert timed.stages_held
 
 
+def test_dormant_slots_stay_empty():
+    timed = small_engine(2, policy="dormant")
+    turn = timed.turn(3)
+    assert (timed.engine.env.seed_stage == SeedStage.DORMANT).all()
+    assert (turn.train_rows, turn.validation_rows) == (3 * 2, 3 * 2)
+    assert timed.stages_held
+
+
 # ---- what is counted ----------------------------------------------------------------------
 
 
@@ -145,7 +153,8 @@ def test_validation_parts_are_cut():
 def made_turn(seconds: float) -> Turn:
     phases = dict.fromkeys(StepPhase, 0.0) | {StepPhase.TRAIN: 0.5 * seconds}
     device = {"train": 0.5 * seconds, "validation": 0.25 * seconds}
-    return Turn(seconds, (seconds / 2,) * 2, phases, device, train_rows=6, validation_rows=8)
+    each = (seconds / 2,) * 2
+    return Turn(seconds, seconds / 4, each, phases, device, train_rows=6, validation_rows=8)
 
 
 def test_figures_follow_from_the_turns():
@@ -154,6 +163,9 @@ def test_figures_follow_from_the_turns():
     empty = [made_turn(0.5), made_turn(0.5), made_turn(0.5)]
     found = summarise(case, timed, turns, empty, 20, bytes_per_second=1e6)
     assert found.member_steps_per_second == 2.0
+    assert found.member_steps_per_second_quartiles == (1.5, 3.0)
+    assert found.cpu_ms_per_member_step == 1000 * 2.0 / 4 / 4
+    assert found.cpu_ms_quartiles == (1000 * 1.5 / 16, 1000 * 3.0 / 16)
     assert found.episodes_per_second == 2.0 / 20
     assert found.images_per_second == 2.0 * 2 * 8
     assert found.step_ms_p50 == 1000.0
@@ -184,6 +196,14 @@ def test_ratios_are_taken_within_rounds_of_turns():
     }
 
 
+def test_on_a_cpu_ratios_are_taken_by_cpu_time_too():
+    """Waiting for a busy machine is wall time, not CPU time."""
+    quiet, waiting = made_turn(1.0), replace(made_turn(8.0), cpu_seconds=0.5)
+    turns = {Case(1, "vmap"): [quiet], Case(1, "loop"): [waiting]}
+    found = {r.name: r.median for r in ratios(turns, on_cpu=True)}
+    assert found == {"vmap / loop, E=1": 8.0, "vmap / loop, E=1, by CPU time": 2.0}
+
+
 def test_every_size_is_compared_with_every_smaller_one():
     sizes = (1, 4, 16, 32)
     names = [r.name for r in ratios({Case(e, "vmap"): [made_turn(1.0)] for e in sizes})]
@@ -209,10 +229,11 @@ def test_small_benchmark_prints_and_writes_all_figures(
         assert sum(result["phase_share"].values()) == pytest.approx(1.0)
         assert result["stages_held"]
         assert (result["batch_size"], result["val_images"], result["steps"]) == (4, 10, 2)
-        for name in ("member_steps_per_second", "row_batch_us", "floor_ratio", "empty_step_share"):
+        speeds = ("member_steps_per_second", "cpu_ms_per_member_step", "row_batch_us")
+        for name in (*speeds, "floor_ratio", "empty_step_share"):
             assert result[name] > 0
     assert {ratio["pairs"] for ratio in record["ratios"]} == {2}
-    assert len(record["ratios"]) == 2 * 2 + 2 * 2 + 2
+    assert len(record["ratios"]) == 2 * (2 * 2 + 2 * 2 + 2)  # by wall and by CPU time
     for ratio in record["ratios"]:
         assert ratio["lower"] <= ratio["median"] <= ratio["upper"]
         assert sum(line.startswith(f"{ratio['name']}: ") for line in lines) == 1

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import fused
+from esper.kasmina.layout import lies_channels_last
 
 LARGEST_MATRIX: Final = 2**15
 """Numbers in the matrix of a group beyond which torch's convolution is the faster one."""
@@ -69,6 +70,9 @@ def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
 def _pointwise(x: Tensor, weight: Tensor) -> Tensor:
     """1x1: the weights `[O, C]` times all places of the batch `[C, B * P]`."""
     batch, channels, height, width = x.shape
+    if lies_channels_last(x):
+        product = x.permute(0, 2, 3, 1).reshape(-1, channels) @ weight.flatten(1).t()
+        return product.view(batch, height, width, -1).permute(0, 3, 1, 2)
     product = weight.flatten(1) @ x.transpose(0, 1).reshape(channels, -1)
     return product.view(-1, batch, height, width).transpose(0, 1)
 

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from esper.kasmina import fused, rng
 from esper.kasmina.convolution import conv2d
+from esper.kasmina.layout import lies_channels_last, under_vmap
+from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
 from esper.kasmina.pooling import max_pool2d
 from esper.leyline.streams import UInt64Array
 
@@ -146,9 +148,17 @@ class ChannelNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.normalise(x, self.weight, self.bias)
+
+    def normalise(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The norm with these parameters in place of its own."""
         if fused.norm_fits(x, self.groups):
-            return fused.group_norm(x, self.groups, self.weight, self.bias, relu=False)
-        return F.group_norm(x, self.groups, self.weight, self.bias)
+            return fused.group_norm(x, self.groups, weight, bias, relu=False)
+        if lies_channels_last(x):
+            return group_norm_channels_last(x, self.groups, weight, bias)
+        if x.device.type == "cpu" and x.ndim == 4 and under_vmap(x):
+            return group_norm_of_members(x, self.groups, weight, bias)
+        return F.group_norm(x, self.groups, weight, bias)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, groups={self.groups}"
@@ -190,11 +200,15 @@ def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
     return F.relu(norm(x))
 
 
-def norm_scale(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
-    """A norm and the LayerScale behind it, in one pass where there is a kernel."""
-    ours = isinstance(norm, ChannelNorm) and fused.norm_fits(x, norm.groups)
-    if ours and isinstance(norm, ChannelNorm) and isinstance(scale, LayerScale):
-        weight, bias = (part * scale.gamma.flatten() for part in (norm.weight, norm.bias))
-        return fused.group_norm(x, norm.groups, weight, bias, relu=False)
+def scaled_norm(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
+    """`scale(norm(x))`, the end of a convolutional seed; in one pass on a CPU or by a kernel."""
+    if (
+        isinstance(x, Tensor)  # a tracer is to see both modules
+        and isinstance(norm, ChannelNorm)
+        and isinstance(scale, LayerScale)
+        and (x.device.type == "cpu" or fused.norm_fits(x, norm.groups))
+    ):
+        gamma = scale.gamma.flatten()
+        return norm.normalise(x, norm.weight * gamma, norm.bias * gamma)
     scaled: Tensor = scale(norm(x))
     return scaled

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from esper.kasmina.blending import Gate
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
 from esper.kasmina.initial import Initialiser
+from esper.kasmina.memory import keep_freed_memory
 from esper.kasmina.store import ParameterStore
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
 from esper.leyline.protocols import HostProtocol
@@ -48,6 +49,8 @@ class StackedNetwork:
     ) -> None:
         self.members = members
         self.device = device
+        if device.type == "cpu":
+            keep_freed_memory()
         self.host = ParameterStore(Initialiser(host_factory), members, device)
         template = as_host(self.host.template)
         self.topology: Topology = template.topology

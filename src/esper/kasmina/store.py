@@ -29,6 +29,8 @@ class ParameterStore:
         self.template: nn.Module = initialiser.template.to(device, non_blocking=True)
         """Structure only: its own parameters are never trained. It stays on a real device,
         because a module on the meta device loses tied weights."""
+        self.tied = _has_ties(self.template)
+        """One tensor of the module has several names."""
         trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}
         dtypes = {p.dtype for p in trained.values()}
         if len(dtypes) > 1:
@@ -97,3 +99,9 @@ class ParameterStore:
     def bytes(self) -> int:
         """Memory of the stacked values, optimiser state not counted."""
         return sum(t.numel() * t.element_size() for t in (self.flat_EP, *self.fixed.values()))
+
+
+def _has_ties(module: nn.Module) -> bool:
+    every: list[tuple[str, Tensor]] = [*module.named_parameters(remove_duplicate=False)]
+    every += module.named_buffers(remove_duplicate=False)
+    return len({id(tensor) for _, tensor in every}) < len(every)

@@ -7,7 +7,8 @@
 What is timed is the engine's step: train batches, validation with counterfactuals, transfer,
 governor, observation, decision, actions, reward. Half of the slots are live, a third of those each
 in TRAINING, BLENDING and HOLDING, and nobody acts, so that all steps do the same work
-(`--policy random` acts). Set-up, warm-up and the beginning of episodes are left out.
+(`--policy dormant` has bare hosts, `--policy random` acts). Set-up, warm-up and the beginning of
+episodes are left out.
 
 Configurations take turns of `--steps` steps; a GPU is waited for before and after a turn, never
 within. Speeds are medians over turns; ratios are taken within each round of turns, and printed as
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from esper.scripts.door import enter
 from esper.scripts.hot_path_config import (
-    MIX,
+    SEEDS,
     ExecutorName,
     HotPath,
     TelemetryName,
@@ -113,8 +114,8 @@ def benchmark(config: BenchmarkHotPath) -> None:
             for engine in engines.values():
                 engine.close()
     results = summarise_all(engines, turns, spec.episode_length, bandwidth)
-    found = ratios(turns)
-    _show(results, found, config.policy == "mix")
+    found = ratios(turns, on_cpu=device.type == "cpu")
+    _show(results, found, config.policy != "random")
     record = {
         "setting": setting,
         "config": {name: _plain(value) for name, value in asdict(config).items()},
@@ -130,6 +131,7 @@ def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) ->
     """What belongs beside every number, beyond the machine."""
     import numpy as np
 
+    told = SEEDS[config.policy]
     return {
         "numpy": np.__version__,
         "task": config.task,
@@ -137,12 +139,12 @@ def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) ->
         "E": " ".join(map(str, config.envs)),
         "profile": config.profile,
         "compile": "no",
-        "seeds": f"{config.blueprint}, {MIX}" if config.policy == "mix" else "random actions",
+        "seeds": f"{config.blueprint}, {told}" if config.policy == "mix" else told,
         "copy": f"{bandwidth / 1e9:.1f} GB/s",
     }
 
 
-def _show(results: Sequence[CaseResult], found: Sequence[Ratio], mixed: bool) -> None:
+def _show(results: Sequence[CaseResult], found: Sequence[Ratio], still: bool) -> None:
     print(_HEAD)
     for result in results:
         print(_line(result))
@@ -154,7 +156,7 @@ def _show(results: Sequence[CaseResult], found: Sequence[Ratio], mixed: bool) ->
     for reason in dict.fromkeys(f"{r.executor_asked}: {r.executor_reason}" for r in results):
         print(f"executor {reason}")
     for result in results:
-        if mixed and not result.stages_held:
+        if still and not result.stages_held:
             print(f"{_name(result)}: seeds changed their stage while timed")
     for ratio in found:
         print(f"{ratio.name}: {ratio.median:.2f} ({ratio.lower:.2f} to {ratio.upper:.2f})")
@@ -162,11 +164,13 @@ def _show(results: Sequence[CaseResult], found: Sequence[Ratio], mixed: bool) ->
 
 _HEAD = (
     f"{'E':>4} {'B':>4} {'M':>3} {'V':>5} {'executor':<8} {'events':<6} {'prec':<4} "
-    f"{'m-steps/s':>9} {'episodes/s':>10} {'images/s':>9} {'p50 ms':>8} {'p95 ms':>8} "
+    f"{'m-steps/s':>9} {'(quartiles)':>14} {'CPU ms':>7} "
+    f"{'episodes/s':>10} {'images/s':>9} {'p50 ms':>8} {'p95 ms':>8} "
     f"{'rows/m':>6} {'us/row-b':>8} {'x floor':>7} {'train':>6} {'val':>6} {'rest':>6} {'empty':>6}"
 )
 _LEGEND = (
-    "M: train batches of a step. V: samples of val_control. rows/m: rows per member. us/row-b: "
+    "M: train batches of a step. V: samples of val_control. CPU ms: CPU time of the process for a "
+    "member-step. rows/m: rows per member. us/row-b: "
     "training time of one row on one batch. x floor: training time over the time its memory "
     "traffic takes. train, val, rest: shares of the time by the device's clock; rest is Python and "
     "transfers. empty: the same step with next to no data, over this one."
@@ -181,10 +185,12 @@ def _line(r: CaseResult) -> str:
     floor = "-" if r.floor_ratio is None else f"{r.floor_ratio:.1f}"
     empty = "-" if r.empty_step_share is None else f"{r.empty_step_share:.1%}"
     share = r.device_share
+    spread = "({:.1f}-{:.1f})".format(*r.member_steps_per_second_quartiles)
     return (
         f"{r.members:>4} {r.batch_size:>4} {r.batches_per_step:>3} {r.val_images:>5} "
         f"{r.executor:<8} {r.telemetry:<6} {r.precision:<4} "
-        f"{r.member_steps_per_second:>9.1f} {r.episodes_per_second:>10.3f} "
+        f"{r.member_steps_per_second:>9.1f} {spread:>14} {r.cpu_ms_per_member_step:>7.1f} "
+        f"{r.episodes_per_second:>10.3f} "
         f"{r.images_per_second:>9.0f} {r.step_ms_p50:>8.1f} {r.step_ms_p95:>8.1f} "
         f"{r.rows_per_member:>6.2f} {r.row_batch_us:>8.0f} {floor:>7} "
         f"{share['train']:>6.1%} {share['validation']:>6.1%} {r.overhead_share:>6.1%} {empty:>6}"

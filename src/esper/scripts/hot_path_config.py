@@ -13,12 +13,19 @@ if TYPE_CHECKING:
     from esper.tolaria.engine import EngineConfig
 
 ExecutorName = Literal["vmap", "loop", "auto"]
-PolicyName = Literal["mix", "random"]
+PolicyName = Literal["mix", "dormant", "random"]
 TelemetryName = Literal["off", "normal"]
 
 MIX: Final = (
     "half of the slots live, a third of those each in TRAINING, BLENDING and HOLDING; nobody acts"
 )
+
+SEEDS: Final[dict[PolicyName, str]] = {
+    "mix": MIX,
+    "dormant": "every slot dormant; nobody acts",
+    "random": "random actions",
+}
+"""What stands in the slots, in words."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,8 @@ class HotPath:
     """What is trained on."""
     policy: PolicyName = "mix"
     """mix: half of the slots live, a third of those each in TRAINING, BLENDING and HOLDING, and
-    nobody acts. random: any legal action, in whole episodes of the task's length."""
+    nobody acts. dormant: no seed anywhere, bare hosts, and nobody acts. random: any legal action,
+    in whole episodes of the task's length."""
     blueprint: str = "conv_light"
     """mix: the seed in every live slot."""
     device: str = "auto"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class Turn:
 
     seconds: float
     """Wall time, until the device had done it all and the sinks had every event."""
+    cpu_seconds: float
+    """CPU time of the process, all threads: on a busy machine steadier than wall time."""
     step_seconds: tuple[float, ...]
     """Host wall time of each step; its transfer waits for the device."""
     phase_seconds: dict[StepPhase, float]
@@ -87,13 +89,13 @@ class TimedEngine:
         """Time so many steps; the device is waited for before the first and after the last."""
         engine = self.engine
         before = dict(engine.phase_seconds), self._device_seconds()
-        seconds, records, each = 0.0, [], []
+        seconds, cpu_seconds, records, each = 0.0, 0.0, [], []
         left = steps
         while left:
             self.begin_if_over()
             count = min(left, engine.spec.episode_length - engine.step)
             wait_for(engine.device)
-            began = perf_counter()
+            began, cpu_began = perf_counter(), process_time()
             for _ in range(count):
                 step_began = perf_counter()
                 records.append(self.step())
@@ -102,13 +104,14 @@ class TimedEngine:
                 self.hub.settle()
             wait_for(engine.device)
             seconds += perf_counter() - began
+            cpu_seconds += process_time() - cpu_began
             left -= count
         phases = {p: s - before[0][p] for p, s in engine.phase_seconds.items()}
         device = {n: s - before[1].get(n, 0.0) for n, s in self._device_seconds().items()}
         validation_rows = sum(int(r.counterfactuals.coalitions_E.sum()) for r in records)
         shadow_rows = sum(r.rows for r in records) - validation_rows
         train_rows = steps * engine.env.members + shadow_rows
-        return Turn(seconds, tuple(each), phases, device, train_rows, validation_rows)
+        return Turn(seconds, cpu_seconds, tuple(each), phases, device, train_rows, validation_rows)
 
     def begin_if_over(self) -> None:
         """The next episode, where the last one is at its end."""
@@ -137,7 +140,7 @@ class TimedEngine:
 def make_client(policy: PolicyName, spec: TaskSpec) -> PolicyProtocol[Any]:
     """Who decides: nobody, or chance."""
     reward = ScoreReward(spec.upkeep)
-    return WaitPolicy(reward) if policy == "mix" else RandomPolicy(0, reward)
+    return RandomPolicy(0, reward) if policy == "random" else WaitPolicy(reward)
 
 
 def build_engine(
@@ -153,7 +156,7 @@ def build_engine(
     `data`: all of the task's. `telemetry_folder`: record events there.
     """
     spec = config.spec()
-    if config.policy == "mix":
+    if config.policy != "random":
         spec = replace(spec, episode_length=max(spec.episode_length, steps))
     cut = first_samples(data, config.val_images)
     engine = VectorizedEngine(spec, config.engine_config(members, executor), data=cut)

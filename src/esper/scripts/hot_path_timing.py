@@ -6,7 +6,7 @@ of them. A ratio is taken within each round of turns; its median and quartiles a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -49,6 +49,12 @@ class CaseResult:
     """Timed, of all turns."""
     member_steps_per_second: float
     """Median over turns, as are the other speeds."""
+    member_steps_per_second_quartiles: tuple[float, float]
+    """First and third."""
+    cpu_ms_per_member_step: float
+    """CPU time of the process, median over turns."""
+    cpu_ms_quartiles: tuple[float, float]
+    """First and third."""
     episodes_per_second: float
     """Of the task's own length."""
     images_per_second: float
@@ -165,7 +171,8 @@ def summarise(
     wall = sum(turn.seconds for turn in turns)
     steps = sum(turn.steps for turn in turns)
     device = {n: sum(t.device_seconds[n] for t in turns) for n in turns[0].device_seconds}
-    speed = float(np.median([speed_of(turn, case) for turn in turns]))
+    speed, slow, high = _quartiles([speed_of(turn, case) for turn in turns])
+    cpu, cpu_low, cpu_high = _quartiles([1000 / cpu_speed_of(turn, case) for turn in turns])
     step_ms = 1000 * np.array([s for turn in turns for s in turn.step_seconds])
     train_rows = sum(turn.train_rows for turn in turns)
     validation_rows = sum(turn.validation_rows for turn in turns)
@@ -185,6 +192,9 @@ def summarise(
         val_images=len(engine.validator.control),
         steps=steps,
         member_steps_per_second=speed,
+        member_steps_per_second_quartiles=(slow, high),
+        cpu_ms_per_member_step=cpu,
+        cpu_ms_quartiles=(cpu_low, cpu_high),
         episodes_per_second=speed / episode_length,
         images_per_second=speed * spec.batches_per_step * spec.batch_size,
         step_ms_p50=float(np.percentile(step_ms, 50)),
@@ -206,6 +216,17 @@ def summarise(
 def speed_of(turn: Turn, case: Case) -> float:
     """Member-steps a second."""
     return turn.steps * case.members / turn.seconds
+
+
+def cpu_speed_of(turn: Turn, case: Case) -> float:
+    """Member-steps in a second of CPU time."""
+    return turn.steps * case.members / turn.cpu_seconds
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, the first and the third quartile."""
+    lower, median, upper = np.percentile(values, [25, 50, 75]).tolist()
+    return median, lower, upper
 
 
 def _phase_share(turns: Sequence[Turn], wall: float) -> dict[str, float]:
@@ -230,8 +251,11 @@ def _bytes_of(timed: TimedEngine) -> int | None:
 # ---- ratios -------------------------------------------------------------------------------
 
 
-def ratios(turns: Mapping[Case, Sequence[Turn]]) -> list[Ratio]:
-    """vmap over loop, more members over fewer, telemetry over none: whatever took turns."""
+def ratios(turns: Mapping[Case, Sequence[Turn]], on_cpu: bool = False) -> list[Ratio]:
+    """vmap over loop, more members over fewer, telemetry over none: whatever took turns.
+
+    `on_cpu`: each by CPU time as well.
+    """
     cases = [case for case in turns if not case.empty]
     sizes = sorted({case.members for case in cases})
     found = []
@@ -251,11 +275,22 @@ def ratios(turns: Mapping[Case, Sequence[Turn]]) -> list[Ratio]:
             if case.members == large and case.telemetry == "off":
                 name = f"E={large} / E={small}, {case.executor}"
                 found.append((name, case, replace(case, members=small)))
-    return [_ratio(name, turns, a, b) for name, a, b in found if a in turns and b in turns]
+    both = [(name, a, b) for name, a, b in found if a in turns and b in turns]
+    by_wall = [_ratio(name, turns, a, b, speed_of) for name, a, b in both]
+    by_cpu = [
+        _ratio(f"{name}, by CPU time", turns, a, b, cpu_speed_of) for name, a, b in both if on_cpu
+    ]
+    return by_wall + by_cpu
 
 
-def _ratio(name: str, turns: Mapping[Case, Sequence[Turn]], over: Case, under: Case) -> Ratio:
+def _ratio(
+    name: str,
+    turns: Mapping[Case, Sequence[Turn]],
+    over: Case,
+    under: Case,
+    speed: Callable[[Turn, Case], float],
+) -> Ratio:
     pairs = zip(turns[over], turns[under], strict=True)
-    values = [speed_of(a, over) / speed_of(b, under) for a, b in pairs]
-    lower, median, upper = np.percentile(values, [25, 50, 75]).tolist()
+    values = [speed(a, over) / speed(b, under) for a, b in pairs]
+    median, lower, upper = _quartiles(values)
     return Ratio(name, median, lower, upper, len(values))

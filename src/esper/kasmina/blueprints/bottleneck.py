@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, norm_scale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, scaled_norm
 
 SQUEEZE = 4
 """The hidden layers have a quarter of the channels."""
@@ -31,4 +31,4 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = norm_relu(self.norm1, self.down(x))
         h = norm_relu(self.norm2, self.conv(h))
-        return norm_scale(self.norm3, self.scale, self.up(h))
+        return scaled_norm(self.norm3, self.scale, self.up(h))

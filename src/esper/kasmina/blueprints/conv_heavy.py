@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, norm_scale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, scaled_norm
 
 
 @blueprint("conv_heavy", topologies=("cnn",))
@@ -22,4 +22,4 @@ class ConvHeavy(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = norm_relu(self.norm1, self.conv1(x))
-        return norm_scale(self.norm2, self.scale, self.conv2(h))
+        return scaled_norm(self.norm2, self.scale, self.conv2(h))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_scale
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
 
 
 @blueprint("depthwise", topologies=("cnn",))
@@ -20,4 +20,4 @@ class Depthwise(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return norm_scale(self.norm, self.scale, self.pointwise(self.depthwise(x)))
+        return scaled_norm(self.norm, self.scale, self.pointwise(self.depthwise(x)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, LayerScale
+from esper.kasmina.layers import ChannelNorm, LayerScale, scaled_norm
 
 
 @blueprint("norm", topologies=("cnn",))
@@ -18,5 +18,4 @@ class Norm(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale(self.norm(x))
-        return out
+        return scaled_norm(self.norm, self.scale, x)

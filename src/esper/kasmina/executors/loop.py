@@ -9,17 +9,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.kasmina.blending import blend
 from esper.kasmina.executors.base import check_delta, check_input, set_training
+from esper.kasmina.layout import channels_last
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
+
+CHANNELS_LAST_PLACES: Final = 256
+"""Images with at least so many places are computed channels last on a CPU."""
 
 
 class LoopExecutor:
@@ -87,6 +92,8 @@ class _LoopRun:
             *self.network.gates.values(),
         ):
             self.rows_of[id(store)] = store.flat_EP.unbind(0)
+        if _gains_from_channels_last(self.network, self.x):
+            self.x = channels_last(self.x)
 
     def row(self, row: int) -> Tensor:
         """One forward, from the input or from where the row begins."""
@@ -105,8 +112,11 @@ class _LoopRun:
             slot = self._next_slot(first - 1)
         for index in range(first, len(network.segments)):
             segment = network.segments[index]
-            own = {local: state[name] for local, name in segment.names.items()}
-            h = functional_call(segment.module, own, (h,))
+            if segment.names:
+                own = {local: state[name] for local, name in segment.names.items()}
+                h = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
+            else:
+                h = segment.module(h)
             h = self._through_slots(row, h, index, slot)
             slot = self._next_slot(index)
         return h
@@ -134,18 +144,24 @@ class _LoopRun:
         frozen = shadow and int(plan.table.start_R[row]) != slot
         seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
+        if not _takes_any_layout(bank.template):
+            seed_in = seed_in.contiguous()
         if bank.writes_input:
             seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot])
         state = self._state(bank, member, frozen, keeps)
-        delta = functional_call(bank.template, state, (seed_in,))
+        delta = functional_call(bank.template, state, (seed_in,), tie_weights=bank.tied)
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])
         gate = None
         if style is BlendStyle.GATE:
             gates = network.gate(slot)
-            gate = functional_call(gates.template, self._state(gates, member, frozen), (seed_in,))
-        return blend(h, delta, float(plan.table.alpha_RS[row, slot]), style, gate)
+            own = self._state(gates, member, frozen)
+            gate = functional_call(gates.template, own, (seed_in,), tie_weights=gates.tied)
+        alpha = float(plan.table.alpha_RS[row, slot])
+        if style is BlendStyle.ADD:
+            return torch.add(h, delta, alpha=alpha)  # `blend` in one pass
+        return blend(h, delta, alpha, style, gate)
 
     def _state(
         self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False
@@ -154,3 +170,20 @@ class _LoopRun:
         flat = self.rows_of[id(store)][member]
         fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
         return store.named_row(flat.detach() if frozen else flat) | fixed
+
+
+def _gains_from_channels_last(network: StackedNetwork, x: Tensor) -> bool:
+    """Whether activations should lie in memory with the channels of a place side by side.
+
+    On a CPU, torch's pooling and the gradients of its convolutions are faster so; images of few
+    places are computed in other ways (`convolution`).
+    """
+    if x.device.type != "cpu" or x.ndim != 5 or network.topology != "cnn":
+        return False
+    places = x.shape[-2] * x.shape[-1]
+    return places >= CHANNELS_LAST_PLACES and _takes_any_layout(network.host.template)
+
+
+def _takes_any_layout(module: nn.Module) -> bool:
+    """Whether it is a module of ours; one of a user's may ask for `view`s of its input."""
+    return type(module).__module__.startswith("esper.kasmina.")

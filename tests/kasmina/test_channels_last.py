@@ -1,0 +1,233 @@
+"""Channels last on a CPU: another order in memory, the same numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import vmap
+
+from esper.kasmina import Population, PopulationConfig
+from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
+from esper.kasmina.executors import loop
+from esper.kasmina.hosts.cnn import CNNHost
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
+from esper.kasmina.layout import channels_last, lies_channels_last
+from esper.kasmina.memory import keep_freed_memory
+from esper.kasmina.normalisation import group_norm_channels_last
+
+SEEDS = ("norm", "conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck", "attention")
+
+LOOP = PopulationConfig(executor="loop")
+
+
+def draw(shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    return torch.allclose(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_a_layout_changes_no_value_and_is_recognised():
+    x = draw((2, 3, 4, 5))
+    laid = channels_last(x)
+    assert torch.equal(laid, x)
+    assert lies_channels_last(laid)
+    assert not lies_channels_last(x)
+    assert lies_channels_last(channels_last(draw((6, 2, 3, 4, 5)))[1])  # one member of many
+    assert not lies_channels_last(channels_last(draw((2, 3, 4, 5)))[:, :2])  # with gaps
+    assert not vmap(lambda h: torch.tensor(lies_channels_last(h)))(laid[None]).any()
+
+
+# ---- the norm -----------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    batch=st.integers(1, 3),
+    per_group=st.integers(1, 20),
+    groups=st.integers(1, 3),
+    height=st.integers(1, 4),
+    width=st.integers(2, 4),
+    needs_input=st.booleans(),
+    plain_pull=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_the_norm_and_its_gradients_are_torch_s(
+    batch, per_group, groups, height, width, needs_input, plain_pull, seed
+):
+    """Whether or not the input needs a gradient: torch's own crashes there, channels last."""
+    channels = per_group * groups
+    x = draw((batch, channels, height, width), seed).requires_grad_(needs_input)
+    laid = channels_last(x.detach()).requires_grad_(needs_input)
+    weight, bias = (draw((channels,), seed + i).requires_grad_() for i in (1, 2))
+    pull = draw(tuple(x.shape), seed + 3)
+    theirs = F.group_norm(x, groups, weight, bias)
+    ours = group_norm_channels_last(laid, groups, weight, bias)
+    assert close(ours, theirs)
+    those = torch.autograd.grad(theirs, [x, weight, bias][not needs_input :], pull)
+    pull = pull if plain_pull else channels_last(pull)
+    these = torch.autograd.grad(ours, [laid, weight, bias][not needs_input :], pull)
+    assert all(close(a, b) for a, b in zip(these, those, strict=True))
+
+
+@pytest.mark.parametrize("channels", [3, 32])
+def test_the_norm_of_members_under_vmap_is_that_of_each_alone(channels: int):
+    norm = ChannelNorm(channels).double()
+    x = draw((3, 2, channels, 4, 2)).requires_grad_()
+    weight, bias = (draw((3, channels), seed).requires_grad_() for seed in (1, 2))
+    together = vmap(norm.normalise)(x, weight, bias)
+    alone = torch.stack(
+        [F.group_norm(x[i], norm.groups, weight[i], bias[i]) for i in range(len(x))]
+    )
+    assert close(together, alone)
+    pull = draw(tuple(alone.shape), 3)
+    for a, b in zip(
+        torch.autograd.grad(together, [x, weight, bias], pull),
+        torch.autograd.grad(alone, [x, weight, bias], pull),
+        strict=True,
+    ):
+        assert close(a, b)
+
+
+def test_a_relu_may_work_in_place_behind_the_norm():
+    norm = ChannelNorm(4).double()
+    x = channels_last(draw((2, 4, 3, 3))).requires_grad_()
+    grads = [
+        torch.autograd.grad(F.relu(norm(x), inplace=inplace).square().sum(), x)[0]
+        for inplace in (False, True)
+    ]
+    assert torch.equal(*grads)
+
+
+def test_the_layout_is_handed_on():
+    x = channels_last(draw((2, 4, 16, 16)).float())
+    for module in (ChannelNorm(4), Conv2d(4, 3, 3), Conv2d(4, 3, 1), nn.MaxPool2d(2)):
+        assert lies_channels_last(module(x)), module
+
+
+@pytest.mark.parametrize("lay", [channels_last, torch.clone])
+def test_a_scaled_norm_is_a_norm_that_is_scaled(lay):
+    norm, scale = ChannelNorm(6).double(), LayerScale(6, space=2).double()
+    for parameter in (norm.weight, norm.bias, scale.gamma):
+        parameter.data.copy_(draw(tuple(parameter.shape), parameter.ndim))
+    x, pull = lay(draw((3, 6, 4, 4))).requires_grad_(), draw((3, 6, 4, 4), 1)
+    inputs = [x, norm.weight, norm.bias, scale.gamma]
+    ours, theirs = scaled_norm(norm, scale, x), scale(norm(x))
+    assert close(ours, theirs)
+    for a, b in zip(
+        torch.autograd.grad(ours, inputs, pull), torch.autograd.grad(theirs, inputs, pull),
+        strict=True,
+    ):  # fmt: skip
+        assert close(a, b)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_seeds_compute_the_same_in_both_layouts(name: str):
+    module = BlueprintRegistry.get(name, "cnn").factory(8).double()
+    x, pull = draw((2, 8, 8, 8)), draw((2, 8, 8, 8), 1)
+    found = []
+    for h in (x, channels_last(x)):
+        h = h.requires_grad_()
+        wanted = [h, *module.parameters()]
+        out = module(h)
+        found.append((out, *torch.autograd.grad(out, wanted, pull)))
+    assert all(close(a, b) for a, b in zip(*found, strict=True))
+
+
+# ---- the executor -------------------------------------------------------------------------
+
+
+def trained(monkeypatch: pytest.MonkeyPatch, places: int, factory=CNNHost) -> Population:
+    """Two members of every kind of row, two batches of training, from so many places on laid out
+    channels last."""
+    monkeypatch.setattr(loop, "CHANNELS_LAST_PLACES", places)
+    population = Population(
+        lambda: factory(3, 3, n_blocks=2, base_channels=4), ("r0c0", "r0c1"), SEEDS[:3], 2,
+        config=LOOP,
+    )  # fmt: skip
+    population.germinate(0, "r0c0", "norm")
+    population.plant(1, "r0c0", "conv_light")
+    population.germinate(1, "r0c1", "conv_small")
+    population.begin_step()
+    x, y = draw((2, 5, 3, 16, 16)).float(), torch.arange(10).view(2, 5) % 3
+    for _ in range(2):
+        population.train_batch(x, y)
+    return population
+
+
+def test_training_is_the_same_in_both_layouts(monkeypatch: pytest.MonkeyPatch):
+    """Shadow rows too: the seed of member 0 incubates, and is a norm."""
+    laid, plain = trained(monkeypatch, 256), trained(monkeypatch, 257)
+    x = draw((1, 5, 3, 16, 16), 9).float()
+    assert torch.allclose(laid.forward(x), plain.forward(x), rtol=1e-4, atol=1e-5)
+    for store, other in zip(
+        (laid.network.host, *laid.network.banks.values()),
+        (plain.network.host, *plain.network.banks.values()),
+        strict=True,
+    ):
+        assert torch.allclose(store.flat_EP, other.flat_EP, rtol=1e-4, atol=1e-5)
+
+
+def test_large_images_lie_channels_last_under_loop(monkeypatch: pytest.MonkeyPatch):
+    """In our own hosts: a user's may ask for views."""
+    seen: list[bool] = []
+    forward = ChannelNorm.forward
+
+    def watched(self: ChannelNorm, x: Tensor) -> Tensor:
+        seen.append(lies_channels_last(x))
+        return forward(self, x)
+
+    theirs = type("UserHost", (CNNHost,), {"__module__": "theirs"})
+    monkeypatch.setattr(ChannelNorm, "forward", watched)
+    for places, factory, wanted in (
+        (256, CNNHost, True),
+        (257, CNNHost, False),
+        (256, theirs, False),
+    ):
+        population = trained(monkeypatch, places, factory)
+        seen.clear()  # what was tried before the first batch
+        population.forward(draw((1, 5, 3, 16, 16)).float())
+        assert set(seen) == {wanted}
+
+
+def test_a_user_s_seed_gets_an_input_that_can_be_viewed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(BlueprintRegistry, "_entries", dict(BlueprintRegistry._entries))
+
+    @blueprint("viewing", topologies=("cnn",))
+    class Viewing(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(width, 1, 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(len(x), -1).view(x.shape) * self.gain
+
+    population = Population(CNNHost, ("r0c0",), ("viewing",), 1, config=LOOP)
+    population.plant(0, "r0c0", "viewing")
+    out = population.forward(draw((1, 2, 3, 32, 32)).float())
+    assert np.isfinite(out.detach().numpy()).all()
+
+
+# ---- memory -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not keep_freed_memory(), reason="this C library has no such setting")
+def test_a_freed_block_is_used_again():
+    """Every page of a block that comes from the kernel is a fault; one that was kept has none."""
+    resource = pytest.importorskip("resource")
+    size, times = 64 << 20, 24
+
+    def faults() -> int:
+        return int(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+
+    torch.zeros(size, dtype=torch.uint8)
+    before = faults()
+    for _ in range(times):
+        torch.zeros(size, dtype=torch.uint8)
+    assert faults() - before < times // 2 * size // resource.getpagesize()
