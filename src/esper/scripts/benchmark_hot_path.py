@@ -116,12 +116,16 @@ def benchmark(config: BenchmarkHotPath) -> None:
     results = summarise_all(engines, turns, spec.episode_length, bandwidth)
     found = ratios(turns, on_cpu=device.type == "cpu")
     _show(results, found, config.policy != "random")
+    reports = {case: engine.engine.graph_report() for case, engine in engines.items()}
+    for case, told in reports.items():
+        print(f"graphs, E={case.members} {case.executor}: {told.line()}")
     record = {
         "setting": setting,
         "config": {name: _plain(value) for name, value in asdict(config).items()},
         "bytes_per_second": bandwidth,
         "results": [asdict(result) for result in results],
         "ratios": [asdict(ratio) for ratio in found],
+        "graphs": [asdict(told) for told in reports.values()],
     }
     write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")
@@ -139,6 +143,7 @@ def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) ->
         "E": " ".join(map(str, config.envs)),
         "profile": config.profile,
         "compile": "no",
+        "kernels": config.kernels,
         "seeds": f"{config.blueprint}, {told}" if config.policy == "mix" else told,
         "copy": f"{bandwidth / 1e9:.1f} GB/s",
     }

@@ -132,14 +132,13 @@ def executor_lines(config: Doctor) -> list[str]:
     choice = engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
     with_data = "" if found else " (made-up data)"
-    kernels, graphs = kernel_line(engine), engine.graph_report()
     return [
         f"{spec.name}{with_data}, {config.envs} members, batches of {spec.batch_size}, "
         f"{engine.precision}",
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap where the host can be vmapped, whatever is faster",
-        f"kernels: {kernels}",
-        f"graphs: {'on' if graphs.on else 'off'} ({graphs.reason})",
+        f"kernels: {kernel_line(engine)}",
+        f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
 

@@ -47,6 +47,11 @@ class HotPath:
     reorder sums, and executor auto takes the one that measures faster."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """What members are computed in; auto is bf16 on a GPU that has it."""
+    kernels: Literal["auto", "own", "torch"] = "auto"
+    """Whose kernels compute members on a GPU in half precision; auto is our own, or under executor
+    auto what measures faster."""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """Batches as captured CUDA graphs; auto is on for a GPU with the vmap executor."""
     batch_size: int | None = None
     """Samples in a batch of each member; the task's own where not given."""
     batches_per_step: int | None = None
@@ -81,6 +86,8 @@ class HotPath:
             profile=self.profile,
             executor=executor,
             precision=self.precision,
+            kernels=self.kernels,
+            graphs=self.graphs,
         )
 
 

@@ -117,6 +117,15 @@ class GraphReport:
     held: int = 0
     """Graphs held now."""
 
+    def line(self) -> str:
+        """In words."""
+        if not self.on:
+            return f"off ({self.reason})"
+        return (
+            f"on ({self.reason}), {self.captures} captured in {self.capture_seconds:.2f} s, "
+            f"{self.replays} replays, {self.eager} times without"
+        )
+
 
 def why_no_graphs(mode: GraphMode, device: torch.device, executor: str) -> str | None:
     """None where work is to be captured; else what speaks against it. `on` insists."""
