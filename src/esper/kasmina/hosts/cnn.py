@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.layers import ChannelNorm, Conv2d, Linear
+from esper.kasmina.layout import lies_channels_last
 from esper.kasmina.pooling_cpu import max_pool_in_slices, pools_in_slices
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
@@ -25,7 +26,8 @@ class ConvBlock(nn.Module):
         self.norm = ChannelNorm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.conv(x)))
+        h = self.norm(self.conv(x))
+        return F.relu(h, inplace=lies_channels_last(h))  # large, and nobody else's
 
 
 class MaxPool(nn.MaxPool2d):
