@@ -197,7 +197,8 @@ def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
     """A norm and the ReLU behind it, in one pass where there is a kernel for both."""
     if isinstance(norm, ChannelNorm) and fused.norm_fits(x, norm.groups):
         return fused.group_norm(x, norm.groups, norm.weight, norm.bias, relu=True)
-    return F.relu(norm(x))
+    h = norm(x)
+    return F.relu(h, inplace=lies_channels_last(h))  # large, and nobody else's
 
 
 def scaled_norm(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:

@@ -102,6 +102,6 @@ class ParameterStore:
 
 
 def _has_ties(module: nn.Module) -> bool:
-    every: list[tuple[str, Tensor]] = [*module.named_parameters(remove_duplicate=False)]
-    every += module.named_buffers(remove_duplicate=False)
-    return len({id(tensor) for _, tensor in every}) < len(every)
+    tensors = [id(p) for _, p in module.named_parameters(remove_duplicate=False)]
+    tensors += [id(b) for _, b in module.named_buffers(remove_duplicate=False)]
+    return len(set(tensors)) < len(tensors)

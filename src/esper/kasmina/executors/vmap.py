@@ -76,19 +76,21 @@ def _run_segment(segment: Segment, params: Named, fixed: Named, h: Tensor, activ
         for local, name in segment.names.items()
     }
     if h.shape[0] > 1 or active == 1:
-        return vmap_module(segment.module, state, h, 0)
+        return vmap_module(segment.module, state, h, 0, tied=False)  # every name is there
     if state:
-        return vmap_module(segment.module, state, h[0], None)
+        return vmap_module(segment.module, state, h[0], None, tied=False)
     if segment.module.training:  # dropout: every row has its own
         return vmap_module(segment.module, state, h.expand(active, *h.shape[1:]), 0)
     return segment.module(h[0]).unsqueeze(0)  # type: ignore[no-any-return]
 
 
 def vmap_module(
-    module: nn.Module, state: Mapping[str, Tensor], h: Tensor, h_dim: int | None
+    module: nn.Module, state: Mapping[str, Tensor], h: Tensor, h_dim: int | None, tied: bool = True
 ) -> Tensor:
+    """A module for stacked rows; `tied`: the state may lack the other names of a shared tensor."""
+
     def one_row(row_state: Named, row_h: Tensor) -> Tensor:
-        out: Tensor = functional_call(module, row_state, (row_h,))
+        out: Tensor = functional_call(module, row_state, (row_h,), tie_weights=tied)
         return out
 
     out: Tensor = vmap(one_row, in_dims=(0, h_dim), randomness="different")(dict(state), h)
@@ -166,7 +168,7 @@ def _update_of_seeds(
 
 def _vmap_store(store: ParameterStore, group: SeedGroup, fixed: Named, seed_in: Tensor) -> Tensor:
     state = store.gather(group.members_G, group.frozen_G) | fixed
-    return vmap_module(store.template, state, seed_in, 0)
+    return vmap_module(store.template, state, seed_in, 0, store.tied)
 
 
 def _rowwise(values_G: Tensor, like: Tensor) -> Tensor:
