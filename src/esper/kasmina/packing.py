@@ -36,6 +36,11 @@ class _Place:
     def end(self) -> int:
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
+    def view(self, buffer: Tensor) -> Tensor:
+        """The array, in a buffer of bytes."""
+        dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
+        return buffer[self.start : self.end].view(dtype).view(self.shape)
+
 
 class PackedArrays:
     """Named arrays on the device, at addresses that never change."""
@@ -49,14 +54,10 @@ class PackedArrays:
             self._places[name], end = place, place.end
         self._buffer = torch.empty(end, dtype=torch.uint8, device=device)
         self.tensors: dict[str, Tensor] = {
-            name: self._view(place) for name, place in self._places.items()
+            name: place.view(self._buffer) for name, place in self._places.items()
         }
         """By name; to be read only."""
         self.fill(arrays)
-
-    def _view(self, place: _Place) -> Tensor:
-        dtype = torch.from_numpy(np.empty(0, place.dtype)).dtype
-        return self._buffer[place.start : place.end].view(dtype).view(place.shape)
 
     def fill(self, arrays: Arrays) -> None:
         """Other values of the same names, types and shapes; nothing waits for the device."""
@@ -75,3 +76,8 @@ class PackedArrays:
         if self._buffer.device.type == "cuda":
             values = values.pin_memory()  # the allocator keeps it until the copy is done
         self._buffer.copy_(values, non_blocking=True)
+
+    def copies(self) -> dict[str, Tensor]:
+        """All tensors as they are now, out of reach of the next `fill`; one copy on the device."""
+        buffer = self._buffer.clone()
+        return {name: place.view(buffer) for name, place in self._places.items()}

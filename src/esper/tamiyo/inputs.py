@@ -7,10 +7,12 @@ while acting, `[T, E]` while learning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -24,6 +26,8 @@ FIXED_HEADS: Final = tuple(h for h in HEAD_CHOICES if h is not ActionHead.OP)
 FIXED_SIZES: Final = tuple(len(HEAD_CHOICES[h]) for h in FIXED_HEADS)
 FIXED_CHOICES: Final = sum(FIXED_SIZES)
 """N."""
+
+NamedArrays = dict[str, npt.NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,25 +63,27 @@ class MaskTensors:
     fixed_N: Tensor
     """The masks of `FIXED_HEADS`, one behind the other."""
 
+    @staticmethod
+    def arrays(masks: ActionMasks) -> NamedArrays:
+        """The masks of E members on the host; `ActionMasks` has refused empty ones already."""
+        fixed = (
+            masks.style_Y,
+            masks.tempo_M,
+            masks.alpha_target_T,
+            masks.alpha_speed_V,
+            masks.alpha_curve_U,
+        )
+        return {
+            "op_O": masks.op_EO,
+            "slot_OS": masks.slot_EOS,
+            "blueprint_SK": masks.blueprint_SK[None],
+            "fixed_N": np.concatenate(fixed)[None],
+        }
+
     @classmethod
     def of(cls, masks: ActionMasks, device: torch.device) -> MaskTensors:
-        """The masks of E members; `ActionMasks` has refused empty ones already."""
-        fixed_N = np.concatenate(
-            (
-                masks.style_Y,
-                masks.tempo_M,
-                masks.alpha_target_T,
-                masks.alpha_speed_V,
-                masks.alpha_curve_U,
-            )
-        )
-        arrays = (masks.op_EO, masks.slot_EOS, masks.blueprint_SK[None], fixed_N[None])
-        return cls(
-            *(
-                torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True)
-                for a in arrays
-            )
-        )
+        """The masks of E members."""
+        return cls(**_sent(cls.arrays(masks), device))
 
     def fixed(self, head: ActionHead) -> Tensor:
         """The mask of one fixed head."""
@@ -94,11 +100,31 @@ class PolicyInputs:
     blueprint_S: Tensor
     masks: MaskTensors
 
+    @staticmethod
+    def arrays(obs: Observation, masks: ActionMasks) -> NamedArrays:
+        """The inputs of E members on the host, by name; `from_tensors` takes the same names."""
+        features: NamedArrays = {
+            "global_G": obs.global_EG,
+            "slot_SF": obs.slot_ESF,
+            "blueprint_S": obs.blueprint_ES,
+        }
+        return features | MaskTensors.arrays(masks)
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor]) -> PolicyInputs:
+        """The inputs that lie in these tensors; others among them are left alone."""
+        masks = MaskTensors(**{f.name: tensors[f.name] for f in fields(MaskTensors)})
+        return cls(tensors["global_G"], tensors["slot_SF"], tensors["blueprint_S"], masks)
+
     @classmethod
     def of(cls, obs: Observation, masks: ActionMasks, device: torch.device) -> PolicyInputs:
         """The inputs of E members."""
-        arrays = (obs.global_EG, obs.slot_ESF, obs.blueprint_ES)
-        whole, slots, blueprints = (
-            torch.from_numpy(np.ascontiguousarray(a)).to(device, non_blocking=True) for a in arrays
-        )
-        return cls(whole, slots, blueprints, MaskTensors.of(masks, device))
+        return cls.from_tensors(_sent(cls.arrays(obs, masks), device))
+
+
+def _sent(arrays: NamedArrays, device: torch.device) -> dict[str, Tensor]:
+    """The arrays on a device, without waiting for it."""
+    return {
+        name: torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        for name, array in arrays.items()
+    }

@@ -18,22 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.actions import ActionHead, ActionSpec
 from esper.leyline.arrays import Bools, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.records import PolicyDecision
 from esper.leyline.streams import stream_seed
+from esper.simic.agent.acting import Answer, Question, ReplayedSteps, step_as_told
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.tamiyo.distribution import action_uniforms
-from esper.tamiyo.heads import Chooser, heads_needed
-from esper.tamiyo.inputs import Observation, PolicyInputs
-from esper.tamiyo.network import PolicyNetwork, PolicyOutput, PolicyState
+from esper.tamiyo.heads import heads_needed
+from esper.tamiyo.inputs import Observation
+from esper.tamiyo.network import PolicyNetwork, PolicyState
 from esper.tamiyo.network_config import PolicySpec
+from esper.tolaria.graphs import CudaRecorder, GraphCache
 
 PathLike = str | os.PathLike[str]
 
@@ -69,6 +71,8 @@ class PPOAgent:
         self.reward_normalizer = RewardNormalizer(self.config.gamma)
         self.updates_done = 0
         """Passes over rollouts so far; schedules count these."""
+        on_gpu = self.device.type == "cuda"
+        self.use_graphs(GraphCache(CudaRecorder(self.device)) if on_gpu else None)
 
     # ---- acting -------------------------------------------------------------------------------
 
@@ -109,53 +113,54 @@ class PPOAgent:
         """
         obs.require_finite()
         self._require_fit(obs, masks)
-        chooser, epsilon = Chooser(), 0.0
+        uniform_EA, epsilon = None, 0.0
         learning = learning and not greedy
         if learning and self.config.normalize_observations:
             self.obs_normalizer.observe(obs)
         if not greedy:
             numbers = np.arange(len(obs.global_EG)) if members is None else members
             uniform_EA = action_uniforms(self.seed, round_index, step, numbers)
-            uniform_A = torch.from_numpy(uniform_EA).to(self.device, non_blocking=True)
-            chooser = Chooser(uniform_A=uniform_A)
             epsilon = self.exploration if learning else 0.0
-        inputs = self._inputs(obs, masks)
         legal_O = np.asarray(masks.op_EO.any(axis=0))
-        output, after = self._step(inputs, state, epsilon, chooser, legal_O)
-        decision = _to_host(output)
-        choices = output.choices
+        needed = heads_needed(legal_O)
+        question = Question(self._scaled(obs), masks, state, epsilon, uniform_EA, needed)
+        answer = self._answer(question)
+        decision = _to_host(answer.told_EX)
         value_E = decision.value_E.astype(np.float64)
         trace = Trace(
-            inputs, state, choices.choice_A, choices.log_prob_A, value_E, epsilon, legal_O
+            answer.inputs, state, answer.choice_EA, answer.log_prob_EA, value_E, epsilon, legal_O
         )
-        return Act(decision, after, trace)
+        return Act(decision, answer.state, trace)
 
     def value(self, obs: Observation, masks: ActionMasks, state: PolicyState) -> Floats:
         """V of each member's state `[E]`: what a return is worth where a rollout cuts it."""
         obs.require_finite()
         self._require_fit(obs, masks)
-        only_op = np.zeros(len(LifecycleOp), dtype=bool)
-        only_op[LifecycleOp.WAIT] = True  # values need no other head
-        output, _ = self._step(self._inputs(obs, masks), state, 0.0, Chooser(), only_op)
+        only_op = frozenset({ActionHead.OP})  # values need no other head
+        question = Question(self._scaled(obs), masks, state, 0.0, None, only_op)
+        told_EX = step_as_told(self.network, self.device, question).told_EX
         # SYNC: one copy a rollout that was cut, in the update; never in the step.
-        return np.asarray(output.value.cpu().numpy())
+        return np.asarray(told_EX[:, -1].cpu().numpy())
 
-    @torch.inference_mode()
-    def _step(
-        self,
-        inputs: PolicyInputs,
-        state: PolicyState,
-        epsilon: float,
-        chooser: Chooser,
-        legal_O: Bools,
-    ) -> tuple[PolicyOutput, PolicyState]:
-        mixed = torch.full((1, 1), epsilon, device=self.device)
-        return self.network.step(inputs, state, mixed, chooser, heads_needed(legal_O))
+    def use_graphs(self, graphs: GraphCache | None) -> None:
+        """Capture the steps of `act` there from now on; None: compute them as told."""
+        self._replayed = None
+        if graphs is not None:
+            self._replayed = ReplayedSteps(self.network, self.device, graphs)
 
-    def _inputs(self, obs: Observation, masks: ActionMasks) -> PolicyInputs:
-        if self.config.normalize_observations:
-            obs = self.obs_normalizer.normalize(obs)
-        return PolicyInputs.of(obs, masks, self.device)
+    @property
+    def graphs(self) -> GraphCache | None:
+        """Where the steps of `act` are captured: on a CUDA device, unless it was told otherwise."""
+        return None if self._replayed is None else self._replayed.graphs
+
+    def _answer(self, question: Question) -> Answer:
+        """By replay where there are graphs; weights that autocast copied would not be followed."""
+        if self._replayed is None or torch.is_autocast_enabled(self.device.type):
+            return step_as_told(self.network, self.device, question)
+        return self._replayed.step(question)
+
+    def _scaled(self, obs: Observation) -> Observation:
+        return self.obs_normalizer.normalize(obs) if self.config.normalize_observations else obs
 
     def _require_fit(self, obs: Observation, masks: ActionMasks) -> None:
         seen, legal = obs.sizes(), masks.sizes()
@@ -243,13 +248,10 @@ class PPOAgent:
         return load_agent(cls, path, device, spec, config)
 
 
-def _to_host(output: PolicyOutput) -> PolicyDecision:
+def _to_host(told_EX: Tensor) -> PolicyDecision:
     """The decision, in one copy from the device (transfer 2)."""
-    choices = output.choices
     heads = len(ActionHead)
-    parts: list[Tensor] = [choices.choice_A.to(torch.float32), choices.log_prob_A, choices.op_p_O]
-    # SYNC: transfer 2, the one copy of a step's decisions
-    packed = torch.cat([*parts, output.value.unsqueeze(-1)], dim=-1).cpu().numpy()
+    packed = told_EX.cpu().numpy()  # SYNC: transfer 2, the one copy of a step's decisions
     choice_EA, log_prob_EA = packed[:, :heads].astype(np.int64), packed[:, heads : 2 * heads]
     lost = np.argwhere(~np.isfinite(log_prob_EA))
     if lost.size:
