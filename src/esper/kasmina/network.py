@@ -36,6 +36,15 @@ class Segment:
     """Local name -> name in the host, so that a tied weight is one parameter."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The segments from one slot to the next as one module: fewer calls to make for all rows."""
+
+    whole: Segment
+    last: int
+    """Position of its last segment."""
+
+
 class StackedNetwork:
     """E hosts as one, with a bank of E seeds per (slot, blueprint) in use."""
 
@@ -56,6 +65,7 @@ class StackedNetwork:
         self.topology: Topology = template.topology
         self.segments = _segments(template)
         self.slots = _chosen_slots(template, slots, len(self.segments))
+        self.stretches = _stretches(self.segments, self.slots)
         self.blueprints = _chosen_blueprints(blueprints, self.topology)
         self.fits_SK = np.array(
             [[b.misfit(slot.channels) is None for b in self.blueprints] for slot in self.slots],
@@ -179,6 +189,20 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
             f"a parameter outside the chain would never train"
         )
     return tuple(segments)
+
+
+def _stretches(segments: Sequence[Segment], slots: Sequence[InjectionSpec]) -> tuple[Stretch, ...]:
+    """The chain cut behind every position at which a slot in use stands."""
+    ends = sorted({spec.position for spec in slots} | {len(segments) - 1})
+    stretches = []
+    for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
+        parts = segments[first : last + 1]
+        whole = parts[0]
+        if len(parts) > 1:
+            names = {f"{i}.{n}": g for i, part in enumerate(parts) for n, g in part.names.items()}
+            whole = Segment(nn.Sequential(*(part.module for part in parts)), names)
+        stretches.append(Stretch(whole, last))
+    return tuple(stretches)
 
 
 def _chosen_slots(

@@ -49,9 +49,9 @@ class VmapExecutor:
         h = _input_rows(x, plan)
         active = plan.first_active
         slot = 0
-        for index, segment in enumerate(network.segments):
-            h = _run_segment(segment, params, fixed, h, active)
-            while slot < len(network.slots) and network.slots[slot].position == index:
+        for stretch in network.stretches:
+            h = _run_segment(stretch.whole, params, fixed, h, active, training)
+            while slot < len(network.slots) and network.slots[slot].position == stretch.last:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
@@ -69,8 +69,10 @@ def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
     return x.index_select(0, plan.member_R[: plan.first_active])
 
 
-def _run_segment(segment: Segment, params: Named, fixed: Named, h: Tensor, active: int) -> Tensor:
-    """One segment for the first `active` rows."""
+def _run_segment(
+    segment: Segment, params: Named, fixed: Named, h: Tensor, active: int, training: bool
+) -> Tensor:
+    """One segment, or a stretch of them, for the first `active` rows."""
     state = {
         local: (params[name] if name in params else fixed[name])[:active]
         for local, name in segment.names.items()
@@ -79,7 +81,7 @@ def _run_segment(segment: Segment, params: Named, fixed: Named, h: Tensor, activ
         return vmap_module(segment.module, state, h, 0, tied=False)  # every name is there
     if state:
         return vmap_module(segment.module, state, h[0], None, tied=False)
-    if segment.module.training:  # dropout: every row has its own
+    if training:  # dropout: every row has its own
         return vmap_module(segment.module, state, h.expand(active, *h.shape[1:]), 0)
     return segment.module(h[0]).unsqueeze(0)  # type: ignore[no-any-return]
 
