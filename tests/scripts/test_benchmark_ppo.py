@@ -1,6 +1,7 @@
 """The learner's benchmark runs as written and refuses sizes that cannot be timed."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -25,8 +26,23 @@ def test_it_times_rounds_and_writes_the_numbers(tmp_path, capsys):
     assert len(record["act_seconds"]) == len(record["update_seconds"]) == 2
     assert all(seconds > 0 for seconds in record["act_seconds"] + record["update_seconds"])
     printed = capsys.readouterr().out
+    assert set(record["first_round"]) == {"act_seconds", "update_seconds"}
+    assert (record["act_graphs"], record["compiled"]) == ({"how": "as told, without graphs"}, False)
+    assert "update: eager" in printed
     assert "both" in printed
     assert "n=2" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_compiled_update_is_told_apart(tmp_path, capsys):
+    out = tmp_path / "numbers.json"
+    benchmark(BenchmarkPPO(**SMALL, compile=True, act_graphs=False, out=out))
+    record = json.loads(out.read_text())
+    assert record["compiled"]
+    steady = max(record["update_seconds"])
+    assert record["first_round"]["update_seconds"] > 3 * steady, "compiling is not in the rounds"
+    assert "update: compiled" in capsys.readouterr().out
 
 
 def test_sizes_that_cannot_be_timed_are_refused():

@@ -2,9 +2,12 @@
 
     python -m esper.scripts.benchmark_ppo                    E=64, S=5, T=50, 4 epochs on the CPU
     python -m esper.scripts.benchmark_ppo --device cuda
+    python -m esper.scripts.benchmark_ppo --device cuda --no-act-graphs     acting as it is told
+    python -m esper.scripts.benchmark_ppo --device cuda --compile           the update compiled
 
 Observations and masks are noise in which every operation is legal somewhere, so that every head is
-at work at every step: the dearest case. No host is trained. One round warms up and is not counted.
+at work at every step: the dearest case. No host is trained. The first round warms up: it captures
+and compiles, is told apart and not counted.
 """
 
 from __future__ import annotations
@@ -53,6 +56,10 @@ class BenchmarkPPO:
     """Features of each slot."""
     rounds: int = 7
     """Timed rounds."""
+    act_graphs: bool = True
+    """Replay the steps of acting as captured graphs, on a CUDA device."""
+    compile: bool = False
+    """Compile what the update computes of a minibatch; the first round tells what that takes."""
     out: Path = Path("out/benchmark_ppo.json")
     """All numbers."""
 
@@ -94,16 +101,48 @@ def benchmark(config: BenchmarkPPO) -> None:
     parameters = sum(p.numel() for p in agent.network.parameters())
     setting = describe(device) | {"parameters": str(parameters)}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
-    timed = [_time_round(config, agent, rollout, r) for r in range(1 + config.rounds)][1:]
+    _choose(config, agent)
+    first, *timed = [_time_round(config, agent, rollout, r) for r in range(1 + config.rounds)]
     act, update = ([pair[i] for pair in timed] for i in range(2))
+    replayed = _replayed(agent)
+    print(f"act: {replayed['how']}; update: {'compiled' if config.compile else 'eager'}")
+    print(f"first   act {first[0]:.3f} s, update {first[1]:.3f} s (not counted)")
     for name, seconds in (("act", act), ("update", update), ("both", list(map(sum, timed)))):
         print(
-            f"{name:<7} {statistics.median(seconds):.3f} s "
-            f"({min(seconds):.3f} to {max(seconds):.3f}, n={len(seconds)})"
+            f"{name:<7} {statistics.median(seconds):.4f} s "
+            f"({min(seconds):.4f} to {max(seconds):.4f}, n={len(seconds)})"
         )
-    record = {"setting": setting, "act_seconds": act, "update_seconds": update}
+    record = {
+        "setting": setting,
+        "act_graphs": replayed,
+        "compiled": config.compile,
+        "first_round": {"act_seconds": first[0], "update_seconds": first[1]},
+        "act_seconds": act,
+        "update_seconds": update,
+    }
     write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")
+
+
+def _choose(config: BenchmarkPPO, agent: PPOAgent) -> None:
+    """How acting and the update are computed."""
+    import torch
+
+    if not config.act_graphs:
+        agent.use_graphs(None)
+    if config.compile:
+        network = agent.network
+        setattr(network, "unroll", torch.compile(network.unroll))  # noqa: B010  only this network's
+
+
+def _replayed(agent: PPOAgent) -> dict[str, str | int]:
+    """Whether acting was replayed, and how often."""
+    cache = agent.graphs
+    if cache is None:
+        return {"how": "as told, without graphs"}
+    how = f"{cache.replays} steps replayed, {cache.captures} graphs" if cache.on else cache.problem
+    counts = {"captures": cache.captures, "replays": cache.replays, "eager": cache.eager}
+    return {"how": how or "", **counts}
 
 
 def _time_round(

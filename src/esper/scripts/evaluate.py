@@ -71,6 +71,7 @@ def evaluate(words: Sequence[str]) -> None:
     ask_for_exact_sums()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
+    config.population.choose_graphs(agent)
     require_same_growth(agent, spec, checkpoint.path)
     data = spec.load(config.data_dir)
     judged = judge(training, agent, spec, data, config.population.envs)

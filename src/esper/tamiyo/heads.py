@@ -166,9 +166,9 @@ class ActionHeads(nn.Module):
         if head is ActionHead.OP:
             return masks.op_O
         if head is ActionHead.SLOT:
-            return _row(masks.slot_OS, choices[ActionHead.OP])
+            return _row(masks.slot_OS, choices[ActionHead.OP.value])
         if head is ActionHead.BLUEPRINT:
-            return _row(masks.blueprint_SK, choices[ActionHead.SLOT])
+            return _row(masks.blueprint_SK, choices[ActionHead.SLOT.value])
         return masks.fixed(head)
 
     def _embedded(

@@ -30,6 +30,7 @@ from esper.tamiyo.network_config import NetworkConfig
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from esper.simic.agent.agent import PPOAgent
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine import EngineConfig
 
@@ -104,6 +105,8 @@ class PopulationConfig:
     """`vmap` computes all members at once, `loop` one after the other."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """What members are computed in; `auto` is bf16 on a GPU that has it."""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """Batches and the policy's steps as captured CUDA graphs; `auto` takes them where they work."""
     data_placement: Literal["auto", "device", "stream"] = "auto"
     """Where training data lie: on the device, or on the host and streamed."""
     rollout_steps: int | None = None
@@ -136,6 +139,11 @@ class PopulationConfig:
                 raise EsperError(f"frozen head {head.name}: named twice, a head has one choice")
         check_frozen(dict(self.frozen_heads), len(spec.blueprints))
 
+    def choose_graphs(self, agent: PPOAgent) -> None:
+        """Where graphs are off, the agent's steps are computed as told too."""
+        if self.graphs == "off":
+            agent.use_graphs(None)
+
     def engine_config(self, seed: int) -> EngineConfig:
         """The settings in the engine's words."""
         from esper.tolaria.counterfactual_eval import CounterfactualConfig
@@ -148,6 +156,7 @@ class PopulationConfig:
             profile=self.profile,
             executor=self.executor,
             precision=self.precision,
+            graphs=self.graphs,
             data_placement=self.data_placement,
             rollout_steps=self.rollout_steps,
             counterfactuals=CounterfactualConfig(stride=self.counterfactual_stride),

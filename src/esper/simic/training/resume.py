@@ -50,6 +50,7 @@ MAY_CHANGE: Final = (
     "population.profile",
     "population.executor",
     "population.precision",
+    "population.graphs",
     "population.data_placement",
 )
 """Settings, or whole groups of them, that a run may be resumed with other values of. The rest says
@@ -124,7 +125,9 @@ def put_into(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: Trai
         raise _mismatch(str(checkpoint.path), found)
     engine.load_state_dict(checkpoint.engine)
     spec = policy_spec(engine.env.model.blueprints)
-    trainer.client.agent = checkpoint.load_agent(engine.device, spec, config.ppo)
+    agent = checkpoint.load_agent(engine.device, spec, config.ppo)
+    config.population.choose_graphs(agent)
+    trainer.client.agent = agent
     trainer.history[:] = checkpoint.load_history()
 
 

@@ -67,6 +67,7 @@ def make_trainer(
     agent = PPOAgent(
         policy_spec(engine.env.model.blueprints), config.ppo, config.seed, engine.device
     )
+    config.population.choose_graphs(agent)
     client = SimicClient(
         agent,
         reward or _reward(config, spec, data),
