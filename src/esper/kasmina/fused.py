@@ -60,7 +60,7 @@ def input_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
     if len(shape) != 5:
         return torch.zeros(*shape, dtype=dtype, device=device)
     members, batch, channels, height, width = shape
-    places = padded_channels(channels)
+    places = padded_channels(channels) if height * width > 1 else channels
     buffer = torch.zeros(members, batch, height, width, places, dtype=dtype, device=device)
     return buffer[..., :channels].permute(0, 1, 4, 2, 3)
 

@@ -20,6 +20,7 @@ from esper.kasmina.convolution import conv2d
 from esper.kasmina.layout import lies_channels_last, under_vmap
 from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
 from esper.kasmina.pooling import max_pool2d
+from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array
 
 BIRTH_SCALE = 0.05
@@ -84,6 +85,8 @@ class Conv2d(DrawnModule):
         zero: bool = False,
     ) -> None:
         super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise EsperError(f"Conv2d kernel_size={kernel_size}: must be odd, so the size is kept")
         fan_in = in_channels // groups * kernel_size**2
         shape = (out_channels, in_channels // groups, kernel_size, kernel_size)
         self.weight = nn.Parameter(torch.zeros(shape))
@@ -198,7 +201,8 @@ def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
     if isinstance(norm, ChannelNorm) and fused.norm_fits(x, norm.groups):
         return fused.group_norm(x, norm.groups, norm.weight, norm.bias, relu=True)
     h = norm(x)
-    return F.relu(h, inplace=lies_channels_last(h))  # large, and nobody else's
+    nobodys = type(norm) is ChannelNorm and not norm._forward_hooks
+    return F.relu(h, inplace=nobodys and lies_channels_last(h))
 
 
 def scaled_norm(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:

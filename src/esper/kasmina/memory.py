@@ -16,7 +16,7 @@ _TOP_PAD: Final = -2
 _MMAP_THRESHOLD: Final = -3
 """Names of glibc's settings (malloc.h)."""
 
-LARGEST_KEPT_BLOCK: Final = 2**30
+LARGEST_KEPT_BLOCK: Final = 2**27
 """A block beyond this many bytes goes back when it is freed: data sets, not activations."""
 MOST_KEPT: Final = 2**31 - 1
 """Free bytes at the end of the heap beyond which the rest goes back."""

@@ -58,7 +58,7 @@ class _MaxPool(torch.autograd.Function):
         grad, left = torch.empty_like(x), grads[0]
         *places, last = zip(_corners(x), _corners(grad), strict=True)
         for values, share in places:
-            taken = values.clone(memory_format=torch.contiguous_format).eq_(largest).mul_(left)
+            taken = torch.where(values == largest, left, 0.0)
             share.copy_(taken)
             left = left - taken
         last[1].copy_(left)

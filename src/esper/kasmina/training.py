@@ -203,7 +203,7 @@ class Trainer:
             norm_E = slot_norms.get(update.slot)
             self.seed_optimizer.step(update.key, update.store, lr_E, norm_E, active_E)
         self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E, sound_E)
-        self._drop_gradients()
+        self._drop_seed_gradients()
         if sound_E is not None:
             slot_norms = {s: norm.masked_fill(excused_E, 0.0) for s, norm in slot_norms.items()}
             host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(excused_E, 0.0)
@@ -229,7 +229,7 @@ class Trainer:
                 overflow_E |= update.active_E & ~torch.isfinite(slot_norms[update.slot])
         return overflow_E
 
-    def _drop_gradients(self) -> None:
+    def _drop_seed_gradients(self) -> None:
         """What a frozen seed was sent (pruned by a ramp) must not reach its successor."""
         for store in (*self.network.banks.values(), *self.network.gates.values()):
             store.flat_EP.grad = None

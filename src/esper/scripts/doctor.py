@@ -154,7 +154,7 @@ def kernel_line(engine: VectorizedEngine) -> str:
         return "torch's (ours need triton and a C compiler)"
     if engine.precision == "fp32":
         return "torch's for members (ours compute in half precision), ours for batches and updates"
-    own = choice is not None and getattr(choice.executor, "kernels", "torch") == "own"
+    own = choice is not None and choice.executor.kernels == "own"
     whose = "ours" if own else "torch's"
     return f"{whose} for members, ours for batches and updates"
 

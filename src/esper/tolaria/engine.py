@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.devices import takes_kernels
+from esper.kasmina.executors.base import KernelName
 from esper.kasmina.executors.choice import ExecutorName
-from esper.kasmina.executors.vmap import KernelName, VmapExecutor
 from esper.kasmina.fused import input_buffer
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
@@ -177,7 +177,7 @@ class VectorizedEngine:
             data.std.tolist() or (1.0,),
             spec.augmentation,
             config.data_placement,
-            NUMBER_TYPES[self.precision],
+            NUMBER_TYPES[self.precision if self._host_is_ours() else "fp32"],
         )
         self._buffers = self._batch_buffers()
         limit = config.counterfactuals.images
@@ -191,6 +191,10 @@ class VectorizedEngine:
         life, frozen = population.lifecycle, dict(config.frozen_heads)
         build_masks(life.legal_ops(), life.fits_SK, frozen)  # bad ones are refused before a run
         self.watch = SlotWatch(population)
+
+    def _host_is_ours(self) -> bool:
+        """Whether it takes inputs in half precision; a user's may begin with what has no such."""
+        return type(self.env.model.network.host.template).__module__.startswith("esper.kasmina.")
 
     def _batch_buffers(self) -> tuple[Tensor, Tensor] | None:
         """Where every train batch is written on a GPU, so that its graph finds it; else None."""
@@ -208,7 +212,7 @@ class VectorizedEngine:
             population.forward(x)
         assert population.choice is not None, "made when the first input came"
         measured = config.executor == "auto" and config.profile == "fast"
-        if config.kernels != "auto" and isinstance(population.choice.executor, VmapExecutor):
+        if config.kernels != "auto":
             population.choice.executor.kernels = config.kernels
         if measured and population.choice.executor.name == "vmap":
 

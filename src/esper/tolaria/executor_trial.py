@@ -15,10 +15,10 @@ from typing import Final
 
 import torch
 
-from esper.kasmina.executors.base import Executor
+from esper.kasmina.executors.base import Executor, KernelName
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
-from esper.kasmina.executors.vmap import KernelName, VmapExecutor
+from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.population import Population
 from esper.tolaria.graphs import Recorder
 
@@ -47,7 +47,7 @@ def measure_executors(
     rivals: dict[str, Executor] = {
         "vmap" if len(kernels) == 1 else WHOSE[name]: VmapExecutor(name) for name in kernels
     }
-    rivals["loop"] = LoopExecutor()
+    rivals["loop"] = LoopExecutor(kernels[0])
     works = dict.fromkeys(rivals, train_batch)
     seconds: dict[str, list[float]] = {name: [] for name in rivals}
     begun = perf_counter()

@@ -70,6 +70,8 @@ def set_profile(profile: Profile, device: torch.device) -> None:
             f"profile exact on a GPU: set {CUBLAS_SETTING}={CUBLAS_EXACT[0]} before starting Python"
         )
     torch.use_deterministic_algorithms(exact)
+    # Else torch writes NaN into every new tensor first; our kernels write every number themselves.
+    torch.utils.deterministic.fill_uninitialized_memory = not exact
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.allow_tf32 = not exact
     torch.backends.cuda.matmul.allow_tf32 = not exact

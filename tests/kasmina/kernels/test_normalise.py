@@ -13,7 +13,7 @@ from kernel_support import HALF, close, examples, numbers, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.layout import channels_last  # noqa: E402
+from esper.kasmina.kernels.layout import laid_out  # noqa: E402
 from esper.kasmina.kernels.normalise import Normalise, supported  # noqa: E402
 
 
@@ -58,7 +58,7 @@ def parameters(rows, channels, seed):
 def test_stacked_rows_are_torchs_members(rows, batch, channels, size, relu, last, seed):
     count, groups = channels
     x = numbers((rows, batch, count, *size), seed)
-    x = (channels_last(x, HALF)[0] if last else x).requires_grad_(True)
+    x = (laid_out(x, HALF)[0] if last else x).requires_grad_(True)
     values = (x, *parameters(rows, count, seed + 1))
     compare(vmap(ours(groups, relu)), vmap(torches(groups, relu)), values)
 

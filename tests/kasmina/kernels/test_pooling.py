@@ -15,7 +15,7 @@ from kernel_support import DEVICE, examples, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.layout import channels_last  # noqa: E402
+from esper.kasmina.kernels.layout import laid_out  # noqa: E402
 from esper.kasmina.kernels.pooling import BLOCK, MaxPool  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -100,7 +100,7 @@ def test_planes_share_a_program_or_take_several(shape):
 )
 def test_rows_of_images_however_they_lie(shape, last, among):
     x = values(shape, torch.bfloat16, among)
-    assert_as_torch(channels_last(x, x.dtype)[0] if last else x, MaxPool.apply)
+    assert_as_torch(laid_out(x, x.dtype)[0] if last else x, MaxPool.apply)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])

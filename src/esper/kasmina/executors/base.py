@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor, nn
 
@@ -10,11 +10,15 @@ from esper.kasmina.network import StackedNetwork
 from esper.kasmina.rows import RowPlan
 from esper.leyline.errors import EsperError, ShapeError
 
+KernelName = Literal["own", "torch"]
+"""Whose kernels compute members where ours run; elsewhere they are torch's."""
+
 
 class Executor(Protocol):
     """Runs rows. All executors give the same numbers (to rounding); they differ in speed."""
 
     name: str
+    kernels: KernelName
 
     def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         """Outputs `[R, B, ...]` for inputs `[E, B, ...]`, or `[1, B, ...]` shared by all rows."""

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from esper.kasmina import fused
 from esper.kasmina.blending import blend
-from esper.kasmina.executors.base import check_delta, check_input, set_training
+from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layout import channels_last
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.rows import FROM_INPUT, RowPlan
@@ -32,7 +33,8 @@ class LoopExecutor:
 
     name = "loop"
 
-    def __init__(self) -> None:
+    def __init__(self, kernels: KernelName = "own") -> None:
+        self.kernels: KernelName = kernels
         self._streams: list[torch.cuda.Stream] = []
 
     def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
@@ -41,7 +43,8 @@ class LoopExecutor:
         set_training(network, training)
         run = _LoopRun(network, x, plan, training)
         outputs = []
-        with self._side_streams(network, plan) as streams:
+        stock = fused.stock_kernels(self.kernels == "torch")
+        with stock, self._side_streams(network, plan) as streams:
             for row in range(plan.table.rows):
                 member = int(plan.table.member_R[row])
                 with torch.cuda.stream(streams[member]) if streams else contextlib.nullcontext():
@@ -185,5 +188,6 @@ def _gains_from_channels_last(network: StackedNetwork, x: Tensor) -> bool:
 
 
 def _takes_any_layout(module: nn.Module) -> bool:
-    """Whether it is a module of ours; one of a user's may ask for `view`s of its input."""
-    return type(module).__module__.startswith("esper.kasmina.")
+    """Whether all of it is ours or torch's; a module of a user's may ask for `view`s."""
+    ours = ("esper.kasmina.", "torch.nn.")
+    return all(type(part).__module__.startswith(ours) for part in module.modules())

@@ -9,7 +9,6 @@ Shape letters: R rows, G rows of one group, B batch; `...` the activation.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +16,13 @@ from torch.func import functional_call, vmap
 
 from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
-from esper.kasmina.executors.base import check_delta, check_input, set_training
+from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.network import Segment, StackedNetwork
 from esper.kasmina.rows import Kept, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 
 Named = dict[str, Tensor]
-KernelName = Literal["own", "torch"]
 
 
 class VmapExecutor:
@@ -33,8 +31,7 @@ class VmapExecutor:
     name = "vmap"
 
     def __init__(self, kernels: KernelName = "own") -> None:
-        """`kernels`: our own where those run, or `torch`'s wherever it is."""
-        self.kernels = kernels
+        self.kernels: KernelName = kernels
 
     def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         """Outputs `[R, B, ...]`."""

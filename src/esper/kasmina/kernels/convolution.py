@@ -16,10 +16,14 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from esper.kasmina.kernels.layout import (
-    channels_last,
+    dense_inside,
+    dense_pixels,
     empty_activation,
+    laid_out,
+    launched,
     next_power,
     row_stride,
     stacked,
@@ -29,8 +33,10 @@ PIXELS: Final = 256
 """Pixels of a tile, forward."""
 GRADIENT_PIXELS: Final = 128
 """Pixels of a tile that a weight gradient adds up at a time."""
-PROGRAMS: Final = 4096
-"""Programs that a weight gradient is split into, about."""
+TILES: Final = 16
+"""Tiles of a part of a weight gradient, at least; what is added up how depends on nothing but the
+number of pixels, so that a row's sums do not depend on how many rows there are."""
+MOST_PARTS: Final = 64
 
 
 @triton.jit
@@ -98,7 +104,7 @@ def _convolve(
 
 @triton.jit
 def _weight_gradient(
-    x, dy, partial, x_row, pixels, inputs, tiles,
+    x, dy, partial, x_row, dy_row, pixels, inputs, tiles,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     OUT: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr, TAPS: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
@@ -108,7 +114,7 @@ def _weight_gradient(
     k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, OUTPUTS)
     x += row * x_row
-    dy += row * pixels * OUT
+    dy += row * dy_row
     total = tl.zeros((OUTPUTS, CHUNK), dtype=tl.float32)
     for tile in range(tiles):
         m = (part * tiles + tile) * BLOCK + tl.arange(0, BLOCK)
@@ -123,8 +129,10 @@ def _weight_gradient(
     tl.store(partial + address, total, mask=inside)
 
 
+@launched
 def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor, int, int]:
     """Weights `[R, K, N]` as the product reads them, the channels of K, and a chunk of it."""
+    weight = dense_inside(weight)
     rows, outputs, inputs, side, _ = weight.shape
     taps = side * side
     step_in, step_out = taps, inputs * taps
@@ -141,6 +149,7 @@ def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor,
     return packed, width, chunk
 
 
+@launched
 def _run(x: Tensor, step: int, weight: Tensor, backward: bool) -> Tensor:
     """The convolution of `x` `[R, B, C, H, W]`, or with flipped weights, of a gradient."""
     _, batch, inputs, height, width = x.shape
@@ -157,6 +166,7 @@ def _run(x: Tensor, step: int, weight: Tensor, backward: bool) -> Tensor:
     return y
 
 
+@launched
 def _gradient_of_weights(x: Tensor, step: int, dy: Tensor, side: int) -> Tensor:
     """`[R, O, C, side, side]` in float32, from parts that are summed in order."""
     _, batch, inputs, height, width = x.shape
@@ -166,13 +176,13 @@ def _gradient_of_weights(x: Tensor, step: int, dy: Tensor, side: int) -> Tensor:
     chunk = whole if whole <= 128 else 64
     chunks, pixels = triton.cdiv(taps * in_width, chunk), batch * height * width
     most = triton.cdiv(pixels, GRADIENT_PIXELS)
-    parts = max(1, min(most, PROGRAMS // (rows * chunks)))
+    parts = max(1, min(MOST_PARTS, most // TILES))
     tiles = triton.cdiv(most, parts)
     partial = torch.empty(
         rows, parts, outputs, inputs, side, side, dtype=torch.float32, device=x.device
     )
     _weight_gradient[(chunks, parts, rows)](
-        x, dy, partial, row_stride(x), pixels, inputs, tiles,
+        x, dy, partial, row_stride(x), dy.stride(0), pixels, inputs, tiles,
         H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
         CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=GRADIENT_PIXELS, num_warps=4, num_stages=2,
     )  # fmt: skip
@@ -187,7 +197,7 @@ class Convolution(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
         if x.ndim == 4:
             return Convolution.forward(x[None], weight[None], dtype)[0]
-        return _run(*channels_last(x, dtype), weight, backward=False)
+        return _run(*laid_out(x, dtype), weight, backward=False)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -195,19 +205,20 @@ class Convolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         alone = x.ndim == 4
         if alone:
             x, weight, dy = x[None], weight[None], dy[None]
-        dy, dy_step = channels_last(dy, ctx.dtype)
+        dy = dense_pixels(dy, ctx.dtype)
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = _run(dy, dy_step, weight, backward=True).to(x.dtype)
+            dx = _run(dy, dy.shape[2], weight, backward=True).to(x.dtype)
             dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
             dx = dx[0] if alone else dx
         if ctx.needs_input_grad[1]:
-            dw = _gradient_of_weights(*channels_last(x, ctx.dtype), dy, weight.shape[-1])
+            dw = _gradient_of_weights(*laid_out(x, ctx.dtype), dy, weight.shape[-1])
             dw = dw[0] if alone else dw
         return dx, dw, None
 

@@ -14,10 +14,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from esper.kasmina.kernels.layout import (
+    dense_inside,
     dense_pixels,
     empty_activation,
+    launched,
     next_power,
     row_stride,
     stacked,
@@ -25,8 +28,9 @@ from esper.kasmina.kernels.layout import (
 
 NUMBERS: Final = 2048
 """Outputs of a program."""
-PROGRAMS: Final = 2048
-"""Programs that a weight gradient is split into, about."""
+TILES: Final = 16
+"""Tiles of a part of a weight gradient, at least."""
+MOST_PARTS: Final = 64
 
 
 @triton.jit
@@ -69,7 +73,7 @@ def _convolve(
 
 @triton.jit
 def _weight_gradient(
-    x, dy, partial, x_row, pixels, tiles,
+    x, dy, partial, x_row, dy_row, pixels, tiles,
     C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +85,7 @@ def _weight_gradient(
         m = (part * tiles + tile) * BLOCK + tl.arange(0, BLOCK)
         seen = _neighbours(x + at * x_row, m, c, tap, pixels, C, H, W, SIDE)
         mask = (m < pixels)[:, None] & (c < C)[None, :]
-        back = tl.load(dy + at * pixels * C + m[:, None] * C + c[None, :], mask=mask, other=0.0)
+        back = tl.load(dy + at * dy_row + m[:, None] * C + c[None, :], mask=mask, other=0.0)
         total += seen * back.to(tl.float32)
     TAPS: tl.constexpr = SIDE * SIDE
     target = partial + ((at * parts + part) * C + c) * TAPS + tap
@@ -95,8 +99,10 @@ def _sizes(x: Tensor, side: int) -> dict[str, int]:
     return sizes | {"BLOCK": max(16, NUMBERS // up)}
 
 
+@launched
 def _run(x: Tensor, weight: Tensor, backward: bool) -> Tensor:
     """The convolution of `x`, or with flipped weights, of a gradient."""
+    weight = dense_inside(weight)
     rows, (_, batch, channels, height, width) = len(weight), x.shape
     y = empty_activation((rows, batch, channels, height, width), x)
     sizes, pixels = _sizes(x, weight.shape[-1]), batch * height * width
@@ -106,17 +112,26 @@ def _run(x: Tensor, weight: Tensor, backward: bool) -> Tensor:
     return y
 
 
+@launched
 def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     """`[R, C, 1, side, side]` in float32."""
     rows, batch, channels, height, width = dy.shape
     sizes, pixels = _sizes(x, side), batch * height * width
     most = triton.cdiv(pixels, sizes["BLOCK"])
-    parts = max(1, min(most, PROGRAMS // (rows * side * side)))
+    parts = max(1, min(MOST_PARTS, most // TILES))
     partial = torch.empty(
         rows, parts, channels, 1, side, side, dtype=torch.float32, device=x.device
     )
     _weight_gradient[(side * side, parts, rows)](
-        x, dy, partial, row_stride(x), pixels, triton.cdiv(most, parts), **sizes, num_warps=4
+        x,
+        dy,
+        partial,
+        row_stride(x),
+        dy.stride(0),
+        pixels,
+        triton.cdiv(most, parts),
+        **sizes,
+        num_warps=4,
     )
     return partial.sum(dim=1)
 
@@ -136,6 +151,7 @@ class DepthwiseConvolution(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         alone = x.ndim == 4

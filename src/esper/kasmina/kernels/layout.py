@@ -9,8 +9,9 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ def pixel_stride(x: Tensor) -> int | None:
     return step if fits and step >= channels and batch > 0 else None
 
 
-def channels_last(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
+def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
     """`x` in that layout and type, and the places of a pixel; itself where it is so already."""
     step = pixel_stride(x) if x.dtype == dtype else None
     if step is not None and (step == x.shape[2] or step == padded_channels(x.shape[2])):
@@ -57,8 +58,28 @@ def next_power(n: int) -> int:
 
 def dense_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` channels last, without a place between pixels."""
-    x, step = channels_last(x, dtype)
+    x, step = laid_out(x, dtype)
     return x if step == x.shape[2] else empty_activation(x.shape, x).copy_(x)
+
+
+def dense_inside(value: Tensor) -> Tensor:
+    """Parameters of rows `[R, ...]` without gaps inside a row; rows may lie apart."""
+    return value if value[0].is_contiguous() else value.contiguous()
+
+
+Told = ParamSpec("Told")
+Made = TypeVar("Made")
+
+
+def launched(launch: Callable[Told, Made]) -> Callable[Told, Made]:
+    """Kernels start on the device of the first tensor, whichever is current."""
+
+    @wraps(launch)
+    def there(*told: Told.args, **settings: Told.kwargs) -> Made:
+        with torch.cuda.device_of(told[0]):
+            return launch(*told, **settings)
+
+    return there
 
 
 def row_stride(x: Tensor) -> int:
@@ -78,7 +99,7 @@ class Prepared(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
-        out = channels_last(x if x.ndim == 5 else x[None], dtype)[0]
+        out = laid_out(x if x.ndim == 5 else x[None], dtype)[0]
         out = out if x.ndim == 5 else out[0]
         return out.view_as(out) if out is x else out
 

@@ -16,8 +16,16 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.layout import dense_pixels, empty_activation, next_power, stacked
+from esper.kasmina.kernels.layout import (
+    dense_inside,
+    dense_pixels,
+    empty_activation,
+    launched,
+    next_power,
+    stacked,
+)
 
 LARGEST: Final = 2**15
 """Numbers of a sample that one program can take."""
@@ -41,7 +49,7 @@ def _places(
     g = tl.arange(0, GROUPS)[None, None, :, None]
     c = g * WIDTH + tl.arange(0, WIDTH)[None, None, None, :]
     place = (s * PLACES + p) * (GROUPS * WIDTH) + c
-    return place, c, (p < PLACES) & (s < batch) & (c >= 0)
+    return place, c, (p < PLACES) & (s < batch) & (c < GROUPS * WIDTH)
 
 
 @triton.jit
@@ -126,6 +134,23 @@ def _sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
     return constants, triton.cdiv(x.shape[1], samples), warps
 
 
+@launched
+def _normalised(
+    x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """What comes out, and mean and inverse deviation of each group."""
+    x, weight, bias = dense_pixels(x, x.dtype), dense_inside(weight), dense_inside(bias)
+    rows, batch = x.shape[:2]
+    y = empty_activation(x.shape, x)
+    kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
+    constants, programs, warps = _sizes(x, groups)
+    _forward[(programs, rows)](
+        x, weight, bias, y, kept[0], kept[1], x.stride(0), weight.stride(0), bias.stride(0),
+        batch, **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
+    )  # fmt: skip
+    return y, kept.movedim(0, 1)
+
+
 class Normalise(torch.autograd.Function):
     """`x` `[R, B, C, H, W]`, scale and shift `[R, C]` -> the same shape; or one row of it all."""
 
@@ -136,16 +161,7 @@ class Normalise(torch.autograd.Function):
         if x.ndim == 4:
             y, statistics = Normalise.forward(x[None], weight[None], bias[None], groups, relu)
             return y[0], statistics[0]
-        x = dense_pixels(x, x.dtype)
-        rows, batch = x.shape[:2]
-        y = empty_activation(x.shape, x)
-        kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
-        constants, programs, warps = _sizes(x, groups)
-        _forward[(programs, rows)](
-            x, weight, bias, y, kept[0], kept[1], x.stride(0), weight.stride(0), bias.stride(0),
-            batch, **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
-        )  # fmt: skip
-        return y, kept.movedim(0, 1)
+        return _normalised(x, weight, bias, groups, relu)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -154,6 +170,7 @@ class Normalise(torch.autograd.Function):
         ctx.save_for_backward(x, weight, bias, output[1])
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, dy: Tensor, _: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
@@ -184,6 +201,7 @@ class Normalise(torch.autograd.Function):
         return Normalise.apply(*own, groups, relu), (0, 0)
 
 
+@launched
 def _gradients(
     x: Tensor,
     dy: Tensor,
@@ -195,6 +213,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of the input, the scale and the shift."""
     x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
+    weight, bias = dense_inside(weight), dense_inside(bias)
     rows, batch, channels = x.shape[:3]
     dx = empty_activation(x.shape, x)
     constants, programs, warps = _sizes(x, groups)

@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.layout import dense_pixels, empty_activation, stacked
+from esper.kasmina.kernels.layout import dense_pixels, empty_activation, launched, stacked
 
 BLOCK: Final = 1024
 """Outputs of a program."""
@@ -95,6 +96,19 @@ def _sizes(x: Tensor) -> dict[str, int]:
     return {"C": channels, "H": height, "W": width, "HO": out_height, "WO": out_width}
 
 
+@launched
+def _pooled(x: Tensor) -> Tensor:
+    x = dense_pixels(x, x.dtype)
+    sizes = _sizes(x)
+    rows, batch, channels = x.shape[:3]
+    y = empty_activation((rows, batch, channels, sizes["HO"], sizes["WO"]), x)
+    outputs = y[0].numel()
+    _forward[(triton.cdiv(outputs, BLOCK), rows)](
+        x, y, x.stride(0), outputs, **sizes, BLOCK=BLOCK, num_warps=4
+    )
+    return y
+
+
 class MaxPool(torch.autograd.Function):
     """`[R, B, C, H, W]` -> `[R, B, C, ceil(H / 2), ceil(W / 2)]`; or one row of it."""
 
@@ -102,21 +116,14 @@ class MaxPool(torch.autograd.Function):
     def forward(x: Tensor) -> Tensor:
         if x.ndim == 4:
             return MaxPool.forward(x[None])[0]
-        x = dense_pixels(x, x.dtype)
-        sizes = _sizes(x)
-        rows, batch, channels = x.shape[:3]
-        y = empty_activation((rows, batch, channels, sizes["HO"], sizes["WO"]), x)
-        outputs = y[0].numel()
-        _forward[(triton.cdiv(outputs, BLOCK), rows)](
-            x, y, x.stride(0), outputs, **sizes, BLOCK=BLOCK, num_warps=4
-        )
-        return y
+        return _pooled(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         if x.ndim == 4:
@@ -128,6 +135,7 @@ class MaxPool(torch.autograd.Function):
         return MaxPool.apply(stacked(x, in_dims[0], info.batch_size)), 0
 
 
+@launched
 def _gradient(x: Tensor, dy: Tensor) -> Tensor:
     x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
     dx = empty_activation(x.shape, x)

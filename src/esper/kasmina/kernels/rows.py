@@ -18,6 +18,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from esper.kasmina.kernels.layout import launched
 
 BLOCK: Final = 4096
 """Numbers of a program."""
@@ -74,9 +77,7 @@ def like_rows(h: Tensor, rows: int) -> Tensor:
     )
 
 
-def same_layout(
-    grad: Tensor, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
+def same_layout(grad: Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A gradient laid out inside its rows as the value it belongs to."""
     if grad.dtype == dtype and grad.stride()[1:] == stride[1:] and dense(grad) is grad:
         return grad
@@ -86,6 +87,7 @@ def same_layout(
     return out.copy_(grad)
 
 
+@launched
 def take_rows(
     h: Tensor, index: Tensor, out: Tensor | None = None, scale: Tensor | None = None
 ) -> Tensor:
@@ -98,6 +100,7 @@ def take_rows(
     return out
 
 
+@launched
 def add_rows_(h: Tensor, index: Tensor, values: Tensor, scale: Tensor | None = None) -> None:
     """Add to rows in place; an index names each row once."""
     size = h[0].numel()
@@ -113,10 +116,11 @@ class Fork(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
         h = dense(h)
         ctx.indices = indices
-        ctx.layout = h.shape, h.stride(), h.dtype
+        ctx.layout = h.stride(), h.dtype
         return (h.view_as(h), *(take_rows(h, index) for index in indices))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total = same_layout(grad, *ctx.layout).clone()
         for index, part in zip(ctx.indices, grads, strict=True):
@@ -130,13 +134,14 @@ class Return(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: Tensor, *parts: Tensor) -> Tensor:
         out = dense(h).clone()
-        ctx.layout = out.shape, out.stride(), out.dtype
+        ctx.layout = out.stride(), out.dtype
         ctx.places = parts[0::3], parts[1::3]
         for index, alpha, delta in zip(*ctx.places, parts[2::3], strict=True):
             add_rows_(out, index, same_layout(delta, *ctx.layout), alpha)
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = same_layout(grad, *ctx.layout)
         out: list[Tensor | None] = [grad]
@@ -154,11 +159,12 @@ class Join(torch.autograd.Function):
         out = like_rows(h, len(h) + len(index))
         out[: len(h)].copy_(h)
         take_rows(h, index, out[len(h) :])
-        ctx.layout = h.shape, h.stride(), h.dtype
+        ctx.layout = h.stride(), h.dtype
         ctx.rows, ctx.index, ctx.detach = len(h), index, detach
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         grad = same_layout(grad, *ctx.layout)
         own = grad[: ctx.rows]

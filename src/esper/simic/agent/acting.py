@@ -104,7 +104,7 @@ class ReplayedSteps:
         room.hidden_ED.copy_(state.hidden_ED)
         room.cell_ED.copy_(state.cell_ED)
         work = partial(_compute, self.network, room, question.needed)
-        self.graphs.run((form, question.needed), work)
+        self.graphs.run((room, question.needed), work)
         return room.answer()
 
 
