@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from esper.leyline import EsperError
-from esper.tamiyo.distribution import MaskedCategorical, action_uniforms
+from esper.tamiyo.distribution import MaskedCategorical, action_uniforms, sums_by_themselves
 from ppo_support import agent, random_masks, random_obs
 
 DRAWS = 100_000
@@ -29,6 +29,18 @@ def test_masked_choices_are_never_sampled():
         distribution = MaskedCategorical.of(logits, legal, torch.tensor([epsilon]))
         choice = distribution.sample(uniforms(DRAWS))
         assert legal.gather(-1, choice[:, None]).all()
+
+
+@pytest.mark.parametrize("choices", [1, 2, 6, 17, 40])
+def test_sums_by_themselves_are_running_sums_that_masked_choices_leave_alone(choices):
+    rng = np.random.default_rng(choices)
+    p_C = torch.from_numpy(rng.random((1000, choices)).astype(np.float32))
+    masked_C = torch.from_numpy(rng.random((1000, choices)) < 0.5)
+    p_C = p_C.masked_fill(masked_C, 0.0)
+    sums_C = sums_by_themselves(p_C)
+    assert torch.allclose(sums_C.double(), p_C.double().cumsum(-1), rtol=1e-6)
+    unmoved = sums_C[:, 1:] == sums_C[:, :-1]
+    assert unmoved[masked_C[:, 1:]].all()
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 1.0 - 2.0**-24, 1.0])

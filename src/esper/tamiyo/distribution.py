@@ -44,7 +44,7 @@ class MaskedCategorical:
 
     def sample(self, uniform: Tensor) -> Tensor:
         """The choice at each uniform number in [0, 1): inverse CDF, never a masked one."""
-        cdf_C = self.p_C.cumsum(-1)
+        cdf_C = sums_by_themselves(self.p_C) if self.p_C.is_cuda else self.p_C.cumsum(-1)
         below = (cdf_C <= (uniform * cdf_C[..., -1]).unsqueeze(-1)).sum(-1)
         places = torch.arange(self.p_C.shape[-1], device=self.p_C.device)
         last_legal = torch.where(self.p_C > 0, places, 0).amax(-1)
@@ -63,6 +63,18 @@ class MaskedCategorical:
     def entropy(self) -> Tensor:
         """In nats."""
         return -(self.p_C * self.log_p_C).sum(-1)
+
+
+def sums_by_themselves(p_C: Tensor) -> Tensor:
+    """Running sums, each added up from the start; C is small.
+
+    For a GPU, where `exact` refuses torch's `cumsum`: the order of its additions is left open. Here
+    all sums have the same order, so one that gains nothing (a masked choice) is exactly the one
+    before it.
+    """
+    choices = p_C.shape[-1]
+    upto_CC = torch.ones(choices, choices, dtype=p_C.dtype, device=p_C.device).tril()
+    return (p_C.unsqueeze(-2) * upto_CC).sum(-1)
 
 
 def action_uniforms(seed: int, round_index: int, step: int, members: Ints) -> Floats:

@@ -162,7 +162,10 @@ class ActionHeads(nn.Module):
         return output
 
     def _legal(self, head: ActionHead, masks: MaskTensors, choices: list[Tensor]) -> Tensor:
-        """The mask of a head, given the choices before it."""
+        """The mask of a head, given the choices before it.
+
+        Lists are indexed by plain integers: torch.compile cannot follow an enum there.
+        """
         if head is ActionHead.OP:
             return masks.op_O
         if head is ActionHead.SLOT:

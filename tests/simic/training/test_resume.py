@@ -274,6 +274,11 @@ def test_another_run_is_refused_by_name(two, name, value):
     assert (two / "run.json").read_bytes() == before, "no session was begun"
 
 
+def test_graphs_may_change():
+    found = check_changes(small_run(2), changed("population.graphs", "off"))
+    assert found == ("population.graphs: auto -> off",)
+
+
 def test_every_mismatch_is_named_at_once():
     before, now = small_run(2), changed("task.blueprints", ("norm",))
     now = replace(now, seed=4, rounds=9)

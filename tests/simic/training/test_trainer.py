@@ -13,8 +13,10 @@ from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.client import ActingMode
 from esper.simic.telemetry.listener import TelemetryListener
+from esper.simic.training.config import PopulationConfig
 from esper.simic.training.schedules import Schedule
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from graph_support import rerun_cache
 from loop_support import same_agents, small_client, tiny_config, tiny_task, tiny_trainer, untimed
 from support import refused
 
@@ -113,3 +115,20 @@ def test_a_trainer_that_could_not_train_is_refused():
     greedy = small_client(spec, mode=ActingMode.GREEDY)
     assert "greedy" in refused(lambda: VectorizedPPOTrainer(engine, greedy, 1))
     assert "rounds=0" in refused(lambda: VectorizedPPOTrainer(engine, small_client(spec), 0))
+
+
+def test_graphs_off_is_for_batches_and_acting():
+    agent = small_client(tiny_task()).agent
+    for mode, left in (("auto", True), ("on", True), ("off", False)):
+        population = PopulationConfig(graphs=mode)
+        agent.use_graphs(rerun_cache())
+        population.choose_graphs(agent)
+        assert (agent.graphs is not None) is left
+        assert population.engine_config(seed=0).graphs == mode
+
+
+def test_graphs_on_is_refused_where_there_are_none():
+    config = tiny_config(rounds=1)
+    population = replace(config.population, device="cpu", graphs="on")
+    line = refused(lambda: tiny_trainer(replace(config, population=population)))
+    assert "graphs 'on': graphs are for CUDA devices, this is cpu; use graphs 'auto'" in line
