@@ -203,9 +203,7 @@ class GraphCache:
             line = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
             self.problem = f"a batch could not be captured: {line}"
             self._entries.clear()
-            logger.warning(
-                "graphs off from here on, results stay the same to rounding: %s", self.problem
-            )
+            logger.warning("graphs off from here on, results stay the same: %s", self.problem)
             return None
         self.capture_seconds += perf_counter() - start
         self.captures += 1

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final, Literal
 
 import torch
+from torch.utils import deterministic
 
 from esper.leyline.errors import EsperError, unknown_name
 
@@ -71,7 +72,7 @@ def set_profile(profile: Profile, device: torch.device) -> None:
         )
     torch.use_deterministic_algorithms(exact)
     # Else torch writes NaN into every new tensor first; our kernels write every number themselves.
-    torch.utils.deterministic.fill_uninitialized_memory = not exact
+    deterministic.fill_uninitialized_memory = not exact  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.allow_tf32 = not exact
     torch.backends.cuda.matmul.allow_tf32 = not exact
