@@ -69,7 +69,13 @@ from esper.tolaria.runtime import (
 )
 from esper.tolaria.slot_events import SlotWatch
 from esper.tolaria.transfer import fetch
-from esper.tolaria.validation import RowMeasurements, Validator, measured_rows, tensors_of
+from esper.tolaria.validation import (
+    RowMeasurements,
+    Validator,
+    default_val_batch,
+    measured_rows,
+    tensors_of,
+)
 
 STATE_VERSION: Final = 1
 KernelMode = Literal["auto", "own", "torch"]
@@ -102,8 +108,9 @@ class EngineConfig:
     the vmap executor."""
     rollout_steps: int | None = None
     """Steps of a rollout; None: whole episodes. A shorter one is cut, and goes on in the next."""
-    val_batch_size: int = 512
-    """Validation images computed at a time; only memory and speed depend on it."""
+    val_batch_size: int | None = None
+    """Validation images computed at a time; only memory and speed depend on it. None: 512, on a GPU
+    up to 2048 where members are few, because a pass that is not captured costs Python its time."""
     data_placement: DataPlacement = "auto"
     """Where training data lie: on the `device`, or on the host and `stream`ed; `auto` takes the
     device where they fit."""
@@ -181,7 +188,8 @@ class VectorizedEngine:
         )
         self._buffers = self._batch_buffers()
         limit = config.counterfactuals.images
-        self.validator = Validator(spec, data, self.device, config.val_batch_size, limit)
+        batch_size = config.val_batch_size or default_val_batch(config.members, self.device)
+        self.validator = Validator(spec, data, self.device, batch_size, limit)
         self._choose_executor()
         self._choose_graphs()
         population = self.env.model
