@@ -176,6 +176,10 @@ class MaxPool2d(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
         return max_pool2d(x)
 
+    def of_rows(self, x: Tensor) -> Tensor:
+        """The same for the samples of many rows, as one batch."""
+        return max_pool2d(x, many_rows=True)
+
 
 class LayerScale(nn.Module):
     """One learnt factor per channel, small but not zero at birth: the end of every seed of ours.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -40,6 +41,9 @@ class Segment:
 class Stretch:
     """The segments from one slot to the next as one module: fewer calls to make for all rows."""
 
+    before: tuple[nn.Module, ...]
+    """Those in front that have no parameters and take every sample by itself: on a CPU the samples
+    of all rows are one batch to them, without vmap."""
     whole: Segment
     last: int
     """Position of its last segment."""
@@ -65,7 +69,7 @@ class StackedNetwork:
         self.topology: Topology = template.topology
         self.segments = _segments(template)
         self.slots = _chosen_slots(template, slots, len(self.segments))
-        self.stretches = _stretches(self.segments, self.slots)
+        self.stretches = _stretches(self.segments, self.slots, device.type == "cpu")
         self.blueprints = _chosen_blueprints(blueprints, self.topology)
         self.fits_SK = np.array(
             [[b.misfit(slot.channels) is None for b in self.blueprints] for slot in self.slots],
@@ -191,18 +195,33 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _stretches(segments: Sequence[Segment], slots: Sequence[InjectionSpec]) -> tuple[Stretch, ...]:
+SAMPLE_BY_SAMPLE: Final = (nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU)
+"""Modules that have no parameters and know of nothing but one sample, subclasses of ours too."""
+
+
+def _stretches(
+    segments: Sequence[Segment], slots: Sequence[InjectionSpec], on_cpu: bool
+) -> tuple[Stretch, ...]:
     """The chain cut behind every position at which a slot in use stands."""
     ends = sorted({spec.position for spec in slots} | {len(segments) - 1})
     stretches = []
     for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
-        parts = segments[first : last + 1]
+        parts = list(segments[first : last + 1])
+        before: list[nn.Module] = []
+        while on_cpu and len(parts) > 1 and _knows_one_sample(parts[0].module):
+            before.append(parts.pop(0).module)
         whole = parts[0]
         if len(parts) > 1:
             names = {f"{i}.{n}": g for i, part in enumerate(parts) for n, g in part.names.items()}
             whole = Segment(nn.Sequential(*(part.module for part in parts)), names)
-        stretches.append(Stretch(whole, last))
+        stretches.append(Stretch(tuple(before), whole, last))
     return tuple(stretches)
+
+
+def _knows_one_sample(module: nn.Module) -> bool:
+    """A user's subclass may know more; hooks are told of one row at a time."""
+    ours = type(module).__module__.startswith(("esper.kasmina.", "torch.nn."))
+    return ours and isinstance(module, SAMPLE_BY_SAMPLE) and not module._forward_hooks
 
 
 def _chosen_slots(

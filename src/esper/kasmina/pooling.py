@@ -9,13 +9,13 @@ from esper.kasmina import fused
 from esper.kasmina.pooling_cpu import max_pool_in_slices, pools_in_slices
 
 
-def max_pool2d(x: Tensor) -> Tensor:
+def max_pool2d(x: Tensor, many_rows: bool = False) -> Tensor:
     """The one door for pooling of our own modules: 2x2 windows, the last cut off at an odd edge."""
     half = fused.half_type(x)
     if half is not None and x.dtype == half and x.ndim == 4:
         from esper.kasmina.kernels.pooling import max_pool
 
         return max_pool(x)
-    if pools_in_slices(x):
+    if pools_in_slices(x, many_rows):
         return max_pool_in_slices(x)
     return F.max_pool2d(x, 2, ceil_mode=True)

@@ -19,14 +19,15 @@ LEAST_VALUES: Final = 2**14
 """Of a batch of one member: with fewer, the number of operations costs more than they save."""
 
 
-def pools_in_slices(x: Tensor) -> bool:
+def pools_in_slices(x: Tensor, many_rows: bool = False) -> bool:
     """Whether `max_pool_in_slices` serves a batch: on a CPU, both sides even, large enough.
 
-    Channels last, torch's own is as fast.
+    Channels last, torch's own is as fast. `many_rows`: it is made of the batches of rows, however
+    many (the way must not depend on their number).
     """
     if x.device.type != "cpu" or x.ndim < 3 or x.shape[-1] % 2 or x.shape[-2] % 2:
         return False
-    return under_vmap(x) or (x.numel() >= LEAST_VALUES and not lies_channels_last(x))
+    return many_rows or under_vmap(x) or (x.numel() >= LEAST_VALUES and not lies_channels_last(x))
 
 
 def max_pool_in_slices(x: Tensor) -> Tensor:

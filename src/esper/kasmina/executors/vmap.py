@@ -17,7 +17,8 @@ from torch.func import functional_call, vmap
 from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
-from esper.kasmina.network import Segment, StackedNetwork
+from esper.kasmina.layers import MaxPool2d
+from esper.kasmina.network import Segment, StackedNetwork, Stretch
 from esper.kasmina.rows import Kept, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -47,7 +48,7 @@ class VmapExecutor:
         active = plan.first_active
         slot = 0
         for stretch in network.stretches:
-            h = _run_segment(stretch.whole, params, fixed, h, active, training)
+            h = _run_segment(stretch.whole, params, fixed, _by_sample(stretch, h), active, training)
             while slot < len(network.slots) and network.slots[slot].position == stretch.last:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
@@ -64,6 +65,16 @@ def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
     if x.shape[0] == 1 or plan.in_order or plan.member_R is None:
         return x
     return x.index_select(0, plan.member_R[: plan.first_active])
+
+
+def _by_sample(stretch: Stretch, h: Tensor) -> Tensor:
+    """What takes every sample by itself, for the samples of all rows at once."""
+    if not stretch.before:
+        return h
+    rows, out = h.shape[0], h.flatten(0, 1)
+    for module in stretch.before:
+        out = module.of_rows(out) if isinstance(module, MaxPool2d) else module(out)
+    return out.view(rows, -1, *out.shape[1:])
 
 
 def _run_segment(
