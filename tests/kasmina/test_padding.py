@@ -38,6 +38,15 @@ ADD = frozenset({BlendStyle.ADD})
 members_counts = st.integers(1, 200)
 
 
+@pytest.fixture(autouse=True)
+def not_exact():
+    """Rooms are shared unless sums must not depend on what came before (`exact`)."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 # ---- the law of buckets -------------------------------------------------------------------
 
 
@@ -151,6 +160,24 @@ def test_room_that_is_there_is_taken_until_it_wastes_too_much():
     fits = rows_of(large.shape) <= SLACK * rows_of(bucketed(need))
     assert (again is large) == fits
     assert rooms.find("rows", training_rows(life), life, True) is not again, "one use, one room"
+
+
+def test_under_exact_a_room_follows_from_its_table_alone():
+    population = make_population(16)
+    bring_to(population, SeedStage.TRAINING, list(range(6)), "r0c1")
+    life = population.lifecycle
+    shapes = []
+    for seen_before in (False, True):
+        rooms = PlanRooms()
+        if seen_before:
+            rooms.find("train", training_rows(life), life, True)
+        later = copy.deepcopy(life)
+        later.prune(0, 1)
+        later.prune(1, 1)
+        torch.use_deterministic_algorithms(True)
+        shapes.append(rooms.find("train", training_rows(later), later, True).shape)
+        torch.use_deterministic_algorithms(False)
+    assert shapes[0] == shapes[1] == bucketed(shape_of(training_rows(later), later))
 
 
 def test_rooms_used_least_recently_go():

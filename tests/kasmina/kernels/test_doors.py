@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import support
 from esper.kasmina import Population
 from esper.kasmina.counting import count_macs
 from esper.kasmina.devices import can_build_kernels, takes_kernels
@@ -35,7 +38,14 @@ print(*sys.modules)
 
 
 def test_without_triton_everything_runs_and_no_kernel_is_loaded():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TRITON], capture_output=True, text=True)
+    tests = Path(support.__file__).parent
+    paths = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TRITON],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    )
     assert done.returncode == 0, done.stderr
     assert not [name for name in done.stdout.split() if name.startswith("esper.kasmina.kernels.")]
 
