@@ -231,3 +231,37 @@ def test_a_freed_block_is_used_again():
     for _ in range(times):
         torch.zeros(size, dtype=torch.uint8)
     assert faults() - before < times // 2 * size // resource.getpagesize()
+
+
+class ViewHead(nn.Module):
+    """A user's: it asks for a `view`, which only some layouts have."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.view(len(x), -1))
+
+
+def host_with_a_head_of_a_user() -> CNNHost:
+    host = CNNHost(n_blocks=2, base_channels=4, pool_layers=1)
+    host.head = ViewHead(8 * 8 * 8)
+    return host
+
+
+def host_with_a_norm_of_a_user() -> CNNHost:
+    host = CNNHost(n_blocks=2, base_channels=4)
+    host.blocks[0].norm = nn.Sequential(host.blocks[0].norm, nn.Tanh())
+    return host
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize("make", [host_with_a_head_of_a_user, host_with_a_norm_of_a_user])
+def test_what_a_user_put_into_our_host_trains_on_large_images(make, executor):
+    config = PopulationConfig(executor=executor)
+    population = Population(make, ["r0c0"], ["conv_light"], members=2, config=config)
+    before = population.network.host.flat_EP.detach().clone()
+    x = torch.randn(2, 4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    population.train_batch(x, torch.arange(4).expand(2, 4))
+    assert not torch.equal(population.network.host.flat_EP.detach(), before)

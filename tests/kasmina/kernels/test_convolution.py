@@ -125,3 +125,20 @@ def test_the_same_numbers_every_time():
     runs += [torch.autograd.grad(vmap(ours)(x, weight).float().square().sum(), (x, weight))]
     for one, other in zip(*runs, strict=True):
         assert torch.equal(one, other)
+
+
+def test_three_channels_out_and_gradients_of_any_layout():
+    """A gradient may come with gaps: padded pixels, or rows that lie apart."""
+    x, weight = numbers((2, 3, 4, 5, 5)).requires_grad_(True), weights(2, 3, 4, 3, 1)
+    back = numbers((2, 2, 3, 3, 5, 5), seed=7)[:, 0]
+    out, expected = vmap(ours)(x, weight), vmap(torches)(x, weight)
+    found = torch.autograd.grad(out, (x, weight), back.to(out.dtype))
+    wanted = torch.autograd.grad(expected, (x, weight), back.float())
+    for one, other in zip(found, wanted, strict=True):
+        close(one, other)
+
+
+def test_weights_of_any_layout():
+    x = numbers((2, 3, 4, 5, 5)).requires_grad_(True)
+    weight = weights(2, 8, 4, 3, 1).detach().permute(0, 1, 3, 4, 2).contiguous()
+    compare(vmap(ours), vmap(torches), x, weight.permute(0, 1, 4, 2, 3).requires_grad_(True))
