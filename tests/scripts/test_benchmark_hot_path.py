@@ -18,6 +18,7 @@ from esper.scripts.hot_path_config import HotPath, first_samples
 from esper.scripts.hot_path_engine import Turn, build_engine
 from esper.scripts.hot_path_timing import Case, ratios, summarise
 from esper.scripts.memory_floor import copy_bandwidth, host_links, train_batch_bytes
+from esper.scripts.plain_loop import PlainLoop
 from esper.scripts.stage_mix import half_of_slots_live
 
 SMALL = HotPath(
@@ -239,6 +240,40 @@ def test_small_benchmark_prints_and_writes_all_figures(
         assert sum(line.startswith(f"{ratio['name']}: ") for line in lines) == 1
 
 
+def test_the_plain_loop_trains_the_same_hosts_and_takes_turns():
+    timed = small_engine(2, policy="dormant")
+    population, data = timed.engine.env.model, SMALL.spec().load()
+    plain = PlainLoop(population, timed.engine.spec, first_samples(data, 12))
+    x = torch.randn(3, *timed.engine.spec.input_shape)
+    for member, host in enumerate(plain.hosts):
+        torch.testing.assert_close(host(x), population.member(member)(x))
+    before = [[p.clone() for p in host.parameters()] for host in plain.hosts]
+    updates: list[object] = []
+    for optimizer in plain.optimizers:
+        optimizer.register_step_post_hook(lambda done, *_: updates.append(done))
+    turn = plain.turn(3)
+    assert (turn.steps, turn.train_rows) == (3, 6)
+    assert [updates.count(optimizer) for optimizer in plain.optimizers] == [6, 6]
+    for host, old in zip(plain.hosts, before, strict=True):
+        assert not any(torch.equal(p, q) for p, q in zip(host.parameters(), old, strict=True))
+
+
+def test_a_plain_loop_stands_beside_every_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "bench.json"
+    flags = ["--plain", "--policy", "dormant", "--envs", "1", "2", "--no-empty-steps"]
+    assert call(*FLAGS, *flags, "--out", str(out)) == 0
+    record, printed = json.loads(out.read_text()), capsys.readouterr().out
+    assert {members: len(turns) for members, turns in record["plain_turns"].items()} == {
+        "1": 2,
+        "2": 2,
+    }
+    names = {ratio["name"] for ratio in record["ratios"]}
+    assert {f"{x} / plain loop, E={e}" for x in ("vmap", "loop") for e in (1, 2)} <= names
+    assert printed.count("member-steps/s of ordinary modules") == 2
+
+
 def test_random_policy_goes_through_whole_episodes(tmp_path: Path):
     timed = small_engine(2, policy="random", batch_size=2, batches_per_step=1, val_images=4)
     timed.engine.step = timed.engine.spec.episode_length - 1
@@ -256,6 +291,7 @@ def test_random_policy_goes_through_whole_episodes(tmp_path: Path):
         ["--task", "digits_impared"],
         ["--val-images", "100000"],
         ["--policy", "mixed"],
+        ["--plain", "--policy", "mix"],
     ],
 )
 def test_bad_input_is_refused_in_one_line(

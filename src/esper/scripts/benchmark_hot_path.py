@@ -20,11 +20,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esper.leyline.errors import EsperError
 from esper.scripts.door import enter
 from esper.scripts.hot_path_config import (
     SEEDS,
@@ -37,8 +38,10 @@ from esper.scripts.hot_path_config import (
 )
 
 if TYPE_CHECKING:
-    from esper.scripts.hot_path_engine import TimedEngine
+    from esper.scripts.hot_path_engine import TimedEngine, Turn
     from esper.scripts.hot_path_timing import Case, CaseResult, Ratio
+    from esper.scripts.plain_loop import PlainLoop
+    from esper.tasks.spec import TaskData
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class BenchmarkHotPath(HotPath):
     """Turns of each configuration."""
     warmup: int = 2
     """Steps of each configuration before its first turn."""
+    plain: bool = False
+    """Ordinary torch modules in a loop, without Esper, take turns as well; bare hosts only."""
     empty_steps: bool = True
     """Time the same step with next to no data as well: the share of it that is overhead."""
     out: Path = Path("out/benchmark_hot_path.json")
@@ -71,6 +76,11 @@ class BenchmarkHotPath(HotPath):
             require_positive(self, name)
         for name in ("envs", "executors", "telemetry"):
             require_distinct(self, name)
+        if self.plain and self.policy != "dormant":
+            raise EsperError(
+                f"--plain with --policy {self.policy}: the plain loop trains bare hosts; add "
+                f"--policy dormant"
+            )
 
 
 def main() -> int:
@@ -109,13 +119,16 @@ def benchmark(config: BenchmarkHotPath) -> None:
         try:
             for case in cases:
                 engines[case] = start_case(config, case, data, steps, Path(folder))
-            turns = take_turns(engines, config.warmup, config.steps, config.pairs)
+            plains = _plain_loops(engines, data) if config.plain else {}
+            turns = take_turns({**engines, **plains}, config.warmup, config.steps, config.pairs)
         finally:
             for engine in engines.values():
                 engine.close()
     results = summarise_all(engines, turns, spec.episode_length, bandwidth)
     found = ratios(turns, on_cpu=device.type == "cpu")
     _show(results, found, config.policy != "random")
+    for case in plains:
+        print(_plain_line(case, turns[case]))
     reports = {case: engine.engine.graph_report() for case, engine in engines.items()}
     for case, told in reports.items():
         print(f"graphs, E={case.members} {case.executor}: {told.line()}")
@@ -125,10 +138,33 @@ def benchmark(config: BenchmarkHotPath) -> None:
         "bytes_per_second": bandwidth,
         "results": [asdict(result) for result in results],
         "ratios": [asdict(ratio) for ratio in found],
+        "plain_turns": {case.members: [t.seconds for t in turns[case]] for case in plains},
         "graphs": [asdict(told) for told in reports.values()],
     }
     write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")
+
+
+def _plain_loops(engines: Mapping[Case, TimedEngine], data: TaskData) -> dict[Case, PlainLoop]:
+    """A yardstick for each population size, with the weights of an engine of that size."""
+    from esper.scripts.hot_path_timing import Case
+    from esper.scripts.plain_loop import PlainLoop
+
+    some = {case.members: timed.engine for case, timed in engines.items() if not case.empty}
+    return {
+        Case(members, "plain"): PlainLoop(engine.env.model, engine.spec, data)
+        for members, engine in some.items()
+    }
+
+
+def _plain_line(case: Case, turns: Sequence[Turn]) -> str:
+    from esper.scripts.hot_path_timing import quartiles, speed_of
+
+    speed, slow, high = quartiles([speed_of(turn, case) for turn in turns])
+    return (
+        f"plain loop, E={case.members}: {speed:.1f} ({slow:.1f}-{high:.1f}) member-steps/s of "
+        f"ordinary modules, one after the other"
+    )
 
 
 def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) -> dict[str, str]:

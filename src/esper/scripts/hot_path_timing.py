@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from esper.leyline.payloads import StepPhase
 from esper.scripts.hot_path_config import ExecutorName, HotPath, TelemetryName
 from esper.scripts.hot_path_engine import TimedEngine, Turn, build_engine
 from esper.scripts.memory_floor import train_batch_bytes
+from esper.scripts.plain_loop import PlainLoop
 from esper.tasks.spec import TaskData
 
 
@@ -25,7 +27,8 @@ class Case:
     """One configuration that takes turns."""
 
     members: int
-    executor: ExecutorName
+    executor: ExecutorName | Literal["plain"]
+    """plain: not an engine but the yardstick, ordinary modules in a loop."""
     telemetry: TelemetryName = "off"
     empty: bool = False
     """The same step with batches of 1 sample and 1 validation sample: what is left is overhead."""
@@ -116,13 +119,14 @@ def start_case(
         config = replace(config, batch_size=1, val_images=1)
     place = folder / f"{case.members}-{case.executor}"
     telemetry = place if case.telemetry == "normal" else None
+    assert case.executor != "plain", "the yardstick is no engine"
     return build_engine(config, case.members, case.executor, data, steps, telemetry)
 
 
 def take_turns(
-    engines: Mapping[Case, TimedEngine], warmup: int, steps: int, rounds: int
+    engines: Mapping[Case, TimedEngine | PlainLoop], warmup: int, steps: int, rounds: int
 ) -> dict[Case, list[Turn]]:
-    """Each engine in turn, `rounds` times; the steps before are left out."""
+    """Each in turn, `rounds` times; the steps before are left out."""
     for engine in engines.values():
         engine.turn(warmup)
     turns: dict[Case, list[Turn]] = {case: [] for case in engines}
@@ -171,8 +175,8 @@ def summarise(
     wall = sum(turn.seconds for turn in turns)
     steps = sum(turn.steps for turn in turns)
     device = {n: sum(t.device_seconds[n] for t in turns) for n in turns[0].device_seconds}
-    speed, slow, high = _quartiles([speed_of(turn, case) for turn in turns])
-    cpu, cpu_low, cpu_high = _quartiles([1000 / cpu_speed_of(turn, case) for turn in turns])
+    speed, slow, high = quartiles([speed_of(turn, case) for turn in turns])
+    cpu, cpu_low, cpu_high = quartiles([1000 / cpu_speed_of(turn, case) for turn in turns])
     step_ms = 1000 * np.array([s for turn in turns for s in turn.step_seconds])
     train_rows = sum(turn.train_rows for turn in turns)
     validation_rows = sum(turn.validation_rows for turn in turns)
@@ -223,7 +227,7 @@ def cpu_speed_of(turn: Turn, case: Case) -> float:
     return turn.steps * case.members / turn.cpu_seconds
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The median, the first and the third quartile."""
     lower, median, upper = np.percentile(values, [25, 50, 75]).tolist()
     return median, lower, upper
@@ -252,7 +256,8 @@ def _bytes_of(timed: TimedEngine) -> int | None:
 
 
 def ratios(turns: Mapping[Case, Sequence[Turn]], on_cpu: bool = False) -> list[Ratio]:
-    """vmap over loop, more members over fewer, telemetry over none: whatever took turns.
+    """vmap over loop, either over the plain loop, more members over fewer, telemetry over none:
+    whatever took turns.
 
     `on_cpu`: each by CPU time as well.
     """
@@ -265,6 +270,10 @@ def ratios(turns: Mapping[Case, Sequence[Turn]], on_cpu: bool = False) -> list[R
         if case.executor == "vmap":
             rival = replace(case, executor="loop")
             found.append((f"vmap / loop, {where}", case, rival))
+        if case.executor != "plain":
+            found.append(
+                (f"{case.executor} / plain loop, {where}", case, Case(case.members, "plain"))
+            )
         if case.telemetry == "normal":
             rival = replace(case, telemetry="off")
             found.append(
@@ -292,5 +301,5 @@ def _ratio(
 ) -> Ratio:
     pairs = zip(turns[over], turns[under], strict=True)
     values = [speed(a, over) / speed(b, under) for a, b in pairs]
-    median, lower, upper = _quartiles(values)
+    median, lower, upper = quartiles(values)
     return Ratio(name, median, lower, upper, len(values))
