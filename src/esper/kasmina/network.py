@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -70,6 +71,9 @@ class StackedNetwork:
         self.segments = _segments(template)
         self.slots = _chosen_slots(template, slots, len(self.segments))
         self.stretches = _stretches(self.segments, self.slots, device.type == "cpu")
+        self.joints = _joints(self.segments) if device.type == "cpu" else {}
+        """By position: a segment and the one behind it as one, cheaper where no seed stands
+        between."""
         self.blueprints = _chosen_blueprints(blueprints, self.topology)
         self.fits_SK = np.array(
             [[b.misfit(slot.channels) is None for b in self.blueprints] for slot in self.slots],
@@ -216,6 +220,17 @@ def _stretches(
             whole = Segment(nn.Sequential(*(part.module for part in parts)), names)
         stretches.append(Stretch(tuple(before), whole, last))
     return tuple(stretches)
+
+
+def _joints(segments: Sequence[Segment]) -> dict[int, Segment]:
+    """The pairs that know a cheaper way together (`joined_with`); the second has no parameters."""
+    found = {}
+    for index, (one, following) in enumerate(pairwise(segments)):
+        join = getattr(one.module, "joined_with", None)
+        whole = join(following.module) if join is not None and not following.names else None
+        if whole is not None:
+            found[index] = Segment(whole, one.names)
+    return found
 
 
 def _knows_one_sample(module: nn.Module) -> bool:

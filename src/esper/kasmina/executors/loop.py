@@ -113,8 +113,12 @@ class _LoopRun:
             kept = self.kept[int(table.source_R[row]), start]
             h = self._through_slots(row, kept.detach() if shadow else kept, first - 1, slot)
             slot = self._next_slot(first - 1)
-        for index in range(first, len(network.segments)):
+        index = first
+        while index < len(network.segments):
             segment = network.segments[index]
+            if index in network.joints and not self._stands_at(row, index):
+                segment, index = network.joints[index], index + 1
+                slot = self._next_slot(index - 1)
             if segment.names:
                 own = {local: state[name] for local, name in segment.names.items()}
                 h = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
@@ -122,7 +126,16 @@ class _LoopRun:
                 h = segment.module(h)
             h = self._through_slots(row, h, index, slot)
             slot = self._next_slot(index)
+            index += 1
         return h
+
+    def _stands_at(self, row: int, index: int) -> bool:
+        """Whether right after segment `index` a seed is live, or another row begins."""
+        return any(
+            (row, slot) in self.wanted or self.plan.table.alpha_RS[row, slot] > 0
+            for slot, spec in enumerate(self.network.slots)
+            if spec.position == index
+        )
 
     def _next_slot(self, index: int) -> int:
         """First slot behind segment `index`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d, norm_relu
@@ -24,6 +25,27 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return norm_relu(self.norm, self.conv(x))
+
+    def joined_with(self, following: nn.Module) -> nn.Module | None:
+        """What it and the segment behind it compute, as one; None where that saves nothing."""
+        parts = (self, self.conv, self.norm, following)
+        known = type(self) is ConvBlock and type(following) is MaxPool2d
+        return _PooledBlock(self) if known and not any(p._forward_hooks for p in parts) else None
+
+
+class _PooledBlock(nn.Module):
+    """A block and its max-pool: the ReLU comes last, where a quarter of the values is left.
+
+    The largest of what a ReLU gives is the ReLU of the largest, bit for bit, and a gradient that
+    another way would end at a ReLU ends there too.
+    """
+
+    def __init__(self, block: ConvBlock) -> None:
+        super().__init__()
+        self.conv, self.norm, self.pool = block.conv, block.norm, MaxPool2d()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.pool(self.norm(self.conv(x))))
 
 
 class Head(nn.Module):

@@ -1,0 +1,75 @@
+"""A block and its pool as one on a CPU: fewer values pass the ReLU, and not a bit changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.kasmina import Population
+from esper.kasmina.hosts.cnn import CNNHost, ConvBlock
+from esper.kasmina.layers import MaxPool2d
+from esper.leyline import SeedStage
+from support import batch, bring_to, make_population
+
+SIX = ("r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2")
+STAGES = (None, SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.FOSSILIZED)
+
+
+def grown(stages: tuple[SeedStage | None, ...], joined: bool) -> Population:
+    """Two members; the first has a seed in each slot for which a stage is given."""
+    population = make_population(2, "loop", slots=SIX)
+    for slot, stage in zip(SIX, stages, strict=True):
+        if stage is not None:
+            bring_to(population, stage, [0], slot, "conv_light")
+    population.begin_step()
+    assert set(population.network.joints) == {0, 2, 4}
+    if not joined:
+        population.network.joints.clear()
+    return population
+
+
+@settings(deadline=None, max_examples=15)
+@given(stages=st.tuples(*[st.sampled_from(STAGES)] * 6), seed=st.integers(0, 99))
+def test_joined_segments_train_bit_for_bit_as_one_after_the_other(stages, seed):
+    one, two = grown(stages, joined=True), grown(stages, joined=False)
+    for step in range(2):
+        x, target = batch(2, seed=seed + step)
+        told, wanted = one.train_batch(x, target), two.train_batch(x, target)
+        assert torch.equal(told.loss_E, wanted.loss_E)
+        assert torch.equal(told.host_grad_norm_E, wanted.host_grad_norm_E)
+    assert torch.equal(one.network.host.flat_EP, two.network.host.flat_EP)
+    for key, bank in one.network.banks.items():
+        assert torch.equal(bank.flat_EP, two.network.banks[key].flat_EP)
+
+
+@pytest.mark.parametrize("value", [0.0, float("nan"), float("inf")])
+def test_a_joint_passes_on_what_is_broken_and_what_is_equal(value: float):
+    """All values alike: ties go to the first place either way; what is not finite stays so."""
+    torch.manual_seed(0)
+    block, pool = ConvBlock(2, 4, 3), MaxPool2d()
+    joint = block.joined_with(pool)
+    assert joint is not None
+    x = torch.full((2, 2, 4, 4), value, requires_grad=True)
+    torch.testing.assert_close(joint(x), pool(block(x)), equal_nan=True, rtol=0, atol=0)
+    those, these = (
+        torch.autograd.grad(way(x).sum(), [x, block.conv.weight, block.norm.bias])
+        for way in (joint, lambda h: pool(block(h)))
+    )
+    for a, b in zip(these, those, strict=True):
+        torch.testing.assert_close(a, b, equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_block_that_somebody_watches_is_not_joined():
+    host = CNNHost(n_blocks=2, pool_layers=1)
+    first, pool, second, nothing, _ = host.segments()
+    assert isinstance(first, ConvBlock)
+    assert isinstance(second, ConvBlock)
+    assert first.joined_with(pool) is not None
+    assert second.joined_with(nothing) is None
+    for watched in (first, first.norm, pool):
+        handle = watched.register_forward_hook(lambda *_: None)
+        assert first.joined_with(pool) is None
+        handle.remove()
+    assert first.joined_with(pool) is not None
