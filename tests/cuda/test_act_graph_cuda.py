@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
 
 import numpy as np
 import pytest
 import torch
 
+from cuda_support import DEVICE, NEEDS_CUDA
 from esper.leyline import LifecycleOp
 from esper.scripts.sync_sites import watch_steps
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.agent.agent import Act
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
-from esper.tolaria.runtime import set_profile
 from ppo_support import (
     OPS,
     SMALL,
@@ -30,22 +29,9 @@ from ppo_support import (
     weights,
 )
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
 E, T = 8, 10
-DEVICE = torch.device("cuda")
 MIXES = (tuple(LifecycleOp), (LifecycleOp.WAIT, LifecycleOp.ADVANCE), (LifecycleOp.WAIT,))
-
-
-@pytest.fixture(autouse=True)
-def exact(monkeypatch):
-    monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    set_profile("exact", DEVICE)
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cudnn.benchmark = False
 
 
 def made(graphs: bool = True) -> PPOAgent:

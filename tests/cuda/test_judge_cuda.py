@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cuda_support import NEEDS_CUDA, sync_mode
 from esper.kasmina import Population
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.leyline import BlendStyle, SeedStage
@@ -15,10 +16,7 @@ from esper.tolaria.counterfactual_eval import CounterfactualConfig, attribute, p
 from esper.tolaria.governor import GovernorConfig, TolariaGovernor
 from support import batch, bring_to, make_population, pass_step
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 ONES = np.ones(4)
 
 
@@ -47,15 +45,12 @@ def test_nothing_is_waited_for(executor):
     measure(population, x, y)
     loss = np.array([1.0, np.nan, 1.0, np.nan])
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with sync_mode("error"):
         finite_E = finite_members(population)
         measure(population, x, y)
         governor.review(0, ONES, ONES, ONES, ONES > 0, ONES)
         governor.after_actions(0, ONES > 0, ONES)
         verdicts = governor.review(1, loss, loss, ONES, ONES > 0, ONES)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert finite_E.all()
     assert verdicts.rolled_back_E.tolist() == [False, True, False, True]
     assert verdicts.seeds_pruned_E.tolist() == [0, 1, 0, 2]

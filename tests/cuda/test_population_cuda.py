@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from cuda_support import NEEDS_CUDA, sync_mode
 from esper.leyline import BlendStyle, SeedStage
 from support import batch, bring_to, make_population
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
@@ -26,13 +24,10 @@ def test_no_synchronisation_inside_a_step(executor):
     population.evaluate(x, y)
     off = np.zeros((4, 3), dtype=np.float32)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with sync_mode("error"):
         population.begin_step()  # alphas move: the plans are made anew and go up without waiting
         stats = population.train_batch(x, y)
         result = population.evaluate(x, y)
         population.evaluate(x, y, alpha_RS=off)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert torch.isfinite(stats.loss_E).all()
     assert torch.isfinite(result.loss_R).all()

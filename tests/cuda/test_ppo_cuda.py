@@ -6,15 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from cuda_support import NEEDS_CUDA, sync_mode
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.agent.update import evaluate
 from esper.simic.training.runner import run_ppo_updates
 from ppo_support import SMALL, SPEC, S, fill, random_masks, random_obs, same_bits, shaken, weights
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = NEEDS_CUDA
 E, T = 8, 12
 
 
@@ -28,16 +26,12 @@ def test_the_device_is_waited_for_once_per_act():
     waits = []
     for step in range(3):
         obs, masks = random_obs(rng, E), random_masks(rng, E)
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                act = it.act(obs, masks, state, 0, step)
-                rollout.record(act.trace)
-                rollout.reward(np.zeros(E), np.zeros(E, dtype=bool))
-                state = it.reset_state(act.state, np.arange(E) == step)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with sync_mode("warn"), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            act = it.act(obs, masks, state, 0, step)
+            rollout.record(act.trace)
+            rollout.reward(np.zeros(E), np.zeros(E, dtype=bool))
+            state = it.reset_state(act.state, np.arange(E) == step)
         waits.append(sum("synchroniz" in str(w.message) for w in caught))
     assert waits[1:] == [1, 1], waits
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 import torch
 
+from cuda_support import assert_close, assert_same
 from engine_support import Diary, histories, random_policy, small_engine, small_task
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+    pytest.mark.usefixtures("exact"),
 ]
 
 SPEC = small_task(episode_length=6)
 DEVICES = ("cuda:0", "cuda:1")
 
 
-@pytest.fixture(autouse=True)
-def exact_cublas(monkeypatch):
-    monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-
-
 def engine_on(device: str, executor: str = "vmap", listener=None):
-    return small_engine(SPEC, listener, device=device, executor=executor, precision="fp32")
+    settings = {"members": 3, "device": device, "executor": executor, "precision": "fp32"}
+    return small_engine(SPEC, listener, **settings)
 
 
 def tensors_of(engine) -> list[torch.Tensor]:
@@ -49,8 +45,7 @@ def test_two_engines_on_two_devices_agree(executor):
         for engine in engines:
             engine.run_rollout(random_policy(0, SPEC))
             books.append(histories(engine.book))
-        for name, values in books[0].items():
-            np.testing.assert_allclose(values, books[1][name], rtol=1e-3, atol=1e-5, err_msg=name)
+        assert_close(*books, rtol=1e-3, atol=1e-5)
     for left, right in zip(diaries[0].records, diaries[1].records, strict=True):
         assert np.array_equal(left.decision.actions.op, right.decision.actions.op)
 
@@ -75,5 +70,4 @@ def test_steps_may_alternate_between_devices():
         for engine, policy in zip(engines, policies, strict=True):
             engine._step_env(policy, cut=False)
             engine.step += 1
-    for name, values in histories(alone.book).items():
-        assert np.array_equal(values, histories(engines[1].book)[name], equal_nan=True), name
+    assert_same(histories(alone.book), histories(engines[1].book))

@@ -1,4 +1,5 @@
-"""How long each operation of a step takes, and which torch operations a train batch is made of.
+"""How long each operation of a step takes, which torch operations a train batch is made of, and
+what writing its input costs.
 
     python -m esper.scripts.profile_hot_path_operations
     python -m esper.scripts.profile_hot_path_operations --task synthetic_cifar --device cuda
@@ -6,7 +7,8 @@
 Operations take turns, so what is compared here (forward, backward and update under both executors,
 main rows and fused rows, one transfer and many) was measured side by side. The seeds stand as in
 `benchmark_hot_path`. Times are medians (first to third quartile) in microseconds; the device is
-waited for around each part, so parts add up to more than a step that waits only once.
+waited for around each part, so parts add up to more than a step that waits only once. Inputs are
+timed where they are written, between two train batches, with no wait.
 """
 
 from __future__ import annotations
@@ -54,13 +56,14 @@ def main() -> int:
 
 
 def measure(config: ProfileOperations) -> None:
-    """Time everything, print two tables, write the numbers."""
+    """Time everything, print three tables, write the numbers."""
     config.check()
     from esper.leyline.files import require_writable, write_whole
 
     require_writable(config.out, "--out")
     spec = config.spec()
 
+    from esper.scripts.batch_writing import writing_times
     from esper.scripts.hot_path_engine import build_engine
     from esper.scripts.machine import describe
     from esper.scripts.operation_timing import all_operations, heaviest_ops, take_turns
@@ -86,6 +89,7 @@ def measure(config: ProfileOperations) -> None:
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     times = take_turns(all_operations(engine, data, record), config.pairs, config.repeats)
     heavy = heaviest_ops(engine, config.repeats, config.top)
+    writing = writing_times(engine, data, config.pairs)
     print(f"{'operation':<50} {'us':>10}  quartiles, for one ...")
     for one in times:
         between = f"{one.lower_us:.0f} to {one.upper_us:.0f}"
@@ -93,10 +97,16 @@ def measure(config: ProfileOperations) -> None:
     print(f"{'torch operation in a train batch':<50} {'us':>10}  share, calls")
     for op in heavy:
         print(f"{op.name[:50]:<50} {op.self_us:>10.0f}  {op.share:.1%}, {op.calls}")
+    print(f"{'input of a train batch':<50} {'us':>10}  share of batch, training on it, alone")
+    for way in writing:
+        name = f"written, data placement {way.placement}"
+        rest = f"{way.share:.2%}, {way.train_us:.0f}, {way.alone_us:.0f}"
+        print(f"{name:<50} {way.write_us:>10.0f}  {rest}")
     result = {
         "setting": setting,
         "operations": [asdict(one) for one in times],
         "train_batch": [asdict(op) for op in heavy],
+        "batch_writing": [asdict(way) for way in writing],
     }
     write_whole(config.out, (json.dumps(result, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")

@@ -2,6 +2,9 @@
 
 Images stay as they came (uint8); a batch is gathered, augmented and normalised on the device, on a
 GPU by one kernel (`kasmina.kernels.batches`).
+Data that do not fit stay in the host's memory: there batches are gathered into pinned memory, and
+copied on a stream of their own while the device trains on the batch before.
+
 Each member goes through whole epochs in permutations of its own, drawn from (seed, round, member,
 epoch): neither its order nor its augmentation depends on how many members there are, on the device,
 or on whether the order is prepared ahead.
@@ -36,6 +39,12 @@ DEVICE_SHARE = 0.5
 CROP_PADDING = 4
 """Pixels a cropped image may be shifted by, each way."""
 _SIGN = -(1 << 63)
+Gathered = tuple[Tensor, Tensor]
+"""Examples and targets of a batch of all members `[E * B, ...]`, in pinned memory."""
+Prepared = tuple[Tensor, Gathered | None]
+"""Which examples each batch of a step takes `[E, M, B]`; its first batch, where it was gathered."""
+Source = tuple[Tensor, Tensor, Tensor]
+"""Examples and targets on the device, and which of them a batch takes `[E, B]`."""
 
 
 class SharedBatchIterator:
@@ -62,8 +71,7 @@ class SharedBatchIterator:
         numbers are token ids and stay as they are. Channels are axis 1 of images, else the last
         axis.
 
-        `placement`: `stream` leaves the data in the host's memory; batches are gathered there and
-        copied through pinned memory, without waiting for the device.
+        `placement`: `stream` leaves the data in the host's memory; the device is never waited for.
         """
         if min(members, batch_size, batches_per_step) < 1:
             raise EsperError(
@@ -88,12 +96,18 @@ class SharedBatchIterator:
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
         self._mean_std_C: tuple[Tensor, Tensor] | None = None
         """Of each channel; None where a batch is not made by one kernel."""
-        if self._home == self.device and _one_kernel_can(self.examples, self.targets, mean, std):
+        if takes_kernels(self._mean) and _one_kernel_can(self.examples, self.targets, mean, std):
             channels = examples.shape[1]
             mean_C, std_C = (t.flatten().expand(channels) for t in (self._mean, self._std))
             self._mean_std_C = mean_C.contiguous(), std_C.contiguous()
+        self._copying: torch.cuda.Stream | None = None
+        """Where streamed batches are copied."""
+        self._whole_EB = torch.arange(members * batch_size, device=self.device).view(members, -1)
+        """What a streamed batch takes of the examples that came for it: all."""
+        if self.placement == "stream":
+            self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._epochs: dict[int, Tensor] = {}
-        self._ahead: tuple[int, Future[Tensor]] | None = None
+        self._ahead: tuple[int, Future[Prepared]] | None = None
         self._process = os.getpid()
         self._pool = ThreadPoolExecutor(1, "esper-order") if self._home.type == "cpu" else None
 
@@ -114,18 +128,24 @@ class SharedBatchIterator:
         `out`: tensors of those shapes that every batch is written to, one after the other. On a GPU
         a batch is made on the stream that is current when it is asked for.
         """
-        order_EMB = self._order_of(step)
+        order_EMB, first = self._prepared(step)
         words_EMB = None if self.augmentation == "none" else self._words(step)
         for batch in range(self.batches_per_step):
             words_EB = None if words_EMB is None else words_EMB[:, batch]
+            source = self.examples, self.targets, order_EMB[:, batch]
+            if self._copying is not None:
+                made = first if batch == 0 else None
+                made = made or self._gather(source[2], self._room())
+                source = self._arrived(made, self._copying)
             if self._mean_std_C is not None:
-                yield self._by_one_kernel(order_EMB[:, batch], words_EB, self._mean_std_C, out)
+                yield self._by_one_kernel(source, words_EB, self._mean_std_C, out)
                 continue
-            x, targets = self._by_torch(order_EMB[:, batch], words_EB)
+            x, targets = self._by_torch(source, words_EB)
             yield (x, targets) if out is None else (out[0].copy_(x), out[1].copy_(targets))
 
-    def _by_torch(self, index_EB: Tensor, words_EB: Tensor | None) -> tuple[Tensor, Tensor]:
-        x, targets = self._arrived(self.examples[index_EB], self.targets[index_EB])
+    def _by_torch(self, source: Source, words_EB: Tensor | None) -> tuple[Tensor, Tensor]:
+        examples, targets_N, index_EB = source
+        x, targets = examples[index_EB], targets_N[index_EB]
         if words_EB is not None:
             x = self._augment(x, words_EB)
         if x.dtype == torch.uint8 or x.dtype.is_floating_point:
@@ -134,7 +154,7 @@ class SharedBatchIterator:
 
     def _by_one_kernel(
         self,
-        index_EB: Tensor,
+        source: Source,
         words_EB: Tensor | None,
         mean_std_C: tuple[Tensor, Tensor],
         out: tuple[Tensor, Tensor] | None,
@@ -143,36 +163,55 @@ class SharedBatchIterator:
 
         padding = CROP_PADDING if self.augmentation == "crop_flip" else 0
         return gather_batch(
-            self.examples,
-            self.targets,
-            index_EB,
-            words_EB,
-            *mean_std_C,
-            padding=padding,
-            dtype=self.dtype,
-            out=out,
+            *source, words_EB, *mean_std_C, padding=padding, dtype=self.dtype, out=out
         )
 
-    def _arrived(self, *gathered: Tensor) -> tuple[Tensor, ...]:
-        """Gathered examples on the device; streamed ones through pinned memory."""
-        if self._home == self.device:
-            return gathered
-        return tuple(part.pin_memory().to(self.device, non_blocking=True) for part in gathered)
+    # ---- streamed data --------------------------------------------------------------------
+
+    def _room(self) -> Gathered:
+        """Pinned memory for a batch; torch gives it out again only after all copies from it."""
+        examples, targets = (
+            torch.empty(self._whole_EB.numel(), *part.shape[1:], dtype=part.dtype, pin_memory=True)
+            for part in (self.examples, self.targets)
+        )
+        return examples, targets
+
+    def _gather(self, index_EB: Tensor, room: Gathered) -> Gathered:
+        for part, gathered in zip((self.examples, self.targets), room, strict=True):
+            torch.index_select(part, 0, index_EB.flatten(), out=gathered)
+        return room
+
+    def _arrived(self, gathered: Gathered, copying: torch.cuda.Stream) -> Source:
+        """A batch on the device, as data of its own. It is copied beside what the current stream
+        was asked for before; what that is asked for from now on comes after the copy."""
+        current = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(copying):
+            examples, targets = (part.to(self.device, non_blocking=True) for part in gathered)
+        current.wait_stream(copying)
+        for part in (examples, targets):
+            part.record_stream(current)  # its memory is not used again before it was read
+        return examples, targets, self._whole_EB
 
     # ---- the order ------------------------------------------------------------------------
 
-    def _order_of(self, step: int) -> Tensor:
-        """`[E, M, B]` on the device; on the CPU the next step's is prepared beside training."""
+    def _prepared(self, step: int) -> Prepared:
+        """The order of a step; where it is made on the CPU, the next step's is made beside
+        training, and its first batch gathered if data are streamed."""
         if self._pool is None or os.getpid() != self._process:  # a fork does not take threads along
-            return self._make_order(step)
+            return self._make_order(step), None
         if self._ahead is not None and self._ahead[0] == step:
-            order = self._ahead[1].result()
+            prepared = self._ahead[1].result()
         else:
             if self._ahead is not None:
                 self._ahead[1].result()
-            order = self._make_order(step)
-        self._ahead = (step + 1, self._pool.submit(self._make_order, step + 1))
-        return order
+            prepared = self._make_order(step), None
+        room = None if self._copying is None else self._room()
+        self._ahead = (step + 1, self._pool.submit(self._prepare, step + 1, room))
+        return prepared
+
+    def _prepare(self, step: int, room: Gathered | None) -> Prepared:
+        order_EMB = self._make_order(step)
+        return order_EMB, None if room is None else self._gather(order_EMB[:, 0], room)
 
     def _make_order(self, step: int) -> Tensor:
         examples = len(self.targets)
@@ -257,8 +296,8 @@ def choose_placement(
 def _one_kernel_can(
     examples: Tensor, targets: Tensor, mean: Sequence[float], std: Sequence[float]
 ) -> bool:
-    """Images with one label each, on a GPU; a mean and a std for all channels or one each."""
-    if not takes_kernels(examples) or examples.ndim != 4 or targets.ndim != 1:
+    """Images with one label each; a mean and a std for all channels or one each."""
+    if examples.ndim != 4 or targets.ndim != 1:
         return False
     known = examples.dtype in (torch.uint8, torch.float32)
     return known and {len(mean), len(std)} <= {1, examples.shape[1]}

@@ -13,14 +13,13 @@ from kernel_support import HALF, close, examples, numbers, require_kernels
 
 require_kernels()
 
-from esper.kasmina.kernels.convolution import Convolution  # noqa: E402
-from esper.kasmina.kernels.depthwise import DepthwiseConvolution  # noqa: E402
+from esper.kasmina.kernels.convolution import convolve  # noqa: E402
+from esper.kasmina.kernels.depthwise import convolve_alone  # noqa: E402
 from esper.kasmina.kernels.layout import laid_out, pixel_stride  # noqa: E402
 
 
 def ours(x, weight, alone=False):
-    kind = DepthwiseConvolution if alone else Convolution
-    return kind.apply(x, weight, HALF)
+    return (convolve_alone if alone else convolve)(x, weight, HALF)
 
 
 def torches(x, weight, alone=False):
@@ -142,3 +141,30 @@ def test_weights_of_any_layout():
     x = numbers((2, 3, 4, 5, 5)).requires_grad_(True)
     weight = weights(2, 8, 4, 3, 1).detach().permute(0, 1, 3, 4, 2).contiguous()
     compare(vmap(ours), vmap(torches), x, weight.permute(0, 1, 4, 2, 3).requires_grad_(True))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_second_derivative_is_refused(alone):
+    x = numbers((2, 4, 5, 5)).requires_grad_(True)
+    weight = weights(1, 4, 1 if alone else 4, 3, 1).detach()[0].requires_grad_(True)
+    out = ours(x, weight, alone)
+    (dx,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        dx.float().sum().backward()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_gradient_of_one_does_not_need_the_others(alone):
+    x, weight = numbers((2, 3, 4, 5, 5)), weights(2, 4, 1 if alone else 4, 3, 1).detach()
+    back = numbers((2, 3, 4, 5, 5), seed=7)
+
+    def gradients(*wanted):
+        """Of `x`, of the weights: those that are wanted."""
+        values = [v.clone().requires_grad_(w) for v, w in zip((x, weight), wanted, strict=True)]
+        out = vmap(lambda a, b: ours(a, b, alone))(*values)
+        of = [value for value in values if value.requires_grad]
+        return torch.autograd.grad(out, of, back.to(out.dtype))
+
+    both = gradients(True, True)
+    assert torch.equal(gradients(True, False)[0], both[0])
+    assert torch.equal(gradients(False, True)[0], both[1])

@@ -35,8 +35,9 @@ def compare(run_ours, run_torches, values):
     back = numbers(expected.shape, seed=7)
     found = torch.autograd.grad(out, values, back.to(out.dtype))
     wanted = torch.autograd.grad(expected, values, back.to(HALF).float())
-    for one, other in zip(found, wanted, strict=True):
-        close(one, other)
+    close(found[0], wanted[0])
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        close(one, other, terms=back.numel() // one.numel())
 
 
 def parameters(rows, channels, seed):

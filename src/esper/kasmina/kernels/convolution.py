@@ -10,23 +10,21 @@ Shape letters: R rows, B batch, C channels in, O channels out, T taps, H W; K = 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
 from esper.kasmina.kernels.layout import (
     dense_inside,
-    dense_pixels,
     empty_activation,
     laid_out,
     launched,
     next_power,
     row_stride,
-    stacked,
 )
 
 PIXELS: Final = 256
@@ -150,12 +148,13 @@ def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor,
 
 
 @launched
-def _run(x: Tensor, step: int, weight: Tensor, backward: bool) -> Tensor:
+def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
     """The convolution of `x` `[R, B, C, H, W]`, or with flipped weights, of a gradient."""
+    x, step = laid_out(x, dtype)
     _, batch, inputs, height, width = x.shape
     rows, side = weight.shape[0], weight.shape[-1]
     outputs = weight.shape[2] if backward else weight.shape[1]
-    packed, in_width, chunk = _packed(weight, x.dtype, backward)
+    packed, in_width, chunk = _packed(weight, dtype, backward)
     y = empty_activation((rows, batch, outputs, height, width), x)
     pixels = batch * height * width
     _convolve[(triton.cdiv(pixels, PIXELS), rows)](
@@ -167,8 +166,9 @@ def _run(x: Tensor, step: int, weight: Tensor, backward: bool) -> Tensor:
 
 
 @launched
-def _gradient_of_weights(x: Tensor, step: int, dy: Tensor, side: int) -> Tensor:
+def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     """`[R, O, C, side, side]` in float32, from parts that are summed in order."""
+    x, step = laid_out(x, dy.dtype)
     _, batch, inputs, height, width = x.shape
     rows, outputs, taps = dy.shape[0], dy.shape[2], side * side
     in_width, columns = next_power(inputs), max(16, next_power(outputs))
@@ -189,49 +189,11 @@ def _gradient_of_weights(x: Tensor, step: int, dy: Tensor, side: int) -> Tensor:
     return partial.sum(dim=1) if parts > 1 else partial[:, 0]
 
 
-class Convolution(torch.autograd.Function):
-    """`x` `[R or 1, B, C, H, W]`, weights `[R, O, C, side, side]` -> `[R, B, O, H, W]`; or one row
-    without its axis, which is what `vmap` sees."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        if x.ndim == 4:
-            return Convolution.forward(x[None], weight[None], dtype)[0]
-        return _run(*laid_out(x, dtype), weight, backward=False)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, ctx.dtype = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        alone = x.ndim == 4
-        if alone:
-            x, weight, dy = x[None], weight[None], dy[None]
-        dy = dense_pixels(dy, ctx.dtype)
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = _run(dy, dy.shape[2], weight, backward=True).to(x.dtype)
-            dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
-            dx = dx[0] if alone else dx
-        if ctx.needs_input_grad[1]:
-            dw = _gradient_of_weights(*laid_out(x, ctx.dtype), dy, weight.shape[-1])
-            dw = dw[0] if alone else dw
-        return dx, dw, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, int]:
-        return Convolution.apply(
-            stacked(x, in_dims[0], 1), stacked(weight, in_dims[1], info.batch_size), dtype
-        ), 0
+KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)
 
 
 def convolve(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`Convolution`, with a type."""
-    out: Tensor = Convolution.apply(x, weight, dtype)
+    """`x` `[R or 1, B, C, H, W]`, weights `[R, O, C, side, side]` -> `[R, B, O, H, W]`; or one row,
+    which is what `vmap` sees."""
+    out: Tensor = Convolution.apply(x, weight, dtype, KERNELS)
     return out

@@ -8,14 +8,14 @@ Shape letters: R rows, B batch, C channels, T taps, H W.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
 from esper.kasmina.kernels.layout import (
     dense_inside,
     dense_pixels,
@@ -23,7 +23,6 @@ from esper.kasmina.kernels.layout import (
     launched,
     next_power,
     row_stride,
-    stacked,
 )
 
 NUMBERS: Final = 2048
@@ -100,9 +99,9 @@ def _sizes(x: Tensor, side: int) -> dict[str, int]:
 
 
 @launched
-def _run(x: Tensor, weight: Tensor, backward: bool) -> Tensor:
+def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
     """The convolution of `x`, or with flipped weights, of a gradient."""
-    weight = dense_inside(weight)
+    x, weight = dense_pixels(x, dtype), dense_inside(weight)
     rows, (_, batch, channels, height, width) = len(weight), x.shape
     y = empty_activation((rows, batch, channels, height, width), x)
     sizes, pixels = _sizes(x, weight.shape[-1]), batch * height * width
@@ -115,6 +114,7 @@ def _run(x: Tensor, weight: Tensor, backward: bool) -> Tensor:
 @launched
 def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     """`[R, C, 1, side, side]` in float32."""
+    x = dense_pixels(x, dy.dtype)
     rows, batch, channels, height, width = dy.shape
     sizes, pixels = _sizes(x, side), batch * height * width
     most = triton.cdiv(pixels, sizes["BLOCK"])
@@ -136,48 +136,11 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     return partial.sum(dim=1)
 
 
-class DepthwiseConvolution(torch.autograd.Function):
-    """`x` `[R or 1, B, C, H, W]`, weights `[R, C, 1, side, side]` -> `x`'s shape; or one row."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        if x.ndim == 4:
-            return DepthwiseConvolution.forward(x[None], weight[None], dtype)[0]
-        return _run(dense_pixels(x, dtype), weight, backward=False)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, ctx.dtype = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, weight = ctx.saved_tensors
-        alone = x.ndim == 4
-        if alone:
-            x, weight, dy = x[None], weight[None], dy[None]
-        dy = dense_pixels(dy, ctx.dtype)
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = _run(dy, weight, backward=True).to(x.dtype)
-            dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
-            dx = dx[0] if alone else dx
-        if ctx.needs_input_grad[1]:
-            dw = _gradient_of_weights(dense_pixels(x, ctx.dtype), dy, weight.shape[-1])
-            dw = dw[0] if alone else dw
-        return dx, dw, None
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Tensor, dtype: torch.dtype
-    ) -> tuple[Tensor, int]:
-        return DepthwiseConvolution.apply(
-            stacked(x, in_dims[0], 1), stacked(weight, in_dims[1], info.batch_size), dtype
-        ), 0
+KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)
 
 
 def convolve_alone(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`DepthwiseConvolution`, with a type."""
-    out: Tensor = DepthwiseConvolution.apply(x, weight, dtype)
+    """`x` `[R or 1, B, C, H, W]`, weights `[R, C, 1, side, side]` -> `[R, B, C, H, W]`; or one row,
+    which is what `vmap` sees."""
+    out: Tensor = Convolution.apply(x, weight, dtype, KERNELS)
     return out
