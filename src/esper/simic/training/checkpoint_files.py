@@ -220,7 +220,8 @@ class CheckpointStore:
             try:
                 summaries[path] = _check_sizes(path).summary
             except EsperError:
-                self._set_aside(path)  # there is a newer one
+                if _number(path.name) < written:  # there is a newer one
+                    self._set_aside(path)
         if not summaries:
             return
         best = max(summaries, key=lambda path: _order(summaries[path].score))
