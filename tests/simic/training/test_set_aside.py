@@ -177,6 +177,11 @@ def put(store: CheckpointStore, number: int, token: str) -> Path:
     return store.write(Summary(number, 99, 0.0, number, 0.0), fill)
 
 
+def tokens_in(store: CheckpointStore) -> dict[str, Path]:
+    """Every checkpoint that is there under any name."""
+    return {path.read_text(): path.parent for path in store.path.glob("*/token")}
+
+
 def test_killed_at_any_moment_all_are_there_and_the_same_one_is_gone_on_from(tmp_path):
     before = CheckpointStore(tmp_path / "before", keep=9)
     for number in range(1, 6):
@@ -194,8 +199,7 @@ def test_killed_at_any_moment_all_are_there_and_the_same_one_is_gone_on_from(tmp
             store.set_aside_newer(store.newest_valid().path)
             os._exit(0)
         _, status = os.waitpid(child, 0)
-        tokens = sorted(path.read_text() for path in store.path.glob("*/token"))
-        assert tokens == ["t1", "t2", "t3", "t4", "t5"]
+        assert sorted(tokens_in(store)) == ["t1", "t2", "t3", "t4", "t5"]
         assert store.newest_valid().path.name == "round-000003"
         store.set_aside_newer(store.newest_valid().path)
         assert [path.name[-1] for path in store.paths()] == ["1", "2", "3"]
@@ -218,39 +222,35 @@ def test_a_round_that_is_set_aside_twice_has_two_names(tmp_path):
 
 # ---- any order ----------------------------------------------------------------------------------
 
-STEPS = st.one_of(
-    st.just(("save", 0)),
-    st.just(("resume", 0)),
-    st.tuples(st.sampled_from(["spoil", "mend"]), st.integers(0, 30)),
+STEPS = st.sampled_from(
+    ["save", "save", "spoil newest", "spoil last but one", "mend all", "resume"]
 )
 
 
-@given(steps=st.lists(STEPS, max_size=25))
-@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(STEPS, min_size=10, max_size=25))
+@settings(max_examples=150, deadline=None)
 def test_whatever_breaks_and_comes_back_a_run_stays_in_its_history(tmp_path_factory, steps):
     """A model knows which checkpoint of a round belongs to the history that is gone on in."""
     store = CheckpointStore(tmp_path_factory.mktemp("c") / "c", keep=3)
-    mine: dict[int, str] = {}
+    mine: list[str] = []
     spoilt: set[str] = set()
-    made = 0
-    for what, which in steps:
-        places = {path.read_text(): path.parent for path in store.path.glob("*/token")}
-        token = f"t{which % max(1, made)}"
-        if what == "save":
-            mine[len(mine) + 1] = f"t{made}"
-            put(store, len(mine), f"t{made}")
-            made += 1
-        elif what == "resume":
+    for made, step in enumerate(steps):
+        if step == "save":
+            mine.append(f"t{made}")
+            put(store, len(mine), mine[-1])
+        elif step == "mend all":
+            for token in spoilt:
+                (tokens_in(store)[token] / "state.json").write_text(f"of {token}")
+            spoilt.clear()
+        elif step == "resume":
             found = store.newest_valid()
-            if found.path is None and found.skipped:
-                continue  # refused
-            number = 0 if found.path is None else verify(found.path).round
             if found.path is not None:
-                assert (found.path / "token").read_text() == mine[number]
+                mine = mine[: verify(found.path).round]
+                assert (found.path / "token").read_text() == mine[-1]
                 store.set_aside_newer(found.path)
-            mine = {round_: token for round_, token in mine.items() if round_ <= number}
-        elif token in places:
-            whole = f"of {token}"
-            (places[token] / "state.json").write_text(whole if what == "mend" else "x" + whole)
-            spoilt = spoilt - {token} if what == "mend" else spoilt | {token}
-    assert spoilt <= {path.read_text() for path in store.path.glob("*/token")}, "none was removed"
+        else:
+            back = 1 if step == "spoil newest" else 2
+            for token in tokens_in(store).keys() & mine[-back:][:1]:
+                (tokens_in(store)[token] / "state.json").write_text(f"not of {token}")
+                spoilt.add(token)
+    assert spoilt <= tokens_in(store).keys(), "none was removed"
