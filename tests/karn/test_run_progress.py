@@ -93,11 +93,18 @@ def step_done(round_index: int, step: int, score: float = 0.5, live: int = 0) ->
 
 
 def round_done(
-    round_index: int, rounds: int = 3, score: float = 0.5, best: float = 0.75, **stages: int
+    round_index: int,
+    rounds: int = 3,
+    score: float = 0.5,
+    best: float = 0.75,
+    cut: bool = False,
+    **stages: int,
 ) -> TelemetryEvent:
+    """The end of a rollout: of its round, or cut in the middle of it."""
     said = {
         "round_index": round_index,
         "rounds_total": rounds,
+        "episodes_done": MEMBERS * (round_index + (not cut)),
         "members": MEMBERS,
         "mean_score": score,
         "best_score": best,
@@ -217,6 +224,29 @@ def test_end_of_a_round_brings_the_true_counts_and_the_next_starts_empty():
     assert screen.progress[-1].endswith("seeds: 1 probation, 3 permanent")
     screen.tell(step_done(1, 0))
     assert screen.progress[-1].endswith("seeds: none")
+
+
+def test_a_rollout_that_was_cut_does_not_end_its_round():
+    screen = Screen(terminal=True)
+    screen.tell(started(rounds=2, length=6))
+    for t in range(4):
+        screen.tell(step_done(0, t), seconds=1)
+    screen.tell(round_done(0, 2, score=0.125, cut=True, HOLDING=2))
+    view = screen.sink.view
+    assert (view.step, view.over, view.done) == (4, False, 4)
+    assert (view.score, view.seeds[SeedStage.HOLDING]) == (0.125, 2)
+    screen.tell(step_done(0, 4), step_done(0, 5), round_done(0, 2))
+    assert (view.step, view.over, view.done) == (6, True, 6)
+    screen.tell(round_done(1, 2, cut=True))
+    assert (view.round, view.step, view.over) == (1, 0, False)
+
+
+def test_without_the_start_a_cut_rollout_is_no_round_either():
+    screen = Screen(terminal=True)
+    screen.tell(round_done(0, 3, cut=True))
+    assert screen.sink.view.done == 0
+    screen.tell(round_done(0, 3))
+    assert screen.sink.view.done == 1
 
 
 def test_without_seed_events_live_seeds_are_shown():

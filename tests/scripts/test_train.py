@@ -21,13 +21,21 @@ from esper.nissa.readers import read_jsonl
 from esper.scripts.judging import EVALUATION_SEED
 from esper.scripts.train import main
 from esper.scripts.train_config import read_train
+from esper.scripts.train_learner_config import read_train_ppo
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
-from esper.simic.training.run_folder import read_config, read_info
+from esper.simic.training.run_folder import (
+    RunFolder,
+    Surroundings,
+    read_config,
+    read_info,
+    read_surroundings,
+)
 from esper.tamiyo import HeuristicConfig, WaitPolicy
 from esper.tasks.registry import get_task_spec
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
+from support import refused
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "9", "--batches-per-step", "1",
         "--batch-size", "16", "--device", "cpu")  # fmt: skip
@@ -169,6 +177,56 @@ def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, 
     assert (run / "events.jsonl").read_bytes() == before
     kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
     assert (kinds[0], kinds[-1]) == ("RUN_STARTED", "RUN_FINISHED")
+
+
+def test_a_run_goes_on_in_the_surroundings_it_was_started_in(tmp_path, monkeypatch, capsys):
+    """Judged on as many, its events as many and where they were, from wherever it is resumed."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    around = ("--telemetry", "minimal", "--telemetry-dir", "events", "--data-dir", "sets")
+    short = ("--episode-length", "3", "--rounds", "1", "--quiet")
+    assert call(*LEARN, *short, "--runs", tmp_path / "runs", *around) == 0
+    run, events = only_run(tmp_path / "runs"), tmp_path / "here" / "events" / "events.jsonl"
+    before = [event.type.name for event in read_jsonl(events)]
+    (run / "report" / "learning.json").unlink()
+    monkeypatch.chdir(tmp_path)
+    assert call("ppo", "--resume", run, "--rounds", "2", "--quiet") == 0
+    record = json.loads((run / "report" / "learning.json").read_text())
+    assert all(len(found["test_E"]) == 3 for found in record["judged"].values())
+    kinds = [event.type.name for event in read_jsonl(events)]
+    assert kinds[: len(before)] == before
+    assert kinds.count("RUN_STARTED") == kinds.count("ROUND_COMPLETED") == 2
+    assert "PPO_UPDATED" not in kinds
+    assert not (run / "events.jsonl").exists()
+    asked = read_train_ppo(["--resume", str(run)])
+    assert asked.data_dir == tmp_path / "here" / "sets"
+
+
+def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp_path):
+    config = read_train_ppo([*LEARN[1:], "--data-dir", "/sets", "--telemetry", "debug"])
+    with RunFolder.create(tmp_path, "x", config.training, config.surroundings) as folder:
+        run = folder.path
+    assert read_surroundings(run) == Surroundings(3, "/sets", "debug", None)
+    flags = ("--evaluation-envs", "5", "--telemetry", "off", "--data-dir", "None")
+    told = read_train_ppo(["--resume", str(run), *flags])
+    assert (told.evaluation_envs, told.data_dir, told.recording.telemetry) == (5, None, "off")
+    assert read_surroundings(run).evaluation_envs == 3, "asking changes nothing"
+    with RunFolder.open(run) as folder:
+        folder.note_surroundings(told.surroundings)
+    again = read_train_ppo(["--resume", str(run)])
+    assert again.surroundings == told.surroundings == Surroundings(5, None, "off", None)
+    assert read_train_ppo(LEARN[1:]).surroundings == Surroundings(3), "a new run has its own"
+
+
+def test_a_run_in_the_usual_surroundings_or_an_older_one_says_nothing_about_them(tmp_path):
+    config = read_train_ppo(TINY)
+    with RunFolder.create(tmp_path, "x", config.training, config.surroundings) as folder:
+        assert not (folder.path / "surroundings.json").exists()
+        asked = read_train_ppo(["--resume", str(folder.path)])
+        assert asked.surroundings == Surroundings()
+        (folder.path / "surroundings.json").write_text('{"telemetry": "loud"}')
+        line = refused(lambda: read_train_ppo(["--resume", str(folder.path)]))
+        assert "surroundings.json.telemetry" in line
 
 
 def test_another_task_or_population_is_another_run(learnt, capsys):

@@ -2,7 +2,8 @@
 
 Events may be missing or late; what one says about an older round than the newest is passed over.
 STEP_COMPLETED moves the display step by step where it is recorded, SEED_* events do where anything
-grows, and ROUND_COMPLETED always does.
+grows, and ROUND_COMPLETED always does; where rollouts are shorter than an episode, it ends a round
+only with the last of them.
 
 Seeds by stage: within a round each slot is in the stage the last SEED_* event about it named (from
 level NORMAL on); without these, STEP_COMPLETED still says how many live seeds there are. The end of
@@ -161,7 +162,8 @@ class RunView:
             return
         if said.round_index > self.round:
             self._open(said.round_index)
-        self.step, self.over = self.length, True
+        if said.ends_episode:
+            self.step, self.over = self.length, True
         self.accuracy, self.score = said.mean_accuracy, said.mean_score
         self.member_steps_per_second = said.member_steps_per_second
         self._seeds = {stage: said.stage_counts[stage] for stage in OCCUPIED_STAGES}

@@ -162,7 +162,15 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "Rollout",
         "BatchSummary",
     ),
-    ".codec": ("Json", "from_json", "read_enum", "read_record", "to_json"),
+    ".codec": (
+        "ALWAYS_WRITTEN",
+        "Json",
+        "default_of",
+        "from_json",
+        "read_enum",
+        "read_record",
+        "to_json",
+    ),
     ".sealed": ("seal", "is_sealed", "checksum_of", "parse_json"),
     ".telemetry": (
         "SCHEMA_VERSION",
@@ -205,7 +213,9 @@ if TYPE_CHECKING:
     from esper.leyline.arrays import Ints as Ints
     from esper.leyline.arrays import require_choice as require_choice
     from esper.leyline.arrays import require_equal_lengths as require_equal_lengths
+    from esper.leyline.codec import ALWAYS_WRITTEN as ALWAYS_WRITTEN
     from esper.leyline.codec import Json as Json
+    from esper.leyline.codec import default_of as default_of
     from esper.leyline.codec import from_json as from_json
     from esper.leyline.codec import read_enum as read_enum
     from esper.leyline.codec import read_record as read_record

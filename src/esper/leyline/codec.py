@@ -3,22 +3,39 @@
 Arrays become lists and get their dtype back from the hint; an empty array comes back one-
 dimensional. Enum members are written by name. NaN and infinities, which JSON does not have, are
 written as the strings "NaN", "Infinity" and "-Infinity".
+
+A record that lacks a field was written before the field was there: it takes the field's default.
+So a field that is added to a record has a default, and that is what was done before; where it is
+not, the schema of the file the record stands in grows, and its reader says what was done.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
-from types import NoneType, UnionType
-from typing import Final, Literal, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType, NoneType, UnionType
+from typing import (
+    Any,
+    Final,
+    Literal,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 
 from esper.leyline.errors import EsperError, unknown_name
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
+ALWAYS_WRITTEN: Final[Mapping[str, bool]] = MappingProxyType({"always_written": True})
+"""Metadata of a field that stood in the first records already: without it a record is damaged,
+though the field has a default for those who make one."""
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _T = TypeVar("_T")
 _EnumT = TypeVar("_EnumT", bound=Enum)
@@ -84,17 +101,35 @@ def read_enum(cls: type[_EnumT], data: object, where: str) -> _EnumT:
 
 
 def read_record(cls: type[_T], data: object, where: str, **narrowed: object) -> _T:
-    """The dataclass that was written as an object; `narrowed` gives a field a closer type."""
+    """The dataclass that was written as an object; `narrowed` gives a field a closer type.
+
+    A field that is not there takes its default; without one the record is refused.
+    """
     entries = _require(dict, data, where)
     hints = _field_hints(cls) | narrowed
     for name in entries:
         if name not in hints:
             raise unknown_name("field", name, hints, f"in {where}")
-    for name in hints:
-        if name not in entries:
-            raise EsperError(f"{where}: field {name!r} is missing")
+    for field in fields(cls):  # type: ignore[arg-type]
+        if field.name not in entries and default_of(field) is MISSING:
+            raise EsperError(f"{where}: field {field.name!r} is missing")
     build: Callable[..., _T] = cls
-    return build(**{n: from_json(hint, entries[n], f"{where}.{n}") for n, hint in hints.items()})
+    return build(
+        **{
+            name: from_json(hints[name], entries[name], f"{where}.{name}")
+            for name in hints
+            if name in entries
+        }
+    )
+
+
+def default_of(field: Field[Any]) -> object:
+    """What a record says that was written before a field was there; MISSING: none was."""
+    if field.metadata.get("always_written"):
+        return MISSING
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return field.default
 
 
 def _read_array(scalar: type[np.generic], data: object, where: str) -> object:

@@ -132,6 +132,11 @@ class BatchSummary(Payload):
     member_steps_per_second: float
     seconds: float
 
+    @property
+    def ends_episode(self) -> bool:
+        """Whether the round is over; False: its rollout was cut, and the next goes on in it."""
+        return self.episodes_done >= (self.round_index + 1) * self.members
+
     def __post_init__(self) -> None:
         if len(self.stage_counts) != len(SeedStage):
             raise EsperError(

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.leyline import payloads as p
-from esper.leyline.codec import Json, read_enum, read_record, to_json
+from esper.leyline.codec import ALWAYS_WRITTEN, Json, read_enum, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.records import BatchSummary
 
@@ -110,14 +110,14 @@ class TelemetryEvent:
 
     type: TelemetryEventType
     payload: p.Payload
-    round_index: int | None = None
+    round_index: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
     """None outside rounds."""
-    step: int | None = None
+    step: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
     """Step of the episode; None for what is about a round or a run."""
-    env_id: int | None = None
+    env_id: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
     """The one member it is about; None where the payload has columns over members."""
-    device: str | None = None
-    wall_time: float = field(default_factory=time.time)
+    device: str | None = field(default=None, metadata=ALWAYS_WRITTEN)
+    wall_time: float = field(default_factory=time.time, metadata=ALWAYS_WRITTEN)
     """Seconds since 1970, for people; nothing is computed from it."""
     schema_version: int = SCHEMA_VERSION
 

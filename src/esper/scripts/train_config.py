@@ -17,6 +17,7 @@ from esper.scripts.flags import peek, require_counts
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
+from esper.simic.training.run_folder import LevelWord
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
@@ -39,7 +40,7 @@ POLICIES: Final[dict[PolicyName, str]] = {
 class Recording:
     """What is shown and kept of a run while it goes."""
 
-    telemetry: Literal["off", "minimal", "normal", "debug"] = "normal"
+    telemetry: LevelWord = "normal"
     """How much is recorded of what happens."""
     telemetry_dir: Path | None = None
     """Folder for the events of the run (events.jsonl and Parquet files)."""

@@ -60,12 +60,15 @@ def _opened(
             resumed = resume_trainer(folder, config.training, spec=spec, data=data)
             for line in (*resumed.notes, *resumed.changed, resumed.line):
                 print(line, file=sys.stderr, flush=True)
+            folder.note_surroundings(config.surroundings)
             yield folder, resumed
         return
     trainer = make_trainer(
         config.training, spec=spec, data=data
     )  # what it refuses leaves no folder
-    with RunFolder.create(config.runs, config.run_name, config.training) as folder:
+    with RunFolder.create(
+        config.runs, config.run_name, config.training, config.surroundings
+    ) as folder:
         if not config.recording.quiet:
             print(f"run folder: {folder.path}", flush=True)
         yield folder, Resumed(trainer, None, (), ())

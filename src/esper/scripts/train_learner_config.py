@@ -15,7 +15,13 @@ from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.checkpoint_files import KEEP
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import overlay, read_entries, resolve
-from esper.simic.training.run_folder import read_config, read_keeping, require_run
+from esper.simic.training.run_folder import (
+    Surroundings,
+    read_config,
+    read_keeping,
+    read_surroundings,
+    require_run,
+)
 from esper.simic.training.run_list import newest_run
 
 if TYPE_CHECKING:
@@ -40,8 +46,8 @@ class TrainPPO:
     config: Path | None = None
     """TOML or JSON file with settings, such as a run's config.json."""
     resume: Path | None = None
-    """Go on with the run in this folder, with its settings; alone: with the newest run (of --task,
-    --seed and --run-name where these are given)."""
+    """Go on with the run in this folder, with its settings, data, telemetry and judgement; alone:
+    with the newest run (of --task, --seed and --run-name where these are given)."""
     runs: Path = RUNS
     """Folder that run folders are made in."""
     run_name: str = "ppo"
@@ -78,6 +84,16 @@ class TrainPPO:
             return self.training.population.envs
         return self.evaluation_envs
 
+    @property
+    def surroundings(self) -> Surroundings:
+        """What a run that goes on is to have as this one has it, wherever it goes on from."""
+        return Surroundings(
+            evaluation_envs=self.evaluation_envs,
+            data_dir=_absolute(self.data_dir),
+            telemetry=self.recording.telemetry,
+            telemetry_dir=_absolute(self.recording.telemetry_dir),
+        )
+
 
 def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
     """The settings a command line describes; what they stand on is read first."""
@@ -95,9 +111,29 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
         if path is not None:
             training = overlay(training, read_entries(path), path)
         argv = fill_in(argv, "--resume", str(folder))
-        kept = read_keeping(folder)
-        base = TrainPPO(training=training, checkpoint_every=kept.every, keep=kept.keep)
+        base = _as_before(folder, training)
     return read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
+
+
+def _as_before(folder: Path, training: TrainingConfig) -> TrainPPO:
+    """The command that goes on with a run as its last session left it."""
+    kept, around = read_keeping(folder), read_surroundings(folder)
+    return TrainPPO(
+        training=training,
+        evaluation_envs=around.evaluation_envs,
+        checkpoint_every=kept.every,
+        keep=kept.keep,
+        data_dir=_path(around.data_dir),
+        recording=Recording(around.telemetry, _path(around.telemetry_dir)),
+    )
+
+
+def _path(name: str | None) -> Path | None:
+    return None if name is None else Path(name)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def _resumed(argv: Sequence[str]) -> Path | None:

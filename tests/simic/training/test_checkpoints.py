@@ -45,6 +45,7 @@ from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.run_folder import RunFolder
 from loop_support import same_agents, tiny_config, untimed
+from resume_support import DEADLY, die_at
 from run_driver import small_run, small_trainer
 from support import refused
 
@@ -120,6 +121,10 @@ def test_a_round_that_is_done_again_takes_the_place_of_the_first(tmp_path):
     assert store.newest_valid().path.name == "round-000001"
     put(store, 2, 0.5)
     assert verify(store.newest_valid().path) == Summary(2, 99, 0.5, 2, 0.5)
+    assert (tmp_path / "aside-round-000002" / "state.json").read_text() == "x"
+    put(store, 2, 0.25)
+    assert verify(store.newest_valid().path) == Summary(2, 99, 0.25, 2, 0.25)
+    assert len(os.listdir(tmp_path)) == 3, "the whole one was replaced"
 
 
 def test_damaged_ones_make_way_and_are_not_counted(tmp_path):
@@ -129,31 +134,10 @@ def test_damaged_ones_make_way_and_are_not_counted(tmp_path):
     (path / "state.json").unlink()
     put(store, 4)
     assert rounds_in(store) == [1, 2, 4], "two whole ones and the best"
+    assert (store.path / "aside-round-000003" / "agent" / "tensors").exists(), "not removed"
 
 
 # ---- killed, full, unwritable -------------------------------------------------------------------
-
-
-def die_at(call: int, names: tuple[tuple[object, str], ...]) -> None:
-    """From the `call`th use of one of these functions on there is no process any more."""
-    left = [call]
-
-    def deadly(real):
-        def either(*args, **kwargs):
-            left[0] -= 1
-            if not left[0]:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return either
-
-    for owner, name in names:
-        setattr(owner, name, deadly(getattr(owner, name)))
-
-
-DEADLY = (
-    (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "rename"), (os, "unlink"), (os, "rmdir"),
-)  # fmt: skip
 
 
 def test_killed_between_any_two_file_operations_a_whole_one_is_left(tmp_path):

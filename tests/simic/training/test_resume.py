@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +17,10 @@ from esper.scripts.train_learner_config import read_train_ppo
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training import resume
 from esper.simic.training.checkpoint_files import KEEP, CheckpointStore, verify
-from esper.simic.training.checkpoints import read_checkpoint
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.resume import (
     MAY_CHANGE,
-    Resumed,
     announce,
     check_changes,
     resume_trainer,
@@ -39,57 +36,9 @@ from esper.simic.training.run_folder import (
 from esper.simic.training.schedules import Schedule
 from esper.simic.training.vectorized import make_trainer
 from loop_support import same_agents, tiny_task, untimed
+from resume_support import SPEC, gone_on, newest, same_runs, trained
 from run_driver import EPISODE, small_run, small_trainer
 from support import refused
-
-SPEC = tiny_task(episode_length=EPISODE)
-
-
-def newest(path: Path):
-    return read_checkpoint(CheckpointStore(path / "checkpoints").newest_valid().path)
-
-
-def same_runs(one: Path, two: Path) -> bool:
-    """Weights, moments, statistics, counters, and the history of all rounds but for wall time."""
-    first, second = newest(one), newest(two)
-    return (
-        same_agents(first.load_agent(), second.load_agent())
-        and untimed(first.load_history()) == untimed(second.load_history())
-        and first.engine == second.engine
-        and (first.summary, first.config) == (second.summary, second.config)
-    )
-
-
-def trained(root: Path, config: TrainingConfig, **settings) -> Path:
-    with RunFolder.create(root, "x", config) as folder:
-        train_in_folder(make_trainer(config, spec=SPEC, **settings), folder)
-        return folder.path
-
-
-@pytest.fixture(scope="module")
-def four(tmp_path_factory) -> Path:
-    """A run of four rounds that nothing stopped."""
-    return trained(tmp_path_factory.mktemp("four"), small_run(4))
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory) -> Path:
-    """A run of two rounds, not to be changed."""
-    return trained(tmp_path_factory.mktemp("two"), small_run(2))
-
-
-@pytest.fixture
-def copied(two, tmp_path) -> Path:
-    return Path(shutil.copytree(two, tmp_path / two.name))
-
-
-def gone_on(path: Path, config: TrainingConfig | None = None, run: bool = True) -> Resumed:
-    with RunFolder.open(path) as folder:
-        resumed = resume_trainer(folder, config, spec=SPEC)
-        if run:
-            train_in_folder(resumed.trainer, folder)
-        return resumed
-
 
 # ---- the same bits ------------------------------------------------------------------------------
 

@@ -5,10 +5,15 @@
         state.json            where the engine stands, settings, facts of the task
         history.jsonl         the record of every round so far, one a line
         checkpoint.json       what it is, with size and checksum of every file, and its own
+    checkpoints/aside-round-000013/     one that could not be read when the run went on without it
 
 A checkpoint is made under a hidden name, each file synced, and renamed; one that is removed is
 renamed first. Whenever the process dies, what stands under a `round-` name is whole. What happens
 to it afterwards is found by its checksums. One writer at a time (the folder's lock). No torch here.
+
+All that stand under a `round-` name belong to one history. One that cannot be read is never
+removed, because it may be whole again when a disk is back; where the run goes on without it, it is
+set aside, and nothing looks at it again.
 """
 
 from __future__ import annotations
@@ -32,8 +37,8 @@ from esper.leyline.sealed import is_sealed, parse_json, seal
 
 FORMAT: Final = "esper-checkpoint"
 SCHEMA: Final = 1
-"""Grows with every change that old readers would not understand; `format`, `schema` and `checksum`
-never change."""
+"""Grows with every change that old readers would not understand, and with a new field whose default
+is not what was done before; `format`, `schema` and `checksum` never change."""
 MANIFEST: Final = "checkpoint.json"
 KEEP: Final = 3
 """Checkpoints that are kept besides the best one."""
@@ -124,6 +129,30 @@ class CheckpointStore:
 
     # ---- writing ------------------------------------------------------------------------------
 
+    def set_aside_newer(self, than: Path) -> list[Path]:
+        """Take what is newer out of the history, for a run that goes on from `than`; where it is.
+
+        The newest goes first: whenever the process dies, those left are older.
+        """
+        newer = [path for path in self.paths() if _number(path.name) > _number(than.name)]
+        try:
+            return [self._set_aside(path) for path in reversed(newer)]
+        except OSError as error:
+            raise EsperError(
+                f"cannot set unreadable checkpoints aside in {self.path}: "
+                f"{error.strerror or error}; {write_advice(error)}, then resume again"
+            ) from error
+
+    def _set_aside(self, path: Path) -> Path:
+        """Give a checkpoint that cannot be read the first name of its own that is free."""
+        place, number = path.with_name(f"aside-{path.name}"), 1
+        while place.exists():
+            number += 1
+            place = path.with_name(f"aside-{path.name}-{number}")
+        path.rename(place)
+        sync_folder(self.path)
+        return place
+
     def write(self, summary: Summary, fill: Callable[[Path], None]) -> Path:
         """Keep what `fill` puts into a folder as the checkpoint of that round; its path.
 
@@ -136,8 +165,8 @@ class CheckpointStore:
             draft.mkdir()
             fill(draft)
             _write_manifest(draft, summary)
-            if final.exists():  # damaged, and done again
-                final.rename(_gone(final))
+            if final.exists():  # done again
+                self._clear(final)
             draft.rename(final)
             sync_folder(self.path)
         except BaseException as error:
@@ -166,13 +195,22 @@ class CheckpointStore:
             if _DRAFT.fullmatch(name) or _GONE.fullmatch(name):
                 shutil.rmtree(self.path / name)
 
+    def _clear(self, path: Path) -> None:
+        """Make way for another checkpoint of that name."""
+        try:
+            verify(path)
+        except EsperError:
+            self._set_aside(path)
+        else:
+            path.rename(_gone(path))
+
     def _put_away(self, path: Path) -> None:
         """Remove a checkpoint; it is none from the first moment on."""
         path.rename(_gone(path))
         shutil.rmtree(_gone(path))
 
     def _remove_old(self, written: int) -> None:
-        """Keep the last few and the best; what is newer than `written` is damaged, but stays."""
+        """Keep the last few and the best; what is newer than `written` is another's affair."""
         for name in filter(_GONE.fullmatch, os.listdir(self.path)):
             shutil.rmtree(self.path / name)
         summaries = {}
@@ -182,7 +220,8 @@ class CheckpointStore:
             try:
                 summaries[path] = _check_sizes(path).summary
             except EsperError:
-                self._put_away(path)  # damaged, and there is a newer one
+                if _number(path.name) < written:  # there is a newer one
+                    self._set_aside(path)
         if not summaries:
             return
         best = max(summaries, key=lambda path: _order(summaries[path].score))

@@ -9,15 +9,16 @@ Shape letters: E members.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.codec import Json, default_of, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.files import write_whole
 from esper.leyline.payloads import CheckpointReason, CheckpointSaved, Payload
@@ -149,6 +150,23 @@ def task_facts(spec: TaskSpec) -> dict[str, Json]:
             facts[field.name] = to_json(getattr(spec, field.name))
         except EsperError:  # a function of the user's: cannot be compared
             continue
+    return facts
+
+
+def with_later_facts(saved: Json, now: object) -> Json:
+    """Facts that were saved, and the defaults of what a task (or a part of it) came to have since.
+
+    Only what the dataclasses of the task as it is `now` give a default is filled in.
+    """
+    if not isinstance(saved, dict) or not is_dataclass(now):
+        return saved
+    facts = dict(saved)
+    for field in fields(now):
+        if field.name in saved:
+            facts[field.name] = with_later_facts(saved[field.name], getattr(now, field.name))
+        elif field.name not in _NOT_FACTS and default_of(field) is not MISSING:
+            with contextlib.suppress(EsperError):  # has no JSON form: is not compared
+                facts[field.name] = to_json(default_of(field))
     return facts
 
 

@@ -19,6 +19,7 @@ from esper.leyline.actions import (
     AlphaCurve,
     BlendStyle,
 )
+from esper.leyline.codec import ALWAYS_WRITTEN
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import NO_PREFIX, PPOConfig
@@ -51,7 +52,9 @@ when is left to choose."""
 class TaskConfig:
     """What is trained on, and for how long."""
 
-    name: Annotated[str, tyro.conf.arg(name="task")] = "digits_impaired"
+    name: Annotated[str, tyro.conf.arg(name="task")] = field(
+        default="digits_impaired", metadata=ALWAYS_WRITTEN
+    )
     """What is trained on: a task that `esper tasks` lists, or your own as FILE.py[:NAME]."""
     blueprints: tuple[str, ...] = ()
     """Blueprints that may be grown; all of the task's where none are given."""
@@ -95,7 +98,7 @@ class TaskConfig:
 class PopulationConfig:
     """How the hosts are run that the controller learns on."""
 
-    envs: int = 16
+    envs: int = field(default=16, metadata=ALWAYS_WRITTEN)
     """E: members that train side by side; E episodes make a round."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:<number>`; `auto` takes a GPU where there is one."""
@@ -168,21 +171,25 @@ class PopulationConfig:
 class TrainingConfig:
     """Everything a run of the learner depends on."""
 
-    task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
+    task: Annotated[TaskConfig, NO_PREFIX] = field(
+        default_factory=TaskConfig, metadata=ALWAYS_WRITTEN
+    )
     """What is trained on."""
-    population: Annotated[PopulationConfig, NO_PREFIX] = field(default_factory=PopulationConfig)
+    population: Annotated[PopulationConfig, NO_PREFIX] = field(
+        default_factory=PopulationConfig, metadata=ALWAYS_WRITTEN
+    )
     """How the hosts are run."""
-    rounds: int = 100
+    rounds: int = field(default=100, metadata=ALWAYS_WRITTEN)
     """Episodes of each member, one after the other; a round ends with an update."""
-    seed: int = 0
+    seed: int = field(default=0, metadata=ALWAYS_WRITTEN)
     """Every random draw follows from it: hosts, batches, actions, the policy's first weights."""
     updates_per_rollout: int = 1
     """Update passes over each rollout; the KL limit may end them early."""
     use_amp: bool = False
     """Run encoder and core of the update in bfloat16."""
-    ppo: Annotated[PPOConfig, NO_PREFIX] = field(default_factory=PPOConfig)
+    ppo: Annotated[PPOConfig, NO_PREFIX] = field(default_factory=PPOConfig, metadata=ALWAYS_WRITTEN)
     """How the controller learns."""
-    reward: RewardConfig = field(default_factory=RewardConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig, metadata=ALWAYS_WRITTEN)
     """What it is paid."""
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """How does a run go on? The newest whole checkpoint, put into a trainer of the same settings.
 
-What may be changed on the way stands in one table; any other difference is refused by name.
+What may be changed on the way stands in one table; any other difference is refused by name. Newer
+checkpoints that cannot be read are set aside, so that none of them is the newest some other day.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointLoaded
 from esper.simic.client import policy_spec
 from esper.simic.training.checkpoint_files import CheckpointStore
-from esper.simic.training.checkpoints import Checkpoint, read_checkpoint, task_facts, tell
+from esper.simic.training.checkpoints import (
+    Checkpoint,
+    read_checkpoint,
+    task_facts,
+    tell,
+    with_later_facts,
+)
 from esper.simic.training.run_folder import versions
 from esper.simic.training.vectorized import make_trainer
 
@@ -94,13 +101,16 @@ def resume_trainer(
     """
     config = config or folder.config
     changed = check_changes(folder.config, config)
-    found = CheckpointStore(folder.checkpoints).newest_valid()
+    store = CheckpointStore(folder.checkpoints)
+    found = store.newest_valid()
     if found.path is None and found.skipped:
         raise EsperError(
             f"{folder.path}: none of its {len(found.skipped)} checkpoints is whole "
             f"({found.skipped[0]}): start a new run"
         )
     checkpoint = None if found.path is None else read_checkpoint(found.path)
+    if checkpoint is not None:
+        check_changes(checkpoint.config, config, str(checkpoint.path))
     done = 0 if checkpoint is None else checkpoint.summary.round
     if config.rounds < done:
         raise EsperError(
@@ -112,7 +122,8 @@ def resume_trainer(
     )
     if checkpoint is not None:
         put_into(trainer, checkpoint, config)
-    notes = (*_skipped(found.skipped, found.path), *_other_versions(folder))
+    aside = [] if found.path is None else store.set_aside_newer(found.path)
+    notes = (*_skipped(found.skipped, found.path), *_kept(aside), *_other_versions(folder))
     folder.begin(config, done, changed)
     return Resumed(trainer, found.path, changed, notes)
 
@@ -120,7 +131,8 @@ def resume_trainer(
 def put_into(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig) -> None:
     """Set a fresh trainer to where a checkpoint was taken; what does not fit is refused by name."""
     engine = trainer.engine
-    found = [*_differences("task", checkpoint.task, task_facts(engine.spec))]
+    saved = with_later_facts(checkpoint.task, engine.spec)
+    found = [*_differences("task", saved, task_facts(engine.spec))]
     if found:
         raise _mismatch(str(checkpoint.path), found)
     engine.load_state_dict(checkpoint.engine)
@@ -141,12 +153,17 @@ def announce(resumed: Resumed) -> None:
 # ---- what may change ----------------------------------------------------------------------------
 
 
-def check_changes(before: TrainingConfig, now: TrainingConfig) -> tuple[str, ...]:
-    """What differs, in words; a difference that would make another run of it is refused."""
+def check_changes(
+    before: TrainingConfig, now: TrainingConfig, where: str = "the run"
+) -> tuple[str, ...]:
+    """What differs, in words; a difference that would make another run of it is refused.
+
+    `where`: what was set to `before`.
+    """
     found = [*_differences("", to_json(before), to_json(now))]
     refused = [change for change in found if not _may_change(change.name)]
     if refused:
-        raise _mismatch("the run", refused)
+        raise _mismatch(where, refused)
     return tuple(f"{change.name}: {change.before} -> {change.now}" for change in found)
 
 
@@ -184,6 +201,13 @@ def _mismatch(where: str, found: Sequence[_Difference]) -> EsperError:
 
 def _skipped(skipped: Sequence[str], path: Path | None) -> tuple[str, ...]:
     return tuple(f"{line}; falling back to {path}" for line in skipped)
+
+
+def _kept(aside: Sequence[Path]) -> tuple[str, ...]:
+    """Where checkpoints are that the run goes on without."""
+    return tuple(
+        f"{path} is what could not be read: the run never takes it again" for path in aside
+    )
 
 
 def _other_versions(folder: RunFolder) -> tuple[str, ...]:

@@ -4,6 +4,8 @@
         run.json        what the run is, and each session that trained it: versions, how it ended
         config.json     everything it is set to
         keeping.json    how often checkpoints are written, and how many stay; where not the usual
+        surroundings.json     where its data lie, what is recorded and where, on how many it is
+                              judged; where not the usual
         lock            held by the process that trains
         checkpoints/    what it goes on from
         events.jsonl, events/     telemetry, where it is recorded
@@ -29,7 +31,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from types import TracebackType
-from typing import Final
+from typing import Final, Literal
 
 import esper
 from esper.leyline.codec import Json, read_record, to_json
@@ -43,8 +45,13 @@ from esper.simic.training.folder_lock import FolderLock
 RUN: Final = "run.json"
 CONFIG: Final = "config.json"
 KEEPING: Final = "keeping.json"
+SURROUNDINGS: Final = "surroundings.json"
 SCHEMA: Final = 1
-"""Of `run.json`; grows with every change that old readers would not understand."""
+"""Of `run.json` and the files beside it; grows with every change that old readers would not
+understand, and with a new field whose default is not what was done before."""
+
+LevelWord = Literal["off", "minimal", "normal", "debug"]
+"""A `TelemetryLevel`, as people write it."""
 
 _PACKAGES: Final = ("torch", "numpy", "safetensors")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -113,6 +120,20 @@ class Keeping:
     """How many stay besides the best."""
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is around a run and changes nothing about it; one that goes on has the same."""
+
+    evaluation_envs: int | None = None
+    """Fresh members it is judged on at its end; None: as many as it trains on."""
+    data_dir: str | None = None
+    """Folder of the data sets, from the root on; None: wherever they are found."""
+    telemetry: LevelWord = "normal"
+    """How much is recorded."""
+    telemetry_dir: str | None = None
+    """Folder of the events, from the root on; None: the run's own."""
+
+
 class RunFolder:
     """A run folder this process trains in; others are kept out until it is closed.
 
@@ -130,7 +151,13 @@ class RunFolder:
         self._in_session = False
 
     @classmethod
-    def create(cls, root: Path, name: str, config: TrainingConfig) -> RunFolder:
+    def create(
+        cls,
+        root: Path,
+        name: str,
+        config: TrainingConfig,
+        surroundings: Surroundings | None = None,
+    ) -> RunFolder:
         """A new folder for this run in `root`, locked; its first session begins."""
         if not _NAME.fullmatch(name):
             raise EsperError(
@@ -150,6 +177,7 @@ class RunFolder:
         except OSError as error:
             raise _unwritable(root, error) from error
         try:
+            folder.note_surroundings(surroundings or Surroundings())
             folder.begin(config)
             folder.path = _rename_unused(draft, path)
             sync_folder(root)
@@ -224,6 +252,11 @@ class RunFolder:
         if keeping != read_keeping(self.path):
             self._write(KEEPING, to_json(keeping))
 
+    def note_surroundings(self, surroundings: Surroundings) -> None:
+        """What is around the run from now on, for sessions to come."""
+        if surroundings != read_surroundings(self.path):
+            self._write(SURROUNDINGS, to_json(surroundings))
+
     def close(self) -> None:
         """Let others in; a session that was not ended counts as interrupted."""
         try:
@@ -289,6 +322,13 @@ def read_keeping(path: Path) -> Keeping:
     if not (path / KEEPING).exists():
         return Keeping()
     return read_record(Keeping, read_json(path / KEEPING), str(path / KEEPING))
+
+
+def read_surroundings(path: Path) -> Surroundings:
+    """What was last around a run."""
+    if not (path / SURROUNDINGS).exists():
+        return Surroundings()
+    return read_record(Surroundings, read_json(path / SURROUNDINGS), str(path / SURROUNDINGS))
 
 
 def checkpoints_of(path: Path) -> Path:

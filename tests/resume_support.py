@@ -1,0 +1,102 @@
+"""Runs in folders that go on: what the tests of resuming share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.sealed import seal
+from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.checkpoints import Checkpoint, read_checkpoint
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.folder_run import train_in_folder
+from esper.simic.training.resume import Resumed, resume_trainer
+from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.vectorized import make_trainer
+from loop_support import same_agents, tiny_task, untimed
+from run_driver import EPISODE
+
+SPEC = tiny_task(episode_length=EPISODE)
+
+
+def newest(path: Path) -> Checkpoint:
+    return read_checkpoint(CheckpointStore(path / "checkpoints").newest_valid().path)
+
+
+def same_runs(one: Path, two: Path) -> bool:
+    """Weights, moments, statistics, counters, and the history of all rounds but for wall time."""
+    first, second = newest(one), newest(two)
+    return (
+        same_agents(first.load_agent(), second.load_agent())
+        and untimed(first.load_history()) == untimed(second.load_history())
+        and first.engine == second.engine
+        and (first.summary, first.config) == (second.summary, second.config)
+    )
+
+
+def trained(root: Path, config: TrainingConfig, **settings: Any) -> Path:
+    with RunFolder.create(root, "x", config) as folder:
+        train_in_folder(make_trainer(config, spec=SPEC, **settings), folder)
+        return folder.path
+
+
+def gone_on(
+    path: Path, config: TrainingConfig | None = None, run: bool = True, **settings: Any
+) -> Resumed:
+    with RunFolder.open(path) as folder:
+        resumed = resume_trainer(folder, config, spec=SPEC, **settings)
+        if run:
+            train_in_folder(resumed.trainer, folder)
+        return resumed
+
+
+# ---- files as others wrote them -----------------------------------------------------------------
+
+
+def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a JSON file; its checksum is right again where it carries one."""
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(seal(document) if "checksum" in document else document))
+
+
+def edit_checkpoint(path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a JSON file of a checkpoint, as if it had been written like that."""
+    edit(path / name, change)
+    blob = (path / name).read_bytes()
+
+    def note(manifest: dict[str, Any]) -> None:
+        (facts,) = (file for file in manifest["content"]["files"] if file["name"] == name)
+        facts |= {"bytes": len(blob), "sha256": hashlib.sha256(blob).hexdigest()}
+
+    edit(path / "checkpoint.json", note)
+
+
+# ---- dying ------------------------------------------------------------------------------------
+
+
+def die_at(call: int, names: tuple[tuple[object, str], ...]) -> None:
+    """From the `call`th use of one of these functions on there is no process any more."""
+    left = [call]
+
+    def deadly(real):
+        def either(*args, **kwargs):
+            left[0] -= 1
+            if not left[0]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return either
+
+    for owner, name in names:
+        setattr(owner, name, deadly(getattr(owner, name)))
+
+
+DEADLY = (
+    (os, "mkdir"), (os, "fsync"), (os, "replace"), (os, "rename"), (os, "unlink"), (os, "rmdir"),
+)  # fmt: skip

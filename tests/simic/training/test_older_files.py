@@ -1,0 +1,197 @@
+"""Files of an older Esper: read with what was done then, and gone on with to the same bits."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.leyline.codec import default_of, read_record, to_json
+from esper.scripts.evaluate import trained_with
+from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.checkpoints import read_checkpoint, task_facts, with_later_facts
+from esper.simic.training.config import PRESETS, TrainingConfig, preset
+from esper.simic.training.run_folder import Keeping, read_config, read_info, read_keeping
+from esper.simic.training.run_list import list_runs
+from resume_support import SPEC, edit, edit_checkpoint, gone_on, newest, same_runs
+from run_driver import small_run
+from support import refused
+
+
+def drop(document: dict[str, Any], *places: str) -> None:
+    """Take settings out of a document, each named from the top down."""
+    for place in places:
+        *sections, name = place.split(".")
+        inner = document
+        for section in sections:
+            inner = inner[section]
+        del inner[name]
+
+
+def made_older(run: Path) -> None:
+    """Files as they were before some settings were there."""
+    edit(run / "config.json", lambda it: drop(it, "population.graphs", "reward.wait_baseline"))
+    for path in CheckpointStore(run / "checkpoints").paths():
+        edit_checkpoint(
+            path,
+            "state.json",
+            lambda it: drop(
+                it,
+                "config.population.graphs",
+                "config.reward.wait_baseline",
+                "task.optim.schedule",
+                "task.augmentation",
+            ),
+        )
+        edit_checkpoint(
+            path,
+            "agent/manifest.json",
+            lambda it: drop(it, "content.config.exploration", "content.config.network.op_prior"),
+        )
+
+
+def test_an_older_run_goes_on_bit_for_bit(copied, four):
+    made_older(copied)
+    resumed = gone_on(copied, small_run(4))
+    assert resumed.checkpoint.name == "round-000002"
+    assert (resumed.changed, resumed.notes) == (("rounds: 2 -> 4",), ())
+    assert same_runs(copied, four)
+    assert read_config(copied) == small_run(4), "written anew, with everything"
+
+
+def test_what_was_done_before_a_setting_was_there():
+    """Whoever changes such a default changes what older runs are read as: their schema must grow,
+    and the reader say what they did."""
+    written: Any = to_json(small_run(2))
+    drop(written, "population.graphs")
+    assert read_record(TrainingConfig, written, "config.json").population.graphs == "auto"
+
+
+def test_an_older_run_is_listed_and_can_be_judged(copied):
+    made_older(copied)
+    (run,) = list_runs(copied.parent)
+    assert (run.problem, run.summary.round) == ("", 2)
+    assert trained_with(copied) == small_run(2)
+    for path in CheckpointStore(copied / "checkpoints").paths():
+        assert trained_with(path) == small_run(2)
+        assert read_checkpoint(path).load_agent().config == small_run(2).ppo
+
+
+def test_an_older_way_of_keeping_is_read(copied):
+    (copied / "keeping.json").write_text('{"keep": 7}')
+    assert read_keeping(copied) == Keeping(every=1, keep=7)
+
+
+def optional(config: object, prefix: str = "") -> list[str]:
+    """Settings that an older file may lack, from the top down."""
+    found = []
+    for field in fields(config):
+        name, value = f"{prefix}{field.name}", getattr(config, field.name)
+        if is_dataclass(value):
+            found += optional(value, f"{name}.")
+        elif default_of(field) is not MISSING:
+            found.append(name)
+    return found
+
+
+OPTIONAL = optional(TrainingConfig())
+
+
+def value_at(config: object, name: str) -> object:
+    for part in name.split("."):
+        config = getattr(config, part)
+    return config
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+@given(missing=st.sets(st.sampled_from(OPTIONAL), max_size=6))
+@settings(max_examples=15, deadline=None)
+def test_whatever_a_config_lacks_takes_its_default_and_the_rest_stays(name, missing):
+    config = preset(name, 12)
+    written: Any = to_json(config)
+    drop(written, *missing)
+    read = read_record(TrainingConfig, written, "config.json")
+    for setting in OPTIONAL:
+        source = TrainingConfig() if setting in missing else config
+        assert value_at(read, setting) == value_at(source, setting)
+
+
+# ---- what is still refused ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["seed", "rounds", "task", "task.name", "population", "population.envs", "ppo", "reward"],
+)
+def test_what_says_which_run_it_is_is_never_guessed(copied, name):
+    edit(copied / "config.json", lambda it: drop(it, name))
+    before = (copied / "run.json").read_bytes()
+    line = refused(lambda: gone_on(copied))
+    assert f"field {name.rpartition('.')[2]!r} is missing" in line
+    assert str(copied / "config.json") in line
+    assert (copied / "run.json").read_bytes() == before
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_name(copied):
+    def misspell(config: dict[str, Any]) -> None:
+        config["population"]["graps"] = config["population"].pop("graphs")
+
+    newest_one = newest(copied).path
+    edit_checkpoint(newest_one, "state.json", lambda it: misspell(it["config"]))
+    line = refused(lambda: gone_on(copied))
+    assert "unknown field 'graps'" in line
+    assert "did you mean 'graphs'?" in line
+    assert str(newest_one / "state.json") in line
+    edit(copied / "config.json", misspell)
+    line = refused(lambda: gone_on(copied))
+    assert "did you mean 'graphs'?" in line
+    assert str(copied / "config.json") in line
+
+
+def test_a_wrong_type_is_refused(copied):
+    edit(copied / "config.json", lambda it: it["population"].update(graphs=3))
+    assert "config.json.population.graphs" in refused(lambda: gone_on(copied))
+
+
+def test_settings_that_are_not_those_of_the_checkpoint_are_refused(copied):
+    """A line that was lost from config.json alone is no older file: the default is another run."""
+    config = replace(small_run(2), ppo=replace(small_run(2).ppo, gamma=0.9))
+    edit(copied / "config.json", lambda it: it["ppo"].update(gamma=0.9))
+    for path in CheckpointStore(copied / "checkpoints").paths():
+        edit_checkpoint(path, "state.json", lambda it: it["config"]["ppo"].update(gamma=0.9))
+    assert gone_on(copied, config, run=False).trainer.engine.round == 2
+    edit(copied / "config.json", lambda it: drop(it, "ppo.gamma"))
+    sessions = read_info(copied).sessions
+    line = refused(lambda: gone_on(copied))
+    assert "ppo.gamma is 0.9 there and 1.0 here" in line
+    assert str(copied / "checkpoints" / "round-000002") in line
+    assert read_info(copied).sessions == sessions
+
+
+# ---- facts of the task --------------------------------------------------------------------------
+
+
+def test_facts_that_came_later_are_those_of_the_defaults():
+    saved: Any = task_facts(SPEC)
+    assert with_later_facts(saved, SPEC) == saved
+    drop(saved, "optim.host_lr", "score")
+    filled: Any = with_later_facts(saved, SPEC)
+    assert filled["optim"]["host_lr"] == type(SPEC.optim)().host_lr
+    assert "score" in filled
+    assert "host_lr" not in saved["optim"], "what was read is not written to"
+
+
+def test_a_fact_without_a_default_or_with_another_one_is_refused(copied):
+    """The file does not say what `host_lr` was, so it was the default, which is not this task's."""
+    path = newest(copied).path
+    edit_checkpoint(path, "state.json", lambda it: drop(it, "task.optim.host_lr"))
+    assert "task.optim.host_lr is 0.05 there and 0.1 here" in refused(lambda: gone_on(copied))
+    edit_checkpoint(path, "state.json", lambda it: it["task"]["optim"].update(host_lr=0.1))
+    edit_checkpoint(path, "state.json", lambda it: drop(it, "task.slots"))
+    assert "task.slots is None there" in refused(lambda: gone_on(copied))
+    edit_checkpoint(path, "state.json", lambda it: it["task"].update(slots=list(SPEC.slots), x=1))
+    assert "task.x is 1 there and None here" in refused(lambda: gone_on(copied))
