@@ -18,6 +18,7 @@ from matplotlib.image import imread
 
 from esper.leyline.prices import ScoreConstants
 from esper.nissa.readers import read_jsonl
+from esper.scripts.evaluate import read_evaluate
 from esper.scripts.judging import EVALUATION_SEED
 from esper.scripts.train import main
 from esper.scripts.train_config import read_train
@@ -200,6 +201,14 @@ def test_a_run_goes_on_in_the_surroundings_it_was_started_in(tmp_path, monkeypat
     assert not (run / "events.jsonl").exists()
     asked = read_train_ppo(["--resume", str(run)])
     assert asked.data_dir == tmp_path / "here" / "sets"
+
+
+def test_a_controller_is_judged_on_the_data_of_its_run(tmp_path):
+    config = read_train_ppo([*LEARN[1:], "--data-dir", "/sets"])
+    with RunFolder.create(tmp_path, "x", config.training, config.surroundings) as folder:
+        run = folder.path
+    assert read_evaluate([str(run)])[0].data_dir == Path("/sets")
+    assert read_evaluate([str(run), "--data-dir", "/others"])[0].data_dir == Path("/others")
 
 
 def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp_path):

@@ -47,7 +47,7 @@ class Evaluate:
     )
     """How the hosts are run."""
     data_dir: Path | None = None
-    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    """Where data sets lie; as in its training, else $ESPER_DATA_DIR or ./data."""
     out: Path = field(default_factory=lambda: Path("out"))
     """Folder for the picture and the numbers."""
 
@@ -91,9 +91,20 @@ def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
     if other is not None and other != task.name:
         task = TaskConfig(other, blueprints=task.spec().blueprints)
     population = replace(trained.population, envs=MEMBERS, rollout_steps=None)
-    base = Evaluate(path, task, population)
+    base = Evaluate(path, task, population, _data_of(path))
     config = read_command_line(Evaluate, words, default=base, prog="esper eval")
     return config, replace(trained, task=config.task, population=config.population)
+
+
+def _data_of(path: Path) -> Path | None:
+    """Where a run was told that data sets lie; `path`: its folder, or one of its checkpoints."""
+    from esper.simic.training.run_folder import RUN, read_surroundings
+
+    for folder in (path, path.absolute().parent.parent):
+        if (folder / RUN).is_file():
+            told = read_surroundings(folder).data_dir
+            return None if told is None else Path(told)
+    return None
 
 
 def trained_with(path: Path) -> TrainingConfig:
