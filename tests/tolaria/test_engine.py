@@ -23,7 +23,8 @@ from esper.leyline.records import PolicyDecision
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tasks.scoring import live_seeds, upkeep
-from esper.tolaria.engine import EngineConfig, VectorizedEngine
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.engine_config import EngineConfig
 from support import refused
 
 

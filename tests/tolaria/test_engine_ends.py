@@ -15,8 +15,9 @@ from esper.leyline.payloads import SeedPruned
 from esper.leyline.records import PolicyDecision
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
-from esper.tolaria.engine import EngineConfig, VectorizedEngine
-from esper.tolaria.validation import default_val_batch
+from esper.tolaria.choices import default_val_batch
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.engine_config import EngineConfig
 from support import refused
 
 SPEC = small_task(episode_length=8)

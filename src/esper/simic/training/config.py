@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from esper.simic.agent.agent import PPOAgent
     from esper.tasks.spec import TaskSpec
-    from esper.tolaria.engine import EngineConfig
+    from esper.tolaria.engine_config import EngineConfig
 
 FrozenHeads = tuple[tuple[ActionHead, int], ...]
 
@@ -147,7 +147,7 @@ class PopulationConfig:
     def engine_config(self, seed: int) -> EngineConfig:
         """The settings in the engine's words."""
         from esper.tolaria.counterfactual_eval import CounterfactualConfig
-        from esper.tolaria.engine import EngineConfig
+        from esper.tolaria.engine_config import EngineConfig
 
         return EngineConfig(
             members=self.envs,
