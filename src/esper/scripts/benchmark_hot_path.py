@@ -86,6 +86,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
     require_writable(config.out, "--out")
     spec = config.spec()
 
+    from esper.scripts.build_times import count_builds
     from esper.scripts.hot_path_timing import (
         list_cases,
         ratios,
@@ -105,7 +106,8 @@ def benchmark(config: BenchmarkHotPath) -> None:
     cases = list_cases(config.envs, config.executors, config.telemetry, config.empty_steps)
     steps = config.warmup + config.steps * config.pairs
     engines: dict[Case, TimedEngine] = {}
-    with tempfile.TemporaryDirectory(prefix="esper-bench-") as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="esper-bench-")
+    with count_builds(device) as builds, temporary as folder:
         try:
             for case in cases:
                 engines[case] = start_case(config, case, data, steps, Path(folder))
@@ -119,6 +121,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
     reports = {case: engine.engine.graph_report() for case, engine in engines.items()}
     for case, told in reports.items():
         print(f"graphs, E={case.members} {case.executor}: {told.line()}")
+    print(f"kernels of all configurations: {builds.line()}")
     record = {
         "setting": setting,
         "config": {name: _plain(value) for name, value in asdict(config).items()},
@@ -126,6 +129,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
         "results": [asdict(result) for result in results],
         "ratios": [asdict(ratio) for ratio in found],
         "graphs": [asdict(told) for told in reports.values()],
+        "kernel_builds": asdict(builds),
     }
     write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")

@@ -50,6 +50,7 @@ MAY_CHANGE: Final = (
     "population.profile",
     "population.executor",
     "population.precision",
+    "population.kernels",
     "population.graphs",
     "population.data_placement",
 )
