@@ -233,9 +233,7 @@ def test_small_benchmark_prints_and_writes_all_figures(
         for name in (*speeds, "floor_ratio", "empty_step_share"):
             assert result[name] > 0
     assert record["kernel_builds"]["built"] == 0
-    assert "kernels of all configurations: not counted (kernels are built for CUDA" in "\n".join(
-        lines
-    )
+    assert any(line.startswith("kernels of all configurations: not counted") for line in lines)
     assert {ratio["pairs"] for ratio in record["ratios"]} == {2}
     assert len(record["ratios"]) == 2 * (2 * 2 + 2 * 2 + 2)  # by wall and by CPU time
     for ratio in record["ratios"]:

@@ -77,8 +77,8 @@ def test_a_real_build_is_counted_once_and_a_fetch_from_then_on(tmp_path, monkeyp
     from triton.compiler import ASTSource
 
     @triton.jit
-    def add_one(x_ptr, n, BLOCK: tl.constexpr):
-        i = tl.arange(0, BLOCK)
+    def add_one(x_ptr, n, block: tl.constexpr):
+        i = tl.arange(0, block)
         tl.store(x_ptr + i, tl.load(x_ptr + i, mask=i < n) + 1, mask=i < n)
 
     heard: list[bool] = []
@@ -88,8 +88,8 @@ def test_a_real_build_is_counted_once_and_a_fetch_from_then_on(tmp_path, monkeyp
 
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
     monkeypatch.setattr(triton.knobs.compilation, "listener", before)
-    types = {"x_ptr": "*fp32", "n": "i32", "BLOCK": "constexpr"}
-    source = ASTSource(add_one, types, {"BLOCK": 64})
+    types = {"x_ptr": "*fp32", "n": "i32", "block": "constexpr"}
+    source = ASTSource(add_one, types, {"block": 64})
     with count_builds(CUDA) as builds:
         for _ in range(3):
             triton.compile(source, target=GPUTarget("cuda", 90, 32))

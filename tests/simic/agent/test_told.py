@@ -9,13 +9,13 @@ from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, OP_P_O, TOLD, VALUE, te
 from esper.tamiyo.heads import Choices
 from esper.tamiyo.network import PolicyOutput
 
-E, A, O = 3, len(ActionHead), len(LifecycleOp)
+E, A, OPS = 3, len(ActionHead), len(LifecycleOp)
 
 
 def test_every_column_gives_back_what_was_told():
     count = iter(range(1000))
     choice_EA = torch.tensor([[next(count) for _ in range(A)] for _ in range(E)])
-    log_prob_EA, op_p_EO = -torch.rand(E, A), torch.rand(E, O)
+    log_prob_EA, op_p_EO = -torch.rand(E, A), torch.rand(E, OPS)
     unused_EA = torch.full((E, A), float("nan"))
     value_E = torch.arange(E) + 0.5
     choices = Choices(choice_EA, log_prob_EA, unused_EA, unused_EA, op_p_EO)
