@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,15 @@ from graph_support import Rerun, rerun_cache
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """A profile is for the whole process: it goes with the test."""
+    kept = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(kept[0])
+    torch.backends.cudnn.benchmark = kept[1]
 
 
 def test_few_members_validate_more_images_at_a_time_on_a_gpu_only():
@@ -58,7 +69,6 @@ def test_kernels_that_are_asked_for_are_the_only_ones_tried(precision):
 def test_executors_are_timed_under_fast_and_auto_alone(profile, executor, reason):
     engine = small_engine(profile=profile, executor=executor)
     assert reason in engine.env.model.choice.reason
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("kernels", ["own", "torch"])
@@ -66,7 +76,6 @@ def test_the_executor_that_runs_has_the_kernels_that_were_asked_for(kernels):
     for profile in ("exact", "fast"):
         engine = small_engine(profile=profile, kernels=kernels)
         assert engine.env.model.choice.executor.kernels == kernels
-    torch.use_deterministic_algorithms(False)
 
 
 def test_a_trial_leaves_weights_and_data_as_they_were():
@@ -93,7 +102,8 @@ def test_graphs_tell_the_reason_of_their_owner():
 
 @pytest.mark.cuda
 @needs_cuda
-def test_on_a_gpu_engine_and_agent_have_each_a_reason_of_its_own():
+def test_on_a_gpu_engine_and_agent_have_each_a_reason_of_its_own(monkeypatch):
+    monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     from esper.simic.agent import PPOAgent
     from ppo_support import SPEC
 
