@@ -186,7 +186,7 @@ def _rate(value: float) -> str:
 def _show(title: str, lines: list[str], probe: Probe, device: torch.device) -> None:
     console = console_for_report()
     used = _memory(device) / 2**20
-    more = "" if probe.measured == probe.whole else "; the run takes more"
+    more = "" if probe.measured == probe.whole else "; the run may take more"
     peak = f"memory: {used:,.0f} MiB at most while this was measured{more}"
     for line in (title, *(f"  {line}" for line in (*lines, peak))):
         console.print(line, highlight=False, soft_wrap=True)
