@@ -183,7 +183,7 @@ ORDER = (
 INSIDE = {
     "_train_pass": ("begin_step", "process_train_batch"),
     "_validate": ("plan_coalitions", "run_control", "run_score"),
-    "_judge": ("note", "_sound", "_pass_gates", "review"),
+    "_judge": ("note", "sound_members", "_pass_gates", "review"),
     "decision_of": ("act",),
     "rewards_of": ("store",),
 }

@@ -233,6 +233,8 @@ def test_small_benchmark_prints_and_writes_all_figures(
         speeds = ("member_steps_per_second", "cpu_ms_per_member_step", "row_batch_us")
         for name in (*speeds, "floor_ratio", "empty_step_share"):
             assert result[name] > 0
+    assert record["kernel_builds"]["built"] == 0
+    assert any(line.startswith("kernels of all configurations: not counted") for line in lines)
     assert {ratio["pairs"] for ratio in record["ratios"]} == {2}
     assert len(record["ratios"]) == 2 * (2 * 2 + 2 * 2 + 2)  # by wall and by CPU time
     for ratio in record["ratios"]:

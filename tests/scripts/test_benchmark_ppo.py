@@ -29,6 +29,10 @@ def test_it_times_rounds_and_writes_the_numbers(tmp_path, capsys):
     assert set(record["first_round"]) == {"act_seconds", "update_seconds"}
     assert (record["act_graphs"], record["compiled"]) == ({"how": "as told, without graphs"}, False)
     assert "update: eager" in printed
+    assert record["compile_seconds"] is None
+    assert record["kernel_builds"]["built"] == 0
+    assert "kernels are built for CUDA devices" in printed
+    assert "torch.compile not used" in printed
     assert "both" in printed
     assert "n=2" in printed
 
@@ -42,7 +46,10 @@ def test_a_compiled_update_is_told_apart(tmp_path, capsys):
     assert record["compiled"]
     steady = max(record["update_seconds"])
     assert record["first_round"]["update_seconds"] > 3 * steady, "compiling is not in the rounds"
-    assert "update: compiled" in capsys.readouterr().out
+    assert 0 < record["compile_seconds"] <= record["first_round"]["update_seconds"]
+    printed = capsys.readouterr().out
+    assert "update: compiled" in printed
+    assert f"torch.compile {record['compile_seconds']:.1f} s" in printed
 
 
 def test_sizes_that_cannot_be_timed_are_refused():

@@ -263,7 +263,35 @@ def test_a_plan_trains_nothing_and_writes_nothing(tmp_path, monkeypatch, capsys)
     assert not list(tmp_path.iterdir())
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, capsys):
+    run, _ = learnt
+    before = contents(run)
+    assert call("ppo", "--resume", run, "--rounds", "5", "--dry-run") == 0
+    said = capsys.readouterr().out
+    for word in ("2 of 5 rounds are done, 3 left", "3 rounds of 9 steps = 27 steps", "3 updates"):
+        assert word in said, word
+    assert call("ppo", "--resume", run, "--dry-run") == 0
+    assert "0 rounds of 9 steps = 0 steps" in capsys.readouterr().out
+    for flags, word in ((("--rounds", "1"), "2 rounds behind it"), (("--envs", "5"), "envs is 2")):
+        assert call("ppo", "--resume", run, *flags, "--dry-run") == 2
+        assert word in capsys.readouterr().err
+    assert contents(run) == before, "nothing was written"
+
+
+def test_whose_kernels_compute_is_kept_with_the_run(tmp_path):
+    flags = ("--rounds", "1", "--kernels", "torch", "--quiet", "--runs", tmp_path)
+    assert call(*LEARN[:-4], *flags) == 0
+    assert read_config(only_run(tmp_path)).population.kernels == "torch"
+    assert read_train("wait", ["--kernels", "own"]).engine_config().kernels == "own"
+
+
 BAD = [
+    (("ppo", "--kernels", "stock"), "--kernels"),
+    (("wait", "--kernels", "stock"), "--kernels"),
     (("ppo", "--preset", "digits_impared"), "digits_impaired"),
     (("ppo", "--blueprints", "depthwize"), "depthwise"),
     (("ppo", "--evaluation-envs", "0"), "--evaluation-envs 0"),

@@ -23,7 +23,8 @@ from esper.leyline.records import PolicyDecision
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tasks.scoring import live_seeds, upkeep
-from esper.tolaria.engine import EngineConfig, VectorizedEngine
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.engine_config import EngineConfig
 from support import refused
 
 
@@ -314,10 +315,11 @@ def test_out_of_memory_says_what_to_lower():
         except EsperError as error:
             print(error)
     """
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True, text=True, timeout=120,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert "out of memory on cpu with E=4 members and batch size B=1000" in done.stdout, done.stderr
     assert "lower --envs or --batch-size" in done.stdout

@@ -15,8 +15,8 @@ from esper.leyline.payloads import SeedPruned
 from esper.leyline.records import PolicyDecision
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
-from esper.tolaria.engine import EngineConfig, VectorizedEngine
-from esper.tolaria.validation import default_val_batch
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.engine_config import EngineConfig
 from support import refused
 
 SPEC = small_task(episode_length=8)
@@ -180,11 +180,3 @@ def test_data_that_are_not_finite_are_named():
     line = refused(lambda: dataclasses.replace(data, val_control=part, **floats))
     assert f"val_control: 1 of {len(signals)} inputs hold numbers that are not finite" in line
     assert VectorizedEngine(spec, EngineConfig(members=1, device="cpu"), data=data).round == 0
-
-
-def test_few_members_validate_more_images_at_a_time_on_a_gpu_only():
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert [default_val_batch(members, gpu) for members in (1, 32, 64, 128, 1000)] == [
-        2048, 2048, 1024, 512, 512,
-    ]  # fmt: skip
-    assert default_val_batch(1, cpu) == 512

@@ -96,6 +96,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
     require_writable(config.out, "--out")
     spec = config.spec()
 
+    from esper.scripts.build_times import count_builds
     from esper.scripts.hot_path_timing import (
         list_cases,
         ratios,
@@ -115,7 +116,8 @@ def benchmark(config: BenchmarkHotPath) -> None:
     cases = list_cases(config.envs, config.executors, config.telemetry, config.empty_steps)
     steps = config.warmup + config.steps * config.pairs
     engines: dict[Case, TimedEngine] = {}
-    with tempfile.TemporaryDirectory(prefix="esper-bench-") as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="esper-bench-")
+    with count_builds(device) as builds, temporary as folder:
         try:
             for case in cases:
                 engines[case] = start_case(config, case, data, steps, Path(folder))
@@ -132,6 +134,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
     reports = {case: engine.engine.graph_report() for case, engine in engines.items()}
     for case, told in reports.items():
         print(f"graphs, E={case.members} {case.executor}: {told.line()}")
+    print(f"kernels of all configurations: {builds.line()}")
     record = {
         "setting": setting,
         "config": {name: _plain(value) for name, value in asdict(config).items()},
@@ -140,6 +143,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
         "ratios": [asdict(ratio) for ratio in found],
         "plain_turns": {case.members: [t.seconds for t in turns[case]] for case in plains},
         "graphs": [asdict(told) for told in reports.values()],
+        "kernel_builds": asdict(builds),
     }
     write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,7 @@ def benchmark(config: BenchmarkPPO) -> None:
 
     import torch
 
+    from esper.scripts.build_times import compile_seconds, count_builds
     from esper.scripts.machine import describe
     from esper.simic.agent import PPOAgent, PPOConfig
     from esper.tamiyo import PolicySpec
@@ -102,11 +103,15 @@ def benchmark(config: BenchmarkPPO) -> None:
     setting = describe(device) | {"parameters": str(parameters)}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     _choose(config, agent)
-    first, *timed = [_time_round(config, agent, rollout, r) for r in range(1 + config.rounds)]
+    spent_before = compile_seconds()
+    with count_builds(device) as builds:
+        first, *timed = [_time_round(config, agent, rollout, r) for r in range(1 + config.rounds)]
+    compiling = _compiling(spent_before, compile_seconds()) if config.compile else None
     act, update = ([pair[i] for pair in timed] for i in range(2))
     replayed = _replayed(agent)
     print(f"act: {replayed['how']}; update: {'compiled' if config.compile else 'eager'}")
     print(f"first   act {first[0]:.3f} s, update {first[1]:.3f} s (not counted)")
+    print(f"built   kernels of Triton: {builds.line()}; {_told(config, compiling)}")
     for name, seconds in (("act", act), ("update", update), ("both", list(map(sum, timed)))):
         print(
             f"{name:<7} {statistics.median(seconds):.4f} s "
@@ -116,6 +121,8 @@ def benchmark(config: BenchmarkPPO) -> None:
         "setting": setting,
         "act_graphs": replayed,
         "compiled": config.compile,
+        "compile_seconds": compiling,
+        "kernel_builds": asdict(builds),
         "first_round": {"act_seconds": first[0], "update_seconds": first[1]},
         "act_seconds": act,
         "update_seconds": update,
@@ -135,14 +142,24 @@ def _choose(config: BenchmarkPPO, agent: PPOAgent) -> None:
         setattr(network, "unroll", torch.compile(network.unroll))  # noqa: B010  only this network's
 
 
-def _replayed(agent: PPOAgent) -> dict[str, str | int]:
-    """Whether acting was replayed, and how often."""
-    cache = agent.graphs
-    if cache is None:
+def _replayed(agent: PPOAgent) -> dict[str, str | float]:
+    """Whether acting was replayed, why, and how often."""
+    if agent.graphs is None:
         return {"how": "as told, without graphs"}
-    how = f"{cache.replays} steps replayed, {cache.captures} graphs" if cache.on else cache.problem
-    counts = {"captures": cache.captures, "replays": cache.replays, "eager": cache.eager}
-    return {"how": how or "", **counts}
+    report = agent.graphs.report()
+    return {"how": f"graphs {report.line()}", **asdict(report)}
+
+
+def _compiling(before: float | None, now: float | None) -> float | None:
+    """Seconds that torch.compile took in between; None where torch does not tell."""
+    return None if before is None or now is None else now - before
+
+
+def _told(config: BenchmarkPPO, compiling: float | None) -> str:
+    """What torch.compile took, in words."""
+    if not config.compile:
+        return "torch.compile not used"
+    return f"torch.compile {'not told' if compiling is None else f'{compiling:.1f} s'}"
 
 
 def _time_round(

@@ -38,7 +38,7 @@ from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, pr
 from esper.simic.training.run_folder import RUN
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.spec import TaskSpec
-from esper.tolaria.engine import EngineConfig
+from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.runtime import parse_device
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from esper.scripts.door import enter
 
 if TYPE_CHECKING:
+    from esper.scripts.build_times import KernelBuilds
     from esper.tolaria.engine import VectorizedEngine
 
 PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
@@ -118,17 +119,19 @@ def _version(package: str) -> str:
 
 def executor_lines(config: Doctor) -> list[str]:
     """Which executor a run of the task gets, and why, under both profiles."""
+    from esper.scripts.build_times import count_builds
     from esper.simic.training.config import PopulationConfig, TaskConfig
     from esper.tasks.listing import place_of_data
     from esper.tolaria.engine import VectorizedEngine
+    from esper.tolaria.runtime import parse_device
 
     task = TaskConfig(config.task)
     found = place_of_data(task.spec(), config.data_dir).found
     spec = (task if found else replace(task, data="synthetic")).spec()
     population = PopulationConfig(envs=config.envs, device=config.device, profile="fast")
-    engine = VectorizedEngine(
-        spec, population.engine_config(seed=0), data=spec.load(config.data_dir)
-    )
+    data, settings = spec.load(config.data_dir), population.engine_config(seed=0)
+    with count_builds(parse_device(config.device)) as builds:
+        engine = VectorizedEngine(spec, settings, data=data)
     choice = engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
     with_data = "" if found else " (made-up data)"
@@ -138,6 +141,7 @@ def executor_lines(config: Doctor) -> list[str]:
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap where the host can be vmapped, whatever is faster",
         f"kernels: {kernel_line(engine)}",
+        *build_lines(engine, builds),
         f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
@@ -157,6 +161,14 @@ def kernel_line(engine: VectorizedEngine) -> str:
     own = choice is not None and choice.executor.kernels == "own"
     whose = "ours" if own else "torch's"
     return f"{whose} for members, ours for batches and updates"
+
+
+def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
+    """What it took to build those that were used so far, where ours run."""
+    from esper.kasmina.devices import can_build_kernels
+
+    ours = engine.device.type == "cuda" and can_build_kernels()
+    return [f"kernels built: {builds.line()}"] if ours else []
 
 
 def data_lines(config: Doctor) -> list[str]:

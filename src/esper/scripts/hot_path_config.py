@@ -10,7 +10,7 @@ from esper.leyline.errors import EsperError
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
-    from esper.tolaria.engine import EngineConfig
+    from esper.tolaria.engine_config import EngineConfig
 
 ExecutorName = Literal["vmap", "loop", "auto"]
 PolicyName = Literal["mix", "dormant", "random"]
@@ -78,7 +78,7 @@ class HotPath:
 
     def engine_config(self, members: int, executor: ExecutorName) -> EngineConfig:
         """The settings in the engine's words."""
-        from esper.tolaria.engine import EngineConfig
+        from esper.tolaria.engine_config import EngineConfig
 
         return EngineConfig(
             members=members,

@@ -1,10 +1,8 @@
-"""What would a run cost? Counted, and timed on a few real steps; nothing is kept or written.
+"""What would a run cost? Counted, and timed on real steps for a few seconds; nothing is written.
 
-The steps are those of the run itself, on its data and device: some on bare hosts, some with seeds
-in half of the slots, a third of them each training, blending and on probation. Where between or
-beyond the two a run lies depends on what its policy grows.
-
-Shape letters: E members, S slots, K blueprints.
+The steps are those of the run itself, on its data and device, or a part of them (`plan_probe.py`):
+some on bare hosts, some with seeds in half of the slots, a third of them each training, blending
+and on probation. Where between or beyond the two a run lies depends on what its policy grows.
 """
 
 from __future__ import annotations
@@ -14,108 +12,121 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final
 
-import numpy as np
 import torch
 
 from esper.karn.display import clock_time
-from esper.leyline.stages import SeedStage
-from esper.scripts.hot_path_engine import TimedEngine
 from esper.scripts.judging import BASELINES
 from esper.scripts.machine import describe, wait_for
-from esper.scripts.stage_mix import half_of_slots_live, spread_stages
+from esper.scripts.plan_probe import (
+    Probe,
+    cut_data,
+    cut_spec,
+    least_sizes,
+    probe_steps,
+    whole_sizes,
+)
 from esper.scripts.train_config import Train
 from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_report import console_for_report
 from esper.simic.rewards.score import ScoreReward
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.resume import find_start
+from esper.simic.training.run_folder import read_config
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
-from esper.tamiyo.baselines import WaitPolicy
 from esper.tasks.spec import TaskData, TaskSpec
-from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.runtime import parse_device
 
-TIMED_STEPS: Final = 3
-"""Steps that are timed of each kind, after one that warms up."""
+LONGER: Final = 4
+"""Steps of the longer of the two rollouts that updates are timed on; the shorter has one."""
 JUDGED: Final = len(BASELINES) + 2
 """Policies that are judged at the end of `train ppo`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds, as measured."""
+class Work:
+    """What a run has before it."""
 
-    bare_step: float
-    """A step of all members, hosts alone."""
-    grown_step: float
-    """A step of all members, seeds in half of the slots."""
-    update: float
-    """An update of the controller; 0 where nothing learns."""
+    rounds: int
+    """Episodes of each member."""
+    steps: int
+    """Of all members, those of other populations included."""
+    updates: int
+    """Of the controller."""
+    update_seconds: float
+    """One of them."""
 
-    def run_seconds(self, steps: int, updates: int, grown: bool) -> float:
-        """So many steps and updates."""
-        step = self.grown_step if grown else self.bare_step
-        return steps * step + updates * self.update
+    def seconds(self, step: float) -> float:
+        """All of it, where a step takes so long."""
+        return self.steps * step + self.updates * self.update_seconds
 
 
 def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
-    """The plan of `train ppo`."""
-    training, data = config.training, spec.load(config.data_dir)
-    trainer = make_trainer(training, spec=spec, data=data)
-    envs, length = training.population.envs, spec.episode_length
+    """The plan of `train ppo`: of all rounds, or of those that a run has still before it."""
+    training = config.training
+    done = _rounds_done(config)
+    data, settings = spec.load(config.data_dir), training.engine_config()
+    device = parse_device(settings.device)
+    probe = probe_steps(spec, data, settings, device)
+    trainer = _small_trainer(training, spec, data, device)
+    length = spec.episode_length
     rollout = training.population.rollout_steps or length
-    timing = replace(_steps_timed(trainer.engine), update=_update_seconds(trainer, rollout))
-    updates = training.rounds * -(-length // rollout)
+    rounds = training.rounds - done
+    judged = round(JUDGED * length * config.judged_members / training.population.envs)
+    waited = length if training.reward.wait_baseline else 0
+    steps = rounds * length + judged + waited
+    updates = rounds * -(-length // rollout)
+    work = Work(rounds, steps, updates, _update_seconds(trainer, rollout))
     weights = sum(p.numel() for p in trainer.client.agent.network.parameters())
-    judged = round(JUDGED * length * config.judged_members / envs)
-    lines = _lines(spec, data, trainer.engine, training.rounds)
+    lines = _lines(spec, data, probe, rounds, device, settings.profile)
+    if config.resume is not None:
+        lines.insert(0, f"resume: {done:,} of {training.rounds:,} rounds are done, {rounds:,} left")
     lines += [
-        f"learner: {weights:,} parameters, {updates:,} update{'s' * (updates > 1)} "
-        f"of {timing.update:.2f} s",
+        f"learner: {weights:,} parameters, {updates:,} update{'s' * (updates != 1)} "
+        f"of {work.update_seconds:.2f} s",
         f"judgement: {JUDGED} policies, an episode of {config.judged_members} members each",
-        *_time_lines(timing, training.rounds * length + judged, updates, envs),
+        *_time_lines(probe, work),
     ]
-    _show(f"plan: ppo on {spec.name}", lines, trainer.engine)
+    _show(f"plan: ppo on {spec.name}", lines, probe, device)
 
 
 def plan_unlearned(config: Train, spec: TaskSpec) -> None:
     """The plan of `train` with a policy that does not learn."""
-    data = spec.load(config.data_dir)
     config.make_policy(spec, ScoreReward(spec.upkeep))  # what cannot be made is refused
-    engine = VectorizedEngine(spec, config.engine_config(), data=data)
-    lines = _lines(spec, data, engine, config.rounds)
-    steps = config.rounds * spec.episode_length
-    lines += _time_lines(_steps_timed(engine), steps, 0, config.population.envs)
-    _show(f"plan: {config.policy} on {spec.name}", lines, engine)
+    data, settings = spec.load(config.data_dir), config.engine_config()
+    device = parse_device(settings.device)
+    probe = probe_steps(spec, data, settings, device)
+    work = Work(config.rounds, config.rounds * spec.episode_length, 0, 0.0)
+    lines = _lines(spec, data, probe, config.rounds, device, settings.profile)
+    lines += _time_lines(probe, work)
+    _show(f"plan: {config.policy} on {spec.name}", lines, probe, device)
 
 
-def _steps_timed(engine: VectorizedEngine) -> Timing:
-    """Steps of hosts alone, then of grown ones."""
-    client = WaitPolicy(ScoreReward(engine.spec.upkeep))
-    seconds = []
-    for prepare in (_leave_bare, _grow_half):
-        timed = TimedEngine(engine, client, prepare)
-        timed.turn(1)
-        seconds.append(timed.turn(TIMED_STEPS).seconds / TIMED_STEPS)
-        engine.step = 0
-    return Timing(seconds[0], seconds[1], 0.0)
+def _rounds_done(config: TrainPPO) -> int:
+    """Rounds behind a run that would go on; what could not go on is refused."""
+    if config.resume is None:
+        return 0
+    return find_start(config.resume, read_config(config.resume), config.training).done
 
 
-def _leave_bare(engine: VectorizedEngine) -> None:
-    """Hosts as they are born."""
+# ---- the update ---------------------------------------------------------------------------------
 
 
-def _grow_half(engine: VectorizedEngine) -> None:
-    """Seeds in half of the slots, where the blueprint that fits most of them fits."""
-    population = engine.env.model
-    fits_SK = population.lifecycle.fits_SK
-    kind = int(fits_SK.sum(axis=0).argmax())
-    wanted_ES = half_of_slots_live(population.members, len(population.slots))
-    placed_ES = np.where(fits_SK[:, kind], wanted_ES, np.int8(SeedStage.DORMANT))
-    spread_stages(population, population.blueprints[kind], placed_ES)
+def _small_trainer(
+    training: TrainingConfig, spec: TaskSpec, data: TaskData, device: torch.device
+) -> VectorizedPPOTrainer:
+    """The run's trainer, all members, with as little as may be for them to compute."""
+    whole = whole_sizes(spec, data, training.population.envs)
+    sizes = replace(least_sizes(whole, device, samples=2), members=whole.members)
+    paid = replace(training.reward, wait_baseline=False)  # it takes an episode to measure
+    return make_trainer(
+        replace(training, reward=paid), spec=cut_spec(spec, sizes), data=cut_data(data, sizes)
+    )
 
 
 def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:
     """What the updates after a rollout of so many steps take, by those of two short ones."""
-    short, longer = 1, min(1 + TIMED_STEPS, steps)
+    short, longer = 1, min(LONGER, steps)
     engine, seconds = trainer.engine, {}
     for length in (short, short, longer):  # the first warms up
         engine.config = replace(engine.config, rollout_steps=length)
@@ -130,39 +141,53 @@ def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:
     return seconds[short] + max(0.0, a_step) * (steps - short)
 
 
-def _lines(spec: TaskSpec, data: TaskData, engine: VectorizedEngine, rounds: int) -> list[str]:
+# ---- words --------------------------------------------------------------------------------------
+
+
+def _lines(
+    spec: TaskSpec,
+    data: TaskData,
+    probe: Probe,
+    rounds: int,
+    device: torch.device,
+    profile: str,
+) -> list[str]:
     """What is run."""
-    book, env, choice = engine.book, engine.env, engine.env.model.choice
-    assert choice is not None  # the engine showed the population an input
+    facts, whole = probe.facts, probe.whole
     steps = rounds * spec.episode_length
-    slots, kinds = len(env.model.slots), ", ".join(env.model.blueprints)
     return [
-        f"host: {book.host_params:,} parameters, {book.host_macs:,} MACs a sample; {slots} slots "
-        f"for {kinds}",
-        f"population: {env.members} members, {rounds:,} round{'s' * (rounds > 1)} of "
-        f"{spec.episode_length} steps = {steps:,} steps, {steps * env.members:,} member-steps",
-        f"a step: {spec.batches_per_step} batches of {spec.batch_size}, then "
-        f"{len(engine.validator.control)} + {len(engine.validator.score)} validation samples; "
+        f"host: {facts.host_params:,} parameters, {facts.host_macs:,} MACs a sample; "
+        f"{facts.slots} slots for {', '.join(facts.blueprints)}",
+        f"population: {whole.members} members, {rounds:,} round{'s' * (rounds != 1)} of "
+        f"{spec.episode_length} steps = {steps:,} steps, {steps * whole.members:,} member-steps",
+        f"a step: {whole.batches} batches of {whole.batch_size}, then "
+        f"{whole.control} + {whole.score} validation samples; "
         f"{len(data.train):,} training samples",
-        f"device: {describe(engine.device)['device']}, {engine.precision}, profile "
-        f"{engine.config.profile}, executor {choice.executor.name} ({choice.reason})",
+        f"device: {describe(device)['device']}, {facts.precision}, profile {profile}, executor "
+        f"{facts.executor} ({facts.reason})",
     ]
 
 
-def _time_lines(timing: Timing, steps: int, updates: int, envs: int) -> list[str]:
-    bare, grown = (timing.run_seconds(steps, updates, grown) for grown in (False, True))
+def _time_lines(probe: Probe, work: Work) -> list[str]:
+    bare, grown, envs = probe.bare.total, probe.grown.total, probe.whole.members
     return [
-        f"a step took {timing.bare_step:.3f} s on bare hosts ({envs / timing.bare_step:.0f} "
-        f"member-steps/s), {timing.grown_step:.3f} s with seeds in half of the slots "
-        f"({envs / timing.grown_step:.0f} member-steps/s)",
-        f"estimated time: {clock_time(bare)} if nothing grows, {clock_time(grown)} with half of "
-        f"the slots in use",
+        probe.line(),
+        f"a step takes {bare:.3f} s on bare hosts ({_rate(envs / bare)} member-steps/s), "
+        f"{grown:.3f} s with seeds in half of the slots ({_rate(envs / grown)} member-steps/s)",
+        f"estimated time: {clock_time(work.seconds(bare))} if nothing grows, "
+        f"{clock_time(work.seconds(grown))} with half of the slots in use",
     ]
 
 
-def _show(title: str, lines: list[str], engine: VectorizedEngine) -> None:
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _show(title: str, lines: list[str], probe: Probe, device: torch.device) -> None:
     console = console_for_report()
-    peak = f"memory: {_memory(engine.device) / 2**20:,.0f} MiB at most while this was measured"
+    used = _memory(device) / 2**20
+    more = "" if probe.measured == probe.whole else "; the run may take more"
+    peak = f"memory: {used:,.0f} MiB at most while this was measured{more}"
     for line in (title, *(f"  {line}" for line in (*lines, peak))):
         console.print(line, highlight=False, soft_wrap=True)
     console.print("  nothing was trained or written (--dry-run)", highlight=False)

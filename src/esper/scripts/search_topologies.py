@@ -183,7 +183,8 @@ def _train(config: SearchTopologies, spec: TaskSpec, kinds_NS: Ints) -> Records:
     """Outcome arrays of one population after the other."""
     from esper.tamiyo.baselines import WaitPolicy
     from esper.tolaria.counterfactual_eval import CounterfactualConfig
-    from esper.tolaria.engine import EngineConfig, VectorizedEngine
+    from esper.tolaria.engine import VectorizedEngine
+    from esper.tolaria.engine_config import EngineConfig
 
     class Planted(WaitPolicy):
         """Members are born with the topologies of this population."""

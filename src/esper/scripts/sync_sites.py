@@ -51,8 +51,8 @@ ON_THE_HOST: Final = {
         "np.bincount(stage_ES.ravel(), minlength=len(SeedStage))",
         "totals.seconds_F",
     ),
+    "tolaria/choices.py": ("data.mean", "data.std"),
     "tolaria/counterfactual_eval.py": ("np.unique(seeds_E[seeds_E > 0])",),
-    "tolaria/engine.py": ("data.mean", "data.std"),
 }
 """Module -> what `.tolist()` is called on there: numpy arrays, each looked at."""
 

@@ -22,7 +22,7 @@ from esper.simic.training.run_folder import LevelWord
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
     from esper.tasks.spec import TaskSpec
-    from esper.tolaria.engine import EngineConfig
+    from esper.tolaria.engine_config import EngineConfig
 
 PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic"]
 POLICIES: Final[dict[PolicyName, str]] = {

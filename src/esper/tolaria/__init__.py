@@ -8,8 +8,8 @@ from esper.leyline.lazy import attach
 
 if TYPE_CHECKING:
     from esper.tolaria.data import SharedBatchIterator as SharedBatchIterator
-    from esper.tolaria.engine import EngineConfig as EngineConfig
     from esper.tolaria.engine import VectorizedEngine as VectorizedEngine
+    from esper.tolaria.engine_config import EngineConfig as EngineConfig
     from esper.tolaria.env_state import ParallelEnvState as ParallelEnvState
     from esper.tolaria.governor import TolariaGovernor as TolariaGovernor
     from esper.tolaria.runtime import CUDATimer as CUDATimer
@@ -18,7 +18,8 @@ else:
         __name__,
         {
             ".data": ("SharedBatchIterator",),
-            ".engine": ("EngineConfig", "VectorizedEngine"),
+            ".engine": ("VectorizedEngine",),
+            ".engine_config": ("EngineConfig",),
             ".env_state": ("ParallelEnvState",),
             ".governor": ("TolariaGovernor",),
             ".runtime": ("CUDATimer",),

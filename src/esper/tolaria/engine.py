@@ -13,23 +13,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from esper.kasmina.devices import takes_kernels
-from esper.kasmina.executors.base import KernelName
-from esper.kasmina.executors.choice import ExecutorName
-from esper.kasmina.fused import input_buffer
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
-from esper.leyline.actions import ActionHead, LifecycleOp
-from esper.leyline.arrays import Bools, Doubles
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.actions import LifecycleOp
+from esper.leyline.arrays import Doubles
+from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import PhaseTime, PruneCause, StepPhase
 from esper.leyline.protocols import EngineListener, PolicyProtocol
@@ -37,30 +31,27 @@ from esper.leyline.records import Rollout, StepRecord
 from esper.leyline.signals import Counterfactuals, GovernorVerdicts, TrainingSignals
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import build_masks
-from esper.tamiyo.signals import SignalConfig
 from esper.tasks.scoring import suffix_macs
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.action_execution import execute_actions
 from esper.tolaria.answers import decision_of, rewards_of
 from esper.tolaria.batch_ops import process_train_batch
-from esper.tolaria.counterfactual_eval import (
-    CoalitionPlan,
-    CounterfactualConfig,
-    attribute,
-    plan_coalitions,
+from esper.tolaria.choices import (
+    batch_buffers,
+    default_val_batch,
+    settle_executor,
+    settle_graphs,
+    train_batches,
 )
-from esper.tolaria.data import DataPlacement, SharedBatchIterator
+from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
+from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
 from esper.tolaria.episode import EpisodeBook
-from esper.tolaria.executor_trial import measure_executors
-from esper.tolaria.governor import GovernorConfig
-from esper.tolaria.graphs import CudaRecorder, GraphCache, GraphMode, GraphReport, why_no_graphs
+from esper.tolaria.governor import sound_members
+from esper.tolaria.graphs import GraphCache, GraphReport
 from esper.tolaria.observation import Measured, Observer, Standing
 from esper.tolaria.runtime import (
-    NUMBER_TYPES,
     CUDATimer,
-    Precision,
-    Profile,
     autocast,
     choose_precision,
     explain_out_of_memory,
@@ -72,64 +63,11 @@ from esper.tolaria.transfer import fetch
 from esper.tolaria.validation import (
     RowMeasurements,
     Validator,
-    default_val_batch,
     measured_rows,
     tensors_of,
 )
 
 STATE_VERSION: Final = 1
-KernelMode = Literal["auto", "own", "torch"]
-KERNEL_MODES: Final = ("auto", "own", "torch")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """How a population is run."""
-
-    members: int = 8
-    """E: networks that train side by side."""
-    seed: int = 0
-    """Every random draw of the run follows from it."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:<number>`; `auto` takes a GPU where there is one."""
-    profile: Profile = "exact"
-    """`exact`: bit-identical runs on one machine kind; `fast` may reorder sums and measures which
-    executor is faster."""
-    executor: ExecutorName = "auto"
-    """`vmap` computes all members at once, `loop` one after the other; `auto` takes vmap where it
-    works (`exact`) or the one that measures faster (`fast`)."""
-    precision: Precision = "auto"
-    """What members are computed in: `fp32`, `bf16`, `fp16`; `auto` is bf16 on a GPU that has it."""
-    kernels: KernelMode = "auto"
-    """Whose kernels compute members on a GPU in half precision: our `own`, or `torch`'s; `auto` is
-    our own (`exact`) or what measures faster (`fast`, executor `auto`)."""
-    graphs: GraphMode = "auto"
-    """Train and validation batches as captured CUDA graphs: `on`, `off`; `auto` is on for CUDA with
-    the vmap executor."""
-    rollout_steps: int | None = None
-    """Steps of a rollout; None: whole episodes. A shorter one is cut, and goes on in the next."""
-    val_batch_size: int | None = None
-    """Validation images computed at a time; only memory and speed depend on it. None: 512, on a GPU
-    up to 2048 where members are few, because a pass that is not captured costs Python its time."""
-    data_placement: DataPlacement = "auto"
-    """Where training data lie: on the `device`, or on the host and `stream`ed; `auto` takes the
-    device where they fit."""
-    counterfactuals: CounterfactualConfig = field(default_factory=CounterfactualConfig)
-    """How seeds are measured."""
-    governor: GovernorConfig = field(default_factory=GovernorConfig)
-    """When a member is set back."""
-    signals: SignalConfig = field(default_factory=SignalConfig)
-    """When a member counts as plateaued or stabilised."""
-    frozen_heads: tuple[tuple[ActionHead, int], ...] = ()
-    """Action heads that have one choice only: (head, index of the choice)."""
-
-    def __post_init__(self) -> None:
-        if self.members < 1:
-            raise EsperError(f"members={self.members}: a population needs at least 1 (--envs)")
-        if self.rollout_steps is not None and self.rollout_steps < 1:
-            raise EsperError(f"rollout_steps={self.rollout_steps}: must be 1 or more, or None")
-        if self.kernels not in KERNEL_MODES:
-            raise unknown_name("kernels", self.kernels, KERNEL_MODES)
 
 
 class VectorizedEngine:
@@ -172,80 +110,22 @@ class VectorizedEngine:
             config.governor,
             fp16=self.precision == "fp16",
         )
-        self.batches = SharedBatchIterator(
-            data.train.inputs,
-            data.train.labels,
-            config.members,
-            spec.batch_size,
-            spec.batches_per_step,
-            config.seed,
-            self.device,
-            data.mean.tolist() or (0.0,),
-            data.std.tolist() or (1.0,),
-            spec.augmentation,
-            config.data_placement,
-            NUMBER_TYPES[self.precision if self._host_is_ours() else "fp32"],
-        )
-        self._buffers = self._batch_buffers()
+        population, device, precision = self.env.model, self.device, self.precision
+        self.batches = train_batches(spec, data, config, population, device, precision)
+        self._buffers = batch_buffers(self.batches, device)
+        batch_size = config.val_batch_size or default_val_batch(config.members, device)
         limit = config.counterfactuals.images
-        batch_size = config.val_batch_size or default_val_batch(config.members, self.device)
-        self.validator = Validator(spec, data, self.device, batch_size, limit)
-        self._choose_executor()
-        self._choose_graphs()
-        population = self.env.model
+        self.validator = Validator(spec, data, device, batch_size, limit)
+        choice = settle_executor(self.env, self.batches, self._buffers, config, device, precision)
+        name = choice.executor.name
+        graphs, self._no_graphs = settle_graphs(config.graphs, device, name)
+        self.use_graphs(graphs)
         suffix_S = suffix_macs(population, self.validator.control.sample)
         self.book = EpisodeBook(spec, population, suffix_S)
         self.observer = Observer(population, spec.episode_length)
         life, frozen = population.lifecycle, dict(config.frozen_heads)
         build_masks(life.legal_ops(), life.fits_SK, frozen)  # bad ones are refused before a run
         self.watch = SlotWatch(population)
-
-    def _host_is_ours(self) -> bool:
-        """Whether it takes inputs in half precision; a user's may begin with what has no such."""
-        return type(self.env.model.network.host.template).__module__.startswith("esper.kasmina.")
-
-    def _batch_buffers(self) -> tuple[Tensor, Tensor] | None:
-        """Where every train batch is written on a GPU, so that its graph finds it; else None."""
-        if self.device.type != "cuda":
-            return None
-        x, target = next(self.batches.step(0))
-        self.batches.reset(0)
-        return input_buffer(x.shape, x.dtype, self.device), torch.zeros_like(target)
-
-    def _choose_executor(self) -> None:
-        """Show the population its first input; on `auto` and `fast`, time the executors."""
-        population, config = self.env.model, self.config
-        x, target = next(self.batches.step(0, self._buffers))
-        with autocast(self.device, self.precision), torch.no_grad():
-            population.forward(x)
-        assert population.choice is not None, "made when the first input came"
-        measured = config.executor == "auto" and config.profile == "fast"
-        if config.kernels != "auto":
-            population.choice.executor.kernels = config.kernels
-        if measured and population.choice.executor.name == "vmap":
-
-            def train_batch() -> None:
-                with autocast(self.device, self.precision, cached=False):
-                    population.train_batch(x, target, self.env.scaler)
-
-            replayed = why_no_graphs(config.graphs, self.device, "vmap") is None
-            kernels: tuple[KernelName, ...] = ("own",)
-            if config.kernels != "auto":
-                kernels = (config.kernels,)
-            elif self.precision != "fp32" and takes_kernels(x):
-                kernels = ("own", "torch")
-            recorder = CudaRecorder(self.device) if replayed else None
-            population.choice = measure_executors(
-                population, train_batch, self.device, kernels, recorder
-            )
-        population.reset(0)
-        self.batches.reset(0)
-
-    def _choose_graphs(self) -> None:
-        choice = self.env.model.choice
-        assert choice is not None, "the population has seen an input"
-        self._no_graphs = why_no_graphs(self.config.graphs, self.device, choice.executor.name)
-        self.use_graphs(None if self._no_graphs else GraphCache(CudaRecorder(self.device)))
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
         """Capture train and validation batches there from now on; None: compute them as told."""
@@ -451,7 +331,9 @@ class VectorizedEngine:
         slots = env.model.slot_reports()
         judged = (loss_E, accuracy_E), self._judged(score_rows)
         score_E = self.book.note(self.step, slots, *judged, train_loss_E)
-        sound_E = self._sound(host)
+        sound_E = sound_members(
+            env.model, host["train/host_grad_norm_E"], host["train/grad_norm_ES"], host["finite_E"]
+        )
         found = self._pass_gates(host, plan, rows.samples)
         verdicts = env.governor.review(
             self.step,
@@ -466,17 +348,6 @@ class VectorizedEngine:
         self.observer.note(found)
         self._verdicts = verdicts
         return verdicts, found
-
-    def _sound(self, host: dict[str, Doubles]) -> Bools:
-        """`[E]`: members whose weights and gradients are finite.
-
-        A seed that incubates cannot hurt its host: what breaks in it is for the gates to see.
-        """
-        population = self.env.model
-        heard_ES = population.trainer.training() & (population.lifecycle.alpha_ES > 0)
-        seeds_E = (np.isfinite(host["train/grad_norm_ES"]) | ~heard_ES).all(axis=1)
-        hosts_E = np.isfinite(host["train/host_grad_norm_E"])
-        return np.asarray(hosts_E & seeds_E & (host["finite_E"] > 0))
 
     def _pass_gates(
         self, host: dict[str, Doubles], plan: CoalitionPlan, samples: int

@@ -144,9 +144,13 @@ def why_no_graphs(mode: GraphMode, device: torch.device, executor: str) -> str |
 class GraphCache:
     """Captured work by key, and the buffers its inputs are copied to."""
 
-    def __init__(self, recorder: Recorder, limit: int = MOST_GRAPHS) -> None:
+    def __init__(
+        self, recorder: Recorder, limit: int = MOST_GRAPHS, reason: str = "asked for"
+    ) -> None:
+        """`reason`: why its owner captures, in words, for the report."""
         self._recorder = recorder
         self._limit = limit
+        self._reason = reason
         self._entries: OrderedDict[Hashable, Recording | None] = OrderedDict()
         """None: warmed up, to be captured next time."""
         self._inputs: dict[Hashable, Tensor] = {}
@@ -201,7 +205,7 @@ class GraphCache:
             recording = self._recorder.capture(work)
         except RuntimeError as error:
             line = " ".join(str(error).split("\n")[0].split()) or type(error).__name__
-            self.problem = f"a batch could not be captured: {line}"
+            self.problem = f"a capture failed: {line}"
             self._entries.clear()
             logger.warning("graphs off from here on, results stay the same: %s", self.problem)
             return None
@@ -214,7 +218,7 @@ class GraphCache:
         """What was done so far."""
         return GraphReport(
             on=self.on,
-            reason=self.problem or "CUDA and vmap",
+            reason=self.problem or self._reason,
             captures=self.captures,
             replays=self.replays,
             eager=self.eager,

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -35,18 +34,6 @@ from esper.tolaria.batch_ops import (
     right_or_wrong,
 )
 from esper.tolaria.graphs import GraphCache
-
-VAL_BATCH: Final = 512
-LARGEST_VAL_BATCH: Final = 2048
-VAL_IMAGES: Final = 2**16
-"""Images of all members together in one pass on a GPU."""
-
-
-def default_val_batch(members: int, device: torch.device) -> int:
-    """Validation images computed at a time."""
-    if device.type != "cuda":
-        return VAL_BATCH
-    return max(VAL_BATCH, min(LARGEST_VAL_BATCH, VAL_IMAGES // members))
 
 
 class ValidationPart:

@@ -209,8 +209,7 @@ def test_a_capture_that_fails_leaves_the_numbers_alone(caplog):
     with caplog.at_level(logging.WARNING):
         assert_same(acts_of(one), acts_of(two))
     assert [r.getMessage() for r in caplog.records] == [
-        "graphs off from here on, results stay the same: "
-        "a batch could not be captured: operation not permitted"
+        "graphs off from here on, results stay the same: a capture failed: operation not permitted"
     ]
     assert one.graphs.eager == 4 * T
 

@@ -223,9 +223,10 @@ def test_another_run_is_refused_by_name(two, name, value):
     assert (two / "run.json").read_bytes() == before, "no session was begun"
 
 
-def test_graphs_may_change():
-    found = check_changes(small_run(2), changed("population.graphs", "off"))
-    assert found == ("population.graphs: auto -> off",)
+@pytest.mark.parametrize(("name", "value"), [("graphs", "off"), ("kernels", "torch")])
+def test_how_it_is_computed_may_change(name, value):
+    found = check_changes(small_run(2), changed(f"population.{name}", value))
+    assert found == (f"population.{name}: auto -> {value}",)
 
 
 def test_every_mismatch_is_named_at_once():

@@ -13,24 +13,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from esper.kasmina.packing import PackedArrays
-from esper.leyline.actions import ActionHead, LifecycleOp
+from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Floats
 from esper.leyline.masks import ActionMasks
+from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, TOLD, tell
 from esper.tamiyo.heads import Chooser
 from esper.tamiyo.inputs import NamedArrays, Observation, PolicyInputs
-from esper.tamiyo.network import PolicyNetwork, PolicyOutput, PolicyState
+from esper.tamiyo.network import PolicyNetwork, PolicyState
 from esper.tolaria.graphs import GraphCache
 
-HEADS: Final = len(ActionHead)
-TOLD: Final = 2 * HEADS + len(LifecycleOp) + 1
-"""X: a member's choices, their log-probabilities, the chances of the operations, the value."""
 EPSILON, UNIFORM = "epsilon", "uniform_A"
 
 
@@ -57,7 +54,7 @@ class Answer:
     choice_EA: Tensor
     log_prob_EA: Tensor
     told_EX: Tensor
-    """For the host: all it is told, in float32 (choices are small enough to be exact)."""
+    """For the host, in the columns of `told.py`."""
     state: PolicyState
     """After the step."""
 
@@ -73,13 +70,7 @@ def step_as_told(network: PolicyNetwork, device: torch.device, question: Questio
         epsilon = torch.full((1, 1), question.epsilon, device=device)
         output, after = network.step(inputs, question.state, epsilon, chooser, question.needed)
         choices = output.choices
-        return Answer(inputs, choices.choice_A, choices.log_prob_A, _told(output), after)
-
-
-def _told(output: PolicyOutput) -> Tensor:
-    choices = output.choices
-    parts = [choices.choice_A.to(torch.float32), choices.log_prob_A, choices.op_p_O]
-    return torch.cat([*parts, output.value.unsqueeze(-1)], dim=-1)
+        return Answer(inputs, choices.choice_A, choices.log_prob_A, tell(output), after)
 
 
 class ReplayedSteps:
@@ -128,8 +119,8 @@ class _Room:
         out, end = self.out.clone(), self.members * TOLD
         told_EX = out[:end].view(self.members, TOLD)
         state = PolicyState(*out[end:].view(2, self.members, self.width))
-        choice_EA = told_EX[:, :HEADS].to(torch.int64)
-        return Answer(inputs, choice_EA, told_EX[:, HEADS : 2 * HEADS], told_EX, state)
+        choice_EA = told_EX[:, CHOICE_A].to(torch.int64)
+        return Answer(inputs, choice_EA, told_EX[:, LOG_PROB_A], told_EX, state)
 
 
 def _arrays(question: Question) -> NamedArrays:
@@ -147,5 +138,5 @@ def _compute(network: PolicyNetwork, room: _Room, needed: frozenset[ActionHead])
     chooser = Chooser(uniform_A=tensors.get(UNIFORM))
     inputs = PolicyInputs.from_tensors(tensors)
     output, after = network.step(inputs, state, tensors[EPSILON], chooser, needed)
-    parts = (_told(output), after.hidden_ED, after.cell_ED)
+    parts = (tell(output), after.hidden_ED, after.cell_ED)
     torch.cat([part.flatten() for part in parts], out=room.out)

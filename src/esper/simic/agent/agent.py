@@ -28,6 +28,7 @@ from esper.simic.agent.acting import Answer, Question, ReplayedSteps, step_as_to
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
+from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.tamiyo.distribution import action_uniforms
@@ -72,7 +73,7 @@ class PPOAgent:
         self.updates_done = 0
         """Passes over rollouts so far; schedules count these."""
         on_gpu = self.device.type == "cuda"
-        self.use_graphs(GraphCache(CudaRecorder(self.device)) if on_gpu else None)
+        self.use_graphs(GraphCache(CudaRecorder(self.device), reason="CUDA") if on_gpu else None)
 
     # ---- acting -------------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class PPOAgent:
         question = Question(self._scaled(obs), masks, state, 0.0, None, only_op)
         told_EX = step_as_told(self.network, self.device, question).told_EX
         # SYNC: one copy a rollout that was cut, in the update; never in the step.
-        return np.asarray(told_EX[:, -1].cpu().numpy())
+        return np.asarray(told_EX[:, VALUE].cpu().numpy())
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
         """Capture the steps of `act` there from now on; None: compute them as told."""
@@ -250,9 +251,8 @@ class PPOAgent:
 
 def _to_host(told_EX: Tensor) -> PolicyDecision:
     """The decision, in one copy from the device (transfer 2)."""
-    heads = len(ActionHead)
     packed = told_EX.cpu().numpy()  # SYNC: transfer 2, the one copy of a step's decisions
-    choice_EA, log_prob_EA = packed[:, :heads].astype(np.int64), packed[:, heads : 2 * heads]
+    choice_EA, log_prob_EA = packed[:, CHOICE_A].astype(np.int64), packed[:, LOG_PROB_A]
     lost = np.argwhere(~np.isfinite(log_prob_EA))
     if lost.size:
         member, head = lost[0]
@@ -262,7 +262,7 @@ def _to_host(told_EX: Tensor) -> PolicyDecision:
         )
     return PolicyDecision(
         ActionSpec(*choice_EA.T.copy()),
-        packed[:, 2 * heads : -1].copy(),
+        packed[:, OP_P_O].copy(),
         np.exp(log_prob_EA),
-        packed[:, -1].copy(),
+        packed[:, VALUE].copy(),
     )

@@ -14,7 +14,7 @@ from esper.tolaria.engine import VectorizedEngine
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
-    from esper.tolaria.engine import EngineConfig
+    from esper.tolaria.engine_config import EngineConfig
 
 SEED_BITS: Final = 0x7FFFFFFF
 """Seeds that are drawn from a stream are cut to this, so that they can be typed as a flag."""

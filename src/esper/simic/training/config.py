@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from esper.simic.agent.agent import PPOAgent
     from esper.tasks.spec import TaskSpec
-    from esper.tolaria.engine import EngineConfig
+    from esper.tolaria.engine_config import EngineConfig
 
 FrozenHeads = tuple[tuple[ActionHead, int], ...]
 
@@ -108,6 +108,9 @@ class PopulationConfig:
     """`vmap` computes all members at once, `loop` one after the other."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """What members are computed in; `auto` is bf16 on a GPU that has it."""
+    kernels: Literal["auto", "own", "torch"] = "auto"
+    """Whose kernels compute members on a GPU in half precision: our `own`, or `torch`'s; `auto` is
+    our own (`exact`) or what measures faster (`fast`, executor `auto`)."""
     graphs: Literal["auto", "on", "off"] = "auto"
     """Batches and the policy's steps as captured CUDA graphs; `auto` takes them where they work."""
     data_placement: Literal["auto", "device", "stream"] = "auto"
@@ -150,7 +153,7 @@ class PopulationConfig:
     def engine_config(self, seed: int) -> EngineConfig:
         """The settings in the engine's words."""
         from esper.tolaria.counterfactual_eval import CounterfactualConfig
-        from esper.tolaria.engine import EngineConfig
+        from esper.tolaria.engine_config import EngineConfig
 
         return EngineConfig(
             members=self.envs,
@@ -159,6 +162,7 @@ class PopulationConfig:
             profile=self.profile,
             executor=self.executor,
             precision=self.precision,
+            kernels=self.kernels,
             graphs=self.graphs,
             data_placement=self.data_placement,
             rollout_steps=self.rollout_steps,

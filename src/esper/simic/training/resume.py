@@ -14,7 +14,7 @@ from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointLoaded
 from esper.simic.client import policy_spec
-from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.checkpoint_files import CheckpointStore, Found
 from esper.simic.training.checkpoints import (
     Checkpoint,
     read_checkpoint,
@@ -22,7 +22,7 @@ from esper.simic.training.checkpoints import (
     tell,
     with_later_facts,
 )
-from esper.simic.training.run_folder import versions
+from esper.simic.training.run_folder import checkpoints_of, versions
 from esper.simic.training.vectorized import make_trainer
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ MAY_CHANGE: Final = (
     "population.profile",
     "population.executor",
     "population.precision",
+    "population.kernels",
     "population.graphs",
     "population.data_placement",
 )
@@ -85,6 +86,44 @@ class Resumed:
         return f"resume: {done} of {rounds} rounds are done ({start})"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """From where a run would go on; nothing was built or written to find it."""
+
+    found: Found
+    """Its newest whole checkpoint, if it has one, and those that are not whole."""
+    checkpoint: Checkpoint | None
+    """What that holds."""
+    changed: tuple[str, ...]
+    """Settings that differ from the session before."""
+
+    @property
+    def done(self) -> int:
+        """Rounds behind it."""
+        return 0 if self.checkpoint is None else self.checkpoint.summary.round
+
+
+def find_start(path: Path, before: TrainingConfig, config: TrainingConfig) -> Start:
+    """From where the run in a folder, set to `before`, would go on with `config`, if it may."""
+    changed = check_changes(before, config)
+    found = CheckpointStore(checkpoints_of(path)).newest_valid()
+    if found.path is None and found.skipped:
+        raise EsperError(
+            f"{path}: none of its {len(found.skipped)} checkpoints is whole "
+            f"({found.skipped[0]}): start a new run"
+        )
+    checkpoint = None if found.path is None else read_checkpoint(found.path)
+    if checkpoint is not None:
+        check_changes(checkpoint.config, config, str(checkpoint.path))
+    start = Start(found, checkpoint, changed)
+    if config.rounds < start.done:
+        raise EsperError(
+            f"rounds={config.rounds}: {path} has {start.done} rounds behind it; ask for "
+            f"{start.done} or more"
+        )
+    return start
+
+
 def resume_trainer(
     folder: RunFolder,
     config: TrainingConfig | None = None,
@@ -100,32 +139,18 @@ def resume_trainer(
     `config`: what to go on with, the run's own where not given. The others are for `make_trainer`.
     """
     config = config or folder.config
-    changed = check_changes(folder.config, config)
-    store = CheckpointStore(folder.checkpoints)
-    found = store.newest_valid()
-    if found.path is None and found.skipped:
-        raise EsperError(
-            f"{folder.path}: none of its {len(found.skipped)} checkpoints is whole "
-            f"({found.skipped[0]}): start a new run"
-        )
-    checkpoint = None if found.path is None else read_checkpoint(found.path)
-    if checkpoint is not None:
-        check_changes(checkpoint.config, config, str(checkpoint.path))
-    done = 0 if checkpoint is None else checkpoint.summary.round
-    if config.rounds < done:
-        raise EsperError(
-            f"rounds={config.rounds}: {folder.path} has {done} rounds behind it; ask for {done} or "
-            f"more"
-        )
+    start = find_start(folder.path, folder.config, config)
     trainer = make_trainer(
         config, reward=reward, hooks=hooks, spec=spec, data=data, listener=listener
     )
-    if checkpoint is not None:
-        put_into(trainer, checkpoint, config)
-    aside = [] if found.path is None else store.set_aside_newer(found.path)
-    notes = (*_skipped(found.skipped, found.path), *_kept(aside), *_other_versions(folder))
-    folder.begin(config, done, changed)
-    return Resumed(trainer, found.path, changed, notes)
+    if start.checkpoint is not None:
+        put_into(trainer, start.checkpoint, config)
+    skipped, path = start.found.skipped, start.found.path
+    store = CheckpointStore(folder.checkpoints)
+    aside = [] if path is None else store.set_aside_newer(path)
+    notes = (*_skipped(skipped, path), *_kept(aside), *_other_versions(folder))
+    folder.begin(config, start.done, start.changed)
+    return Resumed(trainer, path, start.changed, notes)
 
 
 def put_into(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig) -> None:

@@ -1,0 +1,114 @@
+"""What an engine settles at its start: each choice by its rule, with a reason that is true."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from engine_support import small_engine
+from esper.tolaria.choices import (
+    batch_buffers,
+    default_val_batch,
+    input_type,
+    kernels_on_trial,
+    settle_executor,
+    settle_graphs,
+)
+from esper.tolaria.engine_config import EngineConfig
+from esper.tolaria.graphs import GraphCache
+from graph_support import Rerun, rerun_cache
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def restored():
+    """A profile is for the whole process: it goes with the test."""
+    kept = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(kept[0])
+    torch.backends.cudnn.benchmark = kept[1]
+
+
+def test_few_members_validate_more_images_at_a_time_on_a_gpu_only():
+    sizes = [default_val_batch(members, GPU) for members in (1, 32, 64, 128, 1000)]
+    assert sizes == [2048, 2048, 1024, 512, 512]
+    assert default_val_batch(1, CPU) == 512
+
+
+def test_only_hosts_of_our_own_are_fed_in_half_precision():
+    population = small_engine().env.model
+    assert input_type(population, "bf16") is torch.bfloat16
+    assert input_type(population, "fp32") is torch.float32
+    population.network.host.template = nn.Identity()
+    assert input_type(population, "bf16") is torch.float32
+
+
+def test_a_cpu_has_no_buffers_for_batches():
+    engine = small_engine()
+    assert batch_buffers(engine.batches, CPU) is None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_kernels_that_are_asked_for_are_the_only_ones_tried(precision):
+    x = torch.zeros(1)
+    for asked in ("own", "torch"):
+        assert kernels_on_trial(EngineConfig(kernels=asked), precision, x) == (asked,)
+    assert kernels_on_trial(EngineConfig(), precision, x) == ("own",), "one kind runs on a CPU"
+
+
+@pytest.mark.parametrize(
+    ("profile", "executor", "reason"),
+    [("exact", "auto", "passed the vmap trial"), ("fast", "auto", "measured: "),
+     ("fast", "loop", "asked for"), ("fast", "vmap", "passed the vmap trial")],
+)  # fmt: skip
+def test_executors_are_timed_under_fast_and_auto_alone(profile, executor, reason):
+    engine = small_engine(profile=profile, executor=executor)
+    assert reason in engine.env.model.choice.reason
+
+
+@pytest.mark.parametrize("kernels", ["own", "torch"])
+def test_the_executor_that_runs_has_the_kernels_that_were_asked_for(kernels):
+    for profile in ("exact", "fast"):
+        engine = small_engine(profile=profile, kernels=kernels)
+        assert engine.env.model.choice.executor.kernels == kernels
+
+
+def test_a_trial_leaves_weights_and_data_as_they_were():
+    engine = small_engine()
+    fresh = engine.env.model.network.host.flat_EP.detach().clone()
+    first, _ = next(engine.batches.step(0))
+    config = EngineConfig(members=4, device="cpu", profile="fast")
+    choice = settle_executor(engine.env, engine.batches, None, config, CPU, "fp32")
+    assert choice.reason.startswith("measured: vmap ")
+    assert torch.equal(engine.env.model.network.host.flat_EP, fresh)
+    assert torch.equal(next(engine.batches.step(0))[0], first)
+
+
+def test_no_graphs_come_with_what_speaks_against_them():
+    assert settle_graphs("auto", CPU, "vmap") == (None, "graphs are for CUDA devices, this is cpu")
+    assert settle_graphs("off", GPU, "vmap") == (None, "asked for")
+    assert settle_graphs("auto", GPU, "loop") == (None, "executor loop computes member by member")
+
+
+def test_graphs_tell_the_reason_of_their_owner():
+    assert GraphCache(Rerun(), reason="CUDA").report().line().startswith("on (CUDA), ")
+    assert rerun_cache().report().reason == "asked for", "someone handed them over"
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_on_a_gpu_engine_and_agent_have_each_a_reason_of_its_own(monkeypatch):
+    monkeypatch.setitem(os.environ, "CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    from esper.simic.agent import PPOAgent
+    from ppo_support import SPEC
+
+    assert small_engine(device="cuda").graph_report().reason == "CUDA and vmap"
+    assert small_engine(device="cuda", graphs="on").graph_report().reason == "asked for"
+    graphs = PPOAgent(SPEC, device="cuda").graphs
+    assert graphs is not None
+    assert graphs.report().reason == "CUDA"
