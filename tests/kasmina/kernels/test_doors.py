@@ -71,6 +71,7 @@ def test_a_tensor_of_the_host_takes_torchs_way():
 def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
     """Each kernel's door is replaced by one that only notes that it was opened."""
     from esper.kasmina.kernels import batches, convolution, depthwise, normalise, pooling, update
+    from esper.kasmina.kernels.gradients import ConvolutionKernels
 
     opened = set()
 
@@ -85,6 +86,8 @@ def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
     for module in (convolution, depthwise):
         noting(module, "_run")
         noting(module, "_gradient_of_weights")
+        kernels = ConvolutionKernels(module._run, module._gradient_of_weights)
+        monkeypatch.setattr(module, "KERNELS", kernels)
     for module in (normalise, pooling):
         noting(module, "_sizes")
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), dtype=np.uint8)

@@ -1,8 +1,9 @@
 """How activations lie in memory where our kernels run: channels last, each row of members dense.
 
 Tensors keep their shape `[R, B, C, H, W]`; in memory the channels of a pixel are neighbours, then
-the pixels of an image, then the images of a row. An input of three channels may be given four
-places a pixel, so that a pixel is one aligned load; the fourth holds 0.
+the pixels of an image, then the images of a row. An input of three channels is given four places
+a pixel, so that a pixel is one aligned load; the fourth holds 0. (Read three by three, Triton 3.6
+gave wrong sums on an H200 where such an input was convolved to four channels.)
 
 Shape letters: R rows, B batch, C channels, H W.
 """
@@ -31,11 +32,10 @@ def pixel_stride(x: Tensor) -> int | None:
 
 def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
     """`x` in that layout and type, and the places of a pixel; itself where it is so already."""
-    step = pixel_stride(x) if x.dtype == dtype else None
-    if step is not None and (step == x.shape[2] or step == padded_channels(x.shape[2])):
-        return x, step
     rows, batch, channels, height, width = x.shape
     step = padded_channels(channels)
+    if x.dtype == dtype and pixel_stride(x) == step:
+        return x, step
     own = torch.empty if step == channels else torch.zeros
     buffer = own(rows, batch, height, width, step, dtype=dtype, device=x.device)
     out = buffer[..., :channels].permute(0, 1, 4, 2, 3)
@@ -43,11 +43,13 @@ def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
     return out, step
 
 
-def empty_activation(shape: Sequence[int], like: Tensor) -> Tensor:
-    """A new activation `[R, B, C, H, W]` in that layout."""
+def empty_activation(
+    shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A new activation `[R, B, C, H, W]` in that layout, of the type of `like` or another."""
     rows, batch, channels, height, width = shape
     lying = (rows, batch, height, width, channels)
-    buffer = torch.empty(lying, dtype=like.dtype, device=like.device)
+    buffer = torch.empty(lying, dtype=dtype or like.dtype, device=like.device)
     return buffer.permute(0, 1, 4, 2, 3)
 
 
@@ -58,8 +60,9 @@ def next_power(n: int) -> int:
 
 def dense_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x` channels last, without a place between pixels."""
-    x, step = laid_out(x, dtype)
-    return x if step == x.shape[2] else empty_activation(x.shape, x).copy_(x)
+    if x.dtype == dtype and pixel_stride(x) == x.shape[2]:
+        return x
+    return empty_activation(x.shape, x, dtype).copy_(x)
 
 
 def dense_inside(value: Tensor) -> Tensor:
