@@ -10,11 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.devices import takes_kernels
+
+LARGEST_KERNEL: Final = 3
+"""Side of a kernel across channels that ours are trusted with. With 5x5 taps, Triton 3.6 gave wrong
+sums on an H200 for a few shapes (8 to 24 channels on 5x5 and 7x7 images); of 540 shapes with 1x1
+and 3x3 none was wrong (docs/performance.md)."""
 
 _stock: ContextVar[bool] = ContextVar("stock_kernels", default=False)
 
@@ -46,6 +52,8 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
     channels = x.shape[1]
     alone = group_channels == 1 and groups == channels == out_channels
     if height != width or max(channels, out_channels) > 256 or not (groups == 1 or alone):
+        return None
+    if not alone and height > LARGEST_KERNEL:
         return None
     from esper.kasmina.kernels.convolution import convolve
     from esper.kasmina.kernels.depthwise import convolve_alone

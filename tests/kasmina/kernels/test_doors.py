@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import support
-from esper.kasmina import Population
+from esper.kasmina import Population, fused
 from esper.kasmina.counting import count_macs
 from esper.kasmina.devices import can_build_kernels, takes_kernels
 from esper.kasmina.pooling import max_pool2d
@@ -63,6 +63,16 @@ def test_a_tensor_of_the_host_takes_torchs_way():
     x = torch.randn(2, 3, 5, 7)
     assert not takes_kernels(x)
     assert torch.equal(max_pool2d(x), F.max_pool2d(x, 2, ceil_mode=True))
+
+
+@pytest.mark.parametrize(
+    ("channels", "outputs", "side", "groups"),
+    [(8, 24, 5, 1), (8, 8, 7, 1), (8, 8, 3, 2), (300, 8, 3, 1), (8, 300, 1, 1)],
+)
+def test_a_convolution_that_ours_are_not_trusted_with_is_torchs(channels, outputs, side, groups):
+    x = torch.randn(2, channels, 4, 4)
+    weight = torch.randn(outputs, channels // groups, side, side)
+    assert fused.conv2d(x, weight, groups, torch.bfloat16) is None
 
 
 @pytest.mark.cuda
