@@ -61,15 +61,41 @@ def test_a_joint_passes_on_what_is_broken_and_what_is_equal(value: float):
         torch.testing.assert_close(a, b, equal_nan=True, rtol=0, atol=0)
 
 
-def test_a_block_that_somebody_watches_is_not_joined():
+HOOKS = (
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("watched", ["block", "norm", "pool"])
+def test_a_hook_is_told_of_every_row_whenever_it_came(kind: str, watched: str):
+    """Also one that came after a batch was computed with both as one, until it goes."""
+    population = make_population(2, "loop")
+    x, target = batch(2)
+    population.train_batch(x, target)
+    block, pool = (segment.module for segment in population.network.segments[:2])
+    module = {"block": block, "norm": block.get_submodule("norm"), "pool": pool}[watched]
+    calls: list[object] = []
+    handle = getattr(module, kind)(lambda hooked, *_: calls.append(hooked))
+    population.train_batch(x, target)
+    assert calls == [module] * 2
+    handle.remove()
+    assert set(population.network.unwatched_joints()) == {0, 2, 4}
+    population.train_batch(x, target)
+    assert len(calls) == 2
+
+
+def test_only_a_block_of_ours_and_its_pool_are_joined():
+    class Own(ConvBlock):
+        """A user's, which may compute something else."""
+
     host = CNNHost(n_blocks=2, pool_layers=1)
     first, pool, second, nothing, _ = host.segments()
     assert isinstance(first, ConvBlock)
     assert isinstance(second, ConvBlock)
     assert first.joined_with(pool) is not None
     assert second.joined_with(nothing) is None
-    for watched in (first, first.norm, pool):
-        handle = watched.register_forward_hook(lambda *_: None)
-        assert first.joined_with(pool) is None
-        handle.remove()
-    assert first.joined_with(pool) is not None
+    assert Own(3, 8, 3).joined_with(pool) is None
