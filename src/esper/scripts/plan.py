@@ -21,6 +21,7 @@ from esper.scripts.plan_probe import (
     Probe,
     cut_data,
     cut_spec,
+    first_of,
     least_sizes,
     probe_steps,
     whole_sizes,
@@ -119,9 +120,9 @@ def _small_trainer(
     whole = whole_sizes(spec, data, training.population.envs)
     sizes = replace(least_sizes(whole, device, samples=2), members=whole.members)
     paid = replace(training.reward, wait_baseline=False)  # it takes an episode to measure
-    return make_trainer(
-        replace(training, reward=paid), spec=cut_spec(spec, sizes), data=cut_data(data, sizes)
-    )
+    few = cut_data(data, sizes)
+    few = replace(few, train=first_of(few.train, sizes.batch_size))  # orders take E x N
+    return make_trainer(replace(training, reward=paid), spec=cut_spec(spec, sizes), data=few)
 
 
 def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:
