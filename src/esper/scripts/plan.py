@@ -31,7 +31,7 @@ from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_report import console_for_report
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.resume import find_start
+from esper.simic.training.resume import check_task, find_start
 from esper.simic.training.run_folder import read_config
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -65,7 +65,7 @@ class Work:
 def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     """The plan of `train ppo`: of all rounds, or of those that a run has still before it."""
     training = config.training
-    done = _rounds_done(config)
+    done = _rounds_done(config, spec)
     data, settings = spec.load(config.data_dir), training.engine_config()
     device = parse_device(settings.device)
     probe = probe_steps(spec, data, settings, device)
@@ -103,11 +103,14 @@ def plan_unlearned(config: Train, spec: TaskSpec) -> None:
     _show(f"plan: {config.policy} on {spec.name}", lines, probe, device)
 
 
-def _rounds_done(config: TrainPPO) -> int:
+def _rounds_done(config: TrainPPO, spec: TaskSpec) -> int:
     """Rounds behind a run that would go on; what could not go on is refused."""
     if config.resume is None:
         return 0
-    return find_start(config.resume, read_config(config.resume), config.training).done
+    start = find_start(config.resume, read_config(config.resume), config.training)
+    if start.checkpoint is not None:
+        check_task(start.checkpoint, spec)
+    return start.done
 
 
 # ---- the update ---------------------------------------------------------------------------------
