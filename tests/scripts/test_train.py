@@ -284,6 +284,19 @@ def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, 
     assert contents(run) == before, "nothing was written"
 
 
+def test_the_plan_says_what_the_run_would_go_on_without(learnt, tmp_path, capsys):
+    run = Path(shutil.copytree(learnt[0], tmp_path / learnt[0].name))
+    spoilt = run / "checkpoints" / "round-000002" / "state.json"
+    spoilt.write_text(spoilt.read_text() + " ")
+    before = contents(run)
+    assert call("ppo", "--resume", run, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 rounds are done, 1 left" in said
+    assert "round-000002" in said
+    assert "the run would go on without it" in said
+    assert contents(run) == before, "nothing was set aside"
+
+
 def test_what_could_not_go_on_has_no_plan(learnt, tmp_path, capsys):
     """A task that changed since, under the same name and settings."""
     run = Path(shutil.copytree(learnt[0], tmp_path / learnt[0].name))
