@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from esper.kasmina import Population
+from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.hosts.cnn import CNNHost, ConvBlock
 from esper.kasmina.layers import MaxPool2d
 from esper.leyline import SeedStage
@@ -99,3 +100,29 @@ def test_only_a_block_of_ours_and_its_pool_are_joined():
     assert first.joined_with(pool) is not None
     assert second.joined_with(nothing) is None
     assert Own(3, 8, 3).joined_with(pool) is None
+
+
+class Widened(CNNHost):
+    """A user's: the first block has a part more."""
+
+    def __init__(self) -> None:
+        super().__init__(in_channels=1, n_blocks=2)
+        self.blocks[0].add_module("more", nn.Conv2d(8, 8, 1))
+
+
+def test_a_block_with_a_part_more_stays_by_itself():
+    config = PopulationConfig(executor="loop")
+    population = Population(Widened, ["r0c1"], ["conv_light"], 2, 0, "cpu", config)
+    assert set(population.network.joints) == {2}
+    assert population.train_batch(*batch(2)).loss_E.isfinite().all()
+
+
+def test_a_forward_that_a_user_put_in_place_is_called():
+    host = CNNHost(n_blocks=2)
+    first, pool = host.segments()[:2]
+    assert isinstance(first, ConvBlock)
+    for changed in (first, pool):
+        changed.forward = changed.forward  # type: ignore[method-assign]
+        assert first.joined_with(pool) is None
+        del changed.forward
+    assert first.joined_with(pool) is not None
