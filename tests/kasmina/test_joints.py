@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from esper.kasmina import Population
+from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.hosts.cnn import CNNHost, ConvBlock
 from esper.kasmina.layers import MaxPool2d
 from esper.leyline import SeedStage
@@ -61,15 +62,67 @@ def test_a_joint_passes_on_what_is_broken_and_what_is_equal(value: float):
         torch.testing.assert_close(a, b, equal_nan=True, rtol=0, atol=0)
 
 
-def test_a_block_that_somebody_watches_is_not_joined():
+HOOKS = (
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+)
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("watched", ["block", "norm", "pool"])
+def test_a_hook_is_told_of_every_row_whenever_it_came(kind: str, watched: str):
+    """Also one that came after a batch was computed with both as one, until it goes."""
+    population = make_population(2, "loop")
+    x, target = batch(2)
+    population.train_batch(x, target)
+    block, pool = (segment.module for segment in population.network.segments[:2])
+    module = {"block": block, "norm": block.get_submodule("norm"), "pool": pool}[watched]
+    calls: list[object] = []
+    handle = getattr(module, kind)(lambda hooked, *_: calls.append(hooked))
+    population.train_batch(x, target)
+    assert calls == [module] * 2
+    handle.remove()
+    assert set(population.network.unwatched_joints()) == {0, 2, 4}
+    population.train_batch(x, target)
+    assert len(calls) == 2
+
+
+def test_only_a_block_of_ours_and_its_pool_are_joined():
+    class Own(ConvBlock):
+        """A user's, which may compute something else."""
+
     host = CNNHost(n_blocks=2, pool_layers=1)
     first, pool, second, nothing, _ = host.segments()
     assert isinstance(first, ConvBlock)
     assert isinstance(second, ConvBlock)
     assert first.joined_with(pool) is not None
     assert second.joined_with(nothing) is None
-    for watched in (first, first.norm, pool):
-        handle = watched.register_forward_hook(lambda *_: None)
+    assert Own(3, 8, 3).joined_with(pool) is None
+
+
+class Widened(CNNHost):
+    """A user's: the first block has a part more."""
+
+    def __init__(self) -> None:
+        super().__init__(in_channels=1, n_blocks=2)
+        self.blocks[0].add_module("more", nn.Conv2d(8, 8, 1))
+
+
+def test_a_block_with_a_part_more_stays_by_itself():
+    config = PopulationConfig(executor="loop")
+    population = Population(Widened, ["r0c1"], ["conv_light"], 2, 0, "cpu", config)
+    assert set(population.network.joints) == {2}
+    assert population.train_batch(*batch(2)).loss_E.isfinite().all()
+
+
+def test_a_forward_that_a_user_put_in_place_is_called():
+    host = CNNHost(n_blocks=2)
+    first, pool = host.segments()[:2]
+    assert isinstance(first, ConvBlock)
+    for changed in (first, pool):
+        changed.forward = changed.forward  # type: ignore[method-assign]
         assert first.joined_with(pool) is None
-        handle.remove()
+        del changed.forward
     assert first.joined_with(pool) is not None

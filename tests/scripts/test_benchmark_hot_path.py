@@ -273,7 +273,7 @@ def test_a_plain_loop_stands_beside_every_engine(
     }
     names = {ratio["name"] for ratio in record["ratios"]}
     assert {f"{x} / plain loop, E={e}" for x in ("vmap", "loop") for e in (1, 2)} <= names
-    assert printed.count("member-steps/s of ordinary modules") == 2
+    assert printed.count("member-steps/s of ordinary modules in fp32") == 2
 
 
 def test_random_policy_goes_through_whole_episodes(tmp_path: Path):

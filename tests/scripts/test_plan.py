@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from engine_support import small_task
 from esper.scripts.hot_path_engine import Turn
+from esper.scripts.plan import _small_trainer, _update_seconds
 from esper.scripts.plan_probe import (
     WORTH_IT,
     Sizes,
@@ -22,6 +23,7 @@ from esper.scripts.plan_probe import (
     whole_sizes,
 )
 from esper.scripts.train import main
+from esper.simic.training.config import PopulationConfig, TrainingConfig
 from esper.tolaria.engine_config import EngineConfig
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
@@ -90,6 +92,17 @@ def test_the_plan_says_from_what_it_was_estimated():
         assert found.bare.total > 0
         assert found.grown.total > 0
         assert (found.facts.slots, found.facts.executor) == (3, "vmap")
+
+
+def test_the_trainer_whose_updates_are_timed_has_all_members_and_little_else():
+    """Orders of the whole training data for every member would take most of the time."""
+    spec = small_task(batch_size=32, batches_per_step=4)
+    data, population = spec.load(), PopulationConfig(envs=6, device="cpu")
+    trainer = _small_trainer(TrainingConfig(population=population), spec, data, CPU)
+    engine = trainer.engine
+    assert (engine.env.members, engine.spec.batch_size, engine.spec.batches_per_step) == (6, 2, 1)
+    assert len(engine.batches.targets) == 2
+    assert _update_seconds(trainer, steps=spec.episode_length) > 0
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,6 +37,7 @@ from esper.tamiyo import HeuristicConfig, WaitPolicy
 from esper.tasks.registry import get_task_spec
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
+from resume_support import edit_checkpoint
 from support import refused
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "9", "--batches-per-step", "1",
@@ -280,6 +282,29 @@ def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, 
         assert call("ppo", "--resume", run, *flags, "--dry-run") == 2
         assert word in capsys.readouterr().err
     assert contents(run) == before, "nothing was written"
+
+
+def test_the_plan_says_what_the_run_would_go_on_without(learnt, tmp_path, capsys):
+    run = Path(shutil.copytree(learnt[0], tmp_path / learnt[0].name))
+    spoilt = run / "checkpoints" / "round-000002" / "state.json"
+    spoilt.write_text(spoilt.read_text() + " ")
+    before = contents(run)
+    assert call("ppo", "--resume", run, "--dry-run") == 0
+    said = capsys.readouterr().out
+    assert "1 of 2 rounds are done, 1 left" in said
+    assert "round-000002" in said
+    assert "the run would go on without it" in said
+    assert contents(run) == before, "nothing was set aside"
+
+
+def test_what_could_not_go_on_has_no_plan(learnt, tmp_path, capsys):
+    """A task that changed since, under the same name and settings."""
+    run = Path(shutil.copytree(learnt[0], tmp_path / learnt[0].name))
+    for path in (run / "checkpoints").iterdir():
+        edit_checkpoint(path, "state.json", lambda state: state["task"]["score"].update(c_p=0.5))
+    for flags in ((), ("--dry-run",)):
+        assert call("ppo", "--resume", run, "--quiet", *flags) == 2
+        assert "task.score.c_p is 0.5 there" in capsys.readouterr().err
 
 
 def test_whose_kernels_compute_is_kept_with_the_run(tmp_path):

@@ -73,7 +73,7 @@ class StackedNetwork:
         self.stretches = _stretches(self.segments, self.slots, device.type == "cpu")
         self.joints = _joints(self.segments) if device.type == "cpu" else {}
         """By position: a segment and the one behind it as one, cheaper where no seed stands
-        between."""
+        between; see `unwatched_joints`."""
         self.blueprints = _chosen_blueprints(blueprints, self.topology)
         self.fits_SK = np.array(
             [[b.misfit(slot.channels) is None for b in self.blueprints] for slot in self.slots],
@@ -148,6 +148,14 @@ class StackedNetwork:
                 f"a seed must keep the shape of its slot"
             )
         return not torch.equal(given, h)
+
+    def unwatched_joints(self) -> dict[int, Segment]:
+        """Those of `joints` that nobody would miss a call of: hooks come and go with time."""
+        return {
+            index: joint
+            for index, joint in self.joints.items()
+            if not any(is_watched(segment.module) for segment in self.segments[index : index + 2])
+        }
 
     def check_activation(self, slot: int, h: Tensor) -> None:
         """An activation (batch first) must have the channels its slot promises."""
@@ -236,7 +244,18 @@ def _joints(segments: Sequence[Segment]) -> dict[int, Segment]:
 def _knows_one_sample(module: nn.Module) -> bool:
     """A user's subclass may know more; hooks are told of one row at a time."""
     ours = type(module).__module__.startswith(("esper.kasmina.", "torch.nn."))
-    return ours and isinstance(module, SAMPLE_BY_SAMPLE) and not module._forward_hooks
+    return ours and isinstance(module, SAMPLE_BY_SAMPLE) and not is_watched(module)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether somebody has a hook on it or on a part of it, of whatever kind."""
+    return any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        for part in module.modules()
+    )
 
 
 def _chosen_slots(

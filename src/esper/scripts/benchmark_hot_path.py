@@ -63,7 +63,8 @@ class BenchmarkHotPath(HotPath):
     warmup: int = 2
     """Steps of each configuration before its first turn."""
     plain: bool = False
-    """Ordinary torch modules in a loop, without Esper, take turns as well; bare hosts only."""
+    """Ordinary torch modules in a loop, in fp32 and without Esper, take turns as well; bare hosts
+    only."""
     empty_steps: bool = True
     """Time the same step with next to no data as well: the share of it that is overhead."""
     out: Path = Path("out/benchmark_hot_path.json")
@@ -167,7 +168,7 @@ def _plain_line(case: Case, turns: Sequence[Turn]) -> str:
     speed, slow, high = quartiles([speed_of(turn, case) for turn in turns])
     return (
         f"plain loop, E={case.members}: {speed:.1f} ({slow:.1f}-{high:.1f}) member-steps/s of "
-        f"ordinary modules, one after the other"
+        f"ordinary modules in fp32, one after the other"
     )
 
 

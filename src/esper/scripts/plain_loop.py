@@ -1,9 +1,10 @@
 """A yardstick for the step of bare hosts: ordinary torch modules, one after the other.
 
 The same hosts as ordinary modules (`to_plain`), each with an optimiser of torch's, the same number
-of batches gathered, normalised and trained on, the same validation samples. Nothing is watched,
-decided or recorded: what a script without Esper would do at the least. It takes turns with the
-engines that are timed, so that a slow hour of the machine slows both.
+of batches gathered, normalised and trained on, the same validation samples; all in fp32, whatever
+the engines compute in. Nothing is watched, decided or recorded: what a script without Esper would
+do at the least. It takes turns with the engines that are timed, so that a slow hour of the machine
+slows both.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from esper.scripts.plan_probe import (
     Probe,
     cut_data,
     cut_spec,
+    first_of,
     least_sizes,
     probe_steps,
     whole_sizes,
@@ -30,7 +31,7 @@ from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_report import console_for_report
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.resume import find_start
+from esper.simic.training.resume import Start, check_task, find_start
 from esper.simic.training.run_folder import read_config
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -64,7 +65,8 @@ class Work:
 def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     """The plan of `train ppo`: of all rounds, or of those that a run has still before it."""
     training = config.training
-    done = _rounds_done(config)
+    start = _start(config, spec)
+    done = 0 if start is None else start.done
     data, settings = spec.load(config.data_dir), training.engine_config()
     device = parse_device(settings.device)
     probe = probe_steps(spec, data, settings, device)
@@ -79,8 +81,10 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     work = Work(rounds, steps, updates, _update_seconds(trainer, rollout))
     weights = sum(p.numel() for p in trainer.client.agent.network.parameters())
     lines = _lines(spec, data, probe, rounds, device, settings.profile)
-    if config.resume is not None:
-        lines.insert(0, f"resume: {done:,} of {training.rounds:,} rounds are done, {rounds:,} left")
+    if start is not None:
+        told = f"resume: {done:,} of {training.rounds:,} rounds are done, {rounds:,} left"
+        aside = (f"{line}; the run would go on without it" for line in start.found.skipped)
+        lines = [told, *aside, *lines]
     lines += [
         f"learner: {weights:,} parameters, {updates:,} update{'s' * (updates != 1)} "
         f"of {work.update_seconds:.2f} s",
@@ -102,11 +106,14 @@ def plan_unlearned(config: Train, spec: TaskSpec) -> None:
     _show(f"plan: {config.policy} on {spec.name}", lines, probe, device)
 
 
-def _rounds_done(config: TrainPPO) -> int:
-    """Rounds behind a run that would go on; what could not go on is refused."""
+def _start(config: TrainPPO, spec: TaskSpec) -> Start | None:
+    """From where a run would go on; None: it is new. What could not go on is refused."""
     if config.resume is None:
-        return 0
-    return find_start(config.resume, read_config(config.resume), config.training).done
+        return None
+    start = find_start(config.resume, read_config(config.resume), config.training)
+    if start.checkpoint is not None:
+        check_task(start.checkpoint, spec)
+    return start
 
 
 # ---- the update ---------------------------------------------------------------------------------
@@ -119,9 +126,9 @@ def _small_trainer(
     whole = whole_sizes(spec, data, training.population.envs)
     sizes = replace(least_sizes(whole, device, samples=2), members=whole.members)
     paid = replace(training.reward, wait_baseline=False)  # it takes an episode to measure
-    return make_trainer(
-        replace(training, reward=paid), spec=cut_spec(spec, sizes), data=cut_data(data, sizes)
-    )
+    few = cut_data(data, sizes)
+    few = replace(few, train=first_of(few.train, sizes.batch_size))  # orders take E x N
+    return make_trainer(replace(training, reward=paid), spec=cut_spec(spec, sizes), data=few)
 
 
 def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:

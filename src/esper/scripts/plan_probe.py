@@ -233,12 +233,13 @@ def cut_data(data: TaskData, sizes: Sizes) -> TaskData:
     """The data with so many validation samples, the first ones."""
     return replace(
         data,
-        val_control=_first(data.val_control, sizes.control),
-        val_score=_first(data.val_score, sizes.score),
+        val_control=first_of(data.val_control, sizes.control),
+        val_score=first_of(data.val_score, sizes.score),
     )
 
 
-def _first(part: TaskPart, count: int) -> TaskPart:
+def first_of(part: TaskPart, count: int) -> TaskPart:
+    """So many of a part, the first ones."""
     return TaskPart(part.inputs[:count], part.labels[:count])
 
 

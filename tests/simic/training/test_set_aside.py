@@ -7,6 +7,7 @@ on in; whatever cannot be read is kept, byte for byte, under another name.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -18,8 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import EsperError
+from esper.leyline.sealed import seal
 from esper.simic.training import checkpoint_files
-from esper.simic.training.checkpoint_files import CheckpointStore, Summary, verify
+from esper.simic.training.checkpoint_files import (
+    MANIFEST,
+    SCHEMA,
+    CheckpointStore,
+    Summary,
+    verify,
+)
 from esper.simic.training.checkpoints import find_checkpoint
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.run_folder import RunFolder, read_info
@@ -79,6 +87,16 @@ def stop_after(rounds: int):
 
 def rates(run: Path) -> list[float]:
     return [record.metrics.learning_rate for record in newest(run).load_history()]
+
+
+def test_what_a_newer_esper_wrote_is_refused_and_stays(run):
+    """It is whole: an older install that is started by mistake takes no round away from the run."""
+    manifest = of(run, 4) / MANIFEST
+    data = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(seal(data | {"schema": SCHEMA + 1})))
+    before = content(run / "checkpoints")
+    assert "newer Esper" in refused(lambda: gone_on(run))
+    assert content(run / "checkpoints") == before
 
 
 # ---- readable again -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from esper.kasmina import fused
 from esper.kasmina.blending import blend
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layout import channels_last
-from esper.kasmina.network import StackedNetwork
+from esper.kasmina.network import Segment, StackedNetwork
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -82,6 +82,7 @@ class _LoopRun:
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(row, slot) -> activation there."""
     wanted: set[tuple[int, int]] = field(default_factory=set)
+    joints: dict[int, Segment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         table = self.plan.table
@@ -95,6 +96,7 @@ class _LoopRun:
             *self.network.gates.values(),
         ):
             self.rows_of[id(store)] = store.flat_EP.unbind(0)
+        self.joints = self.network.unwatched_joints()
         if _gains_from_channels_last(self.network, self.x):
             self.x = channels_last(self.x)
 
@@ -116,8 +118,8 @@ class _LoopRun:
         index = first
         while index < len(network.segments):
             segment = network.segments[index]
-            if index in network.joints and not self._stands_at(row, index):
-                segment, index = network.joints[index], index + 1
+            if index in self.joints and not self._stands_at(row, index):
+                segment, index = self.joints[index], index + 1
                 slot = self._next_slot(index - 1)
             if segment.names:
                 own = {local: state[name] for local, name in segment.names.items()}

@@ -28,9 +28,10 @@ class ConvBlock(nn.Module):
 
     def joined_with(self, following: nn.Module) -> nn.Module | None:
         """What it and the segment behind it compute, as one; None where that saves nothing."""
-        parts = (self, self.conv, self.norm, following)
         known = type(self) is ConvBlock and type(following) is MaxPool2d
-        return _PooledBlock(self) if known and not any(p._forward_hooks for p in parts) else None
+        parts = {*self._modules, *self._parameters, *self._buffers}
+        added = parts != {"conv", "norm"} or "forward" in {*vars(self), *vars(following)}
+        return _PooledBlock(self) if known and not added else None
 
 
 class _PooledBlock(nn.Module):

@@ -92,6 +92,10 @@ class Found:
     """What is wrong with those that would have come first, a line each."""
 
 
+class NewerCheckpointError(EsperError):
+    """A checkpoint that this Esper is too old for: sound, so nothing goes on without it."""
+
+
 class CheckpointStore:
     """The checkpoints of one run: the last few, and the best one."""
 
@@ -112,7 +116,10 @@ class CheckpointStore:
         return [self.path / name for name in sorted(names, key=_number)]
 
     def newest_valid(self) -> Found:
-        """The newest one that is whole, every byte checked."""
+        """The newest one that is whole, every byte checked.
+
+        One of a newer Esper is not passed over but refused: there is nothing wrong with it.
+        """
         return _first_whole(reversed(self.paths()))
 
     def best(self) -> Found:
@@ -251,6 +258,8 @@ def _first_whole(paths: Iterator[Path]) -> Found:
     for path in paths:
         try:
             verify(path)
+        except NewerCheckpointError:
+            raise
         except EsperError as error:
             skipped.append(str(error))
         else:
@@ -285,7 +294,7 @@ def read_manifest(path: Path) -> Manifest:
         raise EsperError(f"{where} is damaged, its checksum is wrong")
     schema = data.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
-        raise EsperError(
+        raise NewerCheckpointError(
             f"{where} was written by a newer Esper (schema {schema}, this one reads up to "
             f"{SCHEMA}): update esper"
         )

@@ -156,10 +156,7 @@ def resume_trainer(
 def put_into(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig) -> None:
     """Set a fresh trainer to where a checkpoint was taken; what does not fit is refused by name."""
     engine = trainer.engine
-    saved = with_later_facts(checkpoint.task, engine.spec)
-    found = [*_differences("task", saved, task_facts(engine.spec))]
-    if found:
-        raise _mismatch(str(checkpoint.path), found)
+    check_task(checkpoint, engine.spec)
     engine.load_state_dict(checkpoint.engine)
     spec = policy_spec(engine.env.model.blueprints)
     agent = checkpoint.load_agent(engine.device, spec, config.ppo)
@@ -190,6 +187,14 @@ def check_changes(
     if refused:
         raise _mismatch(where, refused)
     return tuple(f"{change.name}: {change.before} -> {change.now}" for change in found)
+
+
+def check_task(checkpoint: Checkpoint, spec: TaskSpec) -> None:
+    """Refuse a task that is not the one a checkpoint was trained on, whatever it is called."""
+    saved = with_later_facts(checkpoint.task, spec)
+    found = [*_differences("task", saved, task_facts(spec))]
+    if found:
+        raise _mismatch(str(checkpoint.path), found)
 
 
 @dataclass(frozen=True, slots=True)
