@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +20,21 @@ require_kernels()
 from esper.kasmina.kernels.convolution import convolve  # noqa: E402
 from esper.kasmina.kernels.depthwise import convolve_alone  # noqa: E402
 from esper.kasmina.kernels.layout import laid_out, pixel_stride  # noqa: E402
+
+COMPILED = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from esper.kasmina.kernels.convolution import PIXELS, _convolve
+
+names = _convolve.arg_names
+numbers = ["*bf16"] * 3 + ["i32"] * 3
+sizes = dict(H=5, W=5, STEP=step, INPUTS=width, OUT=out, OUTPUTS=columns, K=length, CHUNK=16,
+             TAPS=side * side, SIDE=side, BLOCK=PIXELS)
+kinds = dict(zip(names, numbers + ["constexpr"] * len(sizes)))
+aligned = {(at,): [["tt.divisibility", 16]] for at in range(3)}
+source = ASTSource(_convolve, kinds, {(names.index(n),): v for n, v in sizes.items()}, aligned)
+print(compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4}).asm["ptx"])
+"""
 
 
 def ours(x, weight, alone=False):
@@ -168,3 +187,25 @@ def test_the_gradient_of_one_does_not_need_the_others(alone):
     both = gradients(True, True)
     assert torch.equal(gradients(True, False)[0], both[0])
     assert torch.equal(gradients(False, True)[0], both[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"step": 3, "width": 4, "out": 4, "columns": 16, "length": 48, "side": 3},
+        {"step": 8, "width": 8, "out": 24, "columns": 32, "length": 208, "side": 5},
+    ],
+)
+def test_no_pair_of_16_bit_sums_is_left_to_ptxas(sizes):
+    """Their constants are lost in copies that ptxas 12.8 makes; both shapes had such copies."""
+    given_sizes = "".join(f"{name} = {size}\n" for name, size in sizes.items())
+    done = subprocess.run(
+        [sys.executable, "-c", given_sizes + COMPILED],
+        capture_output=True,
+        text=True,
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "wgmma" in done.stdout
+    assert done.stdout.count("s16x2") == 0

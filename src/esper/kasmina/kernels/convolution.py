@@ -65,15 +65,19 @@ def _tile(
 ):  # fmt: skip
     """Numbers `[pixels, k]` of an image under the taps and channels `k`; 0 outside of it."""
     tap, channel = k // INPUTS, k % INPUTS
-    down, right = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
-    row, column = (m // W) % H, m % W
+    # Half a side is taken off the pixel, not off the tap. A tap fits 16 bits: LLVM would take it
+    # off `down` and `right` as a pair (add.s16x2), and in copies of that which ptxas 12.8 makes for
+    # sm_90 the constant is lost (VIADD.16x2 R, R, 0x0): some pixels read the wrong neighbours.
+    down, right = tap // SIDE, tap % SIDE
+    row, column = (m // W) % H - SIDE // 2, m % W - SIDE // 2
     from_row = row[:, None] + down[None, :]
     from_column = column[:, None] + right[None, :]
     inside = (from_row >= 0) & (from_row < H) & (from_column >= 0) & (from_column < W)
     inside = inside & (m < pixels)[:, None] & (tap < TAPS)[None, :]
     if STEP < INPUTS:
         inside = inside & (channel < channels)[None, :]
-    address = (m[:, None] + (down * W + right)[None, :]) * STEP + channel[None, :]
+    first = m - SIDE // 2 * (W + 1)
+    address = (first[:, None] + (down * W + right)[None, :]) * STEP + channel[None, :]
     return tl.load(x + address, mask=inside, other=0.0)
 
 

@@ -2,8 +2,7 @@
 
 Tensors keep their shape `[R, B, C, H, W]`; in memory the channels of a pixel are neighbours, then
 the pixels of an image, then the images of a row. An input of three channels is given four places
-a pixel, so that a pixel is one aligned load; the fourth holds 0. (Read three by three, Triton 3.6
-gave wrong sums on an H200 where such an input was convolved to four channels.)
+a pixel, so that a pixel is one aligned load; the fourth holds 0.
 
 Shape letters: R rows, B batch, C channels, H W.
 """
