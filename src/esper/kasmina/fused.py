@@ -18,9 +18,9 @@ from torch import Tensor
 from esper.kasmina.devices import takes_kernels
 
 LARGEST_KERNEL: Final = 3
-"""Side of a kernel across channels that ours are trusted with. An assembler's fault made larger ones
-wrong on an H200 for a few shapes (`kernels.convolution._tile` says which, and avoids it); until they
-have run there again they are torch's (docs/performance.md)."""
+"""Side of a kernel across channels that ours are trusted with. An assembler's fault made larger
+ones wrong on an H200 for a few shapes (`kernels.convolution._tile` says how, and avoids it); until
+they have run there again they are torch's (docs/performance.md)."""
 
 _stock: ContextVar[bool] = ContextVar("stock_kernels", default=False)
 
