@@ -184,7 +184,7 @@ def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, 
 
 def test_a_run_goes_on_in_the_surroundings_it_was_started_in(tmp_path, monkeypatch, capsys):
     """Judged on as many, its events as many and where they were, from wherever it is resumed."""
-    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "sets").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     around = ("--telemetry", "minimal", "--telemetry-dir", "events", "--data-dir", "sets")
     short = ("--episode-length", "3", "--rounds", "1", "--quiet")
@@ -206,11 +206,16 @@ def test_a_run_goes_on_in_the_surroundings_it_was_started_in(tmp_path, monkeypat
 
 
 def test_a_controller_is_judged_on_the_data_of_its_run(tmp_path):
-    config = read_train_ppo([*LEARN[1:], "--data-dir", "/sets"])
+    sets = tmp_path / "sets"
+    sets.mkdir()
+    config = read_train_ppo([*LEARN[1:], "--data-dir", str(sets)])
     with RunFolder.create(tmp_path, "x", config.training, config.surroundings) as folder:
         run = folder.path
-    assert read_evaluate([str(run)])[0].data_dir == Path("/sets")
+    assert read_evaluate([str(run)])[0].data_dir == sets
     assert read_evaluate([str(run), "--data-dir", "/others"])[0].data_dir == Path("/others")
+    sets.rmdir()  # as on another machine
+    assert read_evaluate([str(run)])[0].data_dir is None
+    assert read_train_ppo(["--resume", str(run)]).data_dir is None
 
 
 def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp_path):

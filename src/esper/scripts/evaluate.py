@@ -102,8 +102,7 @@ def _data_of(path: Path) -> Path | None:
 
     for folder in (path, path.absolute().parent.parent):
         if (folder / RUN).is_file():
-            told = read_surroundings(folder).data_dir
-            return None if told is None else Path(told)
+            return read_surroundings(folder).data_place
     return None
 
 

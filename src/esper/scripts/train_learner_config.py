@@ -118,18 +118,15 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
 def _as_before(folder: Path, training: TrainingConfig) -> TrainPPO:
     """The command that goes on with a run as its last session left it."""
     kept, around = read_keeping(folder), read_surroundings(folder)
+    events = around.telemetry_dir
     return TrainPPO(
         training=training,
         evaluation_envs=around.evaluation_envs,
         checkpoint_every=kept.every,
         keep=kept.keep,
-        data_dir=_path(around.data_dir),
-        recording=Recording(around.telemetry, _path(around.telemetry_dir)),
+        data_dir=around.data_place,
+        recording=Recording(around.telemetry, Path(events) if events else None),
     )
-
-
-def _path(name: str | None) -> Path | None:
-    return None if name is None else Path(name)
 
 
 def _absolute(path: Path | None) -> str | None:

@@ -133,6 +133,12 @@ class Surroundings:
     telemetry_dir: str | None = None
     """Folder of the events, from the root on; None: the run's own."""
 
+    @property
+    def data_place(self) -> Path | None:
+        """Where its data lie, if there is such a folder: on another machine they lie elsewhere."""
+        told = None if self.data_dir is None else Path(self.data_dir)
+        return told if told is not None and told.is_dir() else None
+
 
 class RunFolder:
     """A run folder this process trains in; others are kept out until it is closed.
