@@ -135,6 +135,43 @@ def test_the_order_of_policies_changes_no_policys_numbers(tmp_path):
     assert ahead.student.value == -behind.student.value > 0
 
 
+def test_the_score_on_test_is_the_score_with_test_accuracy(tmp_path):
+    found = compared(tmp_path, "wait", "static-full:norm")["static-full:norm"]
+    result = found.result
+    rent_N = result.accuracy_N - result.score_N
+    assert rent_N.min() > 0
+    np.testing.assert_allclose(result.score_test_N, result.test_N - rent_N, atol=1e-12)
+    assert found.standing("score_test").mean.value == result.score_test_N.mean()
+
+
+def test_static_final_of_a_policy_plants_what_it_ended_with_in_the_same_hosts(tmp_path, counted):
+    task = replace(TASK, episode_length=16, blueprints=("norm", "conv_light"))
+    policies = ("static-final:random", "wait")  # random is run for it, and not shown
+    found = compared(tmp_path, *policies, task=task, seeds=5, envs=3)
+    assert [one.label for one in found.contestants] == list(policies)
+    assert len(counted.seeds) == 6, "random, static-final and wait, two populations each"
+    grown = compared(tmp_path, "random", *policies, task=task, seeds=5, envs=3)["random"].result
+    assert len(counted.seeds) == 6, "random was kept"
+    planted = found["static-final:random"].result
+    assert len(np.unique(grown.blueprint_NS, axis=0)) > 1, "hosts must differ for this to tell"
+    assert planted.blueprint_NS.tolist() == grown.blueprint_NS.tolist()
+    assert planted.parameters_N.tolist() == grown.parameters_N.tolist()
+    assert planted.germinated_N.sum() == 0
+
+
+def test_waiting_longer_trains_longer_and_pays_for_it(tmp_path):
+    found = compared(tmp_path, "wait", "wait:1.5", task=replace(TASK, rent=2.0))
+    longer = found["wait:1.5"].result
+    assert longer.flops_ratio_N.tolist() == [1.5, 1.5]
+    spec = replace(TASK, rent=2.0).spec()
+    engine = VectorizedEngine(
+        replace(spec, episode_length=6), EngineConfig(2, EVALUATION_SEEDS[0], "cpu")
+    )
+    alone = engine.run_rollout(WaitPolicy()).outcome
+    assert longer.accuracy_N.tolist() == alone.accuracy_E.tolist()
+    np.testing.assert_allclose(longer.score_N, alone.score_E - 0.5 * spec.score.c_f, atol=1e-12)
+
+
 def test_rent_is_a_multiple_of_what_growth_costs(tmp_path):
     free, own, dear = (
         compared(tmp_path / str(rent), "static-full:norm", task=replace(TASK, rent=rent))
@@ -279,7 +316,7 @@ BAD = [
     (("fixed:norm@3", *FLAGS), "starts before step 3"),
     (("static-full:norm:r9c9", *FLAGS), "r9c9"),
     (("static-final:r0c0=conv_lite", *FLAGS), "conv_light"),
-    (("static-final:r0c0", *FLAGS), "there is no file r0c0"),
+    (("static-final:out.json", *FLAGS), "there is no file out.json"),
     (("static-final:r0c0=norm,r0c0=norm", *FLAGS), "r0c0 is named twice"),
     (("./nowhere", *FLAGS), "there is no folder nowhere"),
     (("wait", *FLAGS, "--device", "cuda:7"), "cuda:7"),

@@ -25,6 +25,7 @@ def meaning(text: str) -> dict[str, object]:
     ("text", "means"),
     [
         ("wait", {"kind": "wait"}),
+        ("wait:1.5", {"kind": "wait", "longer": 1.5}),
         ("random", {"kind": "random"}),
         ("heuristic", {"kind": "heuristic"}),
         ("fixed", {"kind": "fixed"}),
@@ -72,6 +73,14 @@ def test_folders_are_controllers(tmp_path, monkeypatch):
     assert read_policy("learned=runs/agent").label == "learned"
 
 
+def test_a_topology_may_be_what_another_policy_ends_with(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for text in ("heuristic:norm", "fixed:r0c0=norm@3", "runs", "sampled:runs"):
+        word = read_policy(f"static-final:{text}")
+        assert (word.kind, word.found_by) == ("static-final", read_policy(text))
+
+
 def test_a_result_is_where_a_topology_is_found(tmp_path):
     path = tmp_path / "a=b.json"
     path.write_text("{}")
@@ -84,7 +93,14 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("wiat", "did you mean 'wait'"),
         ("heurstic", "did you mean 'heuristic'"),
         ("static_full:norm", "did you mean 'static-full'"),
-        ("wait:3", "takes nothing behind it"),
+        ("random:3", "takes nothing behind it"),
+        ("wait:long", "expected wait:FACTOR"),
+        ("wait:0", "expected wait:FACTOR"),
+        ("wait:nan", "expected wait:FACTOR"),
+        ("wait:1e9", "expected wait:FACTOR"),
+        ("static-final:wait", "wait does not grow"),
+        ("static-final:static-full", "static-full does not grow"),
+        ("static-final:heurstic", "did you mean 'heuristic'"),
         ("fixed:", "nothing stands behind the colon"),
         ("heuristic:norm,", "expected heuristic:BLUEPRINT,BLUEPRINT"),
         ("fixed:r0c0=norm:r0c1", "its slots are named already"),

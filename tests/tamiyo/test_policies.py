@@ -115,6 +115,14 @@ def test_planted_topology_is_the_one_named(policy: StaticTopology, expected: lis
     assert planted.tolist() == [expected] * 4
 
 
+def test_each_member_may_have_a_topology_of_its_own():
+    kind_ES = np.array([[2, NO_BLUEPRINT, 0], [0, 1, 2]])
+    policy = StaticTopology.final(kind_ES)
+    assert policy.planted(2, SLOTS, KINDS).tolist() == kind_ES.tolist()
+    assert "shape (2, 3)" in refused(lambda: policy.planted(3, SLOTS, KINDS))
+    assert "blueprint 2 in slot 0" in refused(lambda: policy.planted(2, SLOTS, KINDS[:2]))
+
+
 def test_planted_topology_can_be_planted():
     population = make_population(2)
     planted_ES = StaticTopology.full("conv_light").planted(2, population.slots, CNN_BLUEPRINTS)

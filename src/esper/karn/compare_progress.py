@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
@@ -20,20 +20,20 @@ LINES_EACH: Final = 3
 class CompareProgress:
     """An engine listener that shows the steps of every policy as they pass.
 
-    with CompareProgress(["wait", "heuristic"], steps=50, hosts=20) as progress:
+    with CompareProgress({"wait": 50, "heuristic": 50}, hosts=20) as progress:
         progress.begin("wait")
     """
 
     def __init__(
-        self, labels: Sequence[str], steps: int, hosts: int, console: Console | None = None
+        self, steps: Mapping[str, int], hosts: int, console: Console | None = None
     ) -> None:
-        """`steps`: of one policy, over all its populations; `hosts`: that move in one step."""
-        self.labels, self.steps, self.hosts = list(labels), steps, hosts
+        """`steps`: of each policy, over all its populations; `hosts`: that move in one step."""
+        self.steps, self.hosts = dict(steps), hosts
         self.console = console or Console()
-        total = max(1, steps * len(self.labels))
+        total = max(1, sum(self.steps.values()))
         self.pace = Pace(total)
-        self._display = Display(total, self.console, LINES_EACH * max(1, len(self.labels)))
-        self._label, self._before, self._step = "", -1, 0
+        self._display = Display(total, self.console, LINES_EACH * max(1, len(self.steps)))
+        self._label, self._begun, self._step, self._before = "", 0, 0, 0
 
     def __enter__(self) -> Self:
         self._display.start()
@@ -53,7 +53,8 @@ class CompareProgress:
 
     def begin(self, label: str) -> None:
         """The next policy starts."""
-        self._label, self._before, self._step = label, self._before + 1, 0
+        self._before += self.steps.get(self._label, 0)
+        self._label, self._begun, self._step = label, self._begun + 1, 0
 
     # ---- what the engine tells (EngineListener) -----------------------------------------------
 
@@ -66,14 +67,14 @@ class CompareProgress:
     def on_step(self, record: StepRecord) -> None:
         """Show the step."""
         self._step += 1
-        done = self._before * self.steps + self._step
+        done = self._before + self._step
         self.pace.tick(done)
         score_E = record.reward_inputs.score_E
         seeds = int((record.signals.slots.blueprint_ES >= 0).sum()) / len(score_E)
         self._display.show(
             done,
-            f"{self._label} ({self._before + 1}/{len(self.labels)}), step "
-            f"{self._step}/{self.steps}",
+            f"{self._label} ({self._begun}/{len(self.steps)}), step "
+            f"{self._step}/{self.steps[self._label]}",
             speed_words(self.pace.steps_per_second * self.hosts, self.pace.left(done)),
             f"score {student_estimate(score_E).value:.3f}, {seeds:.1f} seeds a host",
         )

@@ -104,7 +104,8 @@ def cost_table(found: Comparison) -> Table:
     """What the networks are and what they cost, as means."""
     table = Table(title="means over hosts", box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
-    names = {"test": "test", "accuracy": "val_score", "parameters": "parameters", "macs": "MACs",
+    names = {"score_test": "score on test", "test": "test", "accuracy": "val_score",
+             "parameters": "parameters", "macs": "MACs",
              "flops_ratio": "FLOPs / host's"}  # fmt: skip
     for name in (*names.values(), "s / host"):
         table.add_column(name, justify="right")

@@ -64,7 +64,7 @@ def run_comparison(config: Compare, console: Console | None = None) -> Compariso
     missing = _missing(folder, contenders)
     if missing:
         data = spec.load(config.data_dir)
-        _run_all(config, folder, missing, data, spec, console)
+        _run_all(config, folder, missing, data, console)
     results = []
     for contender in contenders:
         kept = read_kept(place_of(folder, contender.identity), contender.identity)
@@ -73,9 +73,9 @@ def run_comparison(config: Compare, console: Console | None = None) -> Compariso
 
 
 def _missing(folder: Path, contenders: list[Contender]) -> list[Contender]:
-    """Those without a file; of equal ones the first."""
+    """Those without a file, in the order they can run; of equal ones the first."""
     missing: dict[Path, Contender] = {}
-    for contender in contenders:
+    for contender in _with_those_needed(contenders):
         place = place_of(folder, contender.identity)
         if place.exists():
             read_kept(place, contender.identity)  # what is wrong with it is said before anything
@@ -84,32 +84,47 @@ def _missing(folder: Path, contenders: list[Contender]) -> list[Contender]:
     return list(missing.values())
 
 
+def _with_those_needed(contenders: list[Contender]) -> Iterator[Contender]:
+    """The contenders, each after the policy whose topologies it plants."""
+    for contender in contenders:
+        if contender.found_by is not None:
+            yield contender.found_by
+        yield contender
+
+
 def _run_all(
     config: Compare,
     folder: Path,
     missing: list[Contender],
     data: TaskData,
-    spec: TaskSpec,
     console: Console | None,
 ) -> None:
     populations = len(list(config.populations()))
     hosts = min(config.envs, config.seeds)
-    labels = [contender.label for contender in missing]
-    shown = CompareProgress(labels, spec.episode_length * populations, hosts, console)
+    steps = {one.label: one.spec.episode_length * populations for one in missing}
+    shown = CompareProgress(steps, hosts, console)
     with nullcontext() if config.quiet else shown:
         for done, contender in enumerate(missing):
             shown.begin(contender.label)
             try:
-                result = run_contender(config, contender, data, None if config.quiet else shown)
+                found = _found(folder, contender)
+                listener = None if config.quiet else shown
+                result = run_contender(config, contender, data, listener, found)
             except KeyboardInterrupt:
                 shown.say(
-                    f"{done} of {len(labels)} policies done, kept in {folder}: the same command "
+                    f"{done} of {len(missing)} policies done, kept in {folder}: the same command "
                     f"goes on from there"
                 )
                 raise
             keep(folder, Kept(contender.label, contender.identity, result))
             if not config.quiet:
                 shown.say(_done_line(contender.label, result))
+
+
+def _found(folder: Path, contender: Contender) -> PolicyResult | None:
+    """What the policy came to whose topologies this one plants."""
+    by = contender.found_by
+    return None if by is None else read_kept(place_of(folder, by.identity), by.identity).result
 
 
 def _done_line(label: str, result: PolicyResult) -> str:
@@ -124,11 +139,15 @@ def _done_line(label: str, result: PolicyResult) -> str:
 
 
 def run_contender(
-    config: Compare, contender: Contender, data: TaskData, listener: EngineListener | None = None
+    config: Compare,
+    contender: Contender,
+    data: TaskData,
+    listener: EngineListener | None = None,
+    found: PolicyResult | None = None,
 ) -> PolicyResult:
-    """One episode of every host under this policy."""
+    """One episode of every host under this policy; `found`: what `contender.found_by` came to."""
     parts = [
-        _run_population(config, contender, data, listener, seed, members)
+        _run_population(config, contender, data, listener, seed, members, found)
         for seed, members in config.populations()
     ]
     joined: dict[str, Any] = {
@@ -146,22 +165,26 @@ def _run_population(
     listener: EngineListener | None,
     seed: int,
     members: int,
+    found: PolicyResult | None = None,
 ) -> PolicyResult:
     """One episode of the hosts of one run seed."""
     settings = contender.engine_config(config, seed, members)
     engine = VectorizedEngine(contender.spec, settings, listener, data)
-    rollout = engine.run_rollout(contender.policy(seed))
+    rollout = engine.run_rollout(contender.policy(seed, found))
     outcome, choice = rollout.outcome, engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
+    # A longer episode is paid for like any other training compute.
+    length = contender.spec.episode_length / config.task.spec().episode_length
+    unpaid = contender.spec.score.c_f * (length - 1.0)
     return PolicyResult(
         seed_N=np.full(members, seed, dtype=np.int64),
         member_N=outcome.member_E,
-        score_N=outcome.score_E,
+        score_N=outcome.score_E - unpaid,
         accuracy_N=outcome.accuracy_E,
         test_N=engine.test(),
         parameters_N=engine.book.host_params + outcome.added_params_E,
         macs_N=engine.book.host_macs + outcome.added_macs_E,
-        flops_ratio_N=outcome.flops_ratio_E,
+        flops_ratio_N=outcome.flops_ratio_E * length,
         germinated_N=outcome.germinated_E,
         fossilized_N=outcome.fossilized_E,
         pruned_N=outcome.pruned_E,

@@ -117,6 +117,14 @@ class PolicyResult(ArrayStruct):
         return len(self.score_N)
 
     @property
+    def score_test_N(self) -> Doubles:
+        """The score with test accuracy in place of that on `val_score`.
+
+        Rewards, score constants and checkpoints are chosen on `val_score`; nothing is chosen here.
+        """
+        return self.score_N - self.accuracy_N + self.test_N
+
+    @property
     def seconds_per_host(self) -> float:
         """Wall time of all populations over their hosts, which share it."""
         return float(self.seconds_G.sum()) / self.hosts
@@ -153,6 +161,7 @@ class Metric:
 
 METRICS: Final = (
     Metric("score", "score", "score_N", True, "{:.4f}", "{:+.4f}"),
+    Metric("score_test", "score on test", "score_test_N", True, "{:.4f}", "{:+.4f}"),
     Metric("test", "accuracy, test", "test_N", True, "{:.2%}", "{:+.2%}"),
     Metric("accuracy", "accuracy, val_score", "accuracy_N", True, "{:.2%}", "{:+.2%}"),
     Metric("parameters", "parameters", "parameters_N", False, "{:,.0f}", "{:+,.0f}"),

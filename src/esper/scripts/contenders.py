@@ -27,6 +27,7 @@ from esper.leyline.protocols import PolicyProtocol
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
+from esper.scripts.comparison import PolicyResult
 from esper.scripts.policy_words import PolicyWord
 from esper.scripts.train_config import Train
 from esper.simic.agent.agent import PPOAgent
@@ -36,6 +37,7 @@ from esper.simic.training.checkpoint_files import MANIFEST as CHECKPOINT
 from esper.simic.training.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
 from esper.simic.training.run_folder import RUN
+from esper.tamiyo.baselines import StaticTopology
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine_config import EngineConfig
@@ -75,17 +77,24 @@ class Contender:
     spec: TaskSpec
     """The task with what this policy may grow."""
     identity: Identity
-    agent: PPOAgent | None
+    agent: PPOAgent | None = None
     """Of a controller."""
+    found_by: Contender | None = None
+    """static-final of a policy: the policy, which must have run before."""
 
     @property
     def label(self) -> str:
         """How tables and pictures call it."""
         return self.word.label
 
-    def policy(self, seed: int) -> PolicyProtocol[Any]:
-        """A fresh one, for a population of that run seed."""
+    def policy(self, seed: int, found: PolicyResult | None = None) -> PolicyProtocol[Any]:
+        """A fresh one, for a population of that run seed.
+
+        `found`: what `found_by` came to; host by host its final topologies are planted.
+        """
         reward = ScoreReward(self.spec.upkeep)
+        if found is not None:
+            return StaticTopology.final(found.blueprint_NS[found.seed_N == seed], reward)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
             return SimicClient(_with_draws_of(self.agent, seed), reward, mode)
@@ -123,12 +132,16 @@ def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contend
     """The policy of a word on a task, everything about it checked that can be before it runs."""
     if word.kind == "controller":
         return _controller(config, word, spec)
+    if word.found_by is not None:
+        return _static_final(make_contender(config, word.found_by, spec), word)
     if word.kind == "static-final" and word.path is not None:
         word = replace(word, topology=found_topology(word.path))
     _check_names(word, spec)
+    if word.longer != 1.0:
+        spec = replace(spec, episode_length=max(1, round(word.longer * spec.episode_length)))
     rules = HeuristicConfig(blueprints=word.order) if word.kind == "heuristic" else None
     identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
-    contender = Contender(word, spec, identity, None)
+    contender = Contender(word, spec, identity)
     try:
         contender.policy(config.first_seed)  # a bad start, slot or topology is refused here
     except EsperError as error:
@@ -136,8 +149,16 @@ def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contend
     return contender
 
 
+def _static_final(found_by: Contender, word: PolicyWord) -> Contender:
+    """The topologies that `found_by` ends with, planted in the same hosts from the start."""
+    known = replace(found_by.identity, policy=f"static-final of {found_by.identity.policy}")
+    return Contender(word, found_by.spec, known, found_by=found_by)
+
+
 def _in_words(word: PolicyWord) -> str:
     """What the policy does, written one way only."""
+    if word.kind == "wait" and word.longer != 1.0:
+        return f"wait:{word.longer:g}"
     if word.kind == "static-final":
         return f"static-final:{','.join(sorted(word.topology))}"
     if word.kind == "heuristic" and word.order:

@@ -1,12 +1,14 @@
 """What does a policy's name on the command line of `compare` mean?
 
     wait   random   heuristic
+    wait:FACTOR                                 the host alone, trained FACTOR times as long
     heuristic:BLUEPRINT,BLUEPRINT               with an order of blueprints of its own
     fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        grown from a step on (2), in all slots or these
     fixed:SLOT=BLUEPRINT,...[@STEP]             the same, each slot with a blueprint of its own
     static-full[:BLUEPRINT[:SLOT,SLOT]]         there from the start
     static-final:SLOT=BLUEPRINT,...             a topology that was found, there from the start
     static-final:RESULT.json                    the most frequent one at the end of that run
+    static-final:POLICY                         host by host, what that policy ended with there
     FOLDER   sampled:FOLDER                     a saved controller; its likeliest actions, or drawn
     LABEL=any of these                          how tables and pictures call it
 
@@ -15,6 +17,7 @@ Only the words are read here: nothing is loaded, and no torch.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import Counter
@@ -26,12 +29,16 @@ from typing import Final, Literal
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
-PLAIN: Final[tuple[Kind, ...]] = ("wait", "random")
-"""Words with nothing behind them."""
-WORDS: Final[tuple[Kind, ...]] = (*PLAIN, "heuristic", "fixed", "static-full", "static-final")
+WORDS: Final[tuple[Kind, ...]] = (
+    "wait", "random", "heuristic", "fixed", "static-full", "static-final",
+)  # fmt: skip
+LONGEST_WAIT: Final = 100.0
+"""Most times the episode that the host alone may train."""
 SAMPLED: Final = "sampled"
 
 _LABELLED: Final = re.compile(r"([^:=/@]+)=(.+)", re.DOTALL)
+_TOPOLOGY: Final = re.compile(r"[^:=/@]*=")
+"""How SLOT=BLUEPRINT,... begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,10 @@ class PolicyWord:
     """static-final, fixed: `slot=blueprint` words."""
     order: tuple[str, ...] = ()
     """heuristic: blueprints to try; empty: its own order."""
+    longer: float = 1.0
+    """wait: times the task's episode it trains."""
+    found_by: PolicyWord | None = None
+    """static-final: the policy whose final topologies are planted."""
     path: Path | None = None
     """controller: its folder; static-final: the result it is found in."""
     sampled: bool = False
@@ -86,10 +97,12 @@ def read_policy(text: str) -> PolicyWord:
     if mark and not rest:
         raise EsperError(f"policy {text!r}: nothing stands behind the colon; leave it out")
     plain: dict[str, PolicyWord] = {kind: PolicyWord(text, text, kind) for kind in WORDS}
-    if head in PLAIN:
+    if head == "random":
         if rest:
-            raise EsperError(f"policy {text!r}: {head} takes nothing behind it; write {head}")
+            raise EsperError(f"policy {text!r}: random takes nothing behind it; write random")
         return plain[head]
+    if head == "wait":
+        return _read_wait(plain[head], rest)
     if head == "heuristic":
         return _read_heuristic(plain[head], rest)
     if head == "fixed":
@@ -99,6 +112,20 @@ def read_policy(text: str) -> PolicyWord:
     if head == "static-final":
         return _read_final(plain[head], rest)
     return _read_controller(text)
+
+
+def _read_wait(word: PolicyWord, rest: str) -> PolicyWord:
+    """FACTOR"""
+    try:
+        longer = float(rest or 1.0)
+    except ValueError:
+        longer = math.nan
+    if not 0 < longer <= LONGEST_WAIT:  # NaN is refused, too
+        raise EsperError(
+            f"policy {word.text!r}: expected wait:FACTOR above 0 and up to {LONGEST_WAIT:g}, for "
+            f"example wait:1.2 for the host alone trained 1.2 times as long"
+        )
+    return replace(word, longer=longer)
 
 
 def _with_places(word: PolicyWord, rest: str) -> PolicyWord:
@@ -146,20 +173,25 @@ def _read_fixed(word: PolicyWord, rest: str) -> PolicyWord:
 
 
 def _read_final(word: PolicyWord, rest: str) -> PolicyWord:
-    """SLOT=BLUEPRINT,... or the path of a result."""
+    """SLOT=BLUEPRINT,... or the path of a result, or a policy that grows."""
     if not rest:
         raise EsperError(
-            "policy 'static-final': name a topology, for example static-final:r0c0=depthwise, or "
-            "the result of a run, static-final:out/train_heuristic_digits_impaired.json"
+            "policy 'static-final': name a topology, for example static-final:r0c0=depthwise, the "
+            "result of a run, static-final:out/train_heuristic_digits_impaired.json, or the policy "
+            "that found it, static-final:heuristic or static-final:runs/RUN"
         )
-    if "=" in rest and not os.path.exists(rest):
+    if _TOPOLOGY.match(rest) and not os.path.exists(rest):
         return replace(word, topology=tuple(rest.split(",")))
-    if not os.path.isfile(rest):
+    if os.path.isfile(rest):
+        return replace(word, path=Path(rest))
+    if rest.endswith(".json"):
+        raise EsperError(f"policy {word.text!r}: there is no file {rest}")
+    found_by = read_policy(rest)
+    if found_by.kind in ("wait", "static-full", "static-final"):
         raise EsperError(
-            f"policy {word.text!r}: there is no file {rest}; give the JSON result of a run, or "
-            f"SLOT=BLUEPRINT,SLOT=BLUEPRINT"
+            f"policy {word.text!r}: {found_by.kind} does not grow; name a policy that does"
         )
-    return replace(word, path=Path(rest))
+    return replace(word, found_by=found_by)
 
 
 def _read_controller(text: str) -> PolicyWord:

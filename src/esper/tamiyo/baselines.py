@@ -47,8 +47,8 @@ class WaitPolicy(StatelessPolicy):
 class StaticTopology(WaitPolicy):
     """Members are born with permanent seeds, and nothing changes after that.
 
-    `topology` is a blueprint for every slot, blueprints by slot id, or the indices `[S]` of a
-    topology that was found (`NO_BLUEPRINT`: an empty slot).
+    `topology` is a blueprint for every slot, blueprints by slot id, or blueprint indices: `[S]` for
+    all members alike, `[E, S]` for each its own (`NO_BLUEPRINT`: an empty slot).
 
     >>> policy = StaticTopology.final({"r0c1": "norm"})
     >>> policy.planted(2, ["r0c0", "r0c1"], ["conv", "norm"]).tolist()
@@ -79,12 +79,12 @@ class StaticTopology(WaitPolicy):
         return cls(topology, reward)
 
     def planted(self, members: int, slots: Sequence[str], blueprints: Sequence[str]) -> Ints:
-        """`[E, S]`: the same topology for every member."""
+        """`[E, S]`: blueprint per member and slot."""
+        shape = (members, len(slots))
         if isinstance(self.topology, np.ndarray):
-            kind_S = _checked_indices(self.topology, len(slots), len(blueprints))
-        else:
-            kind_S = _named_indices(self.topology, slots, blueprints)
-        return np.tile(kind_S, (members, 1))
+            return _checked_indices(self.topology, shape, len(blueprints))
+        kind_S = _named_indices(self.topology, slots, blueprints)
+        return np.broadcast_to(kind_S, shape).copy()
 
 
 def _named_indices(
@@ -100,20 +100,22 @@ def _named_indices(
     return kind_S
 
 
-def _checked_indices(kind_S: Ints, slots: int, blueprints: int) -> Ints:
-    """Blueprint indices `[S]` as given, checked against the host."""
-    if kind_S.shape != (slots,) or not np.issubdtype(kind_S.dtype, np.integer):
+def _checked_indices(kind: Ints, shape: tuple[int, int], blueprints: int) -> Ints:
+    """Blueprint indices `[S]` or `[E, S]` as `[E, S]`, checked against the population."""
+    if kind.shape not in (shape, shape[1:]) or not np.issubdtype(kind.dtype, np.integer):
         raise EsperError(
-            f"static topology: {kind_S.dtype} of shape {kind_S.shape}, expected a blueprint index "
-            f"for each of the {slots} slots"
+            f"static topology: {kind.dtype} of shape {kind.shape}, expected a blueprint index for "
+            f"each of the {shape[1]} slots, or one for each of {shape[0]} members and slots"
         )
-    bad = np.flatnonzero((kind_S < NO_BLUEPRINT) | (kind_S >= blueprints))
+    kind_ES = np.broadcast_to(kind, shape).astype(np.int64)
+    bad = np.argwhere((kind_ES < NO_BLUEPRINT) | (kind_ES >= blueprints))
     if bad.size:
+        member, slot = bad[0]
         raise EsperError(
-            f"static topology: blueprint {kind_S[bad[0]]} in slot {bad[0]}, "
+            f"static topology: blueprint {kind_ES[member, slot]} in slot {slot}, "
             f"valid are {NO_BLUEPRINT} (none) to {blueprints - 1}"
         )
-    return kind_S.astype(np.int64)
+    return kind_ES
 
 
 class RandomPolicy(StatelessPolicy):
