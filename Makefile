@@ -46,12 +46,13 @@ RUN_ROUNDS := 8
 run: setup ## train a controller on the digits data, then judge it (CPU, 2 to 3 minutes)
 	$(BIN)/esper train ppo --preset digits_quick --device cpu --rounds $(RUN_ROUNDS)
 
-grow: setup ## grow small networks by a fixed schedule, beside the same networks left alone
-	$(BIN)/python -m esper.scripts.grow_digits
+grow: setup ## grow small networks by a schedule, beside the hosts alone and their final topology static
+	$(BIN)/esper compare wait fixed:r0c0=conv_light,r0c1=depthwise static-final:fixed:r0c0=conv_light,r0c1=depthwise \
+		--task digits_impaired --seeds 8 --out out/grow
 
 lint: setup ## ruff, mypy and the import contracts
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests scripts
+	$(BIN)/ruff format --check src tests scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
@@ -65,7 +66,7 @@ guardrail: setup ## the fast tests of names and contracts
 	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)
 
 bench: setup ## measure how fast populations step
-	$(BIN)/python -m esper.scripts.benchmark_hot_path
+	$(BIN)/python scripts/benchmark_hot_path.py
 
 clean: ## remove .venv, caches and build output
 	rm -rf $(VENV) .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

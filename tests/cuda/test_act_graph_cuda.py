@@ -10,7 +10,6 @@ import torch
 
 from cuda_support import DEVICE, NEEDS_CUDA
 from esper.leyline import LifecycleOp
-from esper.scripts.sync_sites import watch_steps
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.agent.agent import Act
 from esper.simic.training.runner import run_ppo_updates
@@ -28,6 +27,7 @@ from ppo_support import (
     shaken,
     weights,
 )
+from sync_sites import watch_steps
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
 E, T = 8, 10

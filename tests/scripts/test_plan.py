@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_support import small_task
-from esper.scripts.hot_path_engine import Turn
 from esper.scripts.plan import _small_trainer, _update_seconds
 from esper.scripts.plan_probe import (
     WORTH_IT,
@@ -23,6 +22,7 @@ from esper.scripts.plan_probe import (
 from esper.scripts.train import main
 from esper.simic.training.config import PopulationConfig, TrainingConfig
 from esper.tolaria.engine_config import EngineConfig
+from esper.tolaria.timed_engine import Turn
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WHOLE = st.builds(

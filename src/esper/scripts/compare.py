@@ -34,7 +34,7 @@ def compare(config: Compare) -> None:
     """Compare and report. Heavy libraries are imported here, so that --help is quick."""
     config.check()
     from esper.scripts.compare_report import report
-    from esper.scripts.machine import ask_for_exact_sums
+    from esper.tolaria.machine import ask_for_exact_sums
 
     ask_for_exact_sums()
     found = compare_policies(config)

@@ -23,11 +23,12 @@ class Compare:
     policies: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="POLICY [POLICY ...]")
     ]
-    """The first is what the others are held against. wait, random,
-    heuristic[:BLUEPRINT,BLUEPRINT], fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
+    """The first is what the others are held against. wait, wait:FACTOR (trained so many times as
+    long), random, heuristic[:BLUEPRINT,BLUEPRINT], fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
     fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP], static-full[:BLUEPRINT[:SLOT,SLOT]],
-    static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run, the folder of a
-    saved controller, checkpoint or run, sampled:FOLDER to draw its actions instead of taking the
+    static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run,
+    static-final:POLICY (host by host what that policy ended with), the folder of a saved
+    controller, checkpoint or run, sampled:FOLDER to draw its actions instead of taking the
     likeliest. LABEL=POLICY names it in tables and pictures."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """What every policy plays. Its blueprints are for policies that do not learn: controllers grow

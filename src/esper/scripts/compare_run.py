@@ -33,11 +33,11 @@ from esper.leyline.statistics import interquartile_estimate
 from esper.scripts.compare_config import Compare
 from esper.scripts.comparison import Comparison, Game, PolicyResult, judge
 from esper.scripts.contenders import Contender, Identity, make_contender
-from esper.scripts.machine import describe
 from esper.scripts.policy_words import read_policies
 from esper.scripts.records import json_bytes
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.machine import describe
 from esper.tolaria.runtime import parse_device
 
 SETTINGS: Final = "settings.json"

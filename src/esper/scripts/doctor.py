@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from esper.scripts.door import enter
 
 if TYPE_CHECKING:
-    from esper.scripts.build_times import KernelBuilds
+    from esper.kasmina.kernels.build_times import KernelBuilds
     from esper.tolaria.engine import VectorizedEngine
 
 PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
@@ -72,7 +72,7 @@ def device_lines(config: Doctor) -> list[str]:
     """What would be computed on, and with how many threads."""
     import torch
 
-    from esper.scripts.machine import describe
+    from esper.tolaria.machine import describe
     from esper.tolaria.runtime import choose_precision, parse_device
 
     device = parse_device(config.device)
@@ -119,7 +119,7 @@ def _version(package: str) -> str:
 
 def executor_lines(config: Doctor) -> list[str]:
     """Which executor a run of the task gets, and why, under both profiles."""
-    from esper.scripts.build_times import count_builds
+    from esper.kasmina.kernels.build_times import count_builds
     from esper.simic.training.config import PopulationConfig, TaskConfig
     from esper.tasks.listing import place_of_data
     from esper.tolaria.engine import VectorizedEngine

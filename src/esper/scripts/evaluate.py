@@ -63,8 +63,8 @@ def evaluate(words: Sequence[str]) -> None:
     spec = training.check()
     from esper.leyline.files import require_writable
     from esper.scripts.judging import judge
-    from esper.scripts.machine import ask_for_exact_sums
     from esper.simic.training.checkpoints import find_checkpoint
+    from esper.tolaria.machine import ask_for_exact_sums
     from esper.tolaria.runtime import parse_device
 
     require_writable(config.out / "eval.png", "--out")

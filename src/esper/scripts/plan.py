@@ -16,7 +16,6 @@ import torch
 
 from esper.karn.display import clock_time
 from esper.scripts.judging import BASELINES
-from esper.scripts.machine import describe, wait_for
 from esper.scripts.plan_probe import (
     Probe,
     cut_data,
@@ -36,6 +35,7 @@ from esper.simic.training.run_folder import read_config
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.machine import describe, wait_for
 from esper.tolaria.runtime import parse_device
 
 LONGER: Final = 4

@@ -21,13 +21,13 @@ import numpy as np
 import torch
 
 from esper.leyline.stages import SeedStage
-from esper.scripts.hot_path_engine import TimedEngine, Turn
-from esper.scripts.stage_mix import half_of_slots_live, spread_stages
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import WaitPolicy
 from esper.tasks.spec import TaskData, TaskPart, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
+from esper.tolaria.stage_mix import half_of_slots_live, spread_stages
+from esper.tolaria.timed_engine import TimedEngine, Turn
 
 BUDGET_SECONDS: Final = 12.0
 """No larger probe is begun that would not end within this, by what the one before it took."""

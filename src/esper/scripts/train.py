@@ -67,7 +67,7 @@ def train_learner(flags: Sequence[str]) -> None:
 
     config = read_train_ppo(flags)
     spec = config.check()
-    from esper.scripts.machine import ask_for_exact_sums
+    from esper.tolaria.machine import ask_for_exact_sums
 
     ask_for_exact_sums()
     if config.dry_run:
@@ -91,7 +91,7 @@ def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:
 
     config = read_train(policy, flags)
     spec = config.check()
-    from esper.scripts.machine import ask_for_exact_sums
+    from esper.tolaria.machine import ask_for_exact_sums
 
     ask_for_exact_sums()
     if config.dry_run:

@@ -23,13 +23,13 @@ from esper.leyline.protocols import SinkProtocol
 from esper.leyline.records import Rollout, StepRecord
 from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
-from esper.scripts.machine import describe
 from esper.scripts.train_config import Recording, Train
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
+from esper.tolaria.machine import describe
 
 
 @dataclass(frozen=True, slots=True, eq=False)

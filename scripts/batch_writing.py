@@ -1,0 +1,96 @@
+"""What writing the input of a train batch costs, beside the training on it.
+
+A batch is gathered, augmented and normalised into the buffers that training reads, in the stream
+that trains: its share of both is the most that a second stream and second buffers could save.
+Streamed batches (`--data-placement stream`) are gathered by the host and copied beside the training
+on the batch before; what of that is not hidden is in the time they take between two train batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from esper.tasks.spec import TaskData
+from esper.tolaria.batch_ops import process_train_batch
+from esper.tolaria.data import DataPlacement, SharedBatchIterator
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.machine import wait_for
+from esper.tolaria.runtime import CUDATimer
+
+
+@dataclass(frozen=True, slots=True)
+class WritingTime:
+    """Times of one batch of all members, medians over steps; on a GPU between CUDA events."""
+
+    placement: DataPlacement
+    alone_us: float
+    """Batches written one after the other with no training between; the host's work is included."""
+    write_us: float
+    """A batch written between two train batches: the kernels, and what waits for the host or a
+    copy."""
+    train_us: float
+    """The training on it."""
+    share: float
+    """Of writing in both, between train batches."""
+
+
+def writing_times(engine: VectorizedEngine, data: TaskData, steps: int) -> list[WritingTime]:
+    """Data on the device, and on a GPU also streamed; the engine goes on training meanwhile."""
+    placements: tuple[DataPlacement, ...] = ("device", "stream")
+    on_gpu = engine.device.type == "cuda"
+    with engine._memory_guard(), engine._stream():
+        return [
+            _writing_time(engine, _placed(engine, data, placement), steps)
+            for placement in (placements if on_gpu else placements[:1])
+        ]
+
+
+def _placed(
+    engine: VectorizedEngine, data: TaskData, placement: DataPlacement
+) -> SharedBatchIterator:
+    """The engine's batches from data that lie elsewhere."""
+    spec, own = engine.spec, engine.batches
+    return SharedBatchIterator(
+        data.train.inputs,
+        data.train.labels,
+        own.members,
+        spec.batch_size,
+        spec.batches_per_step,
+        own.seed,
+        engine.device,
+        data.mean.tolist() or (0.0,),
+        data.std.tolist() or (1.0,),
+        spec.augmentation,
+        placement,
+        own.dtype,
+    )
+
+
+def _writing_time(
+    engine: VectorizedEngine, batches: SharedBatchIterator, steps: int
+) -> WritingTime:
+    timers = [CUDATimer(engine.device) for _ in range(steps + 1)]
+    for step, timer in enumerate(timers):
+        with timer.span("alone"):
+            for _ in batches.step(step, engine._buffers):
+                pass
+    wait_for(engine.device)
+    for step, timer in enumerate(timers):
+        made = batches.step(step, engine._buffers)
+        for _ in range(batches.batches_per_step):
+            with timer.span("write"):
+                x, target = next(made)
+            with timer.span("train"), engine._precision():
+                process_train_batch(
+                    engine.env.model, x, target, engine.env.train, engine.env.scaler, engine.graphs
+                )
+    wait_for(engine.device)
+    found = [timer.collect() for timer in timers[1:]]  # the first step warms up
+    each = 1e6 / batches.batches_per_step
+    alone, write, train = (
+        each * float(np.median([seconds[name] for seconds in found]))
+        for name in ("alone", "write", "train")
+    )
+    return WritingTime(batches.placement, alone, write, train, write / (write + train))

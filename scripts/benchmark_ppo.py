@@ -1,0 +1,215 @@
+"""How long the learner takes for a round: acting T times for E members, then one PPO update.
+
+    python scripts/benchmark_ppo.py                    E=64, S=5, T=50, 4 epochs on the CPU
+    python scripts/benchmark_ppo.py --device cuda
+    python scripts/benchmark_ppo.py --device cuda --no-act-graphs     acting as it is told
+    python scripts/benchmark_ppo.py --device cuda --compile           the update compiled
+
+Observations and masks are noise in which every operation is legal somewhere, so that every head is
+at work at every step: the dearest case. No host is trained. The first round warms up: it captures
+and compiles, is told apart and not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper.leyline.errors import EsperError
+from esper.scripts.door import enter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from esper.leyline.masks import ActionMasks
+    from esper.simic.agent import PPOAgent, RolloutBuffer
+    from esper.tamiyo import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkPPO:
+    """Time the learner without a population."""
+
+    device: str = "cpu"
+    """Where to compute, as torch names it."""
+    threads: int = 1
+    """CPU threads torch may use; on tensors this small a second one brings little."""
+    members: int = 64
+    """E."""
+    slots: int = 5
+    """S."""
+    steps: int = 50
+    """T."""
+    epochs: int = 4
+    """Passes over the rollout."""
+    minibatches: int = 4
+    """Parts the members are dealt into."""
+    blueprints: int = 8
+    """Kinds of seed."""
+    global_features: int = 40
+    """Features of a member."""
+    slot_features: int = 30
+    """Features of each slot."""
+    rounds: int = 7
+    """Timed rounds."""
+    act_graphs: bool = True
+    """Replay the steps of acting as captured graphs, on a CUDA device."""
+    compile: bool = False
+    """Compile what the update computes of a minibatch; the first round tells what that takes."""
+    out: Path = Path("out/benchmark_ppo.json")
+    """All numbers."""
+
+    def check(self) -> None:
+        """Refuse sizes that cannot be timed."""
+        sizes = ("threads", "members", "slots", "steps", "epochs", "minibatches", "blueprints")
+        for name in (*sizes, "global_features", "slot_features", "rounds"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
+
+
+def main() -> int:
+    """The command."""
+    return enter(BenchmarkPPO, benchmark)
+
+
+def benchmark(config: BenchmarkPPO) -> None:
+    """Time the rounds, print their median, write the numbers."""
+    config.check()
+    from esper.leyline.files import require_writable, write_whole
+
+    require_writable(config.out, "--out")
+
+    import torch
+
+    from esper.kasmina.kernels.build_times import compile_seconds, count_builds
+    from esper.simic.agent import PPOAgent, PPOConfig
+    from esper.tamiyo import PolicySpec
+    from esper.tolaria.machine import describe
+    from esper.tolaria.runtime import parse_device
+
+    device = parse_device(config.device)
+    torch.set_num_threads(config.threads)
+    names = tuple(f"kind{i}" for i in range(config.blueprints))
+    spec = PolicySpec(config.global_features, config.slot_features, names)
+    settings = PPOConfig(epochs=config.epochs, minibatches=config.minibatches, target_kl=None)
+    agent = PPOAgent(spec, settings, device=device)
+    rollout = agent.make_buffer(config.steps, config.members, config.slots)
+    parameters = sum(p.numel() for p in agent.network.parameters())
+    setting = describe(device) | {"parameters": str(parameters)}
+    print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
+    _choose(config, agent)
+    spent_before = compile_seconds()
+    with count_builds(device) as builds:
+        first, *timed = [_time_round(config, agent, rollout, r) for r in range(1 + config.rounds)]
+    compiling = _compiling(spent_before, compile_seconds()) if config.compile else None
+    act, update = ([pair[i] for pair in timed] for i in range(2))
+    replayed = _replayed(agent)
+    print(f"act: {replayed['how']}; update: {'compiled' if config.compile else 'eager'}")
+    print(f"first   act {first[0]:.3f} s, update {first[1]:.3f} s (not counted)")
+    print(f"built   kernels of Triton: {builds.line()}; {_told(config, compiling)}")
+    for name, seconds in (("act", act), ("update", update), ("both", list(map(sum, timed)))):
+        print(
+            f"{name:<7} {statistics.median(seconds):.4f} s "
+            f"({min(seconds):.4f} to {max(seconds):.4f}, n={len(seconds)})"
+        )
+    record = {
+        "setting": setting,
+        "act_graphs": replayed,
+        "compiled": config.compile,
+        "compile_seconds": compiling,
+        "kernel_builds": asdict(builds),
+        "first_round": {"act_seconds": first[0], "update_seconds": first[1]},
+        "act_seconds": act,
+        "update_seconds": update,
+    }
+    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    print(f"numbers: {config.out}")
+
+
+def _choose(config: BenchmarkPPO, agent: PPOAgent) -> None:
+    """How acting and the update are computed."""
+    import torch
+
+    if not config.act_graphs:
+        agent.use_graphs(None)
+    if config.compile:
+        network = agent.network
+        setattr(network, "unroll", torch.compile(network.unroll))  # noqa: B010  only this network's
+
+
+def _replayed(agent: PPOAgent) -> dict[str, str | float]:
+    """Whether acting was replayed, why, and how often."""
+    if agent.graphs is None:
+        return {"how": "as told, without graphs"}
+    report = agent.graphs.report()
+    return {"how": f"graphs {report.line()}", **asdict(report)}
+
+
+def _compiling(before: float | None, now: float | None) -> float | None:
+    """Seconds that torch.compile took in between; None where torch does not tell."""
+    return None if before is None or now is None else now - before
+
+
+def _told(config: BenchmarkPPO, compiling: float | None) -> str:
+    """What torch.compile took, in words."""
+    if not config.compile:
+        return "torch.compile not used"
+    return f"torch.compile {'not told' if compiling is None else f'{compiling:.1f} s'}"
+
+
+def _time_round(
+    config: BenchmarkPPO, agent: PPOAgent, rollout: RolloutBuffer, round_index: int
+) -> tuple[float, float]:
+    """Seconds of acting (with what the buffer costs) and of the update."""
+    from time import perf_counter
+
+    import numpy as np
+
+    from esper.simic.training.runner import run_ppo_updates
+
+    rng = np.random.default_rng(round_index)
+    seen = [_noise(config, rng) for _ in range(config.steps)]
+    reward_TE = rng.normal(size=(config.steps, config.members))
+    over_TE = np.zeros(reward_TE.shape, dtype=bool)
+    over_TE[-1] = True
+    state = agent.initial_state(config.members)
+    start = perf_counter()
+    for step, (obs, masks) in enumerate(seen):
+        act = agent.act(obs, masks, state, round_index, step)
+        rollout.record(act.trace)
+        rollout.reward(reward_TE[step], over_TE[step])
+        state = act.state
+    middle = perf_counter()
+    run_ppo_updates(agent, 1, rollout, agent.obs_normalizer)  # its figures wait for the device
+    return middle - start, perf_counter() - middle
+
+
+def _noise(config: BenchmarkPPO, rng: np.random.Generator) -> tuple[Observation, ActionMasks]:
+    """What a step might show."""
+    import numpy as np
+
+    from esper.leyline.actions import LifecycleOp
+    from esper.leyline.masks import ActionMasks
+    from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES, Observation
+
+    members, slots, ops = config.members, config.slots, len(LifecycleOp)
+    obs = Observation(
+        rng.normal(size=(members, config.global_features)).astype(np.float32),
+        rng.normal(size=(members, slots, config.slot_features)).astype(np.float32),
+        rng.integers(-1, config.blueprints, size=(members, slots)),
+    )
+    slot_EOS = rng.random((members, ops, slots)) < 0.5
+    op_EO = np.asarray(slot_EOS.any(axis=2))
+    op_EO[:, LifecycleOp.WAIT] = True
+    blueprint_SK = np.ones((slots, config.blueprints), dtype=bool)
+    fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])
+    return obs, ActionMasks(op_EO, slot_EOS, blueprint_SK, *fixed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

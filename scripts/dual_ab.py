@@ -1,0 +1,193 @@
+"""Train a controller under two rewards side by side, and say which one reaches the better score.
+
+    python scripts/dual_ab.py --task digits_impaired --a score --b shaped --rounds 20
+    python scripts/dual_ab.py --a score --b basic --family-b loss --repeats 3
+
+Both meet the same hosts and batches and start from the same weights. At the end a table of scores
+with the paired difference and its 95 % interval, a picture of both curves, and all numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper.leyline.errors import EsperError
+from esper.scripts.door import enter
+from esper.scripts.judging import EVALUATION_SEED
+from esper.simic.rewards.config import RewardConfig, RewardFamily, RewardMode
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from esper.simic.training.config import TrainingConfig
+    from esper.simic.training.dual_ab import Difference, DualAB
+
+
+@dataclass(frozen=True)
+class DualAb:
+    """Train under two rewards in lockstep, and compare the scores."""
+
+    a: RewardMode = "score"
+    """What the first controller is paid."""
+    b: RewardMode = "shaped"
+    """What the second is paid."""
+    family_a: RewardFamily = "contribution"
+    """How progress is measured for the first."""
+    family_b: RewardFamily = "contribution"
+    """How progress is measured for the second."""
+    task: str = "digits_impaired"
+    """What is trained on."""
+    preset: str = ""
+    """Settings of the learner, by name; those named like the task, else plain."""
+    rounds: int = 20
+    """Rounds of each controller: an episode of every member, then an update."""
+    envs: int = 16
+    """E: members that train side by side."""
+    repeats: int = 1
+    """Training seeds, one after the other; with several, the interval is over them."""
+    evaluation_envs: int = 16
+    """Fresh members both are judged on at the end."""
+    seed: int = 0
+    """The first training seed; every random draw follows from it."""
+    episode_length: int | None = None
+    """Steps of an episode; the task's own where not given."""
+    batches_per_step: int | None = None
+    """Train batches in a step; the task's own where not given."""
+    device: str = "auto"
+    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    data_dir: Path | None = None
+    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    out: Path = field(default_factory=lambda: Path("out"))
+    """Folder for the picture and the numbers."""
+    quiet: bool = False
+    """Print no line for each round."""
+
+    def check(self) -> None:
+        """Refuse what cannot work before anything is loaded."""
+        for name in ("rounds", "envs", "repeats", "evaluation_envs"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
+
+    def training_config(self) -> TrainingConfig:
+        """The learner's settings: a preset, with the flags on top of it."""
+        from esper.simic.training.config import PRESETS, TaskConfig, preset
+
+        base = preset(self.preset or (self.task if self.task in PRESETS else "plain"), self.rounds)
+        task = base.task if base.task.name == self.task else TaskConfig(self.task)
+        if self.episode_length is not None:
+            task = replace(task, episode_length=self.episode_length)
+        if self.batches_per_step is not None:
+            task = replace(task, batches_per_step=self.batches_per_step)
+        population = replace(base.population, envs=self.envs, device=self.device)
+        return replace(base, task=task, population=population, seed=self.seed)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the two are called in the table and the picture."""
+        pairs = ((self.a, self.family_a), (self.b, self.family_b))
+        a, b = (
+            mode if family == "contribution" else f"{mode} ({family})" for mode, family in pairs
+        )
+        return (f"{a}, a", f"{b}, b") if a == b else (a, b)
+
+
+def main() -> int:
+    """The command."""
+    return enter(DualAb, compare)
+
+
+def compare(config: DualAb) -> None:
+    """Check, train both, report. Heavy libraries are imported here, so that --help is quick."""
+    config.check()
+    from esper.leyline.files import require_writable, write_whole
+
+    require_writable(config.out / "dual_ab.png", "--out")
+    from rich.console import Console
+
+    from esper.scripts.records import json_bytes
+    from esper.simic.training.dual_ab import dual_ab
+    from esper.tolaria.machine import ask_for_exact_sums
+
+    ask_for_exact_sums()
+    training = config.training_config()
+    spec = training.task.spec()
+    found = dual_ab(
+        training,
+        RewardConfig(mode=config.a, family=config.family_a),
+        RewardConfig(mode=config.b, family=config.family_b),
+        repeats=config.repeats,
+        evaluation_seed=EVALUATION_SEED,
+        evaluation_envs=config.evaluation_envs,
+        spec=spec,
+        data=spec.load(config.data_dir),
+        on_round=None if config.quiet else _tell,
+    )
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(table_of(config, found))
+    name = f"dual_ab_{spec.name}_{config.a}_{config.b}"
+    picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"
+    _draw(picture, config, found, spec.name)
+    write_whole(numbers, json_bytes(_numbers(training, found)))
+    for word, path in (("picture", picture), ("numbers", numbers)):
+        console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
+
+
+def _tell(repeat: int, round_index: int, scores: tuple[float, float]) -> None:
+    a, b = scores
+    print(f"training {repeat + 1}, round {round_index + 1}: a {a:.4f}, b {b:.4f}", flush=True)
+
+
+def table_of(config: DualAb, found: DualAB) -> Table:
+    """Scores of both, and how far b is ahead; never what they were paid."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    a, b = config.names
+    title = f"score on {config.task}: {config.rounds} rounds, {config.repeats} training seeds"
+    table = Table(title=title, box=SIMPLE_HEAD)
+    for column in ("when", a, b, f"{b} minus {a}", "95 %", "over"):
+        table.add_column(column, justify="left" if column in ("when", "over") else "right")
+    rows = {
+        "while learning": (found.learning_scores, found.learning()),
+        "fresh members, once trained": (found.judged_scores, found.judged()),
+    }
+    for when, (means, ahead) in rows.items():
+        table.add_row(when, *(f"{mean:.4f}" for mean in means), *_in_words(ahead))
+    return table
+
+
+def _in_words(ahead: Difference) -> tuple[str, str, str]:
+    known = ahead.count > 1  # one difference has no spread
+    interval = f"{ahead.low:+.4f} to {ahead.high:+.4f}" if known else "-"
+    return f"{ahead.mean:+.4f}", interval, f"{ahead.count} {ahead.over}"
+
+
+def _draw(path: Path, config: DualAb, found: DualAB, task: str) -> None:
+    import numpy as np
+
+    from esper.karn.dual_picture import DualCurves, draw_dual
+
+    a, b = config.names
+    score_a_UN = np.concatenate([pair.score_a_UE for pair in found.pairs], axis=1)
+    score_b_UN = np.concatenate([pair.score_b_UE for pair in found.pairs], axis=1)
+    title = f"{a} and {b} on {task}: {config.envs} members, {config.repeats} training seeds"
+    draw_dual(path, DualCurves(a, b, score_a_UN, score_b_UN), title)
+
+
+def _numbers(training: TrainingConfig, found: DualAB) -> dict[str, object]:
+    from esper.leyline.codec import to_json
+
+    return {
+        "training": to_json(training),
+        "found": to_json(found),
+        "learning": to_json(found.learning()),
+        "judged": to_json(found.judged()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""The engine that the measurements of the step path time: a task, a policy, seeds in place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from esper.leyline.protocols import PolicyProtocol
+from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
+from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
+from esper.simic.rewards.score import ScoreReward
+from esper.simic.telemetry.listener import TelemetryListener
+from esper.tamiyo.baselines import RandomPolicy, WaitPolicy
+from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.env_factory import configure_slot_telemetry
+from esper.tolaria.stage_mix import half_of_slots_live, spread_stages
+from esper.tolaria.timed_engine import TimedEngine
+from hot_path_config import ExecutorName, HotPath, PolicyName, first_samples
+
+
+def make_client(policy: PolicyName, spec: TaskSpec) -> PolicyProtocol[Any]:
+    """Who decides: nobody, or chance."""
+    reward = ScoreReward(spec.upkeep)
+    return RandomPolicy(0, reward) if policy == "random" else WaitPolicy(reward)
+
+
+def build_engine(
+    config: HotPath,
+    members: int,
+    executor: ExecutorName,
+    data: TaskData,
+    steps: int,
+    telemetry_folder: Path | None = None,
+) -> TimedEngine:
+    """An engine for so many steps, before the first one.
+
+    `data`: all of the task's. `telemetry_folder`: record events there.
+    """
+    spec = config.spec()
+    if config.policy != "random":
+        spec = replace(spec, episode_length=max(spec.episode_length, steps))
+    cut = first_samples(data, config.val_images)
+    engine = VectorizedEngine(spec, config.engine_config(members, executor), data=cut)
+    hub = None if telemetry_folder is None else _attach(engine, telemetry_folder)
+
+    def place_seeds(engine: VectorizedEngine) -> None:
+        if config.policy == "mix":
+            population = engine.env.model
+            wanted_ES = half_of_slots_live(population.members, len(population.slots))
+            spread_stages(population, config.blueprint, wanted_ES)
+
+    return TimedEngine(engine, make_client(config.policy, spec), place_seeds, hub)
+
+
+def _attach(engine: VectorizedEngine, folder: Path) -> TelemetryHub:
+    """Record what a run records at level NORMAL, as JSON lines and as Parquet files."""
+    telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
+    folder.mkdir(parents=True)
+    hub = TelemetryHub([JsonlSink(folder / "events.jsonl"), ParquetSink(folder)], telemetry.level)
+    configure_slot_telemetry(engine.watch, telemetry)
+    engine.listener = TelemetryListener(
+        hub,
+        telemetry,
+        str(engine.device),
+        rounds_total=1,
+        batches_per_step=engine.spec.batches_per_step,
+        batch_size=engine.spec.batch_size,
+    )
+    return hub

@@ -1,0 +1,129 @@
+"""Does a step wait for the device anywhere but in its two transfers?
+
+    python scripts/profile_gpu_sync.py --device cuda
+
+On a GPU steps run under torch's sync debug mode, and every wait is attributed to a line. On a CPU
+there is nothing to wait for. On both, the source of the step path is searched for calls that would
+wait and carry no `# SYNC:` comment. Exit status 1 where a line is found that should not be there.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esper.scripts.door import enter
+from hot_path_config import ExecutorName, HotPath, PolicyName, require_positive
+
+if TYPE_CHECKING:
+    from sync_sites import Site, Wait
+
+FOUND = 1
+"""Exit status where a line waits that should not."""
+
+
+@dataclass(frozen=True)
+class ProfileGpuSync(HotPath):
+    """Count what a step waits for."""
+
+    policy: PolicyName = "random"
+    """random: any legal action, so that seeds come and go. mix: half of the slots live, a third of
+    those each in TRAINING, BLENDING and HOLDING, and nobody acts."""
+    envs: int = 8
+    """E: members that train side by side."""
+    executor: ExecutorName = "auto"
+    """vmap computes all members at once, loop one after the other; auto chooses."""
+    steps: int = 24
+    """Steps that are watched."""
+    warmup: int = 1
+    """Steps before them."""
+    out: Path = Path("out/profile_gpu_sync.json")
+    """What was found."""
+
+    def check(self) -> None:
+        """Refuse sizes that cannot be run."""
+        super().check()
+        for name in ("envs", "steps", "warmup"):
+            require_positive(self, name)
+
+
+def main() -> int:
+    """The command."""
+    return enter(ProfileGpuSync, look)
+
+
+def look(config: ProfileGpuSync) -> int:
+    """Search the source, watch steps on a GPU, print and write what was found."""
+    config.check()
+    from esper.leyline.files import require_writable, write_whole
+
+    require_writable(config.out, "--out")
+
+    from esper.tolaria.machine import describe
+    from esper.tolaria.runtime import parse_device
+    from sync_sites import static_sites
+
+    device = parse_device(config.device)
+    setting = describe(device) | {"task": config.task, "E": str(config.envs)}
+    print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
+    sites = static_sites()
+    _show_sites(sites)
+    waits: list[Wait] = []
+    if device.type == "cuda":
+        waits = _watch(config)
+        _show_waits(waits, config.steps)
+    else:
+        print(f"{device}: host and device are one, there is nothing to synchronise")
+    sound = all(site.sound for site in sites) and all(wait.allowed for wait in waits)
+    record = {
+        "setting": setting,
+        "steps": config.steps if device.type == "cuda" else 0,
+        "sites": [asdict(site) for site in sites],
+        "waits": [asdict(wait) for wait in waits],
+        "sound": sound,
+    }
+    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    print(f"{'sound' if sound else 'NOT sound'}; all lines: {config.out}")
+    return 0 if sound else FOUND
+
+
+def _watch(config: ProfileGpuSync) -> list[Wait]:
+    """Where steps waited; episodes begin outside of what is watched."""
+    from hot_path_engine import build_engine
+    from sync_sites import watch_steps
+
+    data, steps = config.spec().load(), config.warmup + config.steps
+    timed = build_engine(config, config.envs, config.executor, data, steps)
+    timed.turn(config.warmup)
+    return watch_steps(timed.begin_if_over, timed.step, config.steps)
+
+
+def _show_sites(sites: Sequence[Site]) -> None:
+    told = sum(bool(site.comment) for site in sites)
+    excused = sum(bool(site.excuse) and not site.comment for site in sites)
+    print(
+        f"source: {len(sites)} calls in the step path would wait if on a GPU: {told} carry a "
+        f"# SYNC: comment, {excused} were looked at and do not wait in a step"
+    )
+    for site in sites:
+        if not site.sound:
+            print(
+                f"  {site.module}:{site.line}: {site.call} says nothing; add a # SYNC: comment, or "
+                f"list it in scripts/sync_sites.py"
+            )
+
+
+def _show_waits(waits: Sequence[Wait], steps: int) -> None:
+    print(f"watched: {sum(wait.count for wait in waits)} waits in {steps} steps")
+    for wait in waits:
+        verdict = "allowed" if wait.allowed else "NOT ALLOWED"
+        said = wait.comment or "no # SYNC: comment"
+        print(f"  {wait.place}: {wait.count} times, {wait.most} in a step, {verdict}: {said}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
