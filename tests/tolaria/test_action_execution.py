@@ -204,3 +204,32 @@ def test_wrong_sizes_are_refused():
     assert "2 actions for 3 members" in refused(lambda: run(population, ActionSpec.wait(2)))
     wild = action(1, LifecycleOp.GERMINATE, 0, blueprint=40)
     assert "member 1: blueprint 40, but there are" in refused(lambda: run(population, wild))
+
+
+def test_an_operation_is_refused_with_the_reason_that_vetoes_it():
+    """Random operations over random lives: done where nothing speaks against it, else refused by
+    name; every reason of the lifecycle occurs."""
+    population = population_for_actions(seed_budget=2, min_prune_age=3)
+    life, rng, seen = population.lifecycle, np.random.default_rng(5), set()
+    operations = [op for op in LifecycleOp if op is not LifecycleOp.WAIT]
+    extra = {LifecycleOp.GERMINATE: ("conv_light",), LifecycleOp.SET_ALPHA_TARGET: (0.5,)}
+    for _ in range(400):
+        e, s = (int(rng.integers(n)) for n in life.stage_ES.shape)
+        op = operations[rng.integers(len(operations))]
+        reason = VetoReason(life.veto(op)[e, s])
+        seen.add(reason)
+        before = life.version
+
+        def ask(op=op, e=e, s=s) -> None:
+            getattr(population, op.name.lower())([e], s, *extra.get(op, ()))
+
+        if reason is VetoReason.NONE:
+            ask()
+        else:
+            assert reason.name in refused(ask)
+            assert life.version == before
+        population.begin_step()
+        population.end_step(good_signals(population))
+    assert seen == {VetoReason.NONE, VetoReason.SLOT_NOT_DORMANT, VetoReason.BUDGET_SPENT,
+                    VetoReason.WRONG_STAGE, VetoReason.RAMPING, VetoReason.TOO_YOUNG,
+                    VetoReason.GATE_CLOSED}  # fmt: skip

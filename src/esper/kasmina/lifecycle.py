@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from esper.kasmina.alpha import ramp_alpha
 from esper.kasmina.gates import GateConfig, fully_blended, ready_to_blend, worth_keeping
+from esper.kasmina.legality import veto_reasons
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
@@ -26,6 +27,7 @@ from esper.leyline.actions import (
     AlphaMode,
     BlendStyle,
     LifecycleOp,
+    VetoReason,
 )
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.errors import EsperError, IllegalActionError
@@ -34,7 +36,6 @@ from esper.leyline.slots import InjectionSpec
 from esper.leyline.stages import (
     ADVANCE_TO,
     COOLDOWN_CHAIN,
-    GATE_INTO,
     OCCUPIED_STAGES,
     PRUNABLE_STAGES,
     TRANSITIONS,
@@ -217,8 +218,7 @@ class Lifecycle:
     def gate_open(self, gate: Gate) -> Bools:
         """Where the conditions of a gate hold, whatever stage the seed is in."""
         if gate is Gate.G0:
-            room = (self.budget_left()[:, None] > 0) & np.any(self.fits_SK, axis=1, keepdims=True).T
-            return np.asarray(self._at(SeedStage.DORMANT) & room)
+            return np.asarray(self.veto(LifecycleOp.GERMINATE) == VetoReason.NONE)
         if gate is Gate.G1:
             return np.asarray(self.age_ES >= 1)
         if gate is Gate.G2:
@@ -227,21 +227,13 @@ class Lifecycle:
             return np.asarray(fully_blended(self.alpha_ES) & (self.mode_ES == AlphaMode.HOLD))
         return worth_keeping(self.config.gates, self.signals)
 
+    def veto(self, op: LifecycleOp) -> Codes:
+        """`[E, S]`: the first `VetoReason` against `op` in each slot; legal where it is NONE."""
+        return veto_reasons(self, op)
+
     def legal_ops(self) -> Bools:
         """`[E, S, op]`: what may be asked of each slot now, gates included. WAIT always may."""
-        legal = np.zeros((*self.stage_ES.shape, len(LifecycleOp)), dtype=np.bool_)
-        steady = self.mode_ES == AlphaMode.HOLD
-        legal[..., LifecycleOp.WAIT] = True
-        legal[..., LifecycleOp.GERMINATE] = self.gate_open(Gate.G0)
-        for stage, after in ADVANCE_TO.items():
-            legal[..., LifecycleOp.ADVANCE] |= self._at(stage) & self.gate_open(GATE_INTO[after])
-        retargetable = self._at(SeedStage.BLENDING) | self._at(SeedStage.HOLDING)
-        legal[..., LifecycleOp.SET_ALPHA_TARGET] = retargetable & steady
-        old_enough = self.age_ES >= self.config.min_prune_age
-        legal[..., LifecycleOp.PRUNE] = _PRUNABLE[self.stage_ES] & old_enough & steady
-        holding = self._at(SeedStage.HOLDING)
-        legal[..., LifecycleOp.FOSSILIZE] = holding & steady & self.gate_open(Gate.G5)
-        return legal
+        return np.stack([self.veto(op) == VetoReason.NONE for op in LifecycleOp], axis=-1)
 
     # ---- operations on arrays of members --------------------------------------------------
 
@@ -457,13 +449,15 @@ class Lifecycle:
             raise EsperError(f"{name} {float(bad[0]):g}: choose from {listed}")
 
     def _check_legal(self, op: LifecycleOp, at: tuple[Ints, Ints]) -> None:
-        legal = self.legal_ops()
-        refused = ~legal[(*at, np.full_like(at[0], int(op)))]
+        veto_N = self.veto(op)[at]
+        refused = veto_N != VetoReason.NONE
         if refused.any():
             e, s = at[0][refused][0], at[1][refused][0]
-            choices = ", ".join(o.name for o in LifecycleOp if legal[e, s, o])
+            legal_O = self.legal_ops()[e, s]
+            choices = ", ".join(o.name for o in LifecycleOp if legal_O[o])
             raise IllegalActionError(
-                f"{op.name} of member {e} slot {self.slots[s]} is not legal "
+                f"{op.name} of member {e} slot {self.slots[s]} is not legal: "
+                f"{VetoReason(veto_N[refused][0]).name} "
                 f"({self._condition(int(e), int(s))}); legal there now: {choices}"
             )
 
@@ -525,13 +519,17 @@ class HasLifecycle(Protocol):
     def lifecycle(self) -> Lifecycle: ...
 
 
-def advance_active_seed(population: HasLifecycle, members: IntLike, slot: int) -> Bools:
-    """Advance the seed of `slot` in each member where the gate passes; says where it did."""
+def advance_active_seed(population: HasLifecycle, members: IntLike, slot: IntLike) -> Bools:
+    """Advance the seed of `slot` in each member where the gate passes; says where it did.
+
+    `slot`: one for all members, or one each.
+    """
     life = population.lifecycle
     wanted = whole_numbers("member", np.atleast_1d(members))
-    passes = life.legal_ops()[wanted, slot, LifecycleOp.ADVANCE]
+    slots = np.broadcast_to(whole_numbers("slot", np.atleast_1d(slot)), wanted.shape)
+    passes = life.veto(LifecycleOp.ADVANCE)[wanted, slots] == VetoReason.NONE
     if passes.any():
-        life.advance(wanted[passes], slot)
+        life.advance(wanted[passes], slots[passes])
     return np.asarray(passes)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from esper.kasmina.lifecycle import advance_active_seed
 from esper.kasmina.population import Population
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
@@ -18,7 +19,6 @@ from esper.leyline.actions import (
     ActionHead,
     ActionOutcome,
     ActionSpec,
-    AlphaMode,
     LifecycleOp,
     VetoReason,
 )
@@ -26,7 +26,6 @@ from esper.leyline.arrays import Bools, Codes, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.signals import TrainingSignals
-from esper.leyline.stages import ADVANCE_TO, PRUNABLE_STAGES, Gate, SeedStage
 from esper.tamiyo.actions import COUNTS_OA
 from esper.tamiyo.masks import build_masks
 from esper.tolaria.observation import with_slots
@@ -35,19 +34,6 @@ _Op = LifecycleOp
 _TEMPOS: Ints = np.array(TEMPOS, dtype=np.int64)
 _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
 _SPEEDS: Ints = np.array(ALPHA_SPEEDS, dtype=np.int64)
-
-
-def _stages(*stages: SeedStage) -> Bools:
-    return np.array([stage in stages for stage in SeedStage])
-
-
-_FROM: Mapping[LifecycleOp, Bools] = {
-    _Op.ADVANCE: _stages(*ADVANCE_TO),
-    _Op.SET_ALPHA_TARGET: _stages(SeedStage.BLENDING, SeedStage.HOLDING),
-    _Op.PRUNE: _stages(*PRUNABLE_STAGES),
-    _Op.FOSSILIZE: _stages(SeedStage.HOLDING),
-}
-"""Stages each operation may be asked for in."""
 
 
 def execute_actions(
@@ -120,41 +106,12 @@ def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools
 
 def veto_reasons(population: Population, actions: ActionSpec, rolled_back_E: Bools) -> Codes:
     """`[E]`: the first reason against each action, in the order of `VetoReason`."""
-    life = population.lifecycle
-    at = (np.arange(actions.members), actions.slot)
-    stage_E = life.stage_ES[at]
-    is_op = {op: actions.op == op for op in LifecycleOp}
-    germinate = is_op[_Op.GERMINATE]
-    wrong_stage = np.zeros(actions.members, dtype=np.bool_)
-    for op, valid in _FROM.items():
-        wrong_stage |= is_op[op] & ~valid[stage_E]
-    ramps = is_op[_Op.SET_ALPHA_TARGET] | is_op[_Op.PRUNE] | is_op[_Op.FOSSILIZE]
-    next_gate_closed = np.zeros(actions.members, dtype=np.bool_)
-    for stage, gate in ((1, Gate.G1), (2, Gate.G2), (3, Gate.G3)):
-        next_gate_closed |= (stage_E == stage) & ~life.gate_open(gate)[at]
-    against: tuple[tuple[VetoReason, Bools], ...] = (
-        (VetoReason.GOVERNOR, rolled_back_E & ~is_op[_Op.WAIT]),
-        (VetoReason.SLOT_NOT_DORMANT, germinate & (stage_E != SeedStage.DORMANT)),
-        (VetoReason.BUDGET_SPENT, germinate & (life.budget_left() <= 0)),
-        (
-            VetoReason.BLUEPRINT_MISFIT,
-            germinate & ~life.fits_SK[actions.slot, actions.blueprint],
-        ),
-        (VetoReason.WRONG_STAGE, wrong_stage),
-        (VetoReason.RAMPING, ramps & (life.mode_ES[at] != AlphaMode.HOLD)),
-        (
-            VetoReason.TOO_YOUNG,
-            is_op[_Op.PRUNE] & (life.age_ES[at] < life.config.min_prune_age),
-        ),
-        (
-            VetoReason.GATE_CLOSED,
-            (is_op[_Op.ADVANCE] & next_gate_closed)
-            | (is_op[_Op.FOSSILIZE] & ~life.gate_open(Gate.G5)[at]),
-        ),
-    )
-    veto_E = np.full(actions.members, VetoReason.NONE, dtype=np.int8)
-    for reason, applies_E in against:
-        veto_E[(veto_E == VetoReason.NONE) & applies_E] = reason
+    life, everyone = population.lifecycle, np.arange(actions.members)
+    veto_OES = np.stack([life.veto(op) for op in LifecycleOp])
+    veto_E = veto_OES[actions.op, everyone, actions.slot]
+    misfit_E = (actions.op == _Op.GERMINATE) & ~life.fits_SK[actions.slot, actions.blueprint]
+    veto_E[(veto_E == VetoReason.NONE) & misfit_E] = VetoReason.BLUEPRINT_MISFIT
+    veto_E[rolled_back_E & (actions.op != _Op.WAIT)] = VetoReason.GOVERNOR
     return veto_E
 
 
@@ -172,7 +129,7 @@ def _apply(population: Population, actions: ActionSpec, carried_out_E: Bools) ->
             curve=actions.alpha_curve[e],
         )
     if (e := who[_Op.ADVANCE]).size:
-        population.advance(e, actions.slot[e])
+        advance_active_seed(population, e, actions.slot[e])
     if (e := who[_Op.SET_ALPHA_TARGET]).size:
         population.set_alpha_target(
             e,

@@ -1,0 +1,75 @@
+"""What speaks against an operation in a slot? The rules of every operation, in one place.
+
+An operation is legal where no reason is found, so what is legal and why something is not can never
+disagree.
+
+Shape letters: E members, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from esper.leyline.actions import AlphaMode, LifecycleOp, VetoReason
+from esper.leyline.arrays import Bools, Codes
+from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
+
+if TYPE_CHECKING:
+    from esper.kasmina.lifecycle import Lifecycle
+
+
+def _stages(*stages: SeedStage) -> Bools:
+    return np.array([stage in stages for stage in SeedStage])
+
+
+STAGES_FOR: Final = {
+    LifecycleOp.ADVANCE: _stages(*ADVANCE_TO),
+    LifecycleOp.SET_ALPHA_TARGET: _stages(SeedStage.BLENDING, SeedStage.HOLDING),
+    LifecycleOp.PRUNE: _stages(*PRUNABLE_STAGES),
+    LifecycleOp.FOSSILIZE: _stages(SeedStage.HOLDING),
+}
+"""Stages an operation on a seed may be asked for in, as a mask over `SeedStage`."""
+
+
+def veto_reasons(life: Lifecycle, op: LifecycleOp) -> Codes:
+    """`[E, S]`: the first `VetoReason` against `op` in each slot; NONE where it is legal."""
+    veto_ES = np.full(life.stage_ES.shape, VetoReason.NONE, dtype=np.int8)
+    for reason, applies_ES in _rules(life, op):
+        veto_ES[(veto_ES == VetoReason.NONE) & applies_ES] = reason
+    return veto_ES
+
+
+def _rules(life: Lifecycle, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
+    """Reasons and where they apply `[E, S]`, in the order of `VetoReason`."""
+    if op is LifecycleOp.WAIT:
+        return
+    if op is LifecycleOp.GERMINATE:
+        yield from _against_germination(life)
+        return
+    yield VetoReason.WRONG_STAGE, ~STAGES_FOR[op][life.stage_ES]
+    if op is LifecycleOp.ADVANCE:
+        yield VetoReason.GATE_CLOSED, _next_gate_closed(life)
+        return
+    yield VetoReason.RAMPING, np.asarray(life.mode_ES != AlphaMode.HOLD)
+    if op is LifecycleOp.PRUNE:
+        yield VetoReason.TOO_YOUNG, np.asarray(life.age_ES < life.config.min_prune_age)
+    if op is LifecycleOp.FOSSILIZE:
+        yield VetoReason.GATE_CLOSED, ~life.gate_open(Gate.G5)
+
+
+def _against_germination(life: Lifecycle) -> Iterator[tuple[VetoReason, Bools]]:
+    """Whether one blueprint fits is asked when it is chosen; here, whether any does."""
+    shape = life.stage_ES.shape
+    yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
+    yield VetoReason.BUDGET_SPENT, np.broadcast_to(life.budget_left()[:, None] <= 0, shape)
+    yield VetoReason.BLUEPRINT_MISFIT, np.broadcast_to(~life.fits_SK.any(axis=1), shape)
+
+
+def _next_gate_closed(life: Lifecycle) -> Bools:
+    closed_ES = np.zeros(life.stage_ES.shape, dtype=np.bool_)
+    for stage, after in ADVANCE_TO.items():
+        closed_ES |= (life.stage_ES == stage) & ~life.gate_open(GATE_INTO[after])
+    return closed_ES
