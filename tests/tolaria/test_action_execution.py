@@ -213,7 +213,9 @@ def test_an_operation_is_refused_with_the_reason_that_vetoes_it():
     life, rng, seen = population.lifecycle, np.random.default_rng(5), set()
     operations = [op for op in LifecycleOp if op is not LifecycleOp.WAIT]
     extra = {LifecycleOp.GERMINATE: ("conv_light",), LifecycleOp.SET_ALPHA_TARGET: (0.5,)}
-    for _ in range(400):
+    for turn in range(240):
+        if turn % 30 == 0:
+            life.reset()  # what is permanent leaves nothing to ask for
         e, s = (int(rng.integers(n)) for n in life.stage_ES.shape)
         op = operations[rng.integers(len(operations))]
         reason = VetoReason(life.veto(op)[e, s])
