@@ -209,7 +209,7 @@ def test_wrong_sizes_are_refused():
 def test_an_operation_is_refused_with_the_reason_that_vetoes_it():
     """Random operations over random lives: done where nothing speaks against it, else refused by
     name; every reason of the lifecycle occurs."""
-    population = population_for_actions(seed_budget=2, min_prune_age=8)
+    population = population_for_actions(seed_budget=1, min_prune_age=8)
     life, rng, seen = population.lifecycle, np.random.default_rng(5), set()
     operations = [op for op in LifecycleOp if op is not LifecycleOp.WAIT]
     extra = {LifecycleOp.GERMINATE: ("conv_light",), LifecycleOp.SET_ALPHA_TARGET: (0.5,)}
