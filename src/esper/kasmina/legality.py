@@ -9,16 +9,27 @@ Shape letters: E members, S slots.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
 import numpy as np
 
 from esper.leyline.actions import AlphaMode, LifecycleOp, VetoReason
-from esper.leyline.arrays import Bools, Codes
+from esper.leyline.arrays import Bools, Codes, Ints
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
 
-if TYPE_CHECKING:
-    from esper.kasmina.lifecycle import Lifecycle
+
+class SlotStates(Protocol):
+    """What the rules look at: the arrays of a lifecycle, and its gates."""
+
+    stage_ES: Codes
+    age_ES: Ints
+    mode_ES: Codes
+    fits_SK: Bools
+
+    @property
+    def min_prune_age(self) -> int: ...
+    def budget_left(self) -> Ints: ...
+    def gate_open(self, gate: Gate, /) -> Bools: ...
 
 
 def _stages(*stages: SeedStage) -> Bools:
@@ -34,7 +45,7 @@ STAGES_FOR: Final = {
 """Stages an operation on a seed may be asked for in, as a mask over `SeedStage`."""
 
 
-def veto_reasons(life: Lifecycle, op: LifecycleOp) -> Codes:
+def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
     """`[E, S]`: the first `VetoReason` against `op` in each slot; NONE where it is legal."""
     veto_ES = np.full(life.stage_ES.shape, VetoReason.NONE, dtype=np.int8)
     for reason, applies_ES in _rules(life, op):
@@ -42,7 +53,7 @@ def veto_reasons(life: Lifecycle, op: LifecycleOp) -> Codes:
     return veto_ES
 
 
-def _rules(life: Lifecycle, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
+def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
     """Reasons and where they apply `[E, S]`, in the order of `VetoReason`."""
     if op is LifecycleOp.WAIT:
         return
@@ -55,12 +66,12 @@ def _rules(life: Lifecycle, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools
         return
     yield VetoReason.RAMPING, np.asarray(life.mode_ES != AlphaMode.HOLD)
     if op is LifecycleOp.PRUNE:
-        yield VetoReason.TOO_YOUNG, np.asarray(life.age_ES < life.config.min_prune_age)
+        yield VetoReason.TOO_YOUNG, np.asarray(life.age_ES < life.min_prune_age)
     if op is LifecycleOp.FOSSILIZE:
         yield VetoReason.GATE_CLOSED, ~life.gate_open(Gate.G5)
 
 
-def _against_germination(life: Lifecycle) -> Iterator[tuple[VetoReason, Bools]]:
+def _against_germination(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
     """Whether one blueprint fits is asked when it is chosen; here, whether any does."""
     shape = life.stage_ES.shape
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
@@ -68,7 +79,7 @@ def _against_germination(life: Lifecycle) -> Iterator[tuple[VetoReason, Bools]]:
     yield VetoReason.BLUEPRINT_MISFIT, np.broadcast_to(~life.fits_SK.any(axis=1), shape)
 
 
-def _next_gate_closed(life: Lifecycle) -> Bools:
+def _next_gate_closed(life: SlotStates) -> Bools:
     closed_ES = np.zeros(life.stage_ES.shape, dtype=np.bool_)
     for stage, after in ADVANCE_TO.items():
         closed_ES |= (life.stage_ES == stage) & ~life.gate_open(GATE_INTO[after])

@@ -227,6 +227,11 @@ class Lifecycle:
             return np.asarray(fully_blended(self.alpha_ES) & (self.mode_ES == AlphaMode.HOLD))
         return worth_keeping(self.config.gates, self.signals)
 
+    @property
+    def min_prune_age(self) -> int:
+        """Steps after germination before a seed may be pruned."""
+        return self.config.min_prune_age
+
     def veto(self, op: LifecycleOp) -> Codes:
         """`[E, S]`: the first `VetoReason` against `op` in each slot; legal where it is NONE."""
         return veto_reasons(self, op)

@@ -22,6 +22,7 @@ from esper.scripts.train_config import PolicyName, Train
 from esper.scripts.train_run import RoundResult, RunResult, StageDiary, result_of, run_round
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
+from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
@@ -66,7 +67,7 @@ def judge(
     training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, data: TaskData, members: int
 ) -> Judged:
     """One episode of each policy on the same fresh members, drawn from `EVALUATION_SEED`."""
-    reward = training.reward.build(spec)
+    reward = make_reward(training.reward, spec.upkeep)
     engine_config = replace(
         training.engine_config(), members=members, seed=EVALUATION_SEED, rollout_steps=None
     )

@@ -9,6 +9,7 @@ import pytest
 
 from engine_support import Diary
 from esper.simic.rewards.config import RewardConfig
+from esper.simic.rewards.factory import make_reward
 from esper.simic.training import config as training_config
 from esper.simic.training.baseline import wait_curve
 from loop_support import tiny_config, tiny_task, tiny_trainer
@@ -35,7 +36,7 @@ def test_every_mode_and_family_trains_and_pays_by_its_own_rule(mode, family):
     diary = Diary()
     trainer = tiny_trainer(config, listener=diary)
     (record,) = trainer.run()
-    alone = config.reward.build(tiny_task())
+    alone = make_reward(config.reward, tiny_task().upkeep)
     expected = sum(alone(step.reward_inputs)[0] for step in diary.records)
     np.testing.assert_array_equal(record.return_E, expected)
     assert np.isfinite(expected).all()

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from esper.leyline.errors import EsperError, unknown_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from esper.leyline.protocols import RewardProtocol
-    from esper.tasks.spec import TaskSpec
 
 RewardMode = Literal[
     "score", "shaped", "simplified", "basic", "basic_plus", "sparse", "minimal", "escrow"
@@ -68,15 +62,3 @@ class RewardConfig:
     def pays_plain_score(self) -> bool:
         """What is paid is the change of the task's own score."""
         return self.mode == "score" and self.family == "contribution"
-
-    def build(
-        self, spec: TaskSpec, baseline_curve: Sequence[float] | None = None
-    ) -> RewardProtocol:
-        """The reward for a task, by its own rule of upkeep.
-
-        `baseline_curve`: of waiting on it (`training.baseline.wait_curve`); to be given to whoever
-        learns where `wait_baseline` is set.
-        """
-        from esper.simic.rewards.factory import make_reward
-
-        return make_reward(self, spec.upkeep, baseline_curve)

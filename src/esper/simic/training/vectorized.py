@@ -79,8 +79,10 @@ def make_trainer(
 
 def _reward(config: TrainingConfig, spec: TaskSpec, data: TaskData | None) -> RewardProtocol:
     """What the config pays; the curve of waiting is measured where it asks for it."""
-    if not config.reward.wait_baseline:
-        return config.reward.build(spec)
+    from esper.simic.rewards.factory import make_reward
     from esper.simic.training.baseline import wait_curve
 
-    return config.reward.build(spec, wait_curve(spec, config.engine_config(), data))
+    curve = None
+    if config.reward.wait_baseline:
+        curve = wait_curve(spec, config.engine_config(), data)
+    return make_reward(config.reward, spec.upkeep, curve)
