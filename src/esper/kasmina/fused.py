@@ -22,6 +22,15 @@ LARGEST_KERNEL: Final = 3
 ones wrong on an H200 for a few shapes (`kernels.convolution._tile` says how, and avoids it); until
 they have run there again they are torch's (docs/performance.md)."""
 
+LARGEST_IMAGE: Final = 2**29
+"""Numbers of an image: the offsets inside two of them fit 32 bits."""
+MOST_PIXELS: Final = 2**31 - 2**17
+"""Pixels of a row that is convolved: rounded up to tiles for each part of a weight gradient, their
+count fits 32 bits."""
+LARGEST_ROW: Final = 2**36
+"""Numbers of a row that is convolved: the offsets inside a part of a weight gradient, a 64th of the
+row, fit 32 bits. All other offsets are 64-bit (`kernels.grids`)."""
+
 _stock: ContextVar[bool] = ContextVar("stock_kernels", default=False)
 
 
@@ -46,6 +55,18 @@ def half_type(x: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
+def image_fits(channels: int, height: int, width: int) -> bool:
+    """Whether our kernels can address the numbers of such an image; if not, torch's are used."""
+    return channels * height * width <= LARGEST_IMAGE
+
+
+def row_fits(images: int, channels: int, height: int, width: int) -> bool:
+    """Whether our kernels can convolve such a row; `channels`: of the input or output, the more."""
+    pixels = images * height * width
+    fits = pixels <= MOST_PIXELS and pixels * channels <= LARGEST_ROW
+    return fits and image_fits(channels, height, width)
+
+
 def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor | None:
     """A convolution of stride 1 that keeps the size; None where no kernel of ours fits."""
     out_channels, group_channels, height, width = weight.shape
@@ -54,6 +75,9 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
     if height != width or max(channels, out_channels) > 256 or not (groups == 1 or alone):
         return None
     if not alone and height > LARGEST_KERNEL:
+        return None
+    widest = max(padded_channels(channels), out_channels)
+    if not row_fits(x.shape[0], widest, *x.shape[2:]):
         return None
     from esper.kasmina.kernels.convolution import convolve
     from esper.kasmina.kernels.depthwise import convolve_alone

@@ -27,7 +27,7 @@ from triton.compiler import ASTSource, compile
 from esper.kasmina.kernels.convolution import PIXELS, _convolve
 
 names = _convolve.arg_names
-numbers = ["*bf16"] * 3 + ["i32"] * 3
+numbers = ["*bf16"] * 3 + ["i32"] * 4
 sizes = dict(H=5, W=5, STEP=step, INPUTS=width, OUT=out, OUTPUTS=columns, K=length, CHUNK=16,
              TAPS=side * side, SIDE=side, BLOCK=PIXELS)
 kinds = dict(zip(names, numbers + ["constexpr"] * len(sizes)))

@@ -19,7 +19,7 @@ def index(values):
 
 def ours(h, source, groups, alphas, seeds, detach):
     h = join(h, source, detach)
-    h, *taken = fork(h, groups)
+    h, *taken = fork(h, groups, alphas)
     return give_back(h, groups, alphas, [f(part) for f, part in zip(seeds, taken, strict=True)])
 
 

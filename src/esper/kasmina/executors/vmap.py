@@ -147,13 +147,13 @@ def _apply_slot_by_kernels(
 ) -> Tensor:
     from esper.kasmina.kernels.rows import fork, give_back
 
-    index = [group.rows_G for group in groups]
-    h, *taken = fork(h, index)
+    index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
+    h, *taken = fork(h, index, alpha)
     updates = [
         _update_of_seeds(network, group, h_G, training)
         for group, h_G in zip(groups, taken, strict=True)
     ]
-    return give_back(h, index, [group.alpha_G for group in groups], updates)
+    return give_back(h, index, alpha, updates)
 
 
 def _update_of_seeds(

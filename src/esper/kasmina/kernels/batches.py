@@ -51,7 +51,7 @@ def _gather_kernel(
     image = program // CHUNKS
     member = (image // batch).to(tl.int64)
     place = image % batch
-    source = tl.load(index + member * index_stride + place)
+    source = tl.load(index + member * index_stride + place).to(tl.int64)
 
     offset = chunk * BLOCK + tl.arange(0, BLOCK)
     row = offset // W

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
+from esper.kasmina.kernels.grids import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
     empty_activation,
@@ -39,11 +40,11 @@ MOST_PARTS: Final = 64
 
 @triton.jit
 def _pack(
-    weight, packed, weight_row, inputs, outputs, step_in, step_out,
+    weight, packed, first_row, weight_row, inputs, outputs, step_in, step_out,
     K: tl.constexpr, CHUNK: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
     TAPS: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
+    row = (first_row + tl.program_id(1)).to(tl.int64)
     k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, OUTPUTS)
     tap, channel = k // INPUTS, k % INPUTS
@@ -59,11 +60,13 @@ def _pack(
 
 @triton.jit
 def _tile(
-    x, m, k, pixels, channels,
+    x, start, offset, k, pixels, channels,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     TAPS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Numbers `[pixels, k]` of an image under the taps and channels `k`; 0 outside of it."""
+    """Numbers `[pixels, k]` of an image under the taps and channels `k`; 0 outside of it. Pixels are
+    `start + offset` of their row; `x` points at pixel `start`."""
+    m = start + offset
     tap, channel = k // INPUTS, k % INPUTS
     # Half a side is taken off the pixel, not off the tap. A tap fits 16 bits: LLVM would take it
     # off `down` and `right` as a pair (add.s16x2), and in copies of that which ptxas 12.8 makes for
@@ -76,53 +79,56 @@ def _tile(
     inside = inside & (m < pixels)[:, None] & (tap < TAPS)[None, :]
     if STEP < INPUTS:
         inside = inside & (channel < channels)[None, :]
-    first = m - SIDE // 2 * (W + 1)
+    first = offset - SIDE // 2 * (W + 1)
     address = (first[:, None] + (down * W + right)[None, :]) * STEP + channel[None, :]
     return tl.load(x + address, mask=inside, other=0.0)
 
 
 @triton.jit
 def _convolve(
-    x, packed, y, x_row, pixels, inputs,
+    x, packed, y, first_row, x_row, pixels, inputs,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     OUT: tl.constexpr, OUTPUTS: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
     TAPS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = (first_row + tl.program_id(1)).to(tl.int64)
+    start = tl.program_id(0) * BLOCK
+    offset = tl.arange(0, BLOCK)
     n = tl.arange(0, OUTPUTS)
-    x += row * x_row
+    x += row * x_row + start.to(tl.int64) * STEP
     packed += row * K * OUTPUTS
     total = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
-    for start in tl.static_range(0, K, CHUNK):
-        k = start + tl.arange(0, CHUNK)
-        tile = _tile(x, m, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
+    for chunk in tl.static_range(0, K, CHUNK):
+        k = chunk + tl.arange(0, CHUNK)
+        tile = _tile(x, start, offset, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
         weight = tl.load(packed + k[:, None] * OUTPUTS + n[None, :])
         total = tl.dot(tile, weight, total)
-    y += row * pixels * OUT
+    m = start + offset
     inside = (m < pixels)[:, None] & (n < OUT)[None, :]
-    tl.store(y + m[:, None] * OUT + n[None, :], total.to(y.dtype.element_ty), mask=inside)
+    place = y + row * pixels * OUT + (m.to(tl.int64)[:, None] * OUT + n[None, :])
+    tl.store(place, total.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _weight_gradient(
-    x, dy, partial, x_row, dy_row, pixels, inputs, tiles,
+    x, dy, partial, first_row, x_row, dy_row, pixels, inputs, tiles,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     OUT: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr, TAPS: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     part, parts = tl.program_id(1), tl.num_programs(1)
-    row = tl.program_id(2).to(tl.int64)
+    row = (first_row + tl.program_id(2)).to(tl.int64)
     k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, OUTPUTS)
-    x += row * x_row
-    dy += row * dy_row
+    start = part * tiles * BLOCK
+    x += row * x_row + start.to(tl.int64) * STEP
+    dy += row * dy_row + start.to(tl.int64) * OUT
     total = tl.zeros((OUTPUTS, CHUNK), dtype=tl.float32)
     for tile in range(tiles):
-        m = (part * tiles + tile) * BLOCK + tl.arange(0, BLOCK)
-        seen = _tile(x, m, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
-        inside = (m < pixels)[:, None] & (n < OUT)[None, :]
-        back = tl.load(dy + m[:, None] * OUT + n[None, :], mask=inside, other=0.0)
+        offset = tile * BLOCK + tl.arange(0, BLOCK)
+        seen = _tile(x, start, offset, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
+        inside = (start + offset < pixels)[:, None] & (n < OUT)[None, :]
+        back = tl.load(dy + offset[:, None] * OUT + n[None, :], mask=inside, other=0.0)
         total = tl.dot(tl.trans(back), seen, total)
     tap, channel = k // INPUTS, k % INPUTS
     inside = (n < OUT)[:, None] & ((tap < TAPS) & (channel < inputs))[None, :]
@@ -144,10 +150,11 @@ def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor,
     chunk = min(64, max(16, width))
     length = -(-taps * width // chunk) * chunk
     packed = torch.empty(rows, length, columns, dtype=dtype, device=weight.device)
-    _pack[(length // chunk, rows)](
-        weight, packed, weight.stride(0), inputs, outputs, step_in, step_out,
-        K=length, CHUNK=chunk, INPUTS=width, OUTPUTS=columns, TAPS=taps, FLIP=backward,
-    )  # fmt: skip
+    for first, count in row_launches(rows):
+        _pack[(length // chunk, count)](
+            weight, packed, first, weight.stride(0), inputs, outputs, step_in, step_out,
+            K=length, CHUNK=chunk, INPUTS=width, OUTPUTS=columns, TAPS=taps, FLIP=backward,
+        )  # fmt: skip
     return packed, width, chunk
 
 
@@ -161,11 +168,12 @@ def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tenso
     packed, in_width, chunk = _packed(weight, dtype, backward)
     y = empty_activation((rows, batch, outputs, height, width), x)
     pixels = batch * height * width
-    _convolve[(triton.cdiv(pixels, PIXELS), rows)](
-        x, packed, y, row_stride(x), pixels, inputs,
-        H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=packed.shape[2],
-        K=packed.shape[1], CHUNK=chunk, TAPS=side * side, SIDE=side, BLOCK=PIXELS, num_warps=4,
-    )  # fmt: skip
+    for first, count in row_launches(rows):
+        _convolve[(triton.cdiv(pixels, PIXELS), count)](
+            x, packed, y, first, row_stride(x), pixels, inputs,
+            H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=packed.shape[2],
+            K=packed.shape[1], CHUNK=chunk, TAPS=side * side, SIDE=side, BLOCK=PIXELS, num_warps=4,
+        )  # fmt: skip
     return y
 
 
@@ -185,11 +193,12 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     partial = torch.empty(
         rows, parts, outputs, inputs, side, side, dtype=torch.float32, device=x.device
     )
-    _weight_gradient[(chunks, parts, rows)](
-        x, dy, partial, row_stride(x), dy.stride(0), pixels, inputs, tiles,
-        H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
-        CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=GRADIENT_PIXELS, num_warps=4, num_stages=2,
-    )  # fmt: skip
+    for first, count in row_launches(rows):
+        _weight_gradient[(chunks, parts, count)](
+            x, dy, partial, first, row_stride(x), dy.stride(0), pixels, inputs, tiles,
+            H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
+            CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=GRADIENT_PIXELS, num_warps=4, num_stages=2,
+        )  # fmt: skip
     return partial.sum(dim=1) if parts > 1 else partial[:, 0]
 
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
+from esper.kasmina.kernels.grids import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
     dense_pixels,
@@ -34,26 +35,30 @@ MOST_PARTS: Final = 64
 
 @triton.jit
 def _neighbours(
-    x, m, c, tap, pixels,
+    x, start, offset, c, tap, pixels,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Numbers `[pixels, channels]` under one tap; 0 outside of the image."""
+    """Numbers `[pixels, channels]` under one tap; 0 outside of the image. Pixels are
+    `start + offset` of their row; `x` points at pixel `start`."""
+    m = start + offset
     down, right = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
     row, column = (m // W) % H + down, m % W + right
     inside = (row >= 0) & (row < H) & (column >= 0) & (column < W) & (m < pixels)
-    address = (m + down * W + right)[:, None] * C + c[None, :]
+    address = (offset + down * W + right)[:, None] * C + c[None, :]
     mask = inside[:, None] & (c < C)[None, :]
     return tl.load(x + address, mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _convolve(
-    x, weight, y, x_row, weight_row, pixels,
+    x, weight, y, first_row, x_row, weight_row, pixels,
     C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     SIDE: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    at = (first_row + tl.program_id(1)).to(tl.int64)
+    start = tl.program_id(0) * BLOCK
+    offset = tl.arange(0, BLOCK)
+    x += at * x_row + start.to(tl.int64) * C
     c = tl.arange(0, CHANNELS)
     TAPS: tl.constexpr = SIDE * SIDE
     total = tl.zeros((BLOCK, CHANNELS), dtype=tl.float32)
@@ -64,27 +69,31 @@ def _convolve(
         factor = tl.load(weight + at * weight_row + c * TAPS + place, mask=c < C, other=0.0)
         # weights are rounded as autocast would round them
         factor = factor.to(y.dtype.element_ty).to(tl.float32)
-        total += _neighbours(x + at * x_row, m, c, tap, pixels, C, H, W, SIDE) * factor[None, :]
-    mask = (m < pixels)[:, None] & (c < C)[None, :]
-    target = y + at * pixels * C + m[:, None] * C + c[None, :]
+        seen = _neighbours(x, start, offset, c, tap, pixels, C, H, W, SIDE)
+        total += seen * factor[None, :]
+    mask = (start + offset < pixels)[:, None] & (c < C)[None, :]
+    target = y + (at * pixels + start) * C + (offset[:, None] * C + c[None, :])
     tl.store(target, total.to(y.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _weight_gradient(
-    x, dy, partial, x_row, dy_row, pixels, tiles,
+    x, dy, partial, first_row, x_row, dy_row, pixels, tiles,
     C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     tap, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
-    at = tl.program_id(2).to(tl.int64)
+    at = (first_row + tl.program_id(2)).to(tl.int64)
+    start = part * tiles * BLOCK
+    x += at * x_row + start.to(tl.int64) * C
+    dy += at * dy_row + start.to(tl.int64) * C
     c = tl.arange(0, CHANNELS)
     total = tl.zeros((BLOCK, CHANNELS), dtype=tl.float32)
     for tile in range(tiles):
-        m = (part * tiles + tile) * BLOCK + tl.arange(0, BLOCK)
-        seen = _neighbours(x + at * x_row, m, c, tap, pixels, C, H, W, SIDE)
-        mask = (m < pixels)[:, None] & (c < C)[None, :]
-        back = tl.load(dy + at * dy_row + m[:, None] * C + c[None, :], mask=mask, other=0.0)
+        offset = tile * BLOCK + tl.arange(0, BLOCK)
+        seen = _neighbours(x, start, offset, c, tap, pixels, C, H, W, SIDE)
+        mask = (start + offset < pixels)[:, None] & (c < C)[None, :]
+        back = tl.load(dy + offset[:, None] * C + c[None, :], mask=mask, other=0.0)
         total += seen * back.to(tl.float32)
     TAPS: tl.constexpr = SIDE * SIDE
     target = partial + ((at * parts + part) * C + c) * TAPS + tap
@@ -105,9 +114,11 @@ def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tenso
     rows, (_, batch, channels, height, width) = len(weight), x.shape
     y = empty_activation((rows, batch, channels, height, width), x)
     sizes, pixels = _sizes(x, weight.shape[-1]), batch * height * width
-    _convolve[(triton.cdiv(pixels, sizes["BLOCK"]), rows)](
-        x, weight, y, row_stride(x), weight.stride(0), pixels, **sizes, FLIP=backward, num_warps=4
-    )
+    for first, count in row_launches(rows):
+        _convolve[(triton.cdiv(pixels, sizes["BLOCK"]), count)](
+            x, weight, y, first, row_stride(x), weight.stride(0), pixels, **sizes, FLIP=backward,
+            num_warps=4,
+        )  # fmt: skip
     return y
 
 
@@ -122,17 +133,11 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     partial = torch.empty(
         rows, parts, channels, 1, side, side, dtype=torch.float32, device=x.device
     )
-    _weight_gradient[(side * side, parts, rows)](
-        x,
-        dy,
-        partial,
-        row_stride(x),
-        dy.stride(0),
-        pixels,
-        triton.cdiv(most, parts),
-        **sizes,
-        num_warps=4,
-    )
+    for first, count in row_launches(rows):
+        _weight_gradient[(side * side, parts, count)](
+            x, dy, partial, first, row_stride(x), dy.stride(0), pixels, triton.cdiv(most, parts),
+            **sizes, num_warps=4,
+        )  # fmt: skip
     return partial.sum(dim=1)
 
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.kernels.grids import left_of, row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
     dense_pixels,
@@ -37,19 +38,27 @@ EPSILON: Final = 1e-5
 
 
 @triton.jit
+def _samples(first_row, batch, SAMPLES: tl.constexpr):
+    """The program's first sample, how many there are from it on (SAMPLES at most), and its row."""
+    first = tl.program_id(0).to(tl.int64) * SAMPLES
+    row = (first_row + tl.program_id(1)).to(tl.int64)
+    return first, left_of(batch, first, SAMPLES), row
+
+
+@triton.jit
 def _places(
-    sample, batch,
+    left,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Axes: samples, places, groups, channels of a group. Where each number lies in its row, its
-    channel, and whether it is there at all."""
-    s = (sample + tl.arange(0, SAMPLES))[:, None, None, None]
+    """Axes: samples, places, groups, channels of a group. Where each number lies behind the first,
+    its channel, and whether it is there at all: samples are `left`."""
+    s = tl.arange(0, SAMPLES)[:, None, None, None]
     p = tl.arange(0, PLACES_UP)[None, :, None, None]
     g = tl.arange(0, GROUPS)[None, None, :, None]
     c = g * WIDTH + tl.arange(0, WIDTH)[None, None, None, :]
     place = (s * PLACES + p) * (GROUPS * WIDTH) + c
-    return place, c, (p < PLACES) & (s < batch) & (c < GROUPS * WIDTH)
+    return place, c, (p < PLACES) & (s < left) & (c < GROUPS * WIDTH)
 
 
 @triton.jit
@@ -60,13 +69,15 @@ def _mean(value, count):
 
 @triton.jit
 def _forward(
-    x, weight, bias, y, means, inverses, x_row, weight_row, bias_row, batch,
+    x, weight, bias, y, means, inverses, first_row, x_row, weight_row, bias_row, batch,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, EPS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    first, row = tl.program_id(0) * SAMPLES, tl.program_id(1).to(tl.int64)
-    place, c, inside = _places(first, batch, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
-    value = tl.load(x + row * x_row + place, mask=inside, other=0.0).to(tl.float32)
+    first, left, row = _samples(first_row, batch, SAMPLES)
+    place, c, inside = _places(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
+    size = PLACES * GROUPS * WIDTH
+    value = tl.load(x + (row * x_row + first * size) + place, mask=inside, other=0.0)
+    value = value.to(tl.float32)
     mean = _mean(value, PLACES * WIDTH)
     apart = tl.where(inside, value - mean, 0.0)
     inverse = tl.rsqrt(_mean(apart * apart, PLACES * WIDTH) + EPS)
@@ -75,31 +86,34 @@ def _forward(
     out = apart * inverse * scale + shift
     if RELU:
         out = tl.where(out <= 0, 0.0, out)  # NaN stays NaN
-    size = PLACES * GROUPS * WIDTH
-    tl.store(y + row * batch * size + place, out.to(y.dtype.element_ty), mask=inside)
-    s = (first + tl.arange(0, SAMPLES))[:, None, None, None]
+    sample = row * batch + first
+    tl.store(y + sample * size + place, out.to(y.dtype.element_ty), mask=inside)
+    s = tl.arange(0, SAMPLES)[:, None, None, None]
     g = tl.arange(0, GROUPS)[None, None, :, None]
-    kept = row * batch * GROUPS + s * GROUPS + g
-    tl.store(means + kept, mean, mask=s < batch)
-    tl.store(inverses + kept, inverse, mask=s < batch)
+    kept = sample * GROUPS + (s * GROUPS + g)
+    tl.store(means + kept, mean, mask=s < left)
+    tl.store(inverses + kept, inverse, mask=s < left)
 
 
 @triton.jit
 def _backward(
-    x, dy, weight, bias, means, inverses, dx, scale_sums, shift_sums, x_row, dy_row, weight_row,
-    bias_row, batch,
+    x, dy, weight, bias, means, inverses, dx, scale_sums, shift_sums, first_row, x_row, dy_row,
+    weight_row, bias_row, batch,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    first, row = tl.program_id(0) * SAMPLES, tl.program_id(1).to(tl.int64)
-    place, c, inside = _places(first, batch, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
-    value = tl.load(x + row * x_row + place, mask=inside, other=0.0).to(tl.float32)
-    back = tl.load(dy + row * dy_row + place, mask=inside, other=0.0).to(tl.float32)
-    s = (first + tl.arange(0, SAMPLES))[:, None, None, None]
+    first, left, row = _samples(first_row, batch, SAMPLES)
+    place, c, inside = _places(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
+    size = PLACES * GROUPS * WIDTH
+    value = tl.load(x + (row * x_row + first * size) + place, mask=inside, other=0.0)
+    back = tl.load(dy + (row * dy_row + first * size) + place, mask=inside, other=0.0)
+    value, back = value.to(tl.float32), back.to(tl.float32)
+    sample = row * batch + first
+    s = tl.arange(0, SAMPLES)[:, None, None, None]
     g = tl.arange(0, GROUPS)[None, None, :, None]
-    kept = row * batch * GROUPS + s * GROUPS + g
-    mean = tl.load(means + kept, mask=s < batch, other=0.0)
-    inverse = tl.load(inverses + kept, mask=s < batch, other=0.0)
+    kept = sample * GROUPS + (s * GROUPS + g)
+    mean = tl.load(means + kept, mask=s < left, other=0.0)
+    inverse = tl.load(inverses + kept, mask=s < left, other=0.0)
     scale = tl.load(weight + row * weight_row + c).to(tl.float32)
     even = tl.where(inside, (value - mean) * inverse, 0.0)
     if RELU:
@@ -108,8 +122,7 @@ def _backward(
     pull = back * scale
     level, tilt = _mean(pull, PLACES * WIDTH), _mean(pull * even, PLACES * WIDTH)
     out = (pull - level - even * tilt) * inverse
-    size = PLACES * GROUPS * WIDTH
-    tl.store(dx + row * batch * size + place, out.to(dx.dtype.element_ty), mask=inside)
+    tl.store(dx + sample * size + place, out.to(dx.dtype.element_ty), mask=inside)
     channel = tl.arange(0, GROUPS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     own = (row * tl.num_programs(0) + tl.program_id(0)) * (GROUPS * WIDTH) + channel
     tl.store(scale_sums + own, tl.sum(tl.sum(back * even, axis=1), axis=0))
@@ -144,10 +157,11 @@ def _normalised(
     y = empty_activation(x.shape, x)
     kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
     constants, programs, warps = _sizes(x, groups)
-    _forward[(programs, rows)](
-        x, weight, bias, y, kept[0], kept[1], x.stride(0), weight.stride(0), bias.stride(0),
-        batch, **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
-    )  # fmt: skip
+    for first, count in row_launches(rows):
+        _forward[(programs, count)](
+            x, weight, bias, y, kept[0], kept[1], first, x.stride(0), weight.stride(0),
+            bias.stride(0), batch, **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
+        )  # fmt: skip
     return y, kept.movedim(0, 1)
 
 
@@ -219,10 +233,12 @@ def _gradients(
     constants, programs, warps = _sizes(x, groups)
     sums = torch.empty(2, rows, programs, channels, dtype=torch.float32, device=x.device)
     means, inverses = statistics.movedim(1, 0)
-    _backward[(programs, rows)](
-        x, dy, weight, bias, means, inverses, dx, sums[0], sums[1], x.stride(0), dy.stride(0),
-        weight.stride(0), bias.stride(0), batch, **constants, RELU=relu, num_warps=warps,
-    )  # fmt: skip
+    for first, count in row_launches(rows):
+        _backward[(programs, count)](
+            x, dy, weight, bias, means, inverses, dx, sums[0], sums[1], first, x.stride(0),
+            dy.stride(0), weight.stride(0), bias.stride(0), batch, **constants, RELU=relu,
+            num_warps=warps,
+        )  # fmt: skip
     dw, db = sums.sum(dim=2)
     return dx, dw, db
 

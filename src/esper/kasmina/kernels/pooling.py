@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.kernels.grids import block_of, row_launches
 from esper.kasmina.kernels.layout import dense_pixels, empty_activation, launched, stacked
 
 BLOCK: Final = 1024
@@ -23,11 +24,24 @@ BLOCK: Final = 1024
 
 
 @triton.jit
-def _four(
-    x, sample, row, column, c,
-    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, inside,
+def _outputs(
+    outputs,
+    C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The four numbers under an output, -inf beyond the edge, and the place of the first."""
+    """The program's outputs: where they begin, their offsets and which there are; the sample that
+    the first is of (int64), and their numbers counted from that sample's first."""
+    start, offset, inside = block_of(outputs, BLOCK)
+    sample = start // (C * WO * HO)
+    return start, offset, inside, sample, (start - sample * (C * WO * HO)).to(tl.int32) + offset
+
+
+@triton.jit
+def _four(
+    x, n, inside,
+    C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+):  # fmt: skip
+    """The four numbers under output n, -inf beyond the edge, and the place of the first."""
+    c, column, row, sample = n % C, (n // C) % WO, (n // (C * WO)) % HO, n // (C * WO * HO)
     first = ((sample * H + 2 * row) * W + 2 * column) * C + c
     wide = inside & (2 * column + 1 < W)
     tall = inside & (2 * row + 1 < H)
@@ -54,36 +68,32 @@ def _winner(a, b, d, e):
 
 @triton.jit
 def _forward(
-    x, y, x_row, outputs,
+    x, y, first_row, x_row, outputs,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c, column, row, sample = n % C, (n // C) % WO, (n // (C * WO)) % HO, n // (C * WO * HO)
-    inside = n < outputs
-    a, b, d, e, _first, _wide, _tall = _four(
-        x + at * x_row, sample, row, column, c, C, H, W, inside
-    )
+    at = (first_row + tl.program_id(1)).to(tl.int64)
+    start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
+    x += at * x_row + sample * (H * W * C)
+    a, b, d, e, _first, _wide, _tall = _four(x, n, inside, C, H, W, HO, WO)
     best, _who = _winner(a, b, d, e)
-    tl.store(y + at * outputs + n, best.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + (at * outputs + start) + offset, best.to(y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _backward(
-    x, dy, dx, x_row, dy_row, outputs, size,
+    x, dy, dx, first_row, x_row, dy_row, outputs, size,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    c, column, row, sample = n % C, (n // C) % WO, (n // (C * WO)) % HO, n // (C * WO * HO)
-    inside = n < outputs
-    a, b, d, e, first, wide, tall = _four(x + at * x_row, sample, row, column, c, C, H, W, inside)
+    at = (first_row + tl.program_id(1)).to(tl.int64)
+    start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
+    x += at * x_row + sample * (H * W * C)
+    a, b, d, e, first, wide, tall = _four(x, n, inside, C, H, W, HO, WO)
     _best, who = _winner(a, b, d, e)
-    back = tl.load(dy + at * dy_row + n, mask=inside, other=0.0)
+    back = tl.load(dy + (at * dy_row + start) + offset, mask=inside, other=0.0)
     none = tl.zeros_like(back)
-    target = dx + at * size + first
+    target = dx + (at * size + sample * (H * W * C)) + first
     tl.store(target, tl.where(who == 0, back, none), mask=inside)
     tl.store(target + C, tl.where(who == 1, back, none), mask=wide)
     tl.store(target + W * C, tl.where(who == 2, back, none), mask=tall)
@@ -103,9 +113,10 @@ def _pooled(x: Tensor) -> Tensor:
     rows, batch, channels = x.shape[:3]
     y = empty_activation((rows, batch, channels, sizes["HO"], sizes["WO"]), x)
     outputs = y[0].numel()
-    _forward[(triton.cdiv(outputs, BLOCK), rows)](
-        x, y, x.stride(0), outputs, **sizes, BLOCK=BLOCK, num_warps=4
-    )
+    for first, count in row_launches(rows):
+        _forward[(triton.cdiv(outputs, BLOCK), count)](
+            x, y, first, x.stride(0), outputs, **sizes, BLOCK=BLOCK, num_warps=4
+        )
     return y
 
 
@@ -140,10 +151,11 @@ def _gradient(x: Tensor, dy: Tensor) -> Tensor:
     x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
     dx = empty_activation(x.shape, x)
     outputs = dy[0].numel()
-    _backward[(triton.cdiv(outputs, BLOCK), len(x))](
-        x, dy, dx, x.stride(0), dy.stride(0), outputs, dx[0].numel(), **_sizes(x), BLOCK=BLOCK,
-        num_warps=4,
-    )  # fmt: skip
+    for first, count in row_launches(len(x)):
+        _backward[(triton.cdiv(outputs, BLOCK), count)](
+            x, dy, dx, first, x.stride(0), dy.stride(0), outputs, dx[0].numel(), **_sizes(x),
+            BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
     return dx
 
 

@@ -5,6 +5,10 @@ out copies of rows, `Return` adds (alpha times) what came back to them. Seeds of
 different rows, so all of them are served by one copy of the activation. Backward is the same the
 other way round, without a pass over rows that have no seed.
 
+Programs add without atomics, so a row may have one entry only that writes to it. Spare entries of a
+padded plan share a few padding rows; their alpha is 0, and such an entry writes to no row, neither
+forward nor backward.
+
 Shape letters: R rows, G rows of one group, N numbers of a row.
 """
 
@@ -20,6 +24,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.kernels.grids import block_of, row_launches
 from esper.kasmina.kernels.layout import launched
 
 BLOCK: Final = 4096
@@ -27,35 +32,29 @@ BLOCK: Final = 4096
 
 
 @triton.jit
-def _take(source, index, scale, target, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+def _take(source, index, scale, target, first, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
     """target[g] = source[index[g]] (times scale[g])"""
-    at = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < size
-    row = tl.load(index + at)
-    value = tl.load(source + row * size + n, mask=inside)
+    at = (first + tl.program_id(1)).to(tl.int64)
+    start, offset, inside = block_of(size, BLOCK)
+    row = tl.load(index + at).to(tl.int64)
+    value = tl.load(source + (row * size + start) + offset, mask=inside)
     if SCALED:
         value = value.to(tl.float32) * tl.load(scale + at)
-    tl.store(target + at * size + n, value.to(target.dtype.element_ty), mask=inside)
+    tl.store(target + (at * size + start) + offset, value.to(target.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _add(target, index, scale, source, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    """target[index[g]] += source[g] (times scale[g])"""
-    at = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = n < size
-    row = tl.load(index + at)
-    value = tl.load(source + at * size + n, mask=inside).to(tl.float32)
+def _add(target, index, scale, source, first, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
+    """target[index[g]] += source[g] (times scale[g]); nothing is written where scale[g] is 0"""
+    at = (first + tl.program_id(1)).to(tl.int64)
+    row, factor = tl.load(index + at).to(tl.int64), tl.load(scale + at)
+    start, offset, inside = block_of(tl.where(factor != 0, size, 0), BLOCK)
+    value = tl.load(source + (at * size + start) + offset, mask=inside).to(tl.float32)
     if SCALED:
-        value = value * tl.load(scale + at)
-    place = target + row * size + n
+        value = value * factor
+    place = target + (row * size + start) + offset
     total = tl.load(place, mask=inside).to(tl.float32) + value
     tl.store(place, total.to(target.dtype.element_ty), mask=inside)
-
-
-def _grid(size: int, rows: int) -> tuple[int, int]:
-    return triton.cdiv(size, BLOCK), rows
 
 
 def dense(h: Tensor) -> Tensor:
@@ -94,38 +93,43 @@ def take_rows(
     """Copies of rows, times `scale` each where given."""
     out = like_rows(h, len(index)) if out is None else out
     size = h[0].numel()
-    _take[_grid(size, len(index))](
-        h, index, scale, out, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4
-    )
+    for first, count in row_launches(len(index)):
+        _take[(triton.cdiv(size, BLOCK), count)](
+            h, index, scale, out, first, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4
+        )
     return out
 
 
 @launched
-def add_rows_(h: Tensor, index: Tensor, values: Tensor, scale: Tensor | None = None) -> None:
-    """Add to rows in place; an index names each row once."""
+def add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: bool) -> None:
+    """Add values, times alpha where `scaled`, to rows in place; where alpha is 0 nothing is added.
+
+    An index names a row once, or any number of times with alpha 0.
+    """
     size = h[0].numel()
-    _add[_grid(size, len(index))](
-        h, index, scale, values, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4
-    )
+    for first, count in row_launches(len(index)):
+        _add[(triton.cdiv(size, BLOCK), count)](
+            h, index, alpha, values, first, size, SCALED=scaled, BLOCK=BLOCK, num_warps=4
+        )
 
 
 class Fork(torch.autograd.Function):
-    """(h, index of each group) -> h itself, and the rows of each group."""
+    """(h, for each group: index, alpha) -> h itself, and the rows of each group."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, h: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
         h = dense(h)
-        ctx.indices = indices
+        ctx.places = parts[0::2], parts[1::2]
         ctx.layout = h.stride(), h.dtype
-        return (h.view_as(h), *(take_rows(h, index) for index in indices))
+        return (h.view_as(h), *(take_rows(h, index) for index in parts[0::2]))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         total = same_layout(grad, *ctx.layout).clone()
-        for index, part in zip(ctx.indices, grads, strict=True):
-            add_rows_(total, index, same_layout(part, *ctx.layout))
-        return (total, *(None for _ in ctx.indices))
+        for index, alpha, part in zip(*ctx.places, grads, strict=True):
+            add_rows_(total, index, alpha, same_layout(part, *ctx.layout), scaled=False)
+        return (total, *(None for _ in chain(*ctx.places)))
 
 
 class Return(torch.autograd.Function):
@@ -137,7 +141,7 @@ class Return(torch.autograd.Function):
         ctx.layout = out.stride(), out.dtype
         ctx.places = parts[0::3], parts[1::3]
         for index, alpha, delta in zip(*ctx.places, parts[2::3], strict=True):
-            add_rows_(out, index, same_layout(delta, *ctx.layout), alpha)
+            add_rows_(out, index, alpha, same_layout(delta, *ctx.layout), scaled=True)
         return out
 
     @staticmethod
@@ -181,9 +185,9 @@ def join(h: Tensor, source: Tensor, detach: bool) -> Tensor:
     return out
 
 
-def fork(h: Tensor, index: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """`Fork`, with a type."""
-    out: tuple[Tensor, ...] = Fork.apply(h, *index)
+def fork(h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`Fork`, with a type; `alpha` as for `give_back`."""
+    out: tuple[Tensor, ...] = Fork.apply(h, *chain.from_iterable(zip(index, alpha, strict=True)))
     return out
 
 

@@ -14,12 +14,14 @@ Shape letters: E members, P parameters of one member.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from esper.kasmina.kernels.grids import block_of, left_of, row_launches
 
 if TYPE_CHECKING:
     from esper.kasmina.optim import OptimConfig
@@ -35,23 +37,26 @@ NORM_ROUNDS = 4
 def _norm_kernel(
     grad,
     out,
+    first,
     count,
     stride,
     ROUNDS: tl.constexpr,
     BLOCK: tl.constexpr,
     ROOT: tl.constexpr,
 ):
-    member, part = tl.program_id(0), tl.program_id(1)
-    grad += member.to(tl.int64) * stride
+    part, member = tl.program_id(0), (first + tl.program_id(1)).to(tl.int64)
+    start = part.to(tl.int64) * (ROUNDS * BLOCK)
+    left = left_of(count, start, ROUNDS * BLOCK)
+    grad += member * stride + start
     total = tl.zeros((BLOCK,), tl.float32)
     for turn in range(ROUNDS):
-        place = (part * ROUNDS + turn) * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(grad + place, mask=place < count, other=0.0)
+        place = turn * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(grad + place, mask=place < left, other=0.0)
         total += value * value
     result = tl.sum(total, axis=0)
     if ROOT:
         result = tl.sqrt_rn(result)
-    tl.store(out + member * tl.num_programs(1) + part, result)
+    tl.store(out + member * tl.num_programs(0) + part, result)
 
 
 def row_norms(grad_EP: Tensor) -> Tensor:
@@ -63,28 +68,30 @@ def row_norms(grad_EP: Tensor) -> Tensor:
     parts = triton.cdiv(count, rounds * block)
     out_EK = grad_EP.new_empty(members, parts)
     with torch.cuda.device_of(grad_EP):
-        _norm_kernel[(members, parts)](
-            grad_EP,
-            out_EK,
-            count,
-            grad_EP.stride(0),
-            ROUNDS=rounds,
-            BLOCK=block,
-            ROOT=parts == 1,
-            num_warps=max(1, min(8, block // 256)),
-        )
+        for first, rows in row_launches(members):
+            _norm_kernel[(parts, rows)](
+                grad_EP,
+                out_EK,
+                first,
+                count,
+                grad_EP.stride(0),
+                ROUNDS=rounds,
+                BLOCK=block,
+                ROOT=parts == 1,
+                num_warps=max(1, min(8, block // 256)),
+            )
     return out_EK[:, 0] if parts == 1 else out_EK.sum(dim=1).sqrt()
 
 
 @triton.jit
-def _row_places(active, count, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's member and parameters, and which of them to update."""
-    member = tl.program_id(0)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = place < count
+def _row_places(active, first, count, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    """A program's member, where its parameters begin (int64), their offsets from there, and which
+    of them to update."""
+    member = (first + tl.program_id(1)).to(tl.int64)
+    start, offset, mask = block_of(count, BLOCK)
     if MASKED:
         mask = mask & (tl.load(active + member) != 0)
-    return member.to(tl.int64), place, mask
+    return member, start, offset, mask
 
 
 @triton.jit
@@ -104,6 +111,7 @@ def _sgd_kernel(
     rates,
     norms,
     active,
+    first,
     count,
     grad_stride,
     clip_norm,
@@ -115,9 +123,9 @@ def _sgd_kernel(
     NESTEROV: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    member, place, mask = _row_places(active, count, MASKED, BLOCK)
-    here = member * count + place
-    grad = tl.load(grads + member * grad_stride + place, mask=mask, other=0.0)
+    member, start, offset, mask = _row_places(active, first, count, MASKED, BLOCK)
+    here = (member * count + start) + offset
+    grad = tl.load(grads + (member * grad_stride + start) + offset, mask=mask, other=0.0)
     grad = _clipped(grad, norms, member, clip_norm, CLIP)
     value = tl.load(values + here, mask=mask, other=0.0)
     if DECAY:
@@ -146,6 +154,7 @@ def _adamw_kernel(
     rates,
     norms,
     active,
+    first,
     count,
     grad_stride,
     clip_norm,
@@ -162,9 +171,9 @@ def _adamw_kernel(
     NEAR_END: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    member, place, mask = _row_places(active, count, MASKED, BLOCK)
-    here = member * count + place
-    grad = tl.load(grads + member * grad_stride + place, mask=mask, other=0.0)
+    member, start, offset, mask = _row_places(active, first, count, MASKED, BLOCK)
+    here = (member * count + start) + offset
+    grad = tl.load(grads + (member * grad_stride + start) + offset, mask=mask, other=0.0)
     grad = _clipped(grad, norms, member, clip_norm, CLIP)
     old = tl.load(means + here, mask=mask, other=0.0)
     # as torch's lerp
@@ -197,40 +206,33 @@ def update_rows(
     lr_E = lr_E.contiguous()
     norms = lr_E if norm_E is None else norm_E.contiguous()
     active = lr_E if active_E is None else active_E.contiguous().view(torch.uint8)
-    rows = lr_E, norms, active, count, grad_EP.stride(0), float(config.clip_norm or 1)
-    grid = members, triton.cdiv(count, BLOCK)
-    switches = {"CLIP": clip, "MASKED": active_E is not None, "BLOCK": BLOCK}
+    if config.kind != "sgd":
+        state["steps"].add_(1 if active_E is None else active_E[:, None])
+    kernel, moments, numbers, switches = _rule(config, state)
+    switches |= {"CLIP": clip, "MASKED": active_E is not None, "BLOCK": BLOCK}
+    sizes = count, grad_EP.stride(0), float(config.clip_norm or 1)
     with torch.cuda.device_of(values_EP):
-        if config.kind == "sgd":
-            _sgd_kernel[grid](
-                values_EP,
-                grad_EP,
-                state["momentum"],
-                *rows,
-                float(config.momentum),
-                float(config.weight_decay),
+        for first, rows in row_launches(members):
+            kernel[triton.cdiv(count, BLOCK), rows](
+                *(values_EP, grad_EP, *moments, lr_E, norms, active, first, *sizes, *numbers),
                 **switches,
-                DECAY=config.weight_decay != 0,
-                NESTEROV=config.nesterov,
                 enable_fp_fusion=False,
             )
-            return
-        state["steps"].add_(1 if active_E is None else active_E[:, None])
-        beta_1, beta_2 = map(float, config.betas)
-        _adamw_kernel[grid](
-            values_EP,
-            grad_EP,
-            state["mean"],
-            state["square"],
-            state["steps"],
-            *rows,
-            *(beta_1, 1 - beta_1, beta_2, 1 - beta_2, _log(beta_1), _log(beta_2)),
-            float(config.eps),
-            float(config.weight_decay),
-            **switches,
-            NEAR_END=1 - beta_1 >= 0.5,
-            enable_fp_fusion=False,
-        )
+
+
+def _rule(
+    config: OptimConfig, state: dict[str, Tensor]
+) -> tuple[Any, tuple[Tensor, ...], tuple[float, ...], dict[str, bool | int]]:
+    """The kernel of an update rule, its moments, its numbers and its switches."""
+    decay = float(config.weight_decay)
+    if config.kind == "sgd":
+        switches: dict[str, bool | int] = {"DECAY": decay != 0, "NESTEROV": config.nesterov}
+        return _sgd_kernel, (state["momentum"],), (float(config.momentum), decay), switches
+    beta_1, beta_2 = map(float, config.betas)
+    betas = beta_1, 1 - beta_1, beta_2, 1 - beta_2, _log(beta_1), _log(beta_2)
+    moments = state["mean"], state["square"], state["steps"]
+    numbers = *betas, float(config.eps), decay
+    return _adamw_kernel, moments, numbers, {"NEAR_END": 1 - beta_1 >= 0.5}
 
 
 def _log(beta: float) -> float:

@@ -1,0 +1,190 @@
+"""Rows of more than 2**31 numbers, and more rows than a grid takes, by Triton's interpreter.
+
+Only the last programs of a grid are run, on memory that is reserved but never touched elsewhere. In
+front of each tensor lies more of it, so that an offset that wraps around gives a wrong number
+rather than a crash. tests/cuda/test_large_rows_cuda.py runs all programs on a GPU.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from kernel_support import INTERPRETED, close, numbers, require_kernels
+
+require_kernels()
+if not INTERPRETED:
+    pytest.skip("needs TRITON_INTERPRET=1", allow_module_level=True)
+
+from triton.runtime import interpreter  # noqa: E402
+
+from esper.kasmina import fused  # noqa: E402
+from esper.kasmina.kernels import (  # noqa: E402
+    convolution,
+    depthwise,
+    grids,
+    normalise,
+    pooling,
+    rows,
+    update,
+)
+from esper.kasmina.optim import OptimConfig  # noqa: E402
+
+FEW, LAST = 16, 2
+"""Along an axis of more than FEW programs, the LAST are run."""
+WRAP = 2**31
+NO_RESERVE = 0x4000
+"""Linux's MAP_NORESERVE."""
+
+
+def room(*shape: int) -> torch.Tensor:
+    """Zeros in float32; nothing is allocated before it is written to."""
+    count = torch.Size(shape).numel()
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE
+    memory = mmap.mmap(-1, 4 * (WRAP + count), flags=flags)
+    return torch.frombuffer(memory, dtype=torch.float32)[WRAP:].view(shape)
+
+
+def images(batch: int, channels: int, side: int = 8, last: torch.Tensor | None = None):
+    """One row of images, channels last; zeros but for the last ones."""
+    x = room(1, batch, side, side, channels).permute(0, 1, 4, 2, 3)
+    if last is not None:
+        x[0, -len(last) :] = last
+    return x
+
+
+@pytest.fixture(autouse=True)
+def last_programs(monkeypatch):
+    """Run the last programs alone, in grids that CUDA would take."""
+    run_all, builder = interpreter.GridExecutor.__call__, interpreter.interpreter_builder
+    set_dim, set_idx = builder.set_grid_dim, builder.set_grid_idx
+
+    def run_last(executor, *args, **options):
+        whole = executor.grid + (1,) * (3 - len(executor.grid))
+        assert whole[0] < 2**31
+        assert max(whole[1:]) <= 65_535, "more programs than CUDA takes along this axis"
+        executor.grid = tuple(n if n <= FEW else LAST for n in whole)
+        skipped = [n - kept for n, kept in zip(whole, executor.grid, strict=True)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(builder, "set_grid_dim", lambda *_: set_dim(*whole))
+            patch.setattr(
+                builder,
+                "set_grid_idx",
+                lambda *at: set_idx(*(a + s for a, s in zip(at, skipped, strict=True))),
+            )
+            run_all(executor, *args, **options)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", run_last)
+    for module in (convolution, depthwise, normalise, pooling):
+        monkeypatch.setattr(module, "empty_activation", lambda shape, like: images(*shape[1:4]))
+
+
+@pytest.mark.parametrize("batch", [2**22 + 16, 2**24 + 16], ids=["inputs", "outputs too"])
+def test_pooling(batch):
+    """512 numbers an image; four times as many images, and the outputs have 2**31 as well."""
+    last = numbers((15, 8, 8, 8))
+    x = images(batch, 8, last=last).requires_grad_(True)
+    out = pooling.MaxPool.apply(x)
+    back = numbers((15, 8, 4, 4), seed=1)
+    dy = images(batch, 8, 4, back)
+    (dx,) = torch.autograd.grad(out, x, dy)
+    last.requires_grad_(True)
+    expected = F.max_pool2d(last, 2)
+    assert torch.equal(out[0, -15:], expected)
+    assert torch.equal(dx[0, -15:], torch.autograd.grad(expected, last, back)[0])
+
+
+def assert_convolved(module, outputs, inputs, groups, monkeypatch):
+    """A convolution of more than 2**31 numbers is torch's in the last image; gradients too."""
+    weight = numbers((1, outputs, inputs, 3, 3), seed=2)
+    last, back = numbers((5, outputs, 8, 8)), numbers((5, outputs, 8, 8), seed=1)
+    batch = WRAP // (64 * outputs) + 2**14  # so many that no part of the gradient is empty
+    x, dy = images(batch, outputs, last=last), images(batch, outputs, last=back)
+    out = module._run(x, weight, torch.float32, False)
+    dx = module._run(dy, weight, torch.float32, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "MOST_PARTS", 2**13)  # of a few tiles each
+        patch.setattr(torch, "empty", torch.zeros)  # what other programs would write
+        dw = module._gradient_of_weights(x, dy, 1)
+    last.requires_grad_(True)
+    expected = F.conv2d(last, weight[0], padding=1, groups=groups)
+    close(out[0, -1:], expected[-1:])
+    close(dx[0, -1:], torch.autograd.grad(expected, last, back)[0][-1:])
+    small = torch.zeros(outputs, inputs, 1, 1, requires_grad=True)
+    expected = F.conv2d(last.detach(), small, groups=groups)
+    close(dw[0], torch.autograd.grad(expected, small, back)[0])
+
+
+def test_convolution(monkeypatch):
+    assert_convolved(convolution, 64, 64, 1, monkeypatch)
+
+
+def test_depthwise_convolution(monkeypatch):
+    assert_convolved(depthwise, 64, 1, 64, monkeypatch)
+
+
+def test_norm(monkeypatch):
+    batch = WRAP // 512 + 24
+    last, back = numbers((17, 8, 8, 8)), numbers((17, 8, 8, 8), seed=1)
+    x, dy = images(batch, 8, last=last), images(batch, 8, last=back)
+    weight, bias = numbers((1, 8), seed=2), numbers((1, 8), seed=3)
+    y, statistics = normalise._normalised(x, weight, bias, 2, False)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "empty", torch.zeros)  # what other programs would write
+        dx, dw, db = normalise._gradients(x, dy, weight, bias, statistics, 2, False)
+    values = [value.requires_grad_(True) for value in (last, weight[0], bias[0])]
+    expected = F.group_norm(values[0], 2, values[1], values[2])
+    wanted = torch.autograd.grad(expected, values, back)
+    close(y[0, -17:], expected)
+    for found, other in zip((dx[0, -17:], dw[0], db[0]), wanted, strict=True):
+        close(found, other)
+
+
+def test_rows_are_taken_and_added():
+    size = WRAP + 100
+    h = room(2, size)
+    h[1, -100:] = torch.arange(1.0, 101.0)
+    index, alpha = torch.tensor([1]), torch.tensor([0.5])
+    taken = rows.take_rows(h, index, room(1, size), alpha)
+    assert torch.equal(taken[0, -100:], 0.5 * h[1, -100:])
+    rows.add_rows_(h, index, alpha, taken, scaled=True)
+    assert torch.equal(h[1, -100:], 1.25 * torch.arange(1.0, 101.0))
+    assert not h[0, -100:].any()
+
+
+@pytest.mark.parametrize("size", [2**27, WRAP + 100])
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_a_member_of_many_parameters_learns(kind, size, monkeypatch):
+    """67 million took more programs along the second axis of a grid than there may be."""
+    config = OptimConfig(kind=kind, momentum=0.5, clip_norm=None)
+    values, grad = room(1, size), room(1, size)
+    values[0, -100:], grad[0, -100:] = 1.0, torch.arange(1.0, 101.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "new_empty", torch.Tensor.new_zeros)
+        norm = update.row_norms(grad)
+    close(norm, torch.linalg.vector_norm(grad[:, -100:], dim=1))
+    state = {name: room(1, size) for name in ("momentum", "mean", "square")}
+    state["steps"] = torch.zeros(1, 1)
+    update.update_rows(config, values, grad, state, torch.tensor([0.1]), norm, None)
+    step = 0.1 * grad[0, -100:] if kind == "sgd" else torch.full((100,), 0.1)
+    decay = 1 - 0.1 * config.weight_decay if kind == "adamw" else 1.0
+    close(values[0, -100:], decay - step)
+
+
+def test_what_is_counted_in_32_bits_fits():
+    """The largest counts of a convolution at the limits that its entry point checks."""
+    tile = max(convolution.PIXELS, convolution.GRADIENT_PIXELS, depthwise.NUMBERS)
+    parts = max(convolution.MOST_PARTS, depthwise.MOST_PARTS)
+    assert fused.MOST_PIXELS + parts * tile <= 2**31
+    assert fused.LARGEST_ROW // parts + 2 * tile * 256 < 2**31
+    assert 2 * fused.LARGEST_IMAGE + pooling.BLOCK < 2**31
+
+
+def test_one_launch_unless_there_are_more_rows_than_a_grid_takes():
+    most = grids.MOST_ROWS
+    assert list(grids.row_launches(most)) == [(0, most)]
+    assert list(grids.row_launches(most + 1)) == [(0, most), (most, 1)]
+    assert list(grids.row_launches(0)) == []
