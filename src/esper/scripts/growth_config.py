@@ -10,6 +10,8 @@ from typing import Final, Literal
 
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS
 from esper.leyline.errors import EsperError
+from esper.leyline.limits import require_at_most
+from esper.leyline.seeds import require_training_seed
 
 BLUEPRINTS: Final = ("norm", "conv_light", "conv_heavy", "attention")
 """Enabled in every population, whichever of them is grown."""
@@ -115,8 +117,11 @@ class GrowDigits:
             "seeds",
         )  # fmt: skip
         for name in at_least_one:
+            require_at_most(f"{_flag(name)} ", getattr(self, name))
             if getattr(self, name) < 1:
                 raise EsperError(f"{_flag(name)} {getattr(self, name)}: must be 1 or more")
+        for seed in (self.seed, self.seed + self.seeds - 1):
+            require_training_seed(seed, "--seed")
         _require_choice("blend_steps", self.blend_steps, TEMPOS)
         _require_choice("prune_steps", self.prune_steps, ALPHA_SPEEDS)
         for arm in Arm:

@@ -23,13 +23,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
+from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_name
 
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
 PLAIN: Final[tuple[Kind, ...]] = ("wait", "random")
 """Words with nothing behind them."""
 WORDS: Final[tuple[Kind, ...]] = (*PLAIN, "heuristic", "fixed", "static-full", "static-final")
 SAMPLED: Final = "sampled"
+LONGEST_STEP: Final = 9
+"""Digits of a step."""
 
 _LABELLED: Final = re.compile(r"([^:=/@]+)=(.+)", re.DOTALL)
 
@@ -84,11 +86,11 @@ def read_policy(text: str) -> PolicyWord:
         return replace(read_policy(labelled[2]), label=labelled[1])
     head, mark, rest = text.partition(":")
     if mark and not rest:
-        raise EsperError(f"policy {text!r}: nothing stands behind the colon; leave it out")
+        raise EsperError(f"policy {shown(text)}: nothing stands behind the colon; leave it out")
     plain: dict[str, PolicyWord] = {kind: PolicyWord(text, text, kind) for kind in WORDS}
     if head in PLAIN:
         if rest:
-            raise EsperError(f"policy {text!r}: {head} takes nothing behind it; write {head}")
+            raise EsperError(f"policy {shown(text)}: {head} takes nothing behind it; write {head}")
         return plain[head]
     if head == "heuristic":
         return _read_heuristic(plain[head], rest)
@@ -108,7 +110,7 @@ def _with_places(word: PolicyWord, rest: str) -> PolicyWord:
     blueprint, mark, slots = rest.partition(":")
     if not blueprint or (mark and not all(slots.split(","))):
         raise EsperError(
-            f"policy {word.text!r}: expected {word.kind}:BLUEPRINT:SLOT,SLOT, for example "
+            f"policy {shown(word.text)}: expected {word.kind}:BLUEPRINT:SLOT,SLOT, for example "
             f"{word.kind}:conv_heavy:r0c0,r0c1"
         )
     return replace(word, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
@@ -119,7 +121,7 @@ def _read_heuristic(word: PolicyWord, rest: str) -> PolicyWord:
     order = tuple(rest.split(",")) if rest else ()
     if not all(order):
         raise EsperError(
-            f"policy {word.text!r}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
+            f"policy {shown(word.text)}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
             f"heuristic:conv_light,depthwise"
         )
     return replace(word, order=order)
@@ -131,16 +133,18 @@ def _read_fixed(word: PolicyWord, rest: str) -> PolicyWord:
     blueprint, at, step = what.partition("@")
     if "=" in blueprint:
         if mark:
-            raise EsperError(f"policy {word.text!r}: its slots are named already, leave :{slots}")
+            raise EsperError(
+                f"policy {shown(word.text)}: its slots are named already, leave :{slots}"
+            )
         found = replace(word, topology=tuple(blueprint.split(",")))
     else:
         found = _with_places(word, f"{blueprint}{mark}{slots}")
     if not at:
         return found
-    if not step.isdecimal():
+    if not step.isdecimal() or len(step) > LONGEST_STEP:
         raise EsperError(
-            f"policy {word.text!r}: step {step!r} is no whole number; expected for example "
-            f"fixed:conv_heavy@2"
+            f"policy {shown(word.text)}: step {shown(step)} is no whole number of at most "
+            f"{LONGEST_STEP} digits; expected for example fixed:conv_heavy@2"
         )
     return replace(found, start=int(step))
 
@@ -156,8 +160,8 @@ def _read_final(word: PolicyWord, rest: str) -> PolicyWord:
         return replace(word, topology=tuple(rest.split(",")))
     if not os.path.isfile(rest):
         raise EsperError(
-            f"policy {word.text!r}: there is no file {rest}; give the JSON result of a run, or "
-            f"SLOT=BLUEPRINT,SLOT=BLUEPRINT"
+            f"policy {shown(word.text)}: there is no file {rest}; give the JSON result of a run, "
+            f"or SLOT=BLUEPRINT,SLOT=BLUEPRINT"
         )
     return replace(word, path=Path(rest))
 
@@ -177,11 +181,13 @@ def _read_controller(text: str) -> PolicyWord:
 def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
     """A folder that is not there, or a word that is none."""
     if path.is_file():
-        return EsperError(f"policy {text!r}: {path} is a file; give the folder of a controller")
+        return EsperError(
+            f"policy {shown(text)}: {path} is a file; give the folder of a controller"
+        )
     if sampled or os.sep in text or text.startswith("."):
         return EsperError(
-            f"policy {text!r}: there is no folder {path}; give the folder of a saved controller, "
-            f"checkpoint or run"
+            f"policy {shown(text)}: there is no folder {path}; give the folder of a saved "
+            f"controller, checkpoint or run"
         )
     unknown = unknown_name("policy", text.partition(":")[0], (*WORDS, f"{SAMPLED}:FOLDER"))
     return UnknownNameError(f"{unknown}, or the folder of a controller")

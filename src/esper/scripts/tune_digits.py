@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from esper.leyline.errors import EsperError
+from esper.leyline.seeds import require_training_seed
 from esper.scripts.door import enter
 from esper.scripts.growth_config import Arm, GrowDigits, Rate
 
@@ -57,6 +58,8 @@ def tune_digits(config: TuneDigits) -> None:
     config.run.check()
     if config.repeats < 1:
         raise EsperError(f"--repeats {config.repeats}: must be 1 or more")
+    for seed in (config.first_seed, config.first_seed + config.repeats - 1):
+        require_training_seed(seed, "--first-seed")
     require_writable(config.out, "--out")
     data = DigitsOnDevice.of(load_digits_split(), config.run.device)
     choices = [Rate(lr, schedule) for lr in config.rates for schedule in config.schedules]
