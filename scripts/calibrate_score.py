@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import tyro
 
 from esper.leyline.arrays import Bools, Doubles, Ints
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shown
 from esper.scripts.door import enter
 
 if TYPE_CHECKING:
@@ -265,8 +265,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _task_constants(task: str) -> ScoreConstants:
+    from esper.tasks.outside import is_file_reference
     from esper.tasks.registry import get_task_spec
 
+    if is_file_reference(task):  # it would be run, and only the searches name it
+        raise EsperError(f"the searches are of the task file {shown(task)}: give --constants")
     return get_task_spec(task).score
 
 

@@ -201,6 +201,7 @@ def _train(config: SearchTopologies, spec: TaskSpec, kinds_NS: Ints) -> Records:
     done: Records = []
     for start in range(0, len(kinds_NS), config.envs):
         kinds_ES = kinds_NS[start : start + config.envs]
+        require_training_seed(config.seed + start, "--seed")
         engine = VectorizedEngine(
             spec,
             EngineConfig(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from esper.leyline import CheckpointLoaded, TelemetryEvent, TelemetryEventType
+from esper.leyline import UNSIGNED, CheckpointLoaded, TelemetryEvent, TelemetryEventType
 from payload_support import build
 
 SCALARS = {
@@ -36,6 +36,8 @@ def any_event(draw: st.DrawFn, kind: TelemetryEventType) -> TelemetryEvent:
             (scalar,) = get_args(get_args(hint)[1])
             shape = getattr(pattern, field.name).shape
             drawn[field.name] = draw(hnp.arrays(scalar, shape))
+        elif field.metadata == UNSIGNED:
+            drawn[field.name] = draw(st.integers(0, 2**64 - 1))
         elif hint in SCALARS:
             drawn[field.name] = draw(SCALARS[hint])
     place = st.none() | st.integers(0, 10**6)

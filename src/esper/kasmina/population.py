@@ -47,6 +47,8 @@ from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.limits import MOST_MEMBERS, require_at_most
+from esper.leyline.seeds import require_seed
 from esper.leyline.signals import NO_BLUEPRINT, GateSignals, SlotReports
 from esper.leyline.streams import UInt64Array, stream_keys
 
@@ -104,6 +106,8 @@ class Population:
         config: PopulationConfig | None = None,
         loss: RowLoss = cross_entropy,
     ) -> None:
+        require_at_most("members=", members, MOST_MEMBERS)
+        require_seed(seed, "seed")
         if members < 1:
             raise EsperError(f"members={members}: a population needs at least 1")
         self.config = config or PopulationConfig()

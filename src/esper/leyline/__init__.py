@@ -16,14 +16,29 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "UnknownNameError",
         "IllegalActionError",
         "ShapeError",
+        "LONGEST_SHOWN",
+        "shorten",
+        "shown",
+        "reason_of",
         "unknown_name",
     ),
     ".lazy": ("attach",),
+    ".limits": (
+        "LARGEST_COUNT",
+        "MOST_MEMBERS",
+        "LONGEST_EPISODE",
+        "MOST_BATCHES",
+        "WIDEST_NETWORK",
+        "is_whole",
+        "require_at_most",
+    ),
     ".files": ("write_whole", "sync_folder", "write_advice", "is_unwritable", "require_writable"),
     ".seeds": (
         "EVALUATION_SEEDS",
         "require_training_seed",
         "require_evaluation_seeds",
+        "LARGEST_SEED",
+        "require_seed",
     ),
     ".statistics": (
         "LEVEL",
@@ -121,6 +136,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "RewardComponentsTelemetry",
     ),
     ".payloads": (
+        "UNSIGNED",
         "Payload",
         "RunStatus",
         "CheckpointReason",
@@ -171,7 +187,16 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "read_record",
         "to_json",
     ),
-    ".sealed": ("seal", "is_sealed", "checksum_of", "parse_json"),
+    ".sealed": (
+        "DEEPEST",
+        "seal",
+        "is_sealed",
+        "has_seal",
+        "without_seal",
+        "checksum_of",
+        "parse_json",
+        "require_shallow",
+    ),
     ".telemetry": (
         "SCHEMA_VERSION",
         "TelemetryLevel",
@@ -220,10 +245,14 @@ if TYPE_CHECKING:
     from esper.leyline.codec import read_enum as read_enum
     from esper.leyline.codec import read_record as read_record
     from esper.leyline.codec import to_json as to_json
+    from esper.leyline.errors import LONGEST_SHOWN as LONGEST_SHOWN
     from esper.leyline.errors import EsperError as EsperError
     from esper.leyline.errors import IllegalActionError as IllegalActionError
     from esper.leyline.errors import ShapeError as ShapeError
     from esper.leyline.errors import UnknownNameError as UnknownNameError
+    from esper.leyline.errors import reason_of as reason_of
+    from esper.leyline.errors import shorten as shorten
+    from esper.leyline.errors import shown as shown
     from esper.leyline.errors import unknown_name as unknown_name
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
@@ -233,7 +262,15 @@ if TYPE_CHECKING:
     from esper.leyline.files import write_advice as write_advice
     from esper.leyline.files import write_whole as write_whole
     from esper.leyline.lazy import attach as attach
+    from esper.leyline.limits import LARGEST_COUNT as LARGEST_COUNT
+    from esper.leyline.limits import LONGEST_EPISODE as LONGEST_EPISODE
+    from esper.leyline.limits import MOST_BATCHES as MOST_BATCHES
+    from esper.leyline.limits import MOST_MEMBERS as MOST_MEMBERS
+    from esper.leyline.limits import WIDEST_NETWORK as WIDEST_NETWORK
+    from esper.leyline.limits import is_whole as is_whole
+    from esper.leyline.limits import require_at_most as require_at_most
     from esper.leyline.masks import ActionMasks as ActionMasks
+    from esper.leyline.payloads import UNSIGNED as UNSIGNED
     from esper.leyline.payloads import ActionDistribution as ActionDistribution
     from esper.leyline.payloads import AnomalyDetected as AnomalyDetected
     from esper.leyline.payloads import AnomalyKind as AnomalyKind
@@ -281,12 +318,18 @@ if TYPE_CHECKING:
     from esper.leyline.records import StepRecord as StepRecord
     from esper.leyline.rewards import RewardComponentsTelemetry as RewardComponentsTelemetry
     from esper.leyline.rewards import RewardInputs as RewardInputs
+    from esper.leyline.sealed import DEEPEST as DEEPEST
     from esper.leyline.sealed import checksum_of as checksum_of
+    from esper.leyline.sealed import has_seal as has_seal
     from esper.leyline.sealed import is_sealed as is_sealed
     from esper.leyline.sealed import parse_json as parse_json
+    from esper.leyline.sealed import require_shallow as require_shallow
     from esper.leyline.sealed import seal as seal
+    from esper.leyline.sealed import without_seal as without_seal
     from esper.leyline.seeds import EVALUATION_SEEDS as EVALUATION_SEEDS
+    from esper.leyline.seeds import LARGEST_SEED as LARGEST_SEED
     from esper.leyline.seeds import require_evaluation_seeds as require_evaluation_seeds
+    from esper.leyline.seeds import require_seed as require_seed
     from esper.leyline.seeds import require_training_seed as require_training_seed
     from esper.leyline.signals import HISTORY_LENGTH as HISTORY_LENGTH
     from esper.leyline.signals import NO_BLUEPRINT as NO_BLUEPRINT

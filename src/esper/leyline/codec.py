@@ -12,6 +12,7 @@ not, the schema of the file the record stands in grows, and its reader says what
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
@@ -30,7 +31,7 @@ from typing import (
 
 import numpy as np
 
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import EsperError, shown, unknown_name
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 ALWAYS_WRITTEN: Final[Mapping[str, bool]] = MappingProxyType({"always_written": True})
@@ -59,7 +60,8 @@ def to_json(value: object) -> Json:
         return [to_json(item) for item in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
-    raise EsperError(f"{type(value).__name__} {value!r}: no JSON form; use numbers, text, arrays")
+    kind = type(value).__name__
+    raise EsperError(f"{kind} {shown(value)}: no JSON form; use numbers, text, arrays")
 
 
 def _non_finite(value: float) -> str:
@@ -152,15 +154,24 @@ def _read_scalar(hint: type, data: object, where: str) -> object:
     if hint is float and isinstance(data, str) and data in _NON_FINITE:
         return float(data)
     if hint is float and type(data) is int:
-        return float(data)
+        return _as_float(data, where)
     if hint is int and isinstance(data, bool):
         raise EsperError(f"{where}: {data!r}, expected int")
     return _require(hint, data, where)
 
 
+def _as_float(data: int, where: str) -> float:
+    try:
+        return float(data)
+    except OverflowError:
+        raise EsperError(
+            f"{where}: {shown(data)}, expected float, and the largest is {sys.float_info.max:.2g}"
+        ) from None
+
+
 def _require(kind: type[_T], data: object, where: str) -> _T:
     if not isinstance(data, kind):
-        raise EsperError(f"{where}: {data!r}, expected {kind.__name__}")
+        raise EsperError(f"{where}: {shown(data)}, expected {kind.__name__}")
     return data
 
 

@@ -10,11 +10,17 @@ Shape letters: E members, N occurrences, S slots, O operations, A heads, Z stage
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Floats, Ints
+
+UNSIGNED: Final[Mapping[str, bool]] = MappingProxyType({"unsigned": True})
+"""Metadata of a field that may take all 64 bits of a whole number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,7 +57,7 @@ class RunStarted(Payload):
     task: str
     policy: str
     """Who decides: `ppo`, `heuristic`, `wait`, ..."""
-    seed: int
+    seed: int = field(metadata=UNSIGNED)
     rounds: int
     members: int
     episode_length: int

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
 from esper.leyline.codec import Json
+from esper.leyline.errors import shorten, shown
 
+DEEPEST: Final = 64
+"""Levels of lists and objects in a document; ours have fewer than ten."""
 _SEAL: Final = "checksum"
 
 
@@ -26,21 +31,67 @@ def is_sealed(document: Mapping[str, Json]) -> bool:
     return document.get(_SEAL) == checksum_of(document)
 
 
+def has_seal(document: Mapping[str, Json]) -> bool:
+    """Whether it carries a checksum, right or wrong; documents of an older Esper carry none."""
+    return _SEAL in document
+
+
+def without_seal(document: Mapping[str, Json]) -> dict[str, Json]:
+    """The document as it was before `seal`."""
+    return {key: value for key, value in document.items() if key != _SEAL}
+
+
 def checksum_of(document: Mapping[str, Json]) -> str:
     """Of everything but the checksum, in canonical form: sorted keys, no spaces, ASCII."""
-    rest = {key: value for key, value in document.items() if key != _SEAL}
-    text = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(without_seal(document), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_json(raw: bytes) -> Json:
-    """JSON as it was written; ValueError for anything else, NaN as a number included."""
+    """JSON as Esper writes it; ValueError for anything else.
+
+    Refused are NaN and infinities as numbers, a name that an object has twice, and what is nested
+    so deeply that no record of ours is meant.
+
+    >>> parse_json(b'{"round": 7}')
+    {'round': 7}
+    """
     try:
-        data: Json = json.loads(raw.decode(), parse_constant=_refuse)
+        data: Json = json.loads(
+            raw.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_entries
+        )
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    if raw.count(b"[") + raw.count(b"{") > DEEPEST:
+        require_shallow(data)
     return data
+
+
+def require_shallow(data: object) -> None:
+    """Refuse what is nested more than `DEEPEST` levels deep; ValueError."""
+    level = [data]
+    for _ in range(DEEPEST):
+        lists = [list(it.values()) if isinstance(it, dict) else it for it in level]
+        level = [inner for it in lists if isinstance(it, list) for inner in it]
+        if not level:
+            return
+    raise ValueError(f"nested more than {DEEPEST} levels deep")
 
 
 def _refuse(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{shorten(text)} is too large a number")
+    return number
+
+
+def _entries(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"{shown(twice)} stands there twice")
+    return entries

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shown
 from esper.leyline.stages import SeedStage
 
 Topology = Literal["cnn", "transformer", "mlp"]
@@ -34,7 +34,7 @@ def parse_slot_id(text: str) -> tuple[int, int]:
     """
     match = _SLOT_ID.fullmatch(text)
     if match is None:
-        raise EsperError(f"slot id {text!r}: expected r<row>c<col>, for example 'r0c1'")
+        raise EsperError(f"slot id {shown(text)}: expected r<row>c<col>, for example 'r0c1'")
     return int(match[1]), int(match[2])
 
 

@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from esper.leyline.seeds import require_seed
+
 GOLDEN: Final = 0x9E3779B97F4A7C15
 """Odd constant near 2**64 / golden ratio: the step between consecutive counters."""
 MIX_1: Final = 0xBF58476D1CE4E5B9
@@ -40,7 +42,8 @@ def stream_keys(seed: int, *path: str | int | npt.NDArray[np.int64]) -> UInt64Ar
     >>> bool(many[3] == one)
     True
     """
-    key = mix64(np.asarray(np.uint64((seed + MIX_1) & 0xFFFFFFFFFFFFFFFF)))
+    require_seed(seed, "seed")
+    key = mix64(np.asarray(np.uint64((int(seed) + MIX_1) & 0xFFFFFFFFFFFFFFFF)))
     for part in path:
         word = _TEXT + zlib.crc32(part.encode()) if isinstance(part, str) else np.asarray(part)
         with np.errstate(over="ignore"):

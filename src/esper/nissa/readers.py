@@ -53,4 +53,5 @@ def _read_part(path: Path, kind: TelemetryEventType) -> pa.Table:
             table = file.read()
     except pa.ArrowInvalid as error:
         raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
-    return table.replace_schema_metadata(schema_of(kind).metadata)
+    # Seeds were signed columns in older parts; a negative one is the same seed modulo 2**64.
+    return table.cast(schema_of(kind), safe=False)

@@ -11,7 +11,9 @@ from typing import Annotated, Literal
 import tyro
 
 from esper.leyline.errors import EsperError
+from esper.leyline.limits import MOST_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
+from esper.scripts.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import FrozenHeads, PopulationConfig, TaskConfig
 
@@ -64,9 +66,8 @@ class Compare:
         """Refuse what cannot work before anything is loaded."""
         if not self.policies:
             raise EsperError("no policies: name at least one, for example wait heuristic")
-        for name in ("seeds", "envs"):
-            if getattr(self, name) < 1:
-                raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
+        require_counts(seeds=self.seeds)
+        require_counts(MOST_MEMBERS, envs=self.envs)
         runs = math.ceil(self.seeds / self.envs)
         require_evaluation_seeds(self.first_seed, runs, "--first-seed")
 

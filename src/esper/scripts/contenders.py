@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from esper.kasmina.files import MANIFEST
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
@@ -145,7 +145,7 @@ def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contend
     try:
         contender.policy(config.first_seed)  # a bad start, slot or topology is refused here
     except EsperError as error:
-        raise EsperError(f"policy {word.text!r}: {error}") from None
+        raise EsperError(f"policy {shown(word.text)}: {error}") from None
     return contender
 
 
@@ -182,10 +182,12 @@ def _check_names(word: PolicyWord, spec: TaskSpec) -> None:
         kinds = [word.blueprint]
     for slot in slots:
         if slot not in spec.slots:
-            raise unknown_name("slot", slot, spec.slots, f"in policy {word.text!r}")
+            raise unknown_name("slot", slot, spec.slots, f"in policy {shown(word.text)}")
     for blueprint in kinds:
         if blueprint not in spec.blueprints:
-            raise unknown_name("blueprint", blueprint, spec.blueprints, f"in policy {word.text!r}")
+            raise unknown_name(
+                "blueprint", blueprint, spec.blueprints, f"in policy {shown(word.text)}"
+            )
 
 
 # ---- a topology that was found -----------------------------------------------------------------

@@ -6,19 +6,26 @@ Exit status: 0 done, 2 refused (one line on stderr says why), 130 interrupted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, cast
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, reason_of, shorten
 from esper.leyline.files import is_unwritable, write_advice
 
 C = TypeVar("C")
 
 REFUSED: Final = 2
 INTERRUPTED: Final = 130
+LONGEST_WORD: Final = 200
+"""Characters of a path, or of another value without spaces, that are repeated."""
+LONGEST_MESSAGE: Final = 300
+"""Characters of what others say about a mistake that are repeated."""
+SMALLER: Final = "lower --envs, --batch-size, --episode-length, --width or --embedding"
+_LONG_WORD: Final = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
 def enter(
@@ -37,17 +44,38 @@ def guarded(work: Callable[[], int | None]) -> int:
     try:
         return work() or 0
     except EsperError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_shorten_words(str(error))}", file=sys.stderr)
+        return REFUSED
+    except (MemoryError, RuntimeError) as error:
+        from esper.tolaria.runtime import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        print(f"error: out of memory ({_first_line(error)}): {SMALLER}", file=sys.stderr)
         return REFUSED
     except OSError as error:
-        if not is_unwritable(error):
+        if error.errno != errno.ENAMETOOLONG and not is_unwritable(error):
             raise
-        where = error.filename or "a file"
-        print(f"error: {where}: {error.strerror}; {write_advice(error)}", file=sys.stderr)
+        where = _shorten_words(str(error.filename or "a file"))
+        print(f"error: {where}: {error.strerror}; {_advice(error)}", file=sys.stderr)
         return REFUSED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _advice(error: OSError) -> str:
+    return "use a shorter one" if error.errno == errno.ENAMETOOLONG else write_advice(error)
+
+
+def _first_line(error: BaseException) -> str:
+    first, *_ = str(error).splitlines() or [type(error).__name__]
+    return shorten(first, LONGEST_MESSAGE)
+
+
+def _shorten_words(line: str) -> str:
+    """A line in which no path and no value is longer than people read."""
+    return _LONG_WORD.sub(lambda word: shorten(word[0], LONGEST_WORD), line)
 
 
 def read_command_line(
@@ -56,7 +84,7 @@ def read_command_line(
     """The config, on top of `default`; a mistake in a flag is an `EsperError` of one line."""
     import tyro
 
-    from esper.scripts.flags import REGISTRY
+    from esper.scripts.flags import REGISTRY, hint_for
 
     complaint = io.StringIO()
     try:
@@ -64,13 +92,27 @@ def read_command_line(
             read = tyro.cli(config, args=argv, default=default, prog=prog, registry=REGISTRY)
             return cast(C, read)
     except SystemExit as stop:
-        if stop.code == REFUSED:
-            raise EsperError(one_line(complaint.getvalue())) from None
-        raise
+        if stop.code != REFUSED:
+            raise
+        message = one_line(complaint.getvalue())
+        hint = hint_for(message, lambda: help_text(config, default))
+        raise EsperError(f"{message}: {hint}--help lists the flags") from None
+
+
+def help_text(config: type[C], default: C | None = None) -> str:
+    """What --help of a command says."""
+    import tyro
+
+    from esper.scripts.flags import REGISTRY
+
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        tyro.cli(config, args=["--help"], default=default, registry=REGISTRY)
+    return said.getvalue()
 
 
 def one_line(boxed: str) -> str:
-    """The message of a box that tyro draws, with the flag it suggests, as one line.
+    """The message of a box that tyro draws, as one line.
 
     The box is title, message, more, each behind a rule; in ASCII the title is a paragraph too.
     """
@@ -81,7 +123,5 @@ def one_line(boxed: str) -> str:
         else:
             paragraphs[-1].append(line.strip("│ "))
     filled = [" ".join(lines).strip() for lines in paragraphs if any(lines)]
-    message, *more = filled if boxed.startswith("╭") else filled[1:]
-    suggested = re.search(r"Perhaps you meant: (--[\w.-]+)", " ".join(more))
-    hint = f"did you mean {suggested[1]}? " if suggested else ""
-    return f"{message.rstrip('.')}: {hint}--help lists the flags"
+    message, *_ = filled if boxed.startswith("╭") else filled[1:]
+    return reason_of(ValueError(message), LONGEST_MESSAGE).rstrip(".")

@@ -18,6 +18,7 @@ import tyro
 from esper.leyline.errors import EsperError
 from esper.scripts.door import guarded, read_command_line
 from esper.scripts.flags import peek
+from esper.scripts.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 
@@ -46,6 +47,8 @@ class Evaluate:
         default_factory=lambda: PopulationConfig(envs=MEMBERS)
     )
     """How the hosts are run."""
+    trust: bool = False
+    """Run the task file that the checkpoint names; without it only one that --task names is run."""
     data_dir: Path | None = None
     """Where data sets lie; as in its training, else $ESPER_DATA_DIR or ./data."""
     out: Path = field(default_factory=lambda: Path("out"))
@@ -89,10 +92,11 @@ def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
     trained = trained_with(path)
     task, other = trained.task, peek(words, "--task")
     if other is not None and other != task.name:
-        task = TaskConfig(other, blueprints=task.spec().blueprints)
+        task = TaskConfig(other, blueprints=task.blueprints or grown_by(path))
     population = replace(trained.population, envs=MEMBERS, rollout_steps=None)
-    base = Evaluate(path, task, population, _data_of(path))
+    base = Evaluate(path, task, population, data_dir=_data_of(path))
     config = read_command_line(Evaluate, words, default=base, prog="esper eval")
+    require_trust(config.task.name, words, path, config.trust)
     return config, replace(trained, task=config.task, population=config.population)
 
 
@@ -108,17 +112,33 @@ def _data_of(path: Path) -> Path | None:
 
 def trained_with(path: Path) -> TrainingConfig:
     """What the controller in a folder was trained with; torch is not needed to know."""
-    from esper.leyline.codec import read_record
-    from esper.simic.training.checkpoint_files import MANIFEST
-    from esper.simic.training.run_folder import read_config, read_json, require_run
+    from esper.simic.training.run_folder import read_checkpoint_config, read_config
 
-    if not (path / MANIFEST).is_file():
-        require_run(path)
-        return read_config(path)
-    where = path / "state.json"
-    state = read_json(where)
-    settings = state.get("config") if isinstance(state, dict) else None
-    return read_record(TrainingConfig, settings, f"{where} config")
+    checkpoint = checkpoint_in(path)
+    return read_config(path) if checkpoint is None else read_checkpoint_config(checkpoint)
+
+
+def grown_by(path: Path) -> tuple[str, ...]:
+    """Blueprints of the task that the controller in a folder was trained on, as it was then."""
+    from esper.simic.training.checkpoint_files import STATE
+    from esper.simic.training.run_folder import read_json
+
+    checkpoint = checkpoint_in(path)
+    state = None if checkpoint is None else read_json(checkpoint / STATE)
+    task = state.get("task") if isinstance(state, dict) else None
+    blueprints = task.get("blueprints") if isinstance(task, dict) else None
+    return tuple(map(str, blueprints)) if isinstance(blueprints, list) else ()
+
+
+def checkpoint_in(path: Path) -> Path | None:
+    """The checkpoint that a folder is, or the best one of a run; None: the run has none yet."""
+    from esper.simic.training.checkpoint_files import MANIFEST, CheckpointStore
+    from esper.simic.training.run_folder import checkpoints_of, require_run
+
+    if (path / MANIFEST).is_file():
+        return path
+    require_run(path)
+    return CheckpointStore(checkpoints_of(path)).best().path
 
 
 def require_same_growth(agent: PPOAgent, spec: TaskSpec, path: Path) -> None:

@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Final
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from esper.leyline.errors import EsperError
+from esper.leyline.limits import LARGEST_COUNT, require_at_most
 from esper.simic.training.schedules import Schedule
 
 REGISTRY: Final = ConstructorRegistry()
 """Types of ours that are written in few words."""
+
+OTHER_NAMES: Final = {
+    "lr": "learning-rate",
+    "batch": "batch-size",
+    "bs": "batch-size",
+    "members": "envs",
+    "n-envs": "envs",
+    "num-envs": "envs",
+    "episodes": "rounds",
+    "iterations": "rounds",
+    "updates": "rounds",
+    "n-steps": "rollout-steps",
+    "n-epochs": "epochs",
+    "lambda": "gae-lambda",
+    "gae": "gae-lambda",
+    "clip-range": "clip",
+    "clip-eps": "clip",
+    "ent-coef": "entropy",
+    "entropy-coef": "entropy",
+    "vf-coef": "value-coef",
+    "kl": "target-kl",
+    "hidden-size": "width",
+    "name": "run-name",
+    "output": "out",
+}
+"""What others call a setting, and its name here."""
 
 
 @REGISTRY.primitive_rule
@@ -92,8 +121,26 @@ def fill_in(argv: Sequence[str], flag: str, value: str) -> list[str]:
     return filled
 
 
-def require_counts(**counts: int) -> None:
-    """Refuse a flag whose number is below 1."""
+def require_counts(most: int = LARGEST_COUNT, **counts: int) -> None:
+    """Refuse a flag whose number is below 1 or above `most`."""
     for name, value in counts.items():
+        flag = f"--{name.replace('_', '-')}"
+        require_at_most(f"{flag} ", value, most)
         if value < 1:
-            raise EsperError(f"--{name.replace('_', '-')} {value}: must be 1 or more")
+            raise EsperError(f"{flag} {value}: must be 1 or more")
+
+
+def hint_for(message: str, help_text: Callable[[], str]) -> str:
+    """The flag that an unknown one may have meant, as a question; empty where none is near.
+
+    >>> hint_for("Unrecognized options: --lr, 3", lambda: "--learning-rate START  --epochs INT")
+    'did you mean --learning-rate? '
+    """
+    unknown = re.match(r"Unrecognized options?: --([\w.-]+)", message)
+    if unknown is None:
+        return ""
+    known = re.findall(r"(?<![\w-])--([\w.-]*\w)", help_text())
+    name = unknown[1].replace("_", "-").lower()
+    near = [other for other in (OTHER_NAMES.get(name),) if other in known]
+    near += get_close_matches(name, known, n=1)
+    return f"did you mean --{near[0]}? " if near else ""

@@ -84,7 +84,7 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     if start is not None:
         told = f"resume: {done:,} of {training.rounds:,} rounds are done, {rounds:,} left"
         aside = (f"{line}; the run would go on without it" for line in start.found.skipped)
-        lines = [told, *aside, *lines]
+        lines = [told, *aside, *start.changed, *lines]
     lines += [
         f"learner: {weights:,} parameters, {updates:,} update{'s' * (updates != 1)} "
         f"of {work.update_seconds:.2f} s",

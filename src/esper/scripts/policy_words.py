@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
-from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
+from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_name
 
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
 WORDS: Final[tuple[Kind, ...]] = (
@@ -35,6 +35,8 @@ WORDS: Final[tuple[Kind, ...]] = (
 LONGEST_WAIT: Final = 100.0
 """Most times the episode that the host alone may train."""
 SAMPLED: Final = "sampled"
+LONGEST_STEP: Final = 9
+"""Digits of a step."""
 
 _LABELLED: Final = re.compile(r"([^:=/@]+)=(.+)", re.DOTALL)
 _TOPOLOGY: Final = re.compile(r"[^:=/@]*=")
@@ -95,11 +97,11 @@ def read_policy(text: str) -> PolicyWord:
         return replace(read_policy(labelled[2]), label=labelled[1])
     head, mark, rest = text.partition(":")
     if mark and not rest:
-        raise EsperError(f"policy {text!r}: nothing stands behind the colon; leave it out")
+        raise EsperError(f"policy {shown(text)}: nothing stands behind the colon; leave it out")
     plain: dict[str, PolicyWord] = {kind: PolicyWord(text, text, kind) for kind in WORDS}
     if head == "random":
         if rest:
-            raise EsperError(f"policy {text!r}: random takes nothing behind it; write random")
+            raise EsperError(f"policy {shown(text)}: random takes nothing behind it; write random")
         return plain[head]
     if head == "wait":
         return _read_wait(plain[head], rest)
@@ -122,8 +124,8 @@ def _read_wait(word: PolicyWord, rest: str) -> PolicyWord:
         longer = math.nan
     if not 0 < longer <= LONGEST_WAIT:  # NaN is refused, too
         raise EsperError(
-            f"policy {word.text!r}: expected wait:FACTOR above 0 and up to {LONGEST_WAIT:g}, for "
-            f"example wait:1.2 for the host alone trained 1.2 times as long"
+            f"policy {shown(word.text)}: expected wait:FACTOR above 0 and up to {LONGEST_WAIT:g}, "
+            f"for example wait:1.2 for the host alone trained 1.2 times as long"
         )
     return replace(word, longer=longer)
 
@@ -135,7 +137,7 @@ def _with_places(word: PolicyWord, rest: str) -> PolicyWord:
     blueprint, mark, slots = rest.partition(":")
     if not blueprint or (mark and not all(slots.split(","))):
         raise EsperError(
-            f"policy {word.text!r}: expected {word.kind}:BLUEPRINT:SLOT,SLOT, for example "
+            f"policy {shown(word.text)}: expected {word.kind}:BLUEPRINT:SLOT,SLOT, for example "
             f"{word.kind}:conv_heavy:r0c0,r0c1"
         )
     return replace(word, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
@@ -146,7 +148,7 @@ def _read_heuristic(word: PolicyWord, rest: str) -> PolicyWord:
     order = tuple(rest.split(",")) if rest else ()
     if not all(order):
         raise EsperError(
-            f"policy {word.text!r}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
+            f"policy {shown(word.text)}: expected heuristic:BLUEPRINT,BLUEPRINT, for example "
             f"heuristic:conv_light,depthwise"
         )
     return replace(word, order=order)
@@ -158,16 +160,18 @@ def _read_fixed(word: PolicyWord, rest: str) -> PolicyWord:
     blueprint, at, step = what.partition("@")
     if "=" in blueprint:
         if mark:
-            raise EsperError(f"policy {word.text!r}: its slots are named already, leave :{slots}")
+            raise EsperError(
+                f"policy {shown(word.text)}: its slots are named already, leave :{slots}"
+            )
         found = replace(word, topology=tuple(blueprint.split(",")))
     else:
         found = _with_places(word, f"{blueprint}{mark}{slots}")
     if not at:
         return found
-    if not step.isdecimal():
+    if not step.isdecimal() or len(step) > LONGEST_STEP:
         raise EsperError(
-            f"policy {word.text!r}: step {step!r} is no whole number; expected for example "
-            f"fixed:conv_heavy@2"
+            f"policy {shown(word.text)}: step {shown(step)} is no whole number of at most "
+            f"{LONGEST_STEP} digits; expected for example fixed:conv_heavy@2"
         )
     return replace(found, start=int(step))
 
@@ -185,11 +189,11 @@ def _read_final(word: PolicyWord, rest: str) -> PolicyWord:
     if os.path.isfile(rest):
         return replace(word, path=Path(rest))
     if rest.endswith(".json"):
-        raise EsperError(f"policy {word.text!r}: there is no file {rest}")
+        raise EsperError(f"policy {shown(word.text)}: there is no file {shown(rest)}")
     found_by = read_policy(rest)
     if found_by.kind in ("wait", "static-full", "static-final"):
         raise EsperError(
-            f"policy {word.text!r}: {found_by.kind} does not grow; name a policy that does"
+            f"policy {shown(word.text)}: {found_by.kind} does not grow; name a policy that does"
         )
     return replace(word, found_by=found_by)
 
@@ -209,11 +213,13 @@ def _read_controller(text: str) -> PolicyWord:
 def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
     """A folder that is not there, or a word that is none."""
     if path.is_file():
-        return EsperError(f"policy {text!r}: {path} is a file; give the folder of a controller")
+        return EsperError(
+            f"policy {shown(text)}: {path} is a file; give the folder of a controller"
+        )
     if sampled or os.sep in text or text.startswith("."):
         return EsperError(
-            f"policy {text!r}: there is no folder {path}; give the folder of a saved controller, "
-            f"checkpoint or run"
+            f"policy {shown(text)}: there is no folder {path}; give the folder of a saved "
+            f"controller, checkpoint or run"
         )
     unknown = unknown_name("policy", text.partition(":")[0], (*WORDS, f"{SAMPLED}:FOLDER"))
     return UnknownNameError(f"{unknown}, or the folder of a controller")

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import tyro
 
 from esper.leyline.errors import EsperError
+from esper.leyline.limits import require_at_most
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
 from esper.scripts.door import read_command_line
 from esper.scripts.flags import peek, require_counts
+from esper.scripts.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
@@ -64,6 +66,8 @@ class Train:
     digits_quick, cifar_baseline."""
     config: Path | None = None
     """Take task, population and seed from a TOML or JSON file, such as a run's config.json."""
+    trust: bool = False
+    """Run the task file that --config names; without it only one that --task names is run."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """What is trained on."""
     population: Annotated[PopulationConfig, NO_PREFIX] = field(
@@ -101,6 +105,7 @@ class Train:
         """Refuse what cannot work before anything is loaded; the task."""
         require_counts(rounds=self.rounds)
         require_training_seed(self.seed, "--seed")
+        require_at_most("--start ", self.start)
         if self.start < 0:
             raise EsperError(f"--start {self.start}: must be 0 or more")
         if self.policy == "static-final" and not self.topology:
@@ -179,7 +184,9 @@ def read_train(policy: PolicyName, argv: Sequence[str]) -> Train:
         resolved = resolve(named or "", Path(file) if file else None, task=peek(argv, "--task"))
         whole = replace(resolved.population, rollout_steps=None)  # updates: there are none
         base = replace(base, task=resolved.task, population=whole, seed=resolved.seed)
-    return read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
+    config = read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
+    require_trust(config.task.name, argv, Path(file) if file else None, config.trust)
+    return config
 
 
 def _refuse_twice(flag: str, slots: Sequence[str]) -> None:

@@ -18,6 +18,8 @@ from esper.simic.training.resume import Resumed, announce, resume_trainer
 from esper.simic.training.run_folder import RunFolder
 from esper.simic.training.vectorized import make_trainer
 from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.memory_need import require_memory
+from esper.tolaria.runtime import parse_device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +37,8 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
     """Train the controller and judge it; its folder is held until the caller is done with it."""
     training, recording = config.training, config.recording
     data = spec.load(config.data_dir)
+    device = parse_device(training.population.device)
+    require_memory(spec, data, config.judged_members, device, "--evaluation-envs")
     with _opened(config, spec, data) as (folder, resumed):
         trainer = resumed.trainer
         events = recording.telemetry_dir or folder.telemetry

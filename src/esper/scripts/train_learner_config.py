@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from esper.leyline.errors import EsperError
+from esper.leyline.limits import MOST_MEMBERS
 from esper.scripts.door import read_command_line
 from esper.scripts.flags import fill_in, peek, peek_count, require_counts
 from esper.scripts.train_config import Recording
+from esper.scripts.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.checkpoint_files import KEEP
 from esper.simic.training.config import TrainingConfig
@@ -48,6 +50,9 @@ class TrainPPO:
     resume: Path | None = None
     """Go on with the run in this folder, with its settings, data, telemetry and judgement; alone:
     with the newest run (of --task, --seed and --run-name where these are given)."""
+    trust: bool = False
+    """Run the task file that --config or --resume names; without it only one that --task names is
+    run."""
     runs: Path = RUNS
     """Folder that run folders are made in."""
     run_name: str = "ppo"
@@ -70,11 +75,8 @@ class TrainPPO:
 
     def check(self) -> TaskSpec:
         """Refuse what cannot work before anything is loaded; the task."""
-        require_counts(
-            evaluation_envs=self.judged_members,
-            checkpoint_every=self.checkpoint_every,
-            keep=self.keep,
-        )
+        require_counts(MOST_MEMBERS, evaluation_envs=self.judged_members)
+        require_counts(checkpoint_every=self.checkpoint_every, keep=self.keep)
         return self.training.check()
 
     @property
@@ -112,7 +114,9 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
             training = overlay(training, read_entries(path), path)
         argv = fill_in(argv, "--resume", str(folder))
         base = _as_before(folder, training)
-    return read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
+    config = read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
+    require_trust(config.training.task.name, argv, path or folder, config.trust)
+    return config
 
 
 def _as_before(folder: Path, training: TrainingConfig) -> TrainPPO:

@@ -11,6 +11,7 @@ where MY_TASK is a `TaskSpec` of that name, or a function without arguments that
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import sys
 from collections.abc import Callable, Iterable
@@ -40,6 +41,15 @@ def is_file_reference(text: str) -> bool:
 def _split(reference: str) -> tuple[str, str | None]:
     path, colon, name = reference.rpartition(":")
     return (path, name) if colon and path.endswith(SUFFIX) else (reference, None)
+
+
+def digest_of_task_file(reference: str) -> str:
+    """SHA-256 of the file that a task is named by; empty where it is named by none, or none is
+    there. What the file imports is not in it."""
+    path = Path(_split(reference)[0])
+    if not is_file_reference(reference) or not path.is_file():
+        return ""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]]) -> TaskSpec:

@@ -49,6 +49,7 @@ from esper.tolaria.env_factory import create_env_state, make_telemetry_callback,
 from esper.tolaria.episode import EpisodeBook
 from esper.tolaria.governor import sound_members
 from esper.tolaria.graphs import GraphCache, GraphReport
+from esper.tolaria.memory_need import require_memory
 from esper.tolaria.observation import Measured, Observer, Standing
 from esper.tolaria.runtime import (
     CUDATimer,
@@ -100,6 +101,7 @@ class VectorizedEngine:
 
     def _build(self, data: TaskData) -> None:
         spec, config = self.spec, self.config
+        require_memory(spec, data, config.members, self.device)
         self.env = create_env_state(
             spec,
             config.members,

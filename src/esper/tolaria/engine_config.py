@@ -8,6 +8,8 @@ from typing import Final, Literal
 from esper.kasmina.executors.choice import ExecutorName
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.limits import MOST_MEMBERS, require_at_most
+from esper.leyline.seeds import require_seed
 from esper.tamiyo.signals import SignalConfig
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
 from esper.tolaria.data import DataPlacement
@@ -61,6 +63,10 @@ class EngineConfig:
     """Action heads that have one choice only: (head, index of the choice)."""
 
     def __post_init__(self) -> None:
+        require_at_most("members=", self.members, MOST_MEMBERS)
+        require_at_most("rollout_steps=", self.rollout_steps)
+        require_at_most("val_batch_size=", self.val_batch_size)
+        require_seed(self.seed, "EngineConfig.seed")
         if self.members < 1:
             raise EsperError(f"members={self.members}: a population needs at least 1 (--envs)")
         if self.rollout_steps is not None and self.rollout_steps < 1:

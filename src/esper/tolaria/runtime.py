@@ -12,7 +12,7 @@ from typing import Final, Literal
 import torch
 from torch.utils import deterministic
 
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import EsperError, shown, unknown_name
 
 Profile = Literal["exact", "fast"]
 PROFILES: Final = ("exact", "fast")
@@ -37,11 +37,11 @@ def parse_device(text: str) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise EsperError(f"device {text!r}: choose cpu, cuda, cuda:<number> or auto") from None
+        raise EsperError(f"device {shown(text)}: choose cpu, cuda, cuda:<number> or auto") from None
     if device.type == "cuda":
         return validate_cuda_device(device)
     if device.type != "cpu":
-        raise EsperError(f"device {text!r}: Esper runs on cpu and cuda")
+        raise EsperError(f"device {shown(text)}: Esper runs on cpu and cuda")
     return device
 
 
@@ -103,14 +103,19 @@ def autocast(
     return torch.autocast("cuda", dtype=NUMBER_TYPES[chosen], cache_enabled=cached)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the host or on a device."""
+    failed = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return failed or any(sign in str(error) for sign in _NO_MEMORY)
+
+
 @contextlib.contextmanager
 def explain_out_of_memory(device: torch.device, members: int, batch_size: int) -> Iterator[None]:
     """Turn a failed allocation into one line that says what to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        failed = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not failed and not any(sign in str(error) for sign in _NO_MEMORY):
+        if not is_out_of_memory(error):
             raise
         raise EsperError(
             f"out of memory on {device} with E={members} members and batch size B={batch_size}: "

@@ -9,6 +9,7 @@ import tyro
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError
+from esper.leyline.limits import require_at_most
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
 
@@ -56,6 +57,8 @@ class PPOConfig:
     """Divide rewards by the running deviation of the return."""
 
     def __post_init__(self) -> None:
+        require_at_most("PPOConfig.epochs=", self.epochs)
+        require_at_most("PPOConfig.minibatches=", self.minibatches)
         for name in ("gamma", "gae_lambda"):
             _require(name, getattr(self, name), 0.0 <= getattr(self, name) <= 1.0, "within 0..1")
         for name in ("epochs", "minibatches"):

@@ -40,6 +40,7 @@ SCHEMA: Final = 1
 """Grows with every change that old readers would not understand, and with a new field whose default
 is not what was done before; `format`, `schema` and `checksum` never change."""
 MANIFEST: Final = "checkpoint.json"
+STATE: Final = "state.json"
 KEEP: Final = 3
 """Checkpoints that are kept besides the best one."""
 

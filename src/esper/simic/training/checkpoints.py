@@ -28,10 +28,21 @@ from esper.simic.agent.agent import PPOAgent
 from esper.simic.agent.saving import AgentCapture, capture_agent
 from esper.simic.telemetry.emitters import emit_with_env_context
 from esper.simic.telemetry.listener import RunTally
-from esper.simic.training.checkpoint_files import MANIFEST, CheckpointStore, Summary, verify
+from esper.simic.training.checkpoint_files import (
+    MANIFEST,
+    STATE,
+    CheckpointStore,
+    Summary,
+    verify,
+)
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
-from esper.simic.training.run_folder import checkpoints_of, read_json, require_run
+from esper.simic.training.run_folder import (
+    checkpoints_of,
+    read_checkpoint_config,
+    read_json,
+    require_run,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +53,6 @@ if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
 
 AGENT: Final = "agent"
-STATE: Final = "state.json"
 HISTORY: Final = "history.jsonl"
 
 EngineState = dict[str, int | str]
@@ -215,7 +225,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     engine = state.get("engine")
     if not isinstance(engine, dict):
         raise EsperError(f"{where}: no state of an engine")
-    config = read_record(TrainingConfig, state.get("config"), f"{where} config")
+    config = read_checkpoint_config(path)
     standing = {name: value for name, value in engine.items() if isinstance(value, int | str)}
     return Checkpoint(path, summary, config, standing, state.get("task"))
 

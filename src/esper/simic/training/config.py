@@ -21,6 +21,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.codec import ALWAYS_WRITTEN
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.limits import LONGEST_EPISODE, MOST_BATCHES, MOST_MEMBERS, require_at_most
 from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.rewards.config import RewardConfig
@@ -70,6 +71,9 @@ class TaskConfig:
     """files: the task's own data; synthetic: made-up data of the same shape."""
 
     def __post_init__(self) -> None:
+        require_at_most("episode_length=", self.episode_length, LONGEST_EPISODE)
+        require_at_most("batch_size=", self.batch_size)
+        require_at_most("batches_per_step=", self.batches_per_step, MOST_BATCHES)
         if not 0 <= self.rent < math.inf:
             raise EsperError(f"rent={self.rent}: must be 0 or more, and finite")
 
@@ -123,6 +127,9 @@ class PopulationConfig:
     """Action heads with one choice only: (head, index of the choice)."""
 
     def __post_init__(self) -> None:
+        require_at_most("envs=", self.envs, MOST_MEMBERS)
+        require_at_most("rollout_steps=", self.rollout_steps)
+        require_at_most("counterfactual_stride=", self.counterfactual_stride)
         if self.envs < 1:
             raise EsperError(f"envs={self.envs}: a population needs at least 1 member")
         if self.rollout_steps is not None and self.rollout_steps < 1:
@@ -198,6 +205,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name in ("rounds", "updates_per_rollout"):
+            require_at_most(f"TrainingConfig.{name}=", getattr(self, name))
             if getattr(self, name) < 1:
                 raise EsperError(f"TrainingConfig.{name}={getattr(self, name)}: must be 1 or more")
         require_training_seed(self.seed, "TrainingConfig.seed")

@@ -15,7 +15,6 @@ is such a file too.
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -24,8 +23,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from esper.leyline.codec import from_json
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.codec import Json, from_json
+from esper.leyline.errors import EsperError, UnknownNameError, reason_of, shown
+from esper.leyline.sealed import has_seal, is_sealed, parse_json, require_shallow, without_seal
 from esper.simic.training.config import PRESETS, TaskConfig, TrainingConfig, preset
 from esper.simic.training.schedules import Schedule
 
@@ -38,20 +38,44 @@ UNSET: Final = "none"
 
 def read_entries(path: Path) -> Entries:
     """What a file says, as sections and values; nothing is checked but its form."""
-    readers = {".toml": tomllib.loads, ".json": json.loads}
+    readers = {".toml": _parse_toml, ".json": _parse_json}
     if path.suffix not in readers:
         raise EsperError(f"config file {path}: its name must end in {' or '.join(readers)}")
     try:
-        entries = readers[path.suffix](path.read_text(encoding="utf-8"))
+        entries = readers[path.suffix](path.read_bytes())
     except OSError as error:
         raise EsperError(f"config file {path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # of both parsers, and of text that is not UTF-8
-        kind, why = path.suffix[1:].upper(), " ".join(str(error).split())
-        raise EsperError(f"config file {path} is not {kind}: {why}") from None
+    except EsperError as error:
+        raise EsperError(f"config file {path} {error}") from None
+    except ValueError as error:  # of both parsers, and of text that is not UTF-8
+        kind = path.suffix[1:].upper()
+        raise EsperError(f"config file {path} is not {kind}: {reason_of(error)}") from None
     if not isinstance(entries, dict):
         raise EsperError(
             f"config file {path}: a {type(entries).__name__}, expected settings by name"
         )
+    return entries
+
+
+def _parse_json(raw: bytes) -> Json:
+    """What the text says; a run's config.json carries a checksum."""
+    document = parse_json(raw)
+    if not isinstance(document, dict) or not has_seal(document):
+        return document
+    if not is_sealed(document):
+        raise EsperError(
+            "does not match its checksum, it was damaged or edited: if you edited it, remove its "
+            '"checksum" line'
+        )
+    return without_seal(document)
+
+
+def _parse_toml(raw: bytes) -> dict[str, Any]:
+    try:
+        entries = tomllib.loads(raw.decode())
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    require_shallow(entries)
     return entries
 
 
@@ -73,10 +97,10 @@ def overlay(base: C, entries: Entries, where: object, section: str = "") -> C:
 def _value(hint: Any, base: Any, data: object, where: object, dotted: str) -> object:
     """One setting, of the type its field has."""
     if hint is Schedule and isinstance(data, int | float) and not isinstance(data, bool):
-        return Schedule(float(data))
+        return overlay(Schedule(0.0), {"start": data}, where, dotted)
     if is_dataclass(hint):
         if not isinstance(data, dict):
-            raise EsperError(f"config file {where}: {dotted} is {data!r}, expected a section")
+            raise EsperError(f"config file {where}: {dotted} is {shown(data)}, expected a section")
         return overlay(base, data, where, dotted)
     optional = get_origin(hint) in (Union, UnionType) and NoneType in get_args(hint)
     if optional and data == UNSET:
@@ -98,7 +122,7 @@ def _unknown(name: str, section: str, where: object) -> UnknownNameError:
     else:
         valid = ", ".join(path.rpartition(".")[2] for path in inside)
         hint = f"valid here: {valid}"
-    return UnknownNameError(f"config file {where}: unknown setting {name!r}{place}: {hint}")
+    return UnknownNameError(f"config file {where}: unknown setting {shown(name)}{place}: {hint}")
 
 
 def setting_names(config: type, section: str = "") -> Iterator[str]:

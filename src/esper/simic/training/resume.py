@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.codec import Json, to_json
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shorten, shown
 from esper.leyline.payloads import CheckpointLoaded
 from esper.simic.client import policy_spec
 from esper.simic.training.checkpoint_files import CheckpointStore, Found
@@ -22,8 +22,9 @@ from esper.simic.training.checkpoints import (
     tell,
     with_later_facts,
 )
-from esper.simic.training.run_folder import checkpoints_of, versions
+from esper.simic.training.run_folder import CONFIG, checkpoints_of, read_info, versions
 from esper.simic.training.vectorized import make_trainer
+from esper.tasks.outside import digest_of_task_file, is_file_reference
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,6 +66,10 @@ MAY_CHANGE: Final = (
 what is learnt on, by whom, and what for: with another value it would be another run."""
 
 
+LONGEST_VALUE: Final = 200
+"""Characters of a setting's value that are told and recorded."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Resumed:
     """A run that goes on."""
@@ -74,7 +79,8 @@ class Resumed:
     checkpoint: Path | None
     """What it goes on from; None: the run had none yet, and begins anew."""
     changed: tuple[str, ...]
-    """Settings that differ from the session before."""
+    """Settings that differ from the checkpoint, or from the session before; a task file that was
+    edited since."""
     notes: tuple[str, ...]
     """What people should know, a line each: damaged checkpoints, other versions."""
 
@@ -95,7 +101,7 @@ class Start:
     checkpoint: Checkpoint | None
     """What that holds."""
     changed: tuple[str, ...]
-    """Settings that differ from the session before."""
+    """As in `Resumed`."""
 
     @property
     def done(self) -> int:
@@ -105,7 +111,7 @@ class Start:
 
 def find_start(path: Path, before: TrainingConfig, config: TrainingConfig) -> Start:
     """From where the run in a folder, set to `before`, would go on with `config`, if it may."""
-    changed = check_changes(before, config)
+    changes = _changes(before, config, "the run")
     found = CheckpointStore(checkpoints_of(path)).newest_valid()
     if found.path is None and found.skipped:
         raise EsperError(
@@ -113,9 +119,10 @@ def find_start(path: Path, before: TrainingConfig, config: TrainingConfig) -> St
             f"({found.skipped[0]}): start a new run"
         )
     checkpoint = None if found.path is None else read_checkpoint(found.path)
-    if checkpoint is not None:
-        check_changes(checkpoint.config, config, str(checkpoint.path))
-    start = Start(found, checkpoint, changed)
+    if checkpoint is not None:  # what its rounds were trained with is what counts
+        changes |= _changes(checkpoint.config, config, str(checkpoint.path))
+    lines = [str(changes[name]) for name in sorted(changes)]
+    start = Start(found, checkpoint, (*lines, *_edited_task_file(path, config)))
     if config.rounds < start.done:
         raise EsperError(
             f"rounds={config.rounds}: {path} has {start.done} rounds behind it; ask for "
@@ -139,6 +146,11 @@ def resume_trainer(
     `config`: what to go on with, the run's own where not given. The others are for `make_trainer`.
     """
     config = config or folder.config
+    if spec is None and is_file_reference(config.task.name):
+        raise EsperError(
+            f"{folder.path} names the task file {shown(config.task.name, 200)}: to run its code, "
+            f"give spec=config.task.spec()"
+        )
     start = find_start(folder.path, folder.config, config)
     trainer = make_trainer(
         config, reward=reward, hooks=hooks, spec=spec, data=data, listener=listener
@@ -148,7 +160,12 @@ def resume_trainer(
     skipped, path = start.found.skipped, start.found.path
     store = CheckpointStore(folder.checkpoints)
     aside = [] if path is None else store.set_aside_newer(path)
-    notes = (*_skipped(skipped, path), *_kept(aside), *_other_versions(folder))
+    notes = (
+        *_skipped(skipped, path),
+        *_kept(aside),
+        *_without_config(folder.path, path),
+        *_other_versions(folder),
+    )
     folder.begin(config, start.done, start.changed)
     return Resumed(trainer, path, start.changed, notes)
 
@@ -182,11 +199,16 @@ def check_changes(
 
     `where`: what was set to `before`.
     """
+    return tuple(map(str, _changes(before, now, where).values()))
+
+
+def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[str, _Difference]:
+    """As `check_changes`, by name."""
     found = [*_differences("", to_json(before), to_json(now))]
-    refused = [change for change in found if not _may_change(change.name)]
+    refused = [change for change in found if not _may_change(change)]
     if refused:
         raise _mismatch(where, refused)
-    return tuple(f"{change.name}: {change.before} -> {change.now}" for change in found)
+    return {change.name: change for change in found}
 
 
 def check_task(checkpoint: Checkpoint, spec: TaskSpec) -> None:
@@ -206,6 +228,14 @@ class _Difference:
     before: Json
     now: Json
 
+    def __str__(self) -> str:
+        return f"{self.name}: {_value(self.before)} -> {_value(self.now)}"
+
+
+def _value(value: Json) -> str:
+    """As it is told and recorded."""
+    return shorten(str(value), LONGEST_VALUE)
+
 
 def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
     """Where two documents differ; lists are one value each."""
@@ -217,12 +247,18 @@ def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
         yield _Difference(name, before, now)
 
 
-def _may_change(name: str) -> bool:
-    return any(name == free or name.startswith(f"{free}.") for free in MAY_CHANGE)
+def _may_change(change: _Difference) -> bool:
+    if change.name == "task.name":  # a file may be moved; what it says of the task is compared
+        return is_file_reference(str(change.before)) and is_file_reference(str(change.now))
+    return any(change.name == free or change.name.startswith(f"{free}.") for free in MAY_CHANGE)
 
 
 def _mismatch(where: str, found: Sequence[_Difference]) -> EsperError:
-    listed = "; ".join(f"{it.name} is {it.before!r} there and {it.now!r} here" for it in found)
+    listed = "; ".join(
+        f"{it.name} is {shown(it.before, LONGEST_VALUE)} there and "
+        f"{shown(it.now, LONGEST_VALUE)} here"
+        for it in found
+    )
     return EsperError(
         f"resume of {where}: {listed}: go on with the same, or start a new run (docs/runs.md lists "
         f"what may change)"
@@ -238,6 +274,23 @@ def _kept(aside: Sequence[Path]) -> tuple[str, ...]:
     return tuple(
         f"{path} is what could not be read: the run never takes it again" for path in aside
     )
+
+
+def _without_config(folder: Path, checkpoint: Path | None) -> tuple[str, ...]:
+    """Where the settings come from if the run's own file is gone."""
+    if (folder / CONFIG).exists():
+        return ()
+    return (f"{folder / CONFIG} is missing: the settings are those of {checkpoint}",)
+
+
+def _edited_task_file(path: Path, config: TrainingConfig) -> tuple[str, ...]:
+    """Whether the file of the run's task is another one than in the session before."""
+    digests = [session.task_file for session in read_info(path).sessions if session.task_file]
+    now = digest_of_task_file(config.task.name)
+    if not digests or not now or digests[-1] == now:
+        return ()
+    name = shorten(config.task.name, LONGEST_VALUE)
+    return (f"task file {name} changed: SHA-256 {digests[-1][:12]}... -> {now[:12]}...",)
 
 
 def _other_versions(folder: RunFolder) -> tuple[str, ...]:

@@ -11,8 +11,9 @@
         events.jsonl, events/     telemetry, where it is recorded
         report/         tables and pictures
 
-A folder appears whole: it is made under a hidden name and renamed. No torch here, so that runs are
-listed quickly.
+A folder appears whole: it is made under a hidden name and renamed. Its JSON files carry a checksum;
+one that does not match is refused, because these files decide how a run goes on. No torch here, so
+that runs are listed quickly.
 """
 
 from __future__ import annotations
@@ -31,28 +32,33 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from types import TracebackType
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import esper
 from esper.leyline.codec import Json, read_record, to_json
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, reason_of, shown
 from esper.leyline.files import sync_folder, write_advice, write_whole
-from esper.leyline.sealed import parse_json
-from esper.simic.training.checkpoint_files import KEEP
+from esper.leyline.sealed import has_seal, is_sealed, parse_json, seal, without_seal
+from esper.simic.training.checkpoint_files import KEEP, STATE, CheckpointStore
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_lock import FolderLock
+from esper.tasks.outside import digest_of_task_file
 
 RUN: Final = "run.json"
 CONFIG: Final = "config.json"
 KEEPING: Final = "keeping.json"
 SURROUNDINGS: Final = "surroundings.json"
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Of `run.json` and the files beside it; grows with every change that old readers would not
 understand, and with a new field whose default is not what was done before."""
 
 LevelWord = Literal["off", "minimal", "normal", "debug"]
 """A `TelemetryLevel`, as people write it."""
 
+LONGEST_NAME: Final = 80
+"""Characters of a run's name, and of its task's in the name of the folder, which has 255."""
+
+_Record = TypeVar("_Record")
 _PACKAGES: Final = ("torch", "numpy", "safetensors")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -90,6 +96,8 @@ class Session:
     """None: it still runs, or it was killed."""
     failure: str
     """The error that ended it; empty where none did."""
+    task_file: str = ""
+    """SHA-256 of the file its task came from; empty where it came from none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +175,17 @@ class RunFolder:
         """A new folder for this run in `root`, locked; its first session begins."""
         if not _NAME.fullmatch(name):
             raise EsperError(
-                f"run name {name!r}: use letters, digits, '.', '_' and '-', the first a letter or "
-                f"digit"
+                f"run name {shown(name)}: use letters, digits, '.', '_' and '-', the first a "
+                f"letter or digit"
+            )
+        if len(name) > LONGEST_NAME:
+            raise EsperError(
+                f"run name {shown(name)}: {len(name)} characters, use {LONGEST_NAME} or fewer"
             )
         now = time.gmtime()
         created = time.strftime("%Y-%m-%d %H:%M:%S", now)
         info = RunInfo(SCHEMA, config.task.name, name, config.seed, created, ())
-        task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).name)
+        task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).name)[:LONGEST_NAME]
         stamp = time.strftime("%Y%m%d-%H%M%S", now)
         path = root / f"{task}__{name}__{config.seed}__{stamp}"
         draft = root / f".{path.name}.{os.getpid()}.tmp"
@@ -237,9 +249,11 @@ class RunFolder:
             changed=changed,
             end=None,
             failure="",
+            task_file=digest_of_task_file(config.task.name),
         )
         self.config = config
-        self.info = replace(self.info, sessions=(*self.info.sessions, session))
+        sessions = (*self.info.sessions, session)
+        self.info = replace(self.info, schema=SCHEMA, sessions=sessions)
         self._write(CONFIG, to_json(config))
         self._write(RUN, to_json(self.info))
         self._in_session = True
@@ -288,8 +302,9 @@ class RunFolder:
             self.close()
 
     def _write(self, name: str, data: Json) -> None:
+        assert isinstance(data, dict)  # records are
         try:
-            write_whole(self.path / name, (json.dumps(data, indent=1) + "\n").encode())
+            write_whole(self.path / name, (json.dumps(seal(data), indent=1) + "\n").encode())
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -312,29 +327,66 @@ def read_info(path: Path) -> RunInfo:
     schema = data.get("schema") if isinstance(data, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise EsperError(
-            f"{path / RUN} was written by a newer Esper (schema {schema}, this one reads up to "
-            f"{SCHEMA}): update esper"
+            f"{path / RUN} was written by a newer Esper (schema {shown(schema)}, this one reads up "
+            f"to {SCHEMA}): update esper"
         )
-    return read_record(RunInfo, data, str(path / RUN))
+    return _read_sealed(RunInfo, path / RUN, "restore it from a copy")
 
 
 def read_config(path: Path) -> TrainingConfig:
-    """What a run was last set to."""
-    return read_record(TrainingConfig, read_json(path / CONFIG), str(path / CONFIG))
+    """What a run was last set to; without its file, what its newest checkpoint says."""
+    if (path / CONFIG).exists():
+        advice = "delete it to take the settings of the newest checkpoint"
+        return _read_sealed(TrainingConfig, path / CONFIG, advice)
+    found = CheckpointStore(checkpoints_of(path)).newest_valid().path
+    if found is None:
+        raise EsperError(
+            f"{path / CONFIG} is missing, and no whole checkpoint says what it said: start a new "
+            f"run"
+        )
+    return read_checkpoint_config(found)
+
+
+def read_checkpoint_config(path: Path) -> TrainingConfig:
+    """What a run was set to when it wrote a checkpoint; torch is not needed to know."""
+    state = read_json(path / STATE)
+    settings = state.get("config") if isinstance(state, dict) else None
+    return read_record(TrainingConfig, settings, f"{path / STATE} config")
 
 
 def read_keeping(path: Path) -> Keeping:
     """How the checkpoints of a run were last kept."""
     if not (path / KEEPING).exists():
         return Keeping()
-    return read_record(Keeping, read_json(path / KEEPING), str(path / KEEPING))
+    return _read_sealed(Keeping, path / KEEPING, "delete it to keep checkpoints as usual")
 
 
 def read_surroundings(path: Path) -> Surroundings:
     """What was last around a run."""
     if not (path / SURROUNDINGS).exists():
         return Surroundings()
-    return read_record(Surroundings, read_json(path / SURROUNDINGS), str(path / SURROUNDINGS))
+    advice = "delete it, and name what differs from the usual with flags"
+    return _read_sealed(Surroundings, path / SURROUNDINGS, advice)
+
+
+def _read_sealed(kind: type[_Record], path: Path, advice: str) -> _Record:
+    """The record in a file of a run, if its checksum is right; `advice`: what to do if it is not.
+
+    Files of an older Esper have no checksum, and one that was edited on purpose may have lost it:
+    what those say is compared with the checkpoint where the run goes on.
+    """
+    try:
+        data = read_json(path)
+        if isinstance(data, dict) and has_seal(data):
+            if not is_sealed(data):
+                raise EsperError(
+                    f"{path} does not match its checksum, it was damaged or edited (without the "
+                    f'line "checksum" it is taken as it is)'
+                )
+            data = without_seal(data)
+        return read_record(kind, data, str(path))
+    except EsperError as error:
+        raise EsperError(f"{error}; {advice}") from None
 
 
 def checkpoints_of(path: Path) -> Path:
@@ -349,7 +401,7 @@ def read_json(path: Path) -> Json:
     except OSError as error:
         raise EsperError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({error})") from None
+        raise EsperError(f"{path} is damaged, not JSON ({reason_of(error)})") from None
 
 
 def one_line(error: BaseException) -> str:
