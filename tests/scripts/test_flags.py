@@ -58,6 +58,7 @@ SETTINGS = [
     Setting("ppo.target_kl", "--target-kl", st.none() | rates),
     Setting("ppo.learning_rate", "--learning-rate", st.builds(Schedule, rates, rates, st.just(5))),
     Setting("ppo.entropy", "--entropy", st.builds(Schedule, rates)),
+    Setting("ppo.exploration", "--exploration", st.builds(Schedule, rates, rates, st.just("run"))),
     Setting("ppo.network.width", "--width", st.sampled_from([16, 32, 64])),
     Setting("reward.rollback_penalty", "--reward.rollback-penalty", rates),
 ]
