@@ -207,7 +207,7 @@ class PPOAgent:
         rollout.require_finished()
         reward_TE = rollout.reward_TE[: rollout.filled]
         if self.config.normalize_rewards:
-            self.reward_normalizer.update(reward_TE, rollout.ended_TE)
+            self.reward_normalizer.update(reward_TE, rollout.episode_over_TE)
             reward_TE = self.reward_normalizer.normalize(reward_TE)
         value_TE = rollout.value_TE[: rollout.filled]
         advantage_TE = advantages(

@@ -97,6 +97,8 @@ class RolloutBuffer:
         self.truncated_TE: Bools = np.zeros((steps, members), dtype=bool)
         self.forced_TE: Bools = np.zeros((steps, members), dtype=bool)
         self.void_TE: Bools = np.zeros((steps, members), dtype=bool)
+        self.runs_on_E: Bools = np.zeros(members, dtype=bool)
+        """Episodes that `finish` found under way: they go on in the next rollout."""
         self._recorded = 0
 
     def record(self, trace: Trace) -> None:
@@ -167,19 +169,26 @@ class RolloutBuffer:
         if not self.filled:
             raise EsperError("finish() of an empty rollout: record steps first")
         last = self.filled - 1
-        runs_on_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
-        self.truncated_TE[last] |= runs_on_E
-        self.bootstrap_TE[last] = np.where(runs_on_E, value_E, self.bootstrap_TE[last])
+        self.runs_on_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
+        self.truncated_TE[last] |= self.runs_on_E
+        self.bootstrap_TE[last] = np.where(self.runs_on_E, value_E, self.bootstrap_TE[last])
 
     def clear(self) -> None:
         """Forget the rollout; the memory stays."""
         self.filled = self._recorded = 0
-        self.legal_O[:] = False
+        self.legal_O[:] = self.runs_on_E[:] = False
 
     @property
     def ended_TE(self) -> Bools:
         """Where an episode ended or was cut, over the steps that are filled."""
         return np.asarray(self.terminal_TE[: self.filled] | self.truncated_TE[: self.filled])
+
+    @property
+    def episode_over_TE(self) -> Bools:
+        """As `ended_TE`, but not where only the rollout stopped."""
+        over_TE = self.ended_TE
+        over_TE[-1] &= ~self.runs_on_E
+        return over_TE
 
     @property
     def decided_TE(self) -> Bools:
