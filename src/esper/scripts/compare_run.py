@@ -148,7 +148,7 @@ def _run_population(
     members: int,
 ) -> PolicyResult:
     """One episode of the hosts of one run seed."""
-    settings = contender.engine_config(config, seed, members)
+    settings = contender.engine_config(config.population, seed, members)
     engine = VectorizedEngine(contender.spec, settings, listener, data)
     rollout = engine.run_rollout(contender.policy(seed))
     outcome, choice = rollout.outcome, engine.env.model.choice

@@ -1,8 +1,8 @@
-"""Who is compared: policies made from their words, and controllers from their folders.
+"""Who is judged, and under which settings: `train ppo`, `eval` and `compare` all ask here.
 
 What all share (hosts, batches, length, score) is the task's. What a policy may choose from is its
-own: policies that do not learn have all blueprints and every head free, a controller has what it
-was trained with.
+own: policies that do not learn have all blueprints, every head free and seeds measured at every
+step, a controller has what it was trained with.
 
 A controller's folder is one of
     a save of the agent     what PPOAgent.save wrote; its settings are those of --preset
@@ -23,7 +23,7 @@ import numpy as np
 
 from esper.kasmina.files import MANIFEST
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.protocols import PolicyProtocol
+from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
@@ -34,7 +34,13 @@ from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.checkpoint_files import MANIFEST as CHECKPOINT
 from esper.simic.training.checkpoints import AGENT, find_checkpoint
-from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
+from esper.simic.training.config import (
+    PRESETS,
+    FrozenHeads,
+    PopulationConfig,
+    TrainingConfig,
+    preset,
+)
 from esper.simic.training.run_folder import RUN
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.spec import TaskSpec
@@ -83,9 +89,9 @@ class Contender:
         """How tables and pictures call it."""
         return self.word.label
 
-    def policy(self, seed: int) -> PolicyProtocol[Any]:
-        """A fresh one, for a population of that run seed."""
-        reward = ScoreReward(self.spec.upkeep)
+    def policy(self, seed: int, reward: RewardProtocol | None = None) -> PolicyProtocol[Any]:
+        """A fresh one, for a population of that run seed; paid the score, if nothing else."""
+        reward = reward or ScoreReward(self.spec.upkeep)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
             return SimicClient(_with_draws_of(self.agent, seed), reward, mode)
@@ -101,11 +107,17 @@ class Contender:
         )
         return asked.make_policy(self.spec, reward)
 
-    def engine_config(self, config: Compare, seed: int, members: int) -> EngineConfig:
-        """How its population of a run seed runs."""
+    def engine_config(self, population: PopulationConfig, seed: int, members: int) -> EngineConfig:
+        """How its population of a run seed runs; `population`: how any is computed."""
         limits = self.identity.limits
-        population = config.population(members, limits.frozen_heads, limits.counterfactual_stride)
-        return population.engine_config(seed)
+        own = replace(
+            population,
+            envs=members,
+            rollout_steps=None,
+            frozen_heads=limits.frozen_heads,
+            counterfactual_stride=limits.counterfactual_stride,
+        )
+        return own.engine_config(seed)
 
 
 def _with_draws_of(agent: PPOAgent, seed: int) -> PPOAgent:
@@ -126,14 +138,35 @@ def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contend
     if word.kind == "static-final" and word.path is not None:
         word = replace(word, topology=found_topology(word.path))
     _check_names(word, spec)
-    rules = HeuristicConfig(blueprints=word.order) if word.kind == "heuristic" else None
-    identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
-    contender = Contender(word, spec, identity, None)
+    contender = unlearned(word, spec)
     try:
         contender.policy(config.first_seed)  # a bad start, slot or topology is refused here
     except EsperError as error:
         raise EsperError(f"policy {word.text!r}: {error}") from None
     return contender
+
+
+def unlearned(word: PolicyWord, spec: TaskSpec) -> Contender:
+    """A policy that does not learn, with all that `spec` has."""
+    rules = HeuristicConfig(blueprints=word.order) if word.kind == "heuristic" else None
+    identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
+    return Contender(word, spec, identity, None)
+
+
+def learned(
+    word: PolicyWord,
+    spec: TaskSpec,
+    agent: PPOAgent,
+    population: PopulationConfig,
+    checksum: str = "",
+) -> Contender:
+    """A controller, with what it was trained with: its blueprints, and those limits."""
+    limits = Limits(
+        agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
+    )
+    how = "controller, sampled" if word.sampled else "controller"
+    identity = Identity(how, limits, checksum)
+    return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
 
 
 def _in_words(word: PolicyWord) -> str:
@@ -203,13 +236,8 @@ def _controller(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
     agent = PPOAgent.load(folder, parse_device(config.device))
     _check_agent(config, agent, folder, spec)
     population = (training or _preset(config)).population
-    limits = Limits(
-        agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
-    )
-    how = "controller, sampled" if word.sampled else "controller"
     checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
-    identity = Identity(how, limits, checksum)
-    return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
+    return learned(word, spec, agent, population, checksum)
 
 
 def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:

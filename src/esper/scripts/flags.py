@@ -40,8 +40,16 @@ def read_schedule(words: Sequence[str]) -> Schedule:
         return Schedule(float(words[0]))
     if len(words) != 3:
         raise ValueError(f"{' '.join(words)}: give one number, or START END UPDATES")
-    steps: int | Literal["run"] = WHOLE_RUN if words[2] == WHOLE_RUN else int(words[2])
-    return Schedule(float(words[0]), float(words[1]), steps)
+    return Schedule(float(words[0]), float(words[1]), _read_steps(words[2]))
+
+
+def _read_steps(word: str) -> int | Literal["run"]:
+    if word == WHOLE_RUN:
+        return WHOLE_RUN
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{word}: UPDATES must be a whole number or {WHOLE_RUN}") from None
 
 
 def schedule_words(schedule: Schedule) -> list[str]:
