@@ -184,6 +184,7 @@ class Script:
         told = {
             "round_index": round_index,
             "steps": self.steps,
+            "ends_episode": True,
             "outcome": build(EpisodeOutcome, ended, E=e, S=s),
             "final_signals": self.signals(rng, round_index, self.steps - 1),
             "final_masks": self.masks(rng),

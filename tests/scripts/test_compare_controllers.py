@@ -89,7 +89,7 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
         assert found.agent is not None
         limits = found.identity.limits
         assert (limits.frozen_heads, limits.counterfactual_stride) == (PLAIN_BLEND, 4)
-        assert found.engine_config(TINY, 3, 2).frozen_heads == PLAIN_BLEND
+        assert found.engine_config(TINY.population, 3, 2).frozen_heads == PLAIN_BLEND
     bare = contender(folder, preset="plain")
     assert bare.identity.agent == contender(run).identity.agent
     assert bare.identity != contender(run).identity, "its settings are not known there"

@@ -58,6 +58,7 @@ SETTINGS = [
     Setting("ppo.target_kl", "--target-kl", st.none() | rates),
     Setting("ppo.learning_rate", "--learning-rate", st.builds(Schedule, rates, rates, st.just(5))),
     Setting("ppo.entropy", "--entropy", st.builds(Schedule, rates)),
+    Setting("ppo.exploration", "--exploration", st.builds(Schedule, rates, rates, st.just("run"))),
     Setting("ppo.network.width", "--width", st.sampled_from([16, 32, 64])),
     Setting("reward.rollback_penalty", "--reward.rollback-penalty", rates),
 ]
@@ -147,6 +148,24 @@ def test_schedules_are_one_number_or_three():
     assert read.training.ppo.learning_rate == Schedule(2e-3, 5e-4, 50)
     assert read.training.ppo.entropy == Schedule(0.02)
     assert "START END UPDATES" in refused(lambda: read_train_ppo(["--entropy", "1", "2"]))
+    read = read_train_ppo(["--entropy", "0.1", "0.01", "run"])
+    assert read.training.ppo.entropy == Schedule(0.1, 0.01, "run")
+    line = refused(lambda: read_train_ppo(["--entropy", "1", "2", "rnu"]))
+    assert "rnu: UPDATES must be a whole number or run" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (("--value-coef", "inf"), "value_coef=inf: must be within 0..1e+06"),
+        (("--head-entropy", "1", "nan", *"111111"), "head_entropy of SLOT=nan: must be within"),
+        (("--target-kl", "nan"), "target_kl=nan: must be above 0, and finite"),
+        (("--learning-rate", "nan"), "start and end must be finite"),
+        (("--op-prior", "inf", *"00000"), "op_prior=(inf, "),
+    ],
+)
+def test_coefficients_that_are_no_numbers_are_refused_before_anything_runs(flags, says):
+    assert says in refused(lambda: read_train_ppo(list(flags)))
 
 
 def test_the_defaults_are_the_presets(tmp_path):

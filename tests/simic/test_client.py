@@ -163,6 +163,31 @@ def test_a_rollback_is_a_terminal_and_the_state_starts_anew_behind_it(learnt_fro
     np.testing.assert_allclose(again.value, kept.value_TE, atol=1e-5)
 
 
+@pytest.mark.parametrize("when", [2, 5])
+def test_the_void_action_of_a_rollback_is_not_learnt_from(learnt_from, when):
+    """Whatever was chosen there: with another choice on record the same is learnt."""
+    spec, box = tiny_task(), []
+    diary = Diary(poisoned_at(box, when))
+    engine = small_engine(spec, diary, governor=CALM)
+    box.append(engine)
+    client = small_client(spec, target_kl=None)
+    rollout = engine.run_rollout(client)
+    other = copy.deepcopy(client)
+    assert not diary.records[when].result.outcome.executed[BROKEN] or (
+        diary.records[when].decision.actions.op[BROKEN] == LifecycleOp.WAIT
+    )
+    assert client.buffer.op_TEO[when, BROKEN].sum() > 1, "there was a choice"
+    other.buffer.log_prob_TEA[when, BROKEN] = -2.0
+    client.update(rollout)
+    other.update(rollout)
+    (kept, _) = learnt_from
+    decided = np.ones((8, 4), dtype=bool)
+    decided[when, BROKEN] = False
+    decided[-1] = False  # the last step of an episode: nothing but WAIT is legal
+    np.testing.assert_array_equal(kept.decided_TE, decided)
+    assert same_agents(client.agent, other.agent)
+
+
 def test_a_rollback_where_the_rollout_is_cut_gets_no_value_beyond(learnt_from):
     spec, box = tiny_task(), []
     engine = small_engine(spec, Diary(poisoned_at(box, 4)), rollout_steps=5, governor=CALM)

@@ -1,13 +1,23 @@
 """Masks say exactly what the lifecycle allows, for every member, and what was frozen."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from esper.leyline import HEAD_CHOICES, ActionHead, LifecycleOp, SeedStage
+from esper.leyline import (
+    HEAD_CHOICES,
+    HEADS_BY_OP,
+    ActionHead,
+    ActionMasks,
+    LifecycleOp,
+    SeedStage,
+)
 from esper.tamiyo import build_masks
+from esper.tamiyo.masks import forced_members
 from support import bring_to, make_population, refused
 
 OPS = len(LifecycleOp)
@@ -78,6 +88,54 @@ def test_masks_follow_a_real_lifecycle():
         assert masks.slot_EOS[e, op, s] == legal[e, s, op]
 
 
+def joint_actions(masks: ActionMasks, member: int) -> int:
+    """Legal actions of a member, counted one by one."""
+    total = 0
+    for op in np.flatnonzero(masks.op_EO[member]):
+        heads = HEADS_BY_OP[LifecycleOp(op)]
+        fixed = [getattr(masks, name).sum() for head, name in FIXED_HEADS.items() if head in heads]
+        slots = np.flatnonzero(masks.slot_EOS[member, op]) if ActionHead.SLOT in heads else [None]
+        for slot in slots:
+            kinds = masks.blueprint_SK[slot].sum() if ActionHead.BLUEPRINT in heads else 1
+            total += int(kinds * np.prod(fixed))
+    return total
+
+
+@given(legal_and_fits(), st.integers(0, len(FIXED_HEADS)), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_forced_are_members_with_one_legal_action(case, free, may_wait):
+    """`free` of the heads that say how are left open; a host need not offer WAIT."""
+    legal, fits, only = case
+    frozen = dict.fromkeys(sorted(FIXED_HEADS)[free:], 0)
+    frozen |= {} if only is None else {ActionHead.BLUEPRINT: only}
+    masks = build_masks(legal, fits, frozen)
+    op_EO = masks.op_EO.copy()
+    op_EO[:, LifecycleOp.WAIT] = may_wait | ~op_EO[:, 1:].any(axis=1)
+    masks = replace(masks, op_EO=op_EO)
+    counted = [joint_actions(masks, member) for member in range(len(legal))]
+    assert forced_members(masks).tolist() == [count == 1 for count in counted]
+
+
+def test_a_lone_way_to_grow_is_forced_and_a_second_one_is_not():
+    """The one legal operation is GERMINATE, in one slot; every other head is frozen."""
+    legal = np.zeros((1, 2, OPS), np.bool_)
+    legal[0, 1, LifecycleOp.GERMINATE] = True
+    frozen = dict.fromkeys(FIXED_HEADS, 0)
+
+    def forced(fits: list[bool], frozen: dict[ActionHead, int]) -> bool:
+        masks = build_masks(legal, np.array([[True, True], fits]), frozen)
+        op_EO = masks.op_EO.copy()
+        op_EO[:, LifecycleOp.WAIT] = False
+        return bool(forced_members(replace(masks, op_EO=op_EO))[0])
+
+    assert forced([True, False], frozen)
+    assert not forced([True, True], frozen), "two blueprints fit"
+    speed = {ActionHead.ALPHA_SPEED}
+    assert forced([True, False], {h: 0 for h in frozen if h not in speed}), "does not count"
+    tempo = {ActionHead.TEMPO}
+    assert not forced([True, False], {h: 0 for h in frozen if h not in tempo}), "counts"
+
+
 def test_frozen_blueprint_closes_slots_it_does_not_fit():
     """Other operations there stay as they were."""
     legal = np.ones((2, 3, OPS), dtype=np.bool_)
@@ -92,6 +150,7 @@ def test_frozen_blueprint_closes_slots_it_does_not_fit():
 def test_host_without_slots_can_wait():
     masks = build_masks(np.ones((2, 0, OPS), np.bool_), np.ones((0, 3), np.bool_))
     assert masks.op_EO.tolist() == [[True] + [False] * 5] * 2
+    assert forced_members(masks).all()
 
 
 @pytest.mark.parametrize(

@@ -237,6 +237,7 @@ def test_an_episode_in_pieces_is_the_same_episode():
     assert steps == ([4] * 4, [9] * 4, [])
     truncated = [bool(r.reward_inputs.truncated_E.all()) for r in cut.records]
     assert truncated == [step in (4, 9) for step in range(12)]
+    assert [r.ends_episode for r in rollouts] == [False, False, True]
 
 
 # ---- state -------------------------------------------------------------------------------------

@@ -75,8 +75,7 @@ def from_json(hint: object, data: object, where: str) -> object:
     """The value of type `hint` that `to_json` wrote as `data`; `where` names it in errors."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        (present,) = (arg for arg in args if arg is not NoneType)
-        return None if data is None else from_json(present, data, where)
+        return _read_union(args, data, where)
     if origin is Literal:
         if data not in args:
             raise unknown_name("value", data, map(str, args), f"in {where}")
@@ -132,6 +131,15 @@ def default_of(field: Field[Any]) -> object:
     if field.default_factory is not MISSING:
         return field.default_factory()
     return field.default
+
+
+def _read_union(args: tuple[object, ...], data: object, where: str) -> object:
+    """None, one of the words of a Literal, or a value of the one other type."""
+    words = [word for arg in args if get_origin(arg) is Literal for word in get_args(arg)]
+    if data is None or data in words:
+        return data
+    (present,) = (arg for arg in args if arg is not NoneType and get_origin(arg) is not Literal)
+    return from_json(present, data, where)
 
 
 def _read_array(scalar: type[np.generic], data: object, where: str) -> object:

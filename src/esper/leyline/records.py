@@ -83,20 +83,18 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     round_index: int
     steps: int
     """T of this rollout; less than the episode where it was cut."""
+    ends_episode: bool
+    """Whether its last step was the episode's; False: it was cut, and the next one goes on."""
     outcome: EpisodeOutcome
-    """How every member stood at the end."""
+    """How every member stood after the last step."""
     truncated_bootstrap_targets: BootstrapTargets
     """Where returns go on beyond the rollout; empty when it ended with the episode."""
     final_signals: TrainingSignals
-    """What `act` would have seen next, for the value of the cut members."""
+    """Where it was cut: of the next step, what its `act` will see, so that the value of the cut
+    members is that of the state beyond. Else of the last step, after its actions."""
     final_masks: ActionMasks
     final_state: _StateT_co
     seconds: float
-
-    @property
-    def ends_episode(self) -> bool:
-        """Whether its last step was the episode's; False: the next rollout goes on in it."""
-        return self.final_signals.step + 1 >= self.final_signals.episode_length
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,7 +15,7 @@ from esper.leyline.limits import MOST_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
 from esper.scripts.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
-from esper.simic.training.config import FrozenHeads, PopulationConfig, TaskConfig
+from esper.simic.training.config import PopulationConfig, TaskConfig
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,16 @@ class Compare:
         for begin in range(0, self.seeds, self.envs):
             yield self.first_seed + begin // self.envs, min(self.envs, self.seeds - begin)
 
-    def population(
-        self, members: int, frozen_heads: FrozenHeads = (), counterfactual_stride: int = 1
-    ) -> PopulationConfig:
-        """How a population of that many hosts is run, and what its policy may choose from."""
+    @property
+    def population(self) -> PopulationConfig:
+        """How every population is computed; what its policy may choose from is the policy's."""
         return PopulationConfig(
-            envs=members,
+            envs=self.envs,
             device=self.device,
             profile=self.profile,
             executor=self.executor,
             precision=self.precision,
             data_placement=self.data_placement,
-            counterfactual_stride=counterfactual_stride,
-            frozen_heads=frozen_heads,
         )
 
     def folder(self, task_name: str) -> Path:

@@ -168,9 +168,10 @@ def _run_population(
     found: PolicyResult | None = None,
 ) -> PolicyResult:
     """One episode of the hosts of one run seed."""
-    settings = contender.engine_config(config, seed, members)
+    settings = contender.engine_config(config.population, seed, members)
     engine = VectorizedEngine(contender.spec, settings, listener, data)
-    rollout = engine.run_rollout(contender.policy(seed, found))
+    planted_ES = None if found is None else found.blueprint_NS[found.seed_N == seed]
+    rollout = engine.run_rollout(contender.policy(seed, planted_ES=planted_ES))
     outcome, choice = rollout.outcome, engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
     # A longer episode is paid for like any other training compute.

@@ -1,8 +1,8 @@
-"""Who is compared: policies made from their words, and controllers from their folders.
+"""Who is judged, and under which settings: `train ppo`, `eval` and `compare` all ask here.
 
 What all share (hosts, batches, length, score) is the task's. What a policy may choose from is its
-own: policies that do not learn have all blueprints and every head free, a controller has what it
-was trained with.
+own: policies that do not learn have all blueprints, every head free and seeds measured at every
+step, a controller has what it was trained with.
 
 A controller's folder is one of
     a save of the agent     what PPOAgent.save wrote; its settings are those of --preset
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from esper.kasmina.files import MANIFEST
+from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
-from esper.leyline.protocols import PolicyProtocol
+from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
-from esper.scripts.comparison import PolicyResult
 from esper.scripts.policy_words import PolicyWord
 from esper.scripts.train_config import Train
 from esper.simic.agent.agent import PPOAgent
@@ -35,7 +35,13 @@ from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.checkpoint_files import MANIFEST as CHECKPOINT
 from esper.simic.training.checkpoints import AGENT, find_checkpoint
-from esper.simic.training.config import PRESETS, FrozenHeads, TrainingConfig, preset
+from esper.simic.training.config import (
+    PRESETS,
+    FrozenHeads,
+    PopulationConfig,
+    TrainingConfig,
+    preset,
+)
 from esper.simic.training.run_folder import RUN
 from esper.tamiyo.baselines import StaticTopology
 from esper.tamiyo.heuristic import HeuristicConfig
@@ -87,14 +93,19 @@ class Contender:
         """How tables and pictures call it."""
         return self.word.label
 
-    def policy(self, seed: int, found: PolicyResult | None = None) -> PolicyProtocol[Any]:
-        """A fresh one, for a population of that run seed.
+    def policy(
+        self,
+        seed: int,
+        reward: RewardProtocol | None = None,
+        planted_ES: Ints | None = None,
+    ) -> PolicyProtocol[Any]:
+        """A fresh one, for a population of that run seed; paid the score, if nothing else.
 
-        `found`: what `found_by` came to; host by host its final topologies are planted.
+        `planted_ES`: the topologies that `found_by` ended with in that population.
         """
-        reward = ScoreReward(self.spec.upkeep)
-        if found is not None:
-            return StaticTopology.final(found.blueprint_NS[found.seed_N == seed], reward)
+        reward = reward or ScoreReward(self.spec.upkeep)
+        if planted_ES is not None:
+            return StaticTopology.final(planted_ES, reward)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
             return SimicClient(_with_draws_of(self.agent, seed), reward, mode)
@@ -110,11 +121,17 @@ class Contender:
         )
         return asked.make_policy(self.spec, reward)
 
-    def engine_config(self, config: Compare, seed: int, members: int) -> EngineConfig:
-        """How its population of a run seed runs."""
+    def engine_config(self, population: PopulationConfig, seed: int, members: int) -> EngineConfig:
+        """How its population of a run seed runs; `population`: how any is computed."""
         limits = self.identity.limits
-        population = config.population(members, limits.frozen_heads, limits.counterfactual_stride)
-        return population.engine_config(seed)
+        own = replace(
+            population,
+            envs=members,
+            rollout_steps=None,
+            frozen_heads=limits.frozen_heads,
+            counterfactual_stride=limits.counterfactual_stride,
+        )
+        return own.engine_config(seed)
 
 
 def _with_draws_of(agent: PPOAgent, seed: int) -> PPOAgent:
@@ -133,15 +150,11 @@ def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contend
     if word.kind == "controller":
         return _controller(config, word, spec)
     if word.found_by is not None:
-        return _static_final(make_contender(config, word.found_by, spec), word)
+        return static_final(make_contender(config, word.found_by, spec), word)
     if word.kind == "static-final" and word.path is not None:
         word = replace(word, topology=found_topology(word.path))
     _check_names(word, spec)
-    if word.longer != 1.0:
-        spec = replace(spec, episode_length=max(1, round(word.longer * spec.episode_length)))
-    rules = HeuristicConfig(blueprints=word.order) if word.kind == "heuristic" else None
-    identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
-    contender = Contender(word, spec, identity)
+    contender = unlearned(word, spec)
     try:
         contender.policy(config.first_seed)  # a bad start, slot or topology is refused here
     except EsperError as error:
@@ -149,7 +162,32 @@ def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contend
     return contender
 
 
-def _static_final(found_by: Contender, word: PolicyWord) -> Contender:
+def unlearned(word: PolicyWord, spec: TaskSpec) -> Contender:
+    """A policy that does not learn, with all that `spec` has."""
+    if word.longer != 1.0:
+        spec = replace(spec, episode_length=max(1, round(word.longer * spec.episode_length)))
+    rules = HeuristicConfig(blueprints=word.order) if word.kind == "heuristic" else None
+    identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
+    return Contender(word, spec, identity)
+
+
+def learned(
+    word: PolicyWord,
+    spec: TaskSpec,
+    agent: PPOAgent,
+    population: PopulationConfig,
+    checksum: str = "",
+) -> Contender:
+    """A controller, with what it was trained with: its blueprints, and those limits."""
+    limits = Limits(
+        agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
+    )
+    how = "controller, sampled" if word.sampled else "controller"
+    identity = Identity(how, limits, checksum)
+    return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
+
+
+def static_final(found_by: Contender, word: PolicyWord) -> Contender:
     """The topologies that `found_by` ends with, planted in the same hosts from the start."""
     known = replace(found_by.identity, policy=f"static-final of {found_by.identity.policy}")
     return Contender(word, found_by.spec, known, found_by=found_by)
@@ -226,13 +264,8 @@ def _controller(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
     agent = PPOAgent.load(folder, parse_device(config.device))
     _check_agent(config, agent, folder, spec)
     population = (training or _preset(config)).population
-    limits = Limits(
-        agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
-    )
-    how = "controller, sampled" if word.sampled else "controller"
     checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
-    identity = Identity(how, limits, checksum)
-    return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
+    return learned(word, spec, agent, population, checksum)
 
 
 def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:

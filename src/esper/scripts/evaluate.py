@@ -177,6 +177,7 @@ def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
     write_whole(numbers, json_bytes(record))
     console = console_for_report()
     console.print(judgement_table(judged))
+    console.print(judged.growing_line(), highlight=False, soft_wrap=True)
     for word, what in (("checkpoint", checkpoint), ("judgement", numbers)):
         console.print(f"{word}: {what}", highlight=False, soft_wrap=True)
 

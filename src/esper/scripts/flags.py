@@ -6,13 +6,13 @@ import re
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import Final
+from typing import Final, Literal
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import LARGEST_COUNT, require_at_most
-from esper.simic.training.schedules import Schedule
+from esper.simic.training.schedules import WHOLE_RUN, Schedule
 
 REGISTRY: Final = ConstructorRegistry()
 """Types of ours that are written in few words."""
@@ -46,12 +46,13 @@ OTHER_NAMES: Final = {
 
 @REGISTRY.primitive_rule
 def schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule] | None:
-    """A schedule is one number, or where it starts, where it ends and after how many updates."""
+    """A schedule is one number, or where it starts, where it ends and after how many updates:
+    a number, or `run` for those of the whole run."""
     if info.type is not Schedule:
         return None
     return PrimitiveConstructorSpec(
         nargs=(1, 3),
-        metavar="START [END UPDATES]",
+        metavar="START [END UPDATES|run]",
         instance_from_str=read_schedule,
         is_instance=lambda value: isinstance(value, Schedule),
         str_from_instance=schedule_words,
@@ -59,7 +60,7 @@ def schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule]
 
 
 def read_schedule(words: Sequence[str]) -> Schedule:
-    """The schedule of one or three numbers.
+    """The schedule of one or three words.
 
     >>> read_schedule(["2e-3", "5e-4", "50"])
     Schedule(start=0.002, end=0.0005, steps=50)
@@ -68,7 +69,16 @@ def read_schedule(words: Sequence[str]) -> Schedule:
         return Schedule(float(words[0]))
     if len(words) != 3:
         raise ValueError(f"{' '.join(words)}: give one number, or START END UPDATES")
-    return Schedule(float(words[0]), float(words[1]), int(words[2]))
+    return Schedule(float(words[0]), float(words[1]), _read_steps(words[2]))
+
+
+def _read_steps(word: str) -> int | Literal["run"]:
+    if word == WHOLE_RUN:
+        return WHOLE_RUN
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"{word}: UPDATES must be a whole number or {WHOLE_RUN}") from None
 
 
 def schedule_words(schedule: Schedule) -> list[str]:

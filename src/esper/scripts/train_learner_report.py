@@ -34,6 +34,7 @@ def report_learner(config: TrainPPO, learnt: Learnt) -> None:
     report(shown, judged.result)
     console = console_for_report()
     console.print(judgement_table(judged))
+    console.print(judged.growing_line(), highlight=False, soft_wrap=True)
     picture, numbers = folder / "learning.png", folder / "learning.json"
     _draw(picture, learnt)
     write_whole(numbers, json_bytes(_numbers(learnt)))

@@ -124,7 +124,8 @@ class SimicClient:
         """
         reward_E, components = self.compute_reward(inputs)
         if self.mode is ActingMode.LEARN:
-            self._open_buffer("store").reward(reward_E, terminal_E)
+            buffer = self._open_buffer("store")
+            buffer.reward(reward_E, terminal_E, void_E=inputs.rolled_back_E)
         return components
 
     def update(self, rollout: Rollout[PolicyState]) -> PPOUpdateMetrics | None:

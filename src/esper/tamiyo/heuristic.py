@@ -5,6 +5,7 @@ Shape letters: E members, S slots, K blueprints.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal, get_args
 
@@ -109,9 +110,9 @@ class HeuristicConfig:
         least |= {"patience_steps": 0}
         least |= {"failure_penalty": 0, "penalty_limit": 0, "charge": 0}
         for name, value in least.items():
-            if not getattr(self, name) >= value:
+            if not value <= getattr(self, name) < math.inf:
                 raise EsperError(
-                    f"heuristic: {name}={getattr(self, name)}: must be {value} or more"
+                    f"heuristic: {name}={getattr(self, name)}: must be {value} or more, and finite"
                 )
         for name in ("penalty_decay", "min_share_left"):
             if not 0 <= getattr(self, name) <= 1:

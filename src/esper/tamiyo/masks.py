@@ -13,6 +13,7 @@ from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
+from esper.tamiyo.actions import COUNTS_OA
 
 NEVER_FROZEN = (ActionHead.OP, ActionHead.SLOT)
 """What they may choose depends on the member and the step."""
@@ -47,6 +48,26 @@ def build_masks(
         alpha_speed_V=_choices(ActionHead.ALPHA_SPEED, frozen),
         alpha_curve_U=_choices(ActionHead.ALPHA_CURVE, frozen),
     )
+
+
+def forced_members(masks: ActionMasks) -> Bools:
+    """`[E]`: members with one legal action, who have nothing to decide."""
+    everyone = np.arange(len(masks.op_EO))
+    op_E = masks.op_EO.argmax(axis=1)
+    slot_ES = masks.slot_EOS[everyone, op_E]
+    choices = {
+        ActionHead.SLOT: slot_ES.sum(axis=1),
+        ActionHead.BLUEPRINT: (slot_ES * masks.blueprint_SK.sum(axis=1)).sum(axis=1),
+        ActionHead.STYLE: masks.style_Y.sum(),
+        ActionHead.TEMPO: masks.tempo_M.sum(),
+        ActionHead.ALPHA_TARGET: masks.alpha_target_T.sum(),
+        ActionHead.ALPHA_SPEED: masks.alpha_speed_V.sum(),
+        ActionHead.ALPHA_CURVE: masks.alpha_curve_U.sum(),
+    }
+    forced_E = np.asarray(masks.op_EO.sum(axis=1) == 1)
+    for head, choices_E in choices.items():
+        forced_E &= ~COUNTS_OA[op_E, head] | (choices_E == 1)
+    return forced_E
 
 
 def _choices(head: ActionHead, frozen: Mapping[ActionHead, int]) -> Bools:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import WIDEST_NETWORK, require_at_most
+
+LARGEST_PRIOR: Final = 1e6
+"""Of an operation, up or down; beyond it float32 may overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,11 @@ class NetworkConfig:
         for name in ("width", "attention_heads", "embedding"):
             if getattr(self, name) < 1:
                 raise EsperError(f"NetworkConfig.{name}={getattr(self, name)}: must be 1 or more")
-        if len(self.op_prior) != len(LifecycleOp) or not np.isfinite(self.op_prior).all():
+        fits = len(self.op_prior) == len(LifecycleOp)
+        if not (fits and (np.abs(self.op_prior) <= LARGEST_PRIOR).all()):
             raise EsperError(
-                f"NetworkConfig.op_prior={self.op_prior}: one finite number for each of "
-                f"{', '.join(op.name for op in LifecycleOp)}"
+                f"NetworkConfig.op_prior={self.op_prior}: one number for each of "
+                f"{', '.join(op.name for op in LifecycleOp)}, within -1e6..1e6"
             )
         if self.width % self.attention_heads:
             raise EsperError(

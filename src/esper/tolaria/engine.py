@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
-from esper.leyline.payloads import PhaseTime, PruneCause, StepPhase
+from esper.leyline.payloads import EpisodeOutcome, PhaseTime, PruneCause, StepPhase
 from esper.leyline.protocols import EngineListener, PolicyProtocol
 from esper.leyline.records import Rollout, StepRecord
 from esper.leyline.signals import Counterfactuals, GovernorVerdicts, TrainingSignals
@@ -71,6 +72,19 @@ from esper.tolaria.validation import (
 STATE_VERSION: Final = 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Seen:
+    """What a step brought before the policy acts in it."""
+
+    signals: TrainingSignals
+    masks: ActionMasks
+    verdicts: GovernorVerdicts
+    counterfactuals: Counterfactuals
+    rows: int
+    phases: dict[StepPhase, float]
+    """Host seconds so far; what follows is added."""
+
+
 class VectorizedEngine:
     """Runs E members of a task under a policy."""
 
@@ -91,6 +105,8 @@ class VectorizedEngine:
         """Episodes begun before the next one."""
         self.step = 0
         """Steps done of the episode under way; 0 between episodes."""
+        self._ahead: _Seen | None = None
+        """The next step as far as it was computed when a rollout was cut."""
         self.timer = CUDATimer(self.device)
         """Device time of training and validation, for benchmarks."""
         self.phase_seconds = dict.fromkeys(StepPhase, 0.0)
@@ -156,7 +172,11 @@ class VectorizedEngine:
         return history
 
     def run_rollout(self, client: PolicyProtocol[Any]) -> Rollout[Any]:
-        """One episode of all members, or the next part of one where rollouts are shorter."""
+        """One episode of all members, or the next part of one where rollouts are shorter.
+
+        A return that is cut goes on with the value of what `act` would see next. So the next step
+        is trained and measured here already, and the next rollout begins with its `act`.
+        """
         start = perf_counter()
         set_profile(self.config.profile, self.device)
         length = self.spec.episode_length
@@ -171,32 +191,39 @@ class VectorizedEngine:
                 while self.step < last:
                     record = self._step_env(client, cut=self.step + 1 == last < length)
                     self.step += 1
+                outcome = self._outcome()
+                if last < length:
+                    self._ahead = self._see()
         except BaseException:
             self.step = 0  # half a step cannot be gone on from: the episode begins again
             raise
         self.timer.collect()
-        rollout = self._rollout(record, last - begun, perf_counter() - start)
+        rollout = self._rollout(record, outcome, last - begun, perf_counter() - start)
         if self.step == length:
             self.round, self.step = self.round + 1, 0
         if self.listener is not None:
             self.listener.on_round_end(rollout)
         return rollout
 
-    def _rollout(self, record: StepRecord, steps: int, seconds: float) -> Rollout[Any]:
+    def _outcome(self) -> EpisodeOutcome:
+        """How the members stand after the step that was done last."""
         env = self.env
+        life, rollbacks_E = env.model.lifecycle, env.governor.rollbacks_E
+        return self.book.outcome(env.epoch_rewards, env.successes, rollbacks_E, life)
+
+    def _rollout(
+        self, record: StepRecord, outcome: EpisodeOutcome, steps: int, seconds: float
+    ) -> Rollout[Any]:
+        result, ahead = record.result, self._ahead
         return Rollout(
             round_index=self.round,
             steps=steps,
-            outcome=self.book.outcome(
-                env.epoch_rewards,
-                env.successes,
-                env.governor.rollbacks_E,
-                env.model.lifecycle,
-            ),
-            truncated_bootstrap_targets=record.result.truncated_bootstrap_targets,
-            final_signals=record.result.post_action_signals,
-            final_masks=record.result.post_action_masks,
-            final_state=env.lstm_hidden,
+            ends_episode=ahead is None,
+            outcome=outcome,
+            truncated_bootstrap_targets=result.truncated_bootstrap_targets,
+            final_signals=result.post_action_signals if ahead is None else ahead.signals,
+            final_masks=result.post_action_masks if ahead is None else ahead.masks,
+            final_state=self.env.lstm_hidden,
             seconds=seconds,
         )
 
@@ -205,7 +232,7 @@ class VectorizedEngine:
 
         `run_rollout` calls it; a benchmark may, to put seeds in place before it times steps.
         """
-        population = self.env.model
+        population, self._ahead = self.env.model, None
         reset_env_state(self.env, self.round, client)
         self.batches.reset(self.round)
         self.observer.reset()
@@ -226,17 +253,9 @@ class VectorizedEngine:
 
     def _step_env(self, client: PolicyProtocol[Any], cut: bool) -> StepRecord:
         """One step of all members, in the order of the design; `cut`: the rollout ends with it."""
-        env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
-        with _clock(phases, StepPhase.TRAIN), self.timer.span("train"):
-            self._train_pass()
-        with _clock(phases, StepPhase.VALIDATION), self.timer.span("validation"):
-            plan = self._validate()
-        with _clock(phases, StepPhase.TRANSFER_1):
-            host = self._transfer()
-        with _clock(phases, StepPhase.ANALYSIS):
-            rows = measured_rows(host, "control", env.val.samples)
-            verdicts, found = self._judge(host, rows, plan)
-            signals, masks = self._observe(host, rows)
+        seen, self._ahead = self._ahead or self._see(), None
+        env, phases = self.env, seen.phases
+        signals, masks, verdicts = seen.signals, seen.masks, seen.verdicts
         with _clock(phases, StepPhase.ACT):
             decision, env.lstm_hidden = decision_of(client, signals, masks, env.lstm_hidden)
         with _clock(phases, StepPhase.EXECUTE):
@@ -266,9 +285,9 @@ class VectorizedEngine:
             result=result,
             reward_inputs=inputs,
             rewards=rewards,
-            counterfactuals=found,
+            counterfactuals=seen.counterfactuals,
             governor=verdicts,
-            rows=plan.table.rows + self._shadow_rows,
+            rows=seen.rows,
             phases=tuple(PhaseTime(phase, seconds) for phase, seconds in phases.items() if seconds),
         )
         with _clock(phases, StepPhase.LISTEN):
@@ -276,6 +295,22 @@ class VectorizedEngine:
         for phase, seconds in phases.items():
             self.phase_seconds[phase] += seconds
         return record
+
+    def _see(self) -> _Seen:
+        """Train and measure: all of the next step up to where the policy acts."""
+        env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
+        with _clock(phases, StepPhase.TRAIN), self.timer.span("train"):
+            self._train_pass()
+        with _clock(phases, StepPhase.VALIDATION), self.timer.span("validation"):
+            plan = self._validate()
+        with _clock(phases, StepPhase.TRANSFER_1):
+            host = self._transfer()
+        with _clock(phases, StepPhase.ANALYSIS):
+            rows = measured_rows(host, "control", env.val.samples)
+            verdicts, found = self._judge(host, rows, plan)
+            signals, masks = self._observe(host, rows)
+        computed = plan.table.rows + self._shadow_rows
+        return _Seen(signals, masks, verdicts, found, computed, phases)
 
     def _train_pass(self) -> None:
         """Batches outermost, members inside."""

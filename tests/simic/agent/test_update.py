@@ -12,6 +12,7 @@ from esper.simic.agent.buffer import RolloutBuffer
 from esper.simic.agent.update import Targets, evaluate, make_targets, ppo_losses
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
+from esper.tamiyo import NetworkConfig
 from ppo_support import OPS, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
 
 E, T = 6, 10
@@ -36,7 +37,8 @@ def losses_of(it, rollout, targets, **changes):
 
 def targets_of(advantage, returned=0.0, value=0.0) -> Targets:
     shape = torch.zeros(T, E)
-    return Targets(*(shape + part for part in (advantage, returned, value)), {})
+    decided = torch.ones(T, E, dtype=torch.bool)
+    return Targets(*(shape + part for part in (advantage, returned, value)), decided, {})
 
 
 # ---- hidden state -------------------------------------------------------------------------
@@ -180,7 +182,11 @@ def test_each_head_has_its_own_weight_in_the_entropy_bonus(head):
     it, rollout = made(entropy=Schedule(0.1), value_coef=0.0)
     only = tuple(float(h is head) for h in ActionHead)
     losses = losses_of(it, rollout, targets_of(0.0), head_entropy=only)
-    expected = -0.1 * losses.head_entropy_A[head].item()
+    with torch.no_grad():
+        fresh = evaluate(it.network, rollout.minibatch(EVERYONE), use_amp=False).choices
+    used = fresh.counts_A[..., head].double().mean().item()
+    assert 0.1 < used <= 1.0
+    expected = -0.1 * used * losses.head_entropy_A[head].item()
     assert losses.total.item() == pytest.approx(expected, abs=1e-5)
 
 
@@ -203,12 +209,13 @@ def test_a_head_that_never_counts_reports_nothing():
 
 def test_advantages_are_normalised_over_the_rollout():
     advantage = np.random.default_rng(0).normal(size=(T, E)) * 5 + 3
-    targets = make_targets(advantage, np.zeros((T, E)), True, torch.device("cpu"))
+    decided = np.ones((T, E), dtype=bool)
+    targets = make_targets(advantage, np.zeros((T, E)), decided, True, torch.device("cpu"))
     assert float(targets.advantage_TE.mean()) == pytest.approx(0.0, abs=1e-5)
     assert float(targets.advantage_TE.std(correction=0)) == pytest.approx(1.0, abs=1e-5)
     assert targets.figures["advantage_mean"] == pytest.approx(advantage.mean())
     assert targets.figures["advantage_std"] == pytest.approx(advantage.std())
-    plain = make_targets(advantage, np.zeros((T, E)), False, torch.device("cpu"))
+    plain = make_targets(advantage, np.zeros((T, E)), decided, False, torch.device("cpu"))
     assert plain.advantage_TE.numpy() == pytest.approx(advantage, abs=1e-5)
 
 
@@ -216,7 +223,8 @@ def test_advantages_are_normalised_over_the_rollout():
 def test_explained_variance_is_1_for_perfect_and_0_for_constant_values(share, expected):
     returned = np.random.default_rng(0).normal(size=(T, E))
     value = share * returned
-    targets = make_targets(returned - value, value, True, torch.device("cpu"))
+    decided = np.ones((T, E), dtype=bool)
+    targets = make_targets(returned - value, value, decided, True, torch.device("cpu"))
     assert targets.figures["explained_variance"] == pytest.approx(expected)
 
 
@@ -242,7 +250,7 @@ def test_an_update_stops_at_the_kl_limit():
     assert metrics.early_stopped
     assert metrics.epochs_run < 50
     assert metrics.approx_kl > 0.01
-    assert it.updates_done == 1
+    assert it.updates_done == 3, "schedules count passes that were left out, too"
 
 
 def test_a_step_beyond_the_kl_limit_is_not_taken():
@@ -369,12 +377,40 @@ def test_a_loss_that_is_not_finite_is_an_error():
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)
 
 
+COEFFICIENTS = (
+    "gamma", "gae_lambda", "clip", "value_clip", "value_coef", "max_grad_norm", "target_kl",
+)  # fmt: skip
+
+
+def heads(**weights: float) -> tuple[float, ...]:
+    return tuple(weights.get(head.name, 1.0) for head in ActionHead)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e39])
+def test_a_prior_that_is_no_number_is_refused(bad):
+    prior = (0.0, bad, *[0.0] * (OPS - 2))
+    with pytest.raises(EsperError, match=r"op_prior=.*one number for each of WAIT, .*-1e6..1e6"):
+        NetworkConfig(op_prior=prior)
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
         ({"gamma": 1.5}, r"PPOConfig.gamma=1.5: must be within 0..1"),
         ({"epochs": 0}, r"PPOConfig.epochs=0: must be 1 or more"),
         ({"clip": 0.0}, r"PPOConfig.clip=0.0: must be above 0"),
+        *(
+            ({name: value}, rf"PPOConfig.{name}={value}: must be")
+            for name in COEFFICIENTS
+            for value in (math.nan, math.inf, -math.inf)
+        ),
+        ({"value_coef": 1e39}, r"value_coef=1e\+39: must be within 0..1e\+06"),
+        ({"entropy": Schedule(-0.1)}, r"PPOConfig.entropy=-0.1: must lie between 0.0 and"),
+        ({"entropy": Schedule(0.1, 1e39, 5)}, r"PPOConfig.entropy=1e\+39: must lie between"),
+        ({"learning_rate": Schedule(2.0)}, r"PPOConfig.learning_rate=2.0: must lie between"),
+        ({"head_entropy": heads(SLOT=math.nan)}, r"head_entropy of SLOT=nan: must be within 0.."),
+        ({"head_entropy": heads(OP=math.inf)}, r"head_entropy of OP=inf: must be within 0.."),
+        ({"head_entropy": heads(STYLE=-1.0)}, r"head_entropy of STYLE=-1.0: must be within 0.."),
         ({"value_clip": -1.0}, r"PPOConfig.value_clip=-1.0: must be above 0"),
         ({"head_entropy": (1.0,)}, r"head_entropy=\(1.0,\): must be one number a head"),
         ({"exploration": Schedule(0.5, 1.5, 3)}, r"PPOConfig.exploration=1.5: must lie between"),

@@ -88,11 +88,18 @@ def test_a_file_changes_what_it_names_and_nothing_else(tmp_path):
     assert resolve("", path) == replace(base, task=replace(base.task, rent=2.0), ppo=ppo)
 
 
-def test_schedules_of_a_preset_run_over_the_rounds_of_the_run(tmp_path):
-    path = written(tmp_path, "rounds = 30")
-    assert resolve("digits_impaired", path).ppo.entropy.steps == 30
-    assert resolve("digits_impaired", path, rounds=9).ppo.entropy.steps == 9
-    assert resolve("digits_impaired").ppo.entropy.steps == TrainingConfig().rounds
+@pytest.mark.parametrize("name", ["digits_impaired", "digits_quick", "cifar_baseline"])
+def test_schedules_of_a_preset_run_over_the_run(name):
+    ppo = preset(name, 30).ppo
+    assert ppo.learning_rate.steps == ppo.entropy.steps == "run"
+
+
+def test_a_file_may_say_how_long_a_schedule_is(tmp_path):
+    schedules = ("{ start = 1e-3, end = 1e-4, steps = 'run' }", "{ start = 0.1, steps = 7 }")
+    text = "[ppo]\nlearning_rate = {}\nentropy = {}".format(*schedules)
+    found = resolve("plain", written(tmp_path, text)).ppo
+    assert found.learning_rate == Schedule(1e-3, 1e-4, "run")
+    assert found.entropy == Schedule(0.1, 0.0, 7)
 
 
 def test_what_a_preset_says_about_its_task_is_for_that_task_alone(tmp_path):
@@ -125,6 +132,8 @@ WRONG = [
     ("[population]\nenvs = 0", "envs=0"),
     ("[population]\nfrozen_heads = [['STILE', 0]]", "STYLE"),
     ("[ppo]\nclip = -1.0", "clip=-1.0: must be above 0"),
+    ("[ppo.learning_rate]\nsteps = 'runn'", "ppo.learning_rate.steps: 'runn', expected int"),
+    ("[ppo]\nvalue_coef = inf", "value_coef=inf: must be within 0..1e+06"),
     ("[ppo.learning_rate]\nstart = 'x'", "ppo.learning_rate.start: 'x', expected float"),
     ("rounds = 0", "rounds=0"),
     ("seed = 10000019", "kept for evaluation"),

@@ -55,7 +55,22 @@ def test_a_schedule_is_a_line_and_then_flat():
     assert Schedule(0.1).at(1000) == 0.1
 
 
-@pytest.mark.parametrize("bad", [{"start": 0.1, "steps": -1}, {"start": math.nan}])
+def test_a_schedule_over_the_run_needs_its_length():
+    line = Schedule(0.1, 0.5, steps="run")
+    assert [line.at(n, 4) for n in (0, 1, 4, 100)] == pytest.approx([0.1, 0.2, 0.5, 0.5])
+    with pytest.raises(EsperError, match="the run's length is not known here"):
+        line.at(0)
+
+
+BAD = [
+    {"start": 0.1, "steps": -1},
+    {"start": 0.1, "steps": "always"},
+    {"start": math.nan},
+    {"start": 0.1, "end": math.inf, "steps": 3},
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
 def test_a_schedule_without_sense_is_refused(bad):
     with pytest.raises(EsperError, match="must be"):
         Schedule(**bad)

@@ -307,3 +307,15 @@ def test_an_event_says_what_was_loaded(copied):
     (event,) = sink.events
     assert event.type is TelemetryEventType.CHECKPOINT_LOADED
     assert (event.payload.path, event.payload.rounds_done) == (str(resumed.checkpoint), 2)
+
+
+def test_more_rounds_move_the_end_of_a_schedule_over_the_run(tmp_path):
+    """Two rounds, then two more: the last two are set as those of a run of four."""
+    config = small_run(2)
+    config = replace(config, ppo=replace(config.ppo, learning_rate=Schedule(1e-3, 2e-4, "run")))
+    path = trained(tmp_path, config)
+    resumed = gone_on(path, replace(config, rounds=4))
+    rates = [record.metrics.learning_rate for record in resumed.trainer.history]
+    assert rates == pytest.approx([1e-3, 6e-4, 6e-4, 4e-4])
+    assert resumed.trainer.client.agent.learning_rate == pytest.approx(2e-4)
+    assert read_config(path).ppo.learning_rate == Schedule(1e-3, 2e-4, "run")

@@ -15,6 +15,7 @@ from esper.simic.client import ActingMode
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training.config import PopulationConfig
 from esper.simic.training.schedules import Schedule
+from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from graph_support import rerun_cache
 from loop_support import same_agents, small_client, tiny_config, tiny_task, tiny_trainer, untimed
@@ -79,6 +80,62 @@ def test_rollouts_shorter_than_an_episode_are_each_learnt_from():
     assert [r.episodes_done for r in history] == [0, 0, 4, 4, 4, 8]
     assert trainer.client.agent.updates_done == 6
     assert [r.chosen_O.sum() for r in history] == [12, 12, 8] * 2
+
+
+def over_the_run(config, **changes):
+    """The settings with schedules that are to end with the run."""
+    lines = {
+        "learning_rate": Schedule(1e-3, 1e-4, "run"),
+        "entropy": Schedule(0.02, 0.0, "run"),
+        "exploration": Schedule(0.3, 0.1, "run"),
+    }
+    ppo = replace(config.ppo, **lines, epochs=2)
+    return replace(config, ppo=replace(ppo, **changes.pop("ppo", {})), **changes)
+
+
+def now(trainer):
+    agent = trainer.client.agent
+    return (agent.learning_rate, agent.entropy_coef, agent.exploration)
+
+
+@pytest.mark.parametrize(
+    ("updates", "rollout_steps", "target_kl"),
+    [(1, None, None), (3, None, None), (3, None, 1e-9), (2, 1, None), (2, 1, 1e-9)],
+)
+def test_schedules_over_the_run_end_with_its_last_update(updates, rollout_steps, target_kl):
+    """However many updates a round has: more passes, cut rollouts, passes the KL limit left out."""
+    config = tiny_config(rounds=2, rollout_steps=rollout_steps)
+    config = over_the_run(config, ppo={"target_kl": target_kl}, updates_per_rollout=updates)
+    seen, spec = [], tiny_task(episode_length=3)
+    hooks = [lambda of, record: seen.append(now(of))]
+    history = make_trainer(config, hooks=hooks, spec=spec).run()
+    stopped = [record.metrics.early_stopped for record in history]
+    assert any(stopped) == bool(target_kl)
+    rollouts = 2 if rollout_steps is None else 6
+    assert len(seen) == rollouts
+    share = np.arange(1, rollouts + 1)[:, None] / rollouts
+    start, end = np.array([1e-3, 0.02, 0.3]), np.array([1e-4, 0.0, 0.1])
+    np.testing.assert_allclose(seen, start + (end - start) * share, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_run_made_longer_stretches_its_schedules(tmp_path, updates):
+    """From where it is they go on as those of the longer run, and end with it."""
+    from esper.simic.agent import PPOAgent
+
+    spec = tiny_task(episode_length=3)
+    first = make_trainer(over_the_run(tiny_config(rounds=1)), spec=spec)
+    first.run()
+    assert now(first) == pytest.approx((1e-4, 0.0, 0.1))
+    first.client.agent.save(tmp_path)
+    config = over_the_run(tiny_config(rounds=3), ppo={"target_kl": None})
+    rest = make_trainer(replace(config, updates_per_rollout=updates), spec=spec)
+    rest.client.agent = PPOAgent.load(tmp_path, config=rest.client.agent.config)
+    rest.engine.load_state_dict(first.engine.state_dict())
+    rates = [record.metrics.learning_rate for record in rest.run()]  # of the last pass
+    shares = [updates * n / (1 + 2 * updates) for n in (1, 2)]
+    assert rates == pytest.approx([1e-3 - 9e-4 * share for share in shares])
+    assert now(rest) == pytest.approx((1e-4, 0.0, 0.1))
 
 
 def test_stopping_and_going_on_is_as_if_it_had_never_stopped(tmp_path):

@@ -41,7 +41,7 @@ def adapt_agent(agent: PPOAgent, blueprints: tuple[str, ...], allow_new: bool) -
     _copy_network(agent, other, rows)
     other.obs_normalizer.restore(agent.obs_normalizer.state())
     other.reward_normalizer.restore(agent.reward_normalizer.state())
-    other.updates_done = agent.updates_done
+    other.updates_done, other.run_updates = agent.updates_done, agent.run_updates
     return other
 
 

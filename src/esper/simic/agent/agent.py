@@ -31,9 +31,11 @@ from esper.simic.agent.gae import advantages
 from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
+from esper.simic.training.schedules import Schedule
 from esper.tamiyo.distribution import action_uniforms
 from esper.tamiyo.heads import heads_needed
 from esper.tamiyo.inputs import Observation
+from esper.tamiyo.masks import forced_members
 from esper.tamiyo.network import PolicyNetwork, PolicyState
 from esper.tamiyo.network_config import PolicySpec
 from esper.tolaria.graphs import CudaRecorder, GraphCache
@@ -66,12 +68,14 @@ class PPOAgent:
             torch.default_generator.manual_seed(stream_seed(seed, "policy"))
             network = PolicyNetwork(spec, self.config.network)
         self.network = network.to(self.device)
-        rate = self.config.learning_rate.at(0)
+        rate = self.config.learning_rate.start
         self.optimizer = torch.optim.Adam(network.parameters(), lr=rate, eps=1e-5, fused=True)
         self.obs_normalizer = ObservationNormalizer(spec.global_features, spec.slot_features)
         self.reward_normalizer = RewardNormalizer(self.config.gamma)
         self.updates_done = 0
-        """Passes over rollouts so far; schedules count these."""
+        """Passes over rollouts so far, with those the KL limit left out; schedules count these."""
+        self.run_updates: int | None = None
+        """What `updates_done` will be at the end of the run; a trainer sets it."""
         on_gpu = self.device.type == "cuda"
         self.use_graphs(GraphCache(CudaRecorder(self.device), reason="CUDA") if on_gpu else None)
 
@@ -93,7 +97,20 @@ class PPOAgent:
     @property
     def exploration(self) -> float:
         """Share of the masked uniform distribution in every head, now."""
-        return self.config.exploration.at(self.updates_done)
+        return self._now(self.config.exploration)
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        return self._now(self.config.learning_rate)
+
+    @property
+    def entropy_coef(self) -> float:
+        """Weight of the entropy bonus in the next update."""
+        return self._now(self.config.entropy)
+
+    def _now(self, schedule: Schedule) -> float:
+        return schedule.at(self.updates_done, self.run_updates)
 
     def act(
         self,
@@ -129,7 +146,14 @@ class PPOAgent:
         decision = _to_host(answer.told_EX)
         value_E = decision.value_E.astype(np.float64)
         trace = Trace(
-            answer.inputs, state, answer.choice_EA, answer.log_prob_EA, value_E, epsilon, legal_O
+            answer.inputs,
+            state,
+            answer.choice_EA,
+            answer.log_prob_EA,
+            value_E,
+            epsilon,
+            legal_O,
+            forced_members(masks),
         )
         return Act(decision, answer.state, trace)
 
@@ -183,7 +207,7 @@ class PPOAgent:
         rollout.require_finished()
         reward_TE = rollout.reward_TE[: rollout.filled]
         if self.config.normalize_rewards:
-            self.reward_normalizer.update(reward_TE, rollout.ended_TE)
+            self.reward_normalizer.update(reward_TE, rollout.episode_over_TE)
             reward_TE = self.reward_normalizer.normalize(reward_TE)
         value_TE = rollout.value_TE[: rollout.filled]
         advantage_TE = advantages(
@@ -195,16 +219,16 @@ class PPOAgent:
             self.config.gamma,
             self.config.gae_lambda,
         )
-        return make_targets(advantage_TE, value_TE, self.config.normalize_advantages, self.device)
+        normalize = self.config.normalize_advantages
+        return make_targets(advantage_TE, value_TE, rollout.decided_TE, normalize, self.device)
 
     def update(self, rollout: RolloutBuffer, targets: Targets, use_amp: bool = False) -> list[Row]:
         """One pass of K epochs over a rollout; figures as rows for `aggregate_ppo_metrics`."""
-        done = self.updates_done
         settings = PassSettings(
-            number=done,
+            number=self.updates_done,
             seed=self.seed,
-            learning_rate=self.config.learning_rate.at(done),
-            entropy_coef=self.config.entropy.at(done),
+            learning_rate=self.learning_rate,
+            entropy_coef=self.entropy_coef,
             use_amp=use_amp,
         )
         rows = run_pass(self.network, self.optimizer, rollout, targets, self.config, settings)

@@ -37,6 +37,8 @@ class Trace:
     epsilon: float
     legal_O: Bools
     """Operations that were legal for any member."""
+    forced_E: Bools
+    """Members that had one legal action only."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +95,10 @@ class RolloutBuffer:
         self.bootstrap_TE: Doubles = np.zeros((steps, members))
         self.terminal_TE: Bools = np.zeros((steps, members), dtype=bool)
         self.truncated_TE: Bools = np.zeros((steps, members), dtype=bool)
+        self.forced_TE: Bools = np.zeros((steps, members), dtype=bool)
+        self.void_TE: Bools = np.zeros((steps, members), dtype=bool)
+        self.runs_on_E: Bools = np.zeros(members, dtype=bool)
+        """Episodes that `finish` found under way: they go on in the next rollout."""
         self._recorded = 0
 
     def record(self, trace: Trace) -> None:
@@ -124,6 +130,7 @@ class RolloutBuffer:
         self.epsilon_T11[t] = trace.epsilon
         self.value_TE[t] = trace.value_E
         self.legal_O |= trace.legal_O
+        self.forced_TE[t] = trace.forced_E
         if t == 0:
             self.hidden_ED.copy_(trace.state.hidden_ED)
             self.cell_ED.copy_(trace.state.cell_ED)
@@ -135,11 +142,13 @@ class RolloutBuffer:
         terminal_E: Bools,
         truncated_E: Bools | None = None,
         bootstrap_E: Doubles | None = None,
+        void_E: Bools | None = None,
     ) -> None:
         """Complete the step that was recorded last.
 
         Where `truncated_E`, the episode was cut and the return goes on with `bootstrap_E`. Behind
-        either end the policy's state must start anew.
+        either end the policy's state must start anew. Where `void_E`, the action was not carried
+        out, whatever it was.
         """
         t = self.filled
         if self._recorded != t + 1:
@@ -152,6 +161,7 @@ class RolloutBuffer:
         if self.truncated_TE[t].any() and bootstrap_E is None:
             raise EsperError(f"rollout step {t} was truncated: give bootstrap_E, the value beyond")
         self.bootstrap_TE[t] = 0.0 if bootstrap_E is None else bootstrap_E
+        self.void_TE[t] = False if void_E is None else void_E
         self.filled += 1
 
     def finish(self, value_E: Doubles) -> None:
@@ -159,19 +169,31 @@ class RolloutBuffer:
         if not self.filled:
             raise EsperError("finish() of an empty rollout: record steps first")
         last = self.filled - 1
-        runs_on_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
-        self.truncated_TE[last] |= runs_on_E
-        self.bootstrap_TE[last] = np.where(runs_on_E, value_E, self.bootstrap_TE[last])
+        self.runs_on_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
+        self.truncated_TE[last] |= self.runs_on_E
+        self.bootstrap_TE[last] = np.where(self.runs_on_E, value_E, self.bootstrap_TE[last])
 
     def clear(self) -> None:
         """Forget the rollout; the memory stays."""
         self.filled = self._recorded = 0
-        self.legal_O[:] = False
+        self.legal_O[:] = self.runs_on_E[:] = False
 
     @property
     def ended_TE(self) -> Bools:
         """Where an episode ended or was cut, over the steps that are filled."""
         return np.asarray(self.terminal_TE[: self.filled] | self.truncated_TE[: self.filled])
+
+    @property
+    def episode_over_TE(self) -> Bools:
+        """As `ended_TE`, but not where only the rollout stopped."""
+        over_TE = self.ended_TE
+        over_TE[-1] &= ~self.runs_on_E
+        return over_TE
+
+    @property
+    def decided_TE(self) -> Bools:
+        """Where the policy had a choice and its action was carried out: what it can learn from."""
+        return np.asarray(~(self.forced_TE[: self.filled] | self.void_TE[: self.filled]))
 
     def require_finished(self) -> None:
         """Refuse a rollout whose last step leaves returns open."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Final
 
@@ -15,6 +17,8 @@ from esper.tamiyo.network_config import NetworkConfig
 
 NO_PREFIX: Final = tyro.conf.arg(name="")
 """On a command line the settings of such a part go by their own names."""
+LARGEST_WEIGHT: Final = 1e6
+"""Of a part of the loss; far beyond what is useful, and float32 does not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,29 @@ class PPOConfig:
         require_at_most("PPOConfig.epochs=", self.epochs)
         require_at_most("PPOConfig.minibatches=", self.minibatches)
         for name in ("gamma", "gae_lambda"):
-            _require(name, getattr(self, name), 0.0 <= getattr(self, name) <= 1.0, "within 0..1")
+            _require_within(name, getattr(self, name), 1.0)
         for name in ("epochs", "minibatches"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")
         for name in ("clip", "max_grad_norm", "value_clip", "target_kl"):
             value = getattr(self, name)
-            _require(name, value, value is None or value > 0.0, "above 0")
-        _require("value_coef", self.value_coef, self.value_coef >= 0.0, "0 or more")
-        heads = len(self.head_entropy)
-        _require("head_entropy", self.head_entropy, heads == len(ActionHead), "one number a head")
+            holds = value is None or 0.0 < value < math.inf
+            _require(name, value, holds, "above 0, and finite")
+        _require_within("value_coef", self.value_coef, LARGEST_WEIGHT)
+        self._check_head_entropy(self.head_entropy)
         self.learning_rate.require_within("PPOConfig.learning_rate", 0.0, 1.0)
+        self.entropy.require_within("PPOConfig.entropy", 0.0, LARGEST_WEIGHT)
         self.exploration.require_within("PPOConfig.exploration", 0.0, 1.0)
+
+    @staticmethod
+    def _check_head_entropy(weights: Sequence[float]) -> None:
+        found, heads = len(weights), len(ActionHead)
+        _require("head_entropy", weights, found == heads, f"one number a head, {heads} of them")
+        for head, weight in zip(ActionHead, weights, strict=True):
+            _require_within(f"head_entropy of {head.name}", weight, LARGEST_WEIGHT)
+
+
+def _require_within(name: str, value: float, most: float) -> None:
+    _require(name, value, 0.0 <= value <= most, f"within 0..{most:g}")
 
 
 def _require(name: str, value: object, holds: bool, rule: str) -> None:

@@ -36,6 +36,8 @@ class AgentContent:
     updates_done: int
     moments: tuple[str, ...]
     """Parameters that Adam has moments of: those that a gradient has reached."""
+    run_updates: int | None = None
+    """Updates of the whole run, where it was trained in one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +67,8 @@ def save_agent(agent: PPOAgent, path: PathLike) -> None:
 
 def _content(agent: PPOAgent) -> AgentContent:
     moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
-    return AgentContent(agent.spec, agent.config, agent.seed, agent.updates_done, tuple(moved))
+    done, run = agent.updates_done, agent.run_updates
+    return AgentContent(agent.spec, agent.config, agent.seed, done, tuple(moved), run)
 
 
 def _tensors(agent: PPOAgent) -> dict[str, Tensor]:
@@ -87,7 +90,7 @@ def load_agent(
     if config is not None:
         _require_same(content.config.network, config.network, "NetworkConfig", saved.where)
     agent = cls(content.spec, config or content.config, content.seed, device)
-    agent.updates_done = content.updates_done
+    agent.updates_done, agent.run_updates = content.updates_done, content.run_updates
     _start_moments(agent, content.moments)
     _fill(agent, saved)
     return agent

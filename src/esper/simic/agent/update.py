@@ -1,5 +1,8 @@
 """How a rollout changes the policy: PPO's losses, and the loop of epochs and minibatches over it.
 
+Value errors are averaged over all steps; everything about the policy over the steps it decided
+(`RolloutBuffer.decided_TE`): an action that was void or the only legal one says nothing about it.
+
 Shape letters: T steps, E members, M members of a minibatch, A heads.
 """
 
@@ -15,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline.actions import ActionHead
-from esper.leyline.arrays import Doubles
+from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.simic.agent.buffer import Minibatch, RolloutBuffer
@@ -47,10 +50,12 @@ class Targets:
     """What a rollout says should be: computed once, whatever the number of passes over it."""
 
     advantage_TE: Tensor
-    """Normalised, where the config says so."""
+    """Normalised over the steps that were decided, where the config says so."""
     return_TE: Tensor
     value_TE: Tensor
     """As estimated during the rollout."""
+    decided_TE: Tensor
+    """Steps that the policy learns from."""
     figures: Row
     """About all of the rollout, before normalisation."""
 
@@ -80,10 +85,16 @@ class Losses:
 
 
 def make_targets(
-    advantage_TE: Doubles, value_TE: Doubles, normalize: bool, device: torch.device
+    advantage_TE: Doubles,
+    value_TE: Doubles,
+    decided_TE: Bools,
+    normalize: bool,
+    device: torch.device,
 ) -> Targets:
     """Advantages, returns and what they look like."""
     return_TE = advantage_TE + value_TE
+    decided_N = advantage_TE[decided_TE]
+    mean, deviation = (decided_N.mean(), decided_N.std()) if decided_N.size else (0.0, 0.0)
     unexplained, variance = float(np.var(return_TE - value_TE)), float(np.var(return_TE))
     figures: Row = {
         "explained_variance": 1.0 - unexplained / variance if variance > 0.0 else math.nan,
@@ -91,14 +102,14 @@ def make_targets(
         "value_std": float(value_TE.std()),
         "return_mean": float(return_TE.mean()),
         "return_std": float(return_TE.std()),
-        "advantage_mean": float(advantage_TE.mean()),
-        "advantage_std": float(advantage_TE.std()),
+        "advantage_mean": float(mean),
+        "advantage_std": float(deviation),
     }
     if normalize:
-        advantage_TE = (advantage_TE - advantage_TE.mean()) / (advantage_TE.std() + 1e-8)
+        advantage_TE = (advantage_TE - mean) / (deviation + 1e-8)
     wanted = (advantage_TE, return_TE, value_TE)
     advantage, returned, value = (torch.from_numpy(a.astype(np.float32)).to(device) for a in wanted)
-    return Targets(advantage, returned, value, figures)
+    return Targets(advantage, returned, value, torch.from_numpy(decided_TE).to(device), figures)
 
 
 def run_pass(
@@ -167,27 +178,33 @@ def ppo_losses(
     entropy_coef: float,
 ) -> Losses:
     """Clipped surrogate, value error and entropy bonus of one minibatch."""
-    choices = output.choices
+    choices, decided_TM = output.choices, targets.decided_TE.index_select(1, members)
     log_ratio_TMA = choices.log_prob_A - batch.log_prob_TMA
     log_ratio_TMA = log_ratio_TMA.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
     ratio_TM = log_ratio_TMA.sum(-1).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
     advantage_TM = targets.advantage_TE.index_select(1, members)
     clipped_TM = ratio_TM.clamp(1.0 - config.clip, 1.0 + config.clip)
-    policy_loss = -torch.minimum(ratio_TM * advantage_TM, clipped_TM * advantage_TM).mean()
+    surrogate_TM = torch.minimum(ratio_TM * advantage_TM, clipped_TM * advantage_TM)
+    policy_loss = -_mean(surrogate_TM, decided_TM)
     value_loss = _value_loss(output.value, targets, members, config.value_clip)
-    steps_A = choices.counts_A.flatten(0, -2).sum(0)
-    head_entropy_A = choices.entropy_A.flatten(0, -2).sum(0) / steps_A.clamp(min=1)
-    weight_A = head_entropy_A.new_tensor(config.head_entropy)
-    bonus = (weight_A * head_entropy_A).sum()
+    entropy_A = _mean(choices.entropy_A, decided_TM)
+    bonus = (entropy_A.new_tensor(config.head_entropy) * entropy_A).sum()
     total = policy_loss + config.value_coef * value_loss - entropy_coef * bonus
     with torch.no_grad():
-        approx_kl = (log_ratio_TMA.exp() - 1.0 - log_ratio_TMA).sum(-1).mean()
-        clip_fraction = ((ratio_TM - 1.0).abs() > config.clip).float().mean()
-        entropy = choices.entropy_A.sum(-1).mean()
-        figures = [policy_loss, value_loss, entropy, approx_kl, clip_fraction]
-        figures += [ratio_TM.mean(), ratio_TM.min(), ratio_TM.max()]
-        known_A = head_entropy_A.masked_fill(steps_A == 0, torch.nan)
+        approx_kl = _mean((log_ratio_TMA.exp() - 1.0 - log_ratio_TMA).sum(-1), decided_TM)
+        moved_TM = torch.where(decided_TM, ratio_TM - 1.0, 0.0)
+        clip_fraction = _mean((moved_TM.abs() > config.clip).float(), decided_TM)
+        figures = [policy_loss, value_loss, entropy_A.sum(), approx_kl, clip_fraction]
+        figures += [1.0 + x for x in (_mean(moved_TM, decided_TM), moved_TM.min(), moved_TM.max())]
+        used_A = _mean(choices.counts_A.float(), decided_TM)  # 0 / 0: never used, NaN
+    known_A = entropy_A.detach() / used_A
     return Losses(total, approx_kl, [figure.detach() for figure in figures], known_A)
+
+
+def _mean(x: Tensor, decided_TM: Tensor) -> Tensor:
+    """Mean over the steps that were decided, of `[T, M]` or, head by head, `[T, M, A]`."""
+    weight = decided_TM if x.dim() == decided_TM.dim() else decided_TM.unsqueeze(-1)
+    return torch.where(weight, x, 0.0).sum((0, 1)) / decided_TM.sum().clamp(min=1)
 
 
 def _value_loss(value_TM: Tensor, targets: Targets, members: Tensor, clip: float | None) -> Tensor:

@@ -25,7 +25,7 @@ from esper.leyline.limits import LONGEST_EPISODE, MOST_BATCHES, MOST_MEMBERS, re
 from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.rewards.config import RewardConfig
-from esper.simic.training.schedules import Schedule, calculate_entropy_anneal_steps
+from esper.simic.training.schedules import WHOLE_RUN, Schedule
 from esper.tamiyo.masks import check_frozen
 from esper.tamiyo.network_config import NetworkConfig
 
@@ -247,7 +247,7 @@ def digits_impaired(rounds: int = 100) -> TrainingConfig:
         task=TaskConfig("digits_impaired", blueprints=("depthwise", "conv_light", "conv_heavy")),
         population=population,
         rounds=rounds,
-        ppo=_growing(rounds, population),
+        ppo=_growing(),
     )
 
 
@@ -281,23 +281,21 @@ def cifar_baseline(rounds: int = 100) -> TrainingConfig:
         task=TaskConfig("cifar_baseline"),
         population=population,
         rounds=rounds,
-        ppo=_growing(rounds, population),
+        ppo=_growing(),
     )
 
 
-def _growing(rounds: int, population: PopulationConfig) -> PPOConfig:
+def _growing() -> PPOConfig:
     """A learner that starts from `GROWING_PRIOR` and settles down over the run."""
-    envs = population.envs
-    passes = calculate_entropy_anneal_steps(rounds * envs, envs, ppo_updates_per_batch=1)
     heads = dict.fromkeys(ActionHead, 1.0)
     heads[ActionHead.OP] = 0.3  # to leave a slot empty is to wait, and wait again
     heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # they count at few steps
     return PPOConfig(
         network=NetworkConfig(op_prior=GROWING_PRIOR),
         gae_lambda=0.98,
-        learning_rate=Schedule(1e-3, 3e-4, passes),
+        learning_rate=Schedule(1e-3, 3e-4, WHOLE_RUN),
         epochs=5,
-        entropy=Schedule(0.01, 0.001, passes),
+        entropy=Schedule(0.01, 0.001, WHOLE_RUN),
         head_entropy=tuple(heads.values()),
     )
 
@@ -308,7 +306,7 @@ PRESETS: Final[dict[str, Callable[[int], TrainingConfig]]] = {
     "digits_quick": digits_quick,
     "cifar_baseline": cifar_baseline,
 }
-"""By name; each takes the number of rounds, which its schedules run over."""
+"""By name; each takes the number of rounds."""
 
 
 def preset(name: str, rounds: int) -> TrainingConfig:

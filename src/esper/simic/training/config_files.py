@@ -147,9 +147,8 @@ def resolve(
 ) -> TrainingConfig:
     """The settings before flags: a preset, with what a file says on top.
 
-    `rounds` and `task` are what flags say, where they do: the schedules of a preset run over the
-    rounds of the run, and what it says about its task is for that task alone. Without a name it is
-    the preset called like the task, or `plain`.
+    `rounds` and `task` are what flags say, where they do: what a preset says about its task is for
+    that task alone. Without a name it is the preset called like the task, or `plain`.
     """
     entries = read_entries(file) if file is not None else {}
     named = entries.get("task", {})

@@ -24,17 +24,19 @@ def run_ppo_updates(
 ) -> PPOUpdateMetrics:
     """Learn from a complete rollout and forget it.
 
-    A pass that the KL limit stopped is the last one. Afterwards, what was observed in the rollout
-    counts for `obs_normalizer`.
+    A pass that the KL limit stopped is the last one; those left out count for the schedules.
+    Afterwards, what was observed in the rollout counts for `obs_normalizer`.
     """
     if ppo_updates_per_batch < 1:
         raise EsperError(f"ppo_updates_per_batch={ppo_updates_per_batch}: must be 1 or more")
     targets = agent.targets(rollout)
     rows: list[Row] = []
+    done = agent.updates_done + ppo_updates_per_batch
     for _ in range(ppo_updates_per_batch):
         rows += agent.update(rollout, targets, use_amp)
         if rows[-1]["early_stopped"]:
             break
+    agent.updates_done = done
     if obs_normalizer is not None:
         obs_normalizer.commit()
     rollout.clear()

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from esper.leyline.errors import EsperError
+
+WHOLE_RUN: Final = "run"
+"""As the steps of a schedule: as many as the run has updates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,26 +18,33 @@ class Schedule:
 
     >>> Schedule(0.01, 0.0, steps=10).at(5)
     0.005
+    >>> Schedule(0.01, 0.0, steps="run").at(5, run_updates=20)
+    0.0075
     """
 
     start: float
     """The value before the first update."""
     end: float = 0.0
     """The value from update `steps` on; not read where `steps` is 0."""
-    steps: int = 0
-    """Updates the way takes; 0 keeps `start` for ever."""
+    steps: int | Literal["run"] = 0
+    """Updates from `start` to `end`; 0 keeps `start` for ever, "run" takes those of the run."""
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
+        if isinstance(self.steps, str) and self.steps != WHOLE_RUN:
+            raise EsperError(f"{self}: steps must be a number or {WHOLE_RUN!r}")
+        if isinstance(self.steps, int) and self.steps < 0:
             raise EsperError(f"{self}: steps must be 0 (constant) or more")
         if not (math.isfinite(self.start) and math.isfinite(self.end)):
             raise EsperError(f"{self}: start and end must be finite")
 
-    def at(self, updates_done: int) -> float:
-        """The value for the update after so many."""
-        if not self.steps:
+    def at(self, updates_done: int, run_updates: int | None = None) -> float:
+        """The value for the update after so many; `run_updates`: those of the whole run."""
+        steps = run_updates if self.steps == WHOLE_RUN else self.steps
+        if steps is None:
+            raise EsperError(f"{self}: the run's length is not known here; give a number of steps")
+        if not steps:
             return self.start
-        share = min(updates_done, self.steps) / self.steps
+        share = min(updates_done, steps) / steps
         return self.start + (self.end - self.start) * share
 
     def require_within(self, name: str, low: float, high: float) -> None:

@@ -6,6 +6,7 @@ history = trainer.run()
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Protocol
@@ -17,6 +18,7 @@ from esper.simic.client import ActingMode, SimicClient
 from esper.simic.telemetry.inspection import inspect_network
 from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
 from esper.simic.training.history import ActionTally, RoundRecord
+from esper.simic.training.schedules import calculate_entropy_anneal_steps
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
 
@@ -66,6 +68,7 @@ class VectorizedPPOTrainer:
     def run(self, until: int | None = None) -> list[RoundRecord]:
         """Train until all rounds are done, or `until` of them; a record of each."""
         last = self.rounds if until is None else min(until, self.rounds)
+        self._set_run_updates()
         while self.engine.round < last:
             self._announce()
             rollout = self.engine.run_rollout(self.client)
@@ -83,6 +86,17 @@ class VectorizedPPOTrainer:
                 hook(self, record)
         return self.history
 
+    def _set_run_updates(self) -> None:
+        """Schedules over the run end with it, with however many updates a round it goes on."""
+        engine, agent, length = self.engine, self.client.agent, self.engine.spec.episode_length
+        rollout_steps = engine.config.rollout_steps or length
+        per_rollout = self.client.updates_per_rollout
+        per_round = per_rollout * math.ceil(length / rollout_steps)
+        members, rounds_left = engine.env.members, self.rounds - engine.round
+        left = calculate_entropy_anneal_steps(rounds_left * members, members, per_round)
+        left -= per_rollout * (engine.step // rollout_steps)  # of an episode under way
+        agent.run_updates = agent.updates_done + left
+
     def _announce(self) -> None:
         """Tell listeners what the next update will be set to; show them slots as closely as they
         record."""
@@ -90,9 +104,8 @@ class VectorizedPPOTrainer:
             level = max(listener.level for listener in self.listeners)
             configure_slot_telemetry(self.engine.watch, TelemetryConfig(level=level))
         agent = self.client.agent
-        done = agent.updates_done
         for listener in self.listeners:
-            listener.set_learner(agent.config.learning_rate.at(done), agent.config.entropy.at(done))
+            listener.set_learner(agent.learning_rate, agent.entropy_coef)
 
     def _report(self, round_index: int, metrics: PPOUpdateMetrics, seconds: float) -> None:
         """Tell listeners of the update; they look for anomalies and may record more."""

@@ -1,0 +1,98 @@
+"""A rollout that is cut shows what comes next, and cutting it changes no step."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine_support import CALM, Diary, random_policy, small_engine, small_task
+from esper.leyline.codec import to_json
+from esper.simic.rewards.score import ScoreReward
+from esper.tamiyo.baselines import RandomPolicy
+from esper.tolaria.engine import VectorizedEngine
+
+STEPS, ROLLED_BACK_AT = 8, 4
+SPEC = small_task(episode_length=STEPS, batches_per_step=1)
+
+
+class Watched(RandomPolicy):
+    """Keeps what it saw."""
+
+    def __init__(self) -> None:
+        super().__init__(4, ScoreReward(SPEC.upkeep))
+        self.seen: list[object] = []
+
+    def act(self, obs, masks, policy_state):
+        self.seen.append([to_json(obs), to_json(masks)])
+        return super().act(obs, masks, policy_state)
+
+
+def faulty_engine(rollout_steps: int | None) -> tuple[VectorizedEngine, Diary]:
+    """Behind step 3 a weight of member 1 breaks, so that step 4 rolls it back."""
+
+    def watch(record) -> None:
+        if record.signals.step == ROLLED_BACK_AT - 1:
+            engine.env.model.network.host.flat_EP.detach()[1, 3] = float("nan")
+
+    diary = Diary(watch)
+    engine = small_engine(SPEC, diary, seed=4, rollout_steps=rollout_steps, governor=CALM)
+    return engine, diary
+
+
+def told(diary: Diary) -> dict[str, object]:
+    names = ("signals", "masks", "decision", "rewards", "governor", "rows")
+    return {
+        "steps": [{n: to_json(getattr(r, n)) for n in names} for r in diary.records],
+        "outcomes": [to_json(r.result.outcome) for r in diary.records],
+        "events": [[*at, to_json(payload)] for *at, payload in diary.slot_events],
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 4, 5])
+def test_where_a_rollout_is_cut_changes_no_step(steps):
+    """What a listener hears is the same; the rollback comes before, at and behind a cut."""
+    whole, heard = faulty_engine(None)
+    end = whole.run_rollout(random_policy(4, SPEC))
+    assert end.outcome.rollbacks_E.tolist() == [0, 1, 0, 0]
+    pieces, again = faulty_engine(steps)
+    policy, lengths = random_policy(4, SPEC), []
+    while pieces.round == 0:
+        rollout = pieces.run_rollout(policy)
+        lengths.append(rollout.steps)
+        assert rollout.ends_episode == (sum(lengths) == STEPS)
+    assert sum(lengths) == STEPS
+    assert told(heard) == told(again)
+    assert to_json(end.outcome) == to_json(rollout.outcome)
+    assert len(heard.slot_events) > STEPS
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_a_cut_rollout_ends_with_what_the_next_act_sees(steps):
+    engine, _ = faulty_engine(steps)
+    policy = Watched()
+    first = engine.run_rollout(policy)
+    assert len(policy.seen) == steps
+    shown = [to_json(first.final_signals), to_json(first.final_masks)]
+    assert shown != policy.seen[-1]
+    engine.run_rollout(policy)
+    assert shown == policy.seen[steps]
+
+
+def test_the_outcome_of_a_cut_rollout_is_that_of_its_last_step():
+    """Not of the step that was looked at beyond it, in which a member is rolled back."""
+    engine, _ = faulty_engine(ROLLED_BACK_AT)
+    rollout = engine.run_rollout(random_policy(4, SPEC))
+    assert rollout.outcome.rollbacks_E.tolist() == [0, 0, 0, 0]
+    assert rollout.outcome.score_E.tolist() == engine.book.score_TE[ROLLED_BACK_AT].tolist()
+    rest = engine.run_rollout(random_policy(4, SPEC))
+    assert rest.outcome.rollbacks_E.tolist() == [0, 1, 0, 0]
+
+
+def test_an_episode_that_is_given_up_leaves_nothing_to_the_next():
+    """As a plan of a run does: the step that was computed ahead belongs to the old hosts."""
+    fresh, cut = small_engine(SPEC, seed=4), small_engine(SPEC, seed=4, rollout_steps=3)
+    cut.run_rollout(random_policy(4, SPEC))
+    cut.step = 0
+    policies = [Watched(), Watched()]
+    for engine, policy in zip((fresh, cut), policies, strict=True):
+        engine.run_rollout(policy)
+    assert policies[1].seen == policies[0].seen[:3]
