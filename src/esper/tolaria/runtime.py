@@ -12,7 +12,10 @@ from typing import Final, Literal
 import torch
 from torch.utils import deterministic
 
+from esper.kasmina.devices import parse_device as parse_device
+from esper.kasmina.devices import validate_cuda_device as validate_cuda_device
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.user_code import is_out_of_memory
 
 Profile = Literal["exact", "fast"]
 PROFILES: Final = ("exact", "fast")
@@ -23,37 +26,9 @@ NUMBER_TYPES: Final[dict[Precision, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-_NO_MEMORY: Final = ("can't allocate memory", "not enough memory", "CUDA out of memory")
-"""How torch's allocators say that there is none left."""
 CUBLAS_SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_EXACT: Final = (":4096:8", ":16:8")
 """Workspace sizes with which cuBLAS always takes the same path."""
-
-
-def parse_device(text: str) -> torch.device:
-    """The device a user named, checked to be there: `cpu`, `cuda`, `cuda:1`, or `auto`."""
-    if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise EsperError(f"device {text!r}: choose cpu, cuda, cuda:<number> or auto") from None
-    if device.type == "cuda":
-        return validate_cuda_device(device)
-    if device.type != "cpu":
-        raise EsperError(f"device {text!r}: Esper runs on cpu and cuda")
-    return device
-
-
-def validate_cuda_device(device: torch.device) -> torch.device:
-    """A CUDA device that is there, or an error that says what is."""
-    if not torch.cuda.is_available():
-        built = "none is visible" if torch.version.cuda else "this torch is built without CUDA"
-        raise EsperError(f"device {str(device)!r}: no CUDA device ({built}); use cpu")
-    count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
-        raise EsperError(f"device {str(device)!r}: {count} CUDA devices are here, 0 to {count - 1}")
-    return device
 
 
 def set_profile(profile: Profile, device: torch.device) -> None:
@@ -109,8 +84,7 @@ def explain_out_of_memory(device: torch.device, members: int, batch_size: int) -
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        failed = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if not failed and not any(sign in str(error) for sign in _NO_MEMORY):
+        if not is_out_of_memory(error):
             raise
         raise EsperError(
             f"out of memory on {device} with E={members} members and batch size B={batch_size}: "
