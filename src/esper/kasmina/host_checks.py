@@ -13,7 +13,7 @@ from torch import nn
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
 from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import TOPOLOGIES, InjectionSpec, Topology
-from esper.leyline.user_code import user_code
+from esper.leyline.user_errors import user_code
 
 LAYOUTS: Final[dict[Topology, tuple[str, ...]]] = {
     "cnn": ("B", "C", "H", "W"),

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from esper.kasmina.devices import send
 from esper.kasmina.layers import Draw, DrawnModule
 from esper.kasmina.rng import forked_rng
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array, stream_keys
-from esper.leyline.user_code import user_code
+from esper.leyline.user_errors import user_code
 
 Factory = Callable[[], nn.Module]
 
@@ -38,9 +38,9 @@ def build(factory: Factory, key: int, what: str = "host factory") -> nn.Module:
     what = what if name == "<lambda>" else f"{what} {name}"
     with (
         forked_rng(key & 0x7FFFFFFFFFFFFFFF),
-        user_code(f"{what} fails", "it is called without arguments"),
+        user_code(f"{what} fails", "it is called without arguments", TypeError),
     ):
-        module = factory()
+        module: object = factory()
     if not isinstance(module, nn.Module):
         kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise EsperError(f"{what} returns {kind}: it must return an nn.Module, a new one each time")
@@ -58,7 +58,7 @@ def check_parameters(module: nn.Module) -> None:
     """Members are stacked as they are born: every tensor has its size and a value, in float32."""
     kind = type(module).__name__
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if isinstance(tensor, UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise EsperError(
                 f"{kind} parameter {name!r} is lazy and has no size yet: give the sizes (nn.Linear "
                 f"in place of nn.LazyLinear), or pass one batch through it in the factory"
@@ -66,11 +66,10 @@ def check_parameters(module: nn.Module) -> None:
         if tensor.is_meta:
             raise EsperError(f"{kind} {name!r} is on the meta device and holds no values: use cpu")
     for name, parameter in module.named_parameters():
-        if parameter.dtype != torch.float32 and (
-            parameter.requires_grad or parameter.is_floating_point()
-        ):
+        found = parameter.dtype
+        if found != torch.float32 and (parameter.requires_grad or found.is_floating_point):
             raise EsperError(
-                f"{kind} parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')}: members are "
+                f"{kind} parameter {name!r} is {str(found).removeprefix('torch.')}: members are "
                 f"stacked in float32; call .float() on the module where it is built"
             )
 

@@ -32,7 +32,7 @@ from esper.kasmina.store import ParameterStore
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
 from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import InjectionSpec, Topology
-from esper.leyline.user_code import user_code
+from esper.leyline.user_errors import user_code
 
 _PROBE_SHAPE: dict[Topology, tuple[int, ...]] = {"cnn": (4, 4), "transformer": (4,), "mlp": ()}
 """Extra sizes of the activation on which a new seed's shape is tried."""
@@ -189,7 +189,8 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
 
 def _build_seed(recipe: Blueprint, width: int) -> nn.Module:
     advice = "it is called with the width alone"
-    with user_code(f"blueprint {recipe.name!r} cannot be built for width {width}", advice):
+    what = f"blueprint {recipe.name!r} cannot be built for width {width}"
+    with user_code(what, advice, TypeError):
         return recipe.factory(width)
 
 
@@ -201,11 +202,13 @@ def _try_seed(recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
         leaf = h.clone().requires_grad_(trains)
         given = leaf * 1.0  # a leaf must not be written to, what a segment gives may be
         what = f"blueprint {recipe.name!r} fails on an activation {tuple(h.shape)}"
-        with user_code(what, "a seed takes any size with the slot's width"):
+        with user_code(what, "a seed takes any size with the slot's width", RuntimeError):
             out = module(given)
         _check_seed_output(recipe, out, h)
         advice = "operations in place may destroy what the gradient needs"
-        with user_code(f"blueprint {recipe.name!r} fails in the backward pass", advice):
+        with user_code(
+            f"blueprint {recipe.name!r} fails in the backward pass", advice, RuntimeError
+        ):
             if out.requires_grad:
                 wanted = (leaf, *(p for p in module.parameters() if p.requires_grad))
                 torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)

@@ -439,6 +439,17 @@ class Population:
                 del self.network.banks[slot, kind]
             raise
 
+    def try_blueprints(self) -> None:
+        """Refuse a user's blueprint that would fail in a slot it fits, before a run depends on it.
+
+        Germination tries them too; a run may germinate after hours.
+        """
+        for slot, kind in np.argwhere(self.network.fits_SK).tolist():
+            new = (slot, kind) not in self.network.banks
+            if new and not self.network.blueprints[kind].ours:
+                self._open_bank(slot, kind)
+                del self.network.banks[slot, kind]
+
     def _require_vmap(self, slot: int, kind: int) -> None:
         running = self.choice.executor.name if self.choice else self.config.executor
         problem = None if running == "loop" else why_seed_not_vmap(self.network, slot, kind)

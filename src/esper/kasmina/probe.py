@@ -18,7 +18,7 @@ from esper.kasmina.counting import count_macs
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.network import StackedNetwork
 from esper.leyline.errors import ShapeError
-from esper.leyline.user_code import user_code
+from esper.leyline.user_errors import user_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +95,9 @@ def _run_chain(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]
     state = _template_state(network)
     h = x.clone()  # a segment may work in place
     for index, segment in enumerate(network.segments):
-        given, advice = f"{tuple(h.shape)}, {_word(h.dtype)}", _advice(network, index, h)
-        kind = type(segment.module).__name__
-        with user_code(f"host {_name(network)} segment {index} ({kind}) fails on {given}", advice):
+        kind, given = type(segment.module).__name__, f"{tuple(h.shape)}, {_word(h.dtype)}"
+        what = f"host {_name(network)} segment {index} ({kind}) fails on {given}"
+        with user_code(what, _advice(network, index, h), (RuntimeError, ValueError)):
             own = {local: state[name] for local, name in segment.names.items()}
             out = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
         if not isinstance(out, Tensor):
@@ -185,7 +185,7 @@ def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int
 def _advice(network: StackedNetwork, index: int, h: Tensor) -> str:
     """What to change where a segment cannot take what it is given."""
     if index:
-        return "segments() lists the modules in the order they are run"
+        return ""
     kinds = {p.dtype for p in network.host.template.parameters()}
     if kinds and h.dtype not in kinds:
         return f"its parameters are {_word(next(iter(kinds)))}: convert the input, as in x.float()"

@@ -1,7 +1,7 @@
 """Errors of code that users bring (hosts, blueprints, data), told in one line.
 
-    with user_code("host factory MyHost fails", "it is called without arguments"):
-        module = factory()
+with user_code("host factory MyHost fails", "it is called without arguments", TypeError):
+    module = factory()
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from esper.leyline.errors import EsperError
 
-LONGEST: Final = 300
+LONGEST_TEXT: Final = 300
 """Characters of an exception's own text that are repeated."""
 _NO_MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
 """How torch's allocators say that there is none left."""
@@ -24,8 +24,12 @@ _LIBRARIES: Final = f"{os.sep}site-packages{os.sep}"
 
 
 @contextlib.contextmanager
-def user_code(what: str, hint: str = "") -> Iterator[None]:
+def user_code(
+    what: str, hint: str = "", hint_for: type[Exception] | tuple[type[Exception], ...] = Exception
+) -> Iterator[None]:
     """Turn an exception raised inside into an `EsperError`: what failed, how, what to do.
+
+    `hint_for`: the exceptions that the hint belongs to.
 
     Our own refusals pass as they are, and so does a lack of memory, which is not the code's fault.
     """
@@ -36,7 +40,7 @@ def user_code(what: str, hint: str = "") -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        advice = f"; {hint}" if hint else ""
+        advice = f"; {hint}" if hint and isinstance(error, hint_for) else ""
         raise EsperError(f"{what}: {in_one_line(error)}{advice}") from error
 
 
@@ -47,8 +51,8 @@ def in_one_line(error: BaseException) -> str:
     'ValueError: two lines'
     """
     text = " ".join(str(error).split())
-    if len(text) > LONGEST:
-        text = f"{text[:LONGEST]}..."
+    if len(text) > LONGEST_TEXT:
+        text = f"{text[:LONGEST_TEXT]}..."
     return f"{type(error).__name__}{_place(error)}" + (f": {text}" if text else "")
 
 
