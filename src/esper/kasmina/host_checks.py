@@ -5,7 +5,7 @@ Asked once, when a population is built; shapes are checked on the first input (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from torch import nn
@@ -95,8 +95,8 @@ def chosen_slots(
 
 def require_names(what: str, names: Sequence[str]) -> None:
     """Several names, each once."""
-    if isinstance(names, str):
-        raise EsperError(f"{what}={names!r}: give a list, as in [{names!r}]")
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise EsperError(f"{what}={names!r}: give a list of names")
     if len(set(names)) != len(names):
         raise EsperError(f"{what} {', '.join(names)}: one is named twice")
 

@@ -41,6 +41,11 @@ def check_labels(
 
     `read_values`: also that each is a class; on a GPU that waits for the device.
     """
+    if not output_shape:
+        raise EsperError(
+            "outputs are one number a sample: cross-entropy needs one for each class; give the "
+            "host such a head, or the population a loss= of your own"
+        )
     *places, classes = output_shape
     wanted = (batch, *places)
     if target.shape[1:] != wanted:

@@ -107,8 +107,11 @@ class Population:
         config: PopulationConfig | None = None,
         loss: RowLoss = cross_entropy,
     ) -> None:
-        if not isinstance(members, int | np.integer) or members < 1:
-            raise EsperError(f"members={members!r}: a population needs a whole number, at least 1")
+        for name, number in (("members", members), ("seed", seed)):
+            if isinstance(number, bool) or not isinstance(number, int | np.integer):
+                raise EsperError(f"{name}={number!r}: give a whole number")
+        if members < 1:
+            raise EsperError(f"members={members}: a population needs at least 1")
         self.config = config or PopulationConfig()
         self.seed = seed
         self.round = 0
@@ -148,6 +151,8 @@ class Population:
 
     def member(self, index: int) -> MorphogeneticModel:
         """One member as a plain module; its parameters are views of the population's."""
+        if np.ndim(index):
+            raise EsperError(f"member {index!r}: give one index")
         self._members(index)
         reports = self.slot_reports()
         by_slot = {slot: reports.report(index, s) for s, slot in enumerate(self.slots)}

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from esper.kasmina.counting import count_macs
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.network import StackedNetwork
-from esper.leyline.errors import ShapeError
+from esper.leyline.errors import EsperError, ShapeError
 from esper.leyline.user_errors import user_code
 
 
@@ -48,12 +47,18 @@ def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
     Refused: a segment that fails or does not give one tensor, batch first; an activation whose axes
     or channels are not those its slot declares.
     """
-    with _mode(network.host.template, training=False), torch.no_grad():
+    host = network.host.template
+    with _mode(host, training=False), _borrowed_buffers(host), torch.no_grad():
         shapes, output = _run_chain(network, x[:1])
         in_pairs, _ = _run_chain(network, _pair(x))
     for index, (one, two) in enumerate(zip(shapes, in_pairs, strict=True)):
         if two != (2, *one[1:]):
             raise _not_batch_first(network, index, two, 2)
+    if not output.is_floating_point():
+        raise ShapeError(
+            f"host {_name(network)} gives {_word(output.dtype)}: its outputs must be real numbers, "
+            f"logits where it tells classes apart"
+        )
     return ShapeTrace(tuple(shapes[spec.position][1:] for spec in network.slots), output)
 
 
@@ -87,19 +92,14 @@ def _pair(x: Tensor) -> Tensor:
 
 
 def _run_chain(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
-    """The template's segments in a row: the shape behind each, and what comes out.
-
-    Buffers are copies, so that running statistics do not change.
-    """
+    """The template's segments in a row: the shape behind each, and what comes out."""
     shapes: list[tuple[int, ...]] = []
-    state = _template_state(network)
     h = x.clone()  # a segment may work in place
     for index, segment in enumerate(network.segments):
         kind, given = type(segment.module).__name__, f"{tuple(h.shape)}, {_word(h.dtype)}"
         what = f"host {_name(network)} segment {index} ({kind}) fails on {given}"
         with user_code(what, _advice(network, index, h), (RuntimeError, ValueError)):
-            own = {local: state[name] for local, name in segment.names.items()}
-            out = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
+            out = segment.module(h)
         if not isinstance(out, Tensor):
             raise _not_batch_first(network, index, type(out).__name__, len(x))
         if out.shape[:1] != x.shape[:1]:
@@ -110,12 +110,6 @@ def _run_chain(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]
             if spec.position == index:
                 _check_slot(network, slot, h)
     return shapes, h
-
-
-def _template_state(network: StackedNetwork) -> dict[str, Tensor]:
-    host = network.host.template
-    buffers = {name: buffer.clone() for name, buffer in host.named_buffers()}
-    return dict(host.named_parameters()) | buffers
 
 
 def _check_slot(network: StackedNetwork, slot: int, h: Tensor) -> None:
@@ -132,16 +126,17 @@ def _check_slot(network: StackedNetwork, slot: int, h: Tensor) -> None:
 def _check_forward(network: StackedNetwork, x: Tensor, chain: Tensor) -> None:
     """`forward` is the segments in a row, nothing more or less."""
     host = network.host.template
-    with _mode(host, training=False), torch.no_grad():
+    given = x.clone()
+    with _mode(host, training=False), _borrowed_buffers(host), torch.no_grad():
         with user_code(f"host {_name(network)} forward(x) fails on {tuple(x.shape)}"):
-            whole = functional_call(host, _template_state(network), (x.clone(),))
+            whole = host(given)
         if not isinstance(whole, Tensor):
             raise ShapeError(
                 f"host {_name(network)}: forward(x) returns {type(whole).__name__}; it must return "
                 f"one tensor, what the last segment gives"
             )
         if _agree(whole, chain):
-            return
+            return _check_input_kept(network, given)
         if not _agree(_run_chain(network, x)[1], chain):
             raise ShapeError(
                 f"host {_name(network)} gives two outputs for one input in eval mode: use "
@@ -153,14 +148,23 @@ def _check_forward(network: StackedNetwork, x: Tensor, chain: Tensor) -> None:
     )
 
 
+def _check_input_kept(network: StackedNetwork, given: Tensor) -> None:
+    """All members may read one batch, and many passes one part of the data."""
+    if not given.is_inference() and given._version:
+        raise EsperError(
+            f"host {_name(network)} writes over its input: others read the same batch; begin with "
+            f"an operation that is not in place"
+        )
+
+
 def _agree(a: Tensor, b: Tensor) -> bool:
     alike = a.shape == b.shape and a.dtype == b.dtype
     return alike and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int]) -> None:
-    """A forward and a backward pass in training mode; random state stays as it is."""
-    host = network.host.template
+    """A forward and a backward pass in training mode; buffers and random state stay as they are."""
+    host, name = network.host.template, _name(network)
     learnt = [p for p in host.parameters() if p.requires_grad]
     if any(p.is_inference() for p in learnt):
         return  # built inside inference mode: such a population only ever runs forward
@@ -170,16 +174,52 @@ def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int
         torch.inference_mode(False),
         torch.enable_grad(),
         torch.random.fork_rng(devices=devices),
-        user_code(f"host {_name(network)} fails in a train batch {tuple(x.shape)}"),
+        user_code(f"host {name} fails in a train batch {tuple(x.shape)}"),
+        _borrowed_buffers(host) as copies,
     ):
         out = _run_chain(network, x.clone())[1]
-        if out.requires_grad and learnt:
+        _check_buffers_kept(network, copies)
+        if learnt and not out.requires_grad:
+            raise EsperError(
+                f"host {name}: no gradient reaches its parameters; look for torch.no_grad(), "
+                f".detach() or numpy in its segments"
+            )
+        if learnt:
             torch.autograd.grad(out.float().square().sum(), learnt, allow_unused=True)
     if out.shape[1:] != output_shape:
         raise ShapeError(
-            f"host {_name(network)} gives {tuple(out.shape[1:])} for a sample in training mode and "
+            f"host {name} gives {tuple(out.shape[1:])} for a sample in training mode and "
             f"{tuple(output_shape)} in eval mode: give one shape in both"
         )
+
+
+def _check_buffers_kept(network: StackedNetwork, copies: dict[str, Tensor]) -> None:
+    """A buffer belongs to its member only as long as it is written in place."""
+    now = dict(network.host.template.named_buffers(remove_duplicate=False))
+    for name, copy in copies.items():
+        found = now.get(name)
+        if found is not None and found is not copy and found.shape == copy.shape:
+            raise EsperError(
+                f"host {_name(network)} assigns its buffer {name!r} anew in forward, which members "
+                f"cannot keep: write it in place, as in buffer.copy_(value)"
+            )
+
+
+@contextlib.contextmanager
+def _borrowed_buffers(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The module with copies of its buffers (by name), so that a trial leaves no trace in them."""
+    kept = [(part, dict(part._buffers)) for part in module.modules()]
+    copies: dict[int, Tensor] = {}
+    for part, buffers in kept:
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                part._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+    try:
+        yield dict(module.named_buffers(remove_duplicate=False))
+    finally:
+        for part, buffers in kept:
+            part._buffers.clear()
+            part._buffers.update(buffers)
 
 
 def _advice(network: StackedNetwork, index: int, h: Tensor) -> str:

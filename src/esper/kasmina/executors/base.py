@@ -42,11 +42,14 @@ def check_tensor(what: str, value: object, device: torch.device) -> None:
     """A tensor, and where the members are; nothing is copied behind the caller's back."""
     if not isinstance(value, Tensor):
         raise EsperError(
-            f"{what} is a {type(value).__name__}: give a tensor, as in torch.as_tensor(...)"
+            f"{what} of type {type(value).__name__}: give a tensor, as in torch.as_tensor(...)"
         )
+    if value.layout != torch.strided:
+        raise EsperError(f"{what} of layout {value.layout}: give a dense tensor, as in .to_dense()")
     if value.device != device:
         raise EsperError(
-            f"{what} is on {value.device}, the members on {device}: move it, as in .to('{device}')"
+            f"{what} on {value.device}, the members are on {device}: move them, as in "
+            f".to('{device}')"
         )
 
 
