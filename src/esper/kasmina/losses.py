@@ -71,5 +71,7 @@ def check_labels(
 
 
 def count_correct(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
-    """How many predictions of each row are right."""
+    """How many predictions of each row are right; 0 where targets are no classes."""
+    if target_RB.shape != logits_RBK.shape[:-1]:
+        return torch.zeros(len(logits_RBK), dtype=torch.int64, device=logits_RBK.device)
     return (logits_RBK.argmax(dim=-1) == target_RB).flatten(1).sum(dim=1)
