@@ -110,13 +110,17 @@ class TiedHead(nn.Module):
         return out
 
 
-def gpt() -> UserHost:
+class UserGPT(UserHost):
+    topology = "transformer"
+
+
+def gpt() -> UserGPT:
     embed = Embed()
-    return UserHost(WIDTH, (1,), embed=embed, attend=Attend(), head=TiedHead(embed.tokens))
+    return UserGPT(WIDTH, (1,), embed=embed, attend=Attend(), head=TiedHead(embed.tokens))
 
 
 def test_tied_weight_stays_tied():
-    population = planted(gpt, ["r0c0"], ("r0c0", "t_lora1", BlendStyle.GATE, 0.5))
+    population = planted(gpt, ["r0c0"], ("r0c0", "lora", BlendStyle.GATE, 0.5))
     ids = torch.randint(0, 7, (3, 5))
     plain = assert_same_output(population, 0, ids)
     assert plain.get_parameter("head.out.weight") is plain.get_parameter("embed.tokens.weight")

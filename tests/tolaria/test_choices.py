@@ -83,7 +83,7 @@ def test_a_trial_leaves_weights_and_data_as_they_were():
     fresh = engine.env.model.network.host.flat_EP.detach().clone()
     first, _ = next(engine.batches.step(0))
     config = EngineConfig(members=4, device="cpu", profile="fast")
-    choice = settle_executor(engine.env, engine.batches, None, config, CPU, "fp32")
+    choice = settle_executor(engine.spec, engine.env, engine.batches, None, config, CPU, "fp32")
     assert choice.reason.startswith("measured: vmap ")
     assert torch.equal(engine.env.model.network.host.flat_EP, fresh)
     assert torch.equal(next(engine.batches.step(0))[0], first)

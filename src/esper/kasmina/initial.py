@@ -14,19 +14,37 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from esper.kasmina.devices import send
 from esper.kasmina.layers import Draw, DrawnModule
 from esper.kasmina.rng import forked_rng
+from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array, stream_keys
+from esper.leyline.user_errors import user_code
 
 Factory = Callable[[], nn.Module]
 
 
-def build(factory: Factory, key: int) -> nn.Module:
-    """One module from its own stream, on the CPU."""
-    with forked_rng(key & 0x7FFFFFFFFFFFFFFF):
-        return factory()
+def build(factory: Factory, key: int, what: str = "host factory") -> nn.Module:
+    """One module from its own stream, on the CPU; `what`: the factory, for its errors."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        kind = type(factory).__name__
+        raise EsperError(
+            f"{what}: {kind}(...) is already built, and every member needs its own; give the class "
+            f"or a function, as in lambda: {kind}(...)"
+        )
+    name = getattr(factory, "__name__", type(factory).__name__)
+    what = what if name == "<lambda>" else f"{what} {name}"
+    with (
+        forked_rng(key & 0x7FFFFFFFFFFFFFFF),
+        user_code(f"{what} fails", "it is called without arguments", TypeError),
+    ):
+        module: object = factory()
+    if not isinstance(module, nn.Module):
+        kind = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
+        raise EsperError(f"{what} returns {kind}: it must return an nn.Module, a new one each time")
+    return module
 
 
 def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -36,19 +54,50 @@ def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
+def check_parameters(module: nn.Module) -> None:
+    """Members are stacked as they are born: every tensor has its size and a value, in float32."""
+    kind = type(module).__name__
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(tensor):
+            raise EsperError(
+                f"{kind} parameter {name!r} is lazy and has no size yet: give the sizes (nn.Linear "
+                f"in place of nn.LazyLinear), or pass one batch through it in the factory"
+            )
+        if tensor.is_meta:
+            raise EsperError(f"{kind} {name!r} is on the meta device and holds no values: use cpu")
+    for name, parameter in module.named_parameters():
+        found = parameter.dtype
+        if found != torch.float32 and (parameter.requires_grad or found.is_floating_point):
+            raise EsperError(
+                f"{kind} parameter {name!r} is {str(found).removeprefix('torch.')}: members are "
+                f"stacked in float32; call .float() on the module where it is built"
+            )
+
+
 class Initialiser:
     """Knows how a factory's parameters and buffers start, for any number of members."""
 
-    def __init__(self, factory: Factory) -> None:
-        self._factory = factory
-        self.template = build(factory, 0)
+    def __init__(self, factory: Factory, what: str = "host factory") -> None:
+        self._factory, self._what = factory, what
+        self.template = build(factory, 0, what)
         """One module of the kind, never trained: it lends its structure."""
-        other = dict(named_state(build(factory, 1)))
+        check_parameters(self.template)
+        another = build(factory, 1, what)
+        if another is self.template:
+            raise EsperError(
+                f"{what} returns the same {type(another).__name__} each time: build a new one at "
+                f"each call, as in lambda: copy.deepcopy(model)"
+            )
+        other = self._state_of(another)
         declared = _declared_draws(self.template)
         self._start = {name: value.clone() for name, value in named_state(self.template)}
         random = [name for name, value in self._start.items() if not value.equal(other[name])]
         self._draws = {name: declared[name] for name in random if name in declared}
         self._built = [name for name in random if name not in declared]
+
+    def rebuild(self) -> nn.Module:
+        """Another module as the template was when it was new."""
+        return build(self._factory, 0, self._what)
 
     def sample(self, keys: UInt64Array, device: torch.device) -> dict[str, Tensor]:
         """Initial values `[len(keys), ...]` of every parameter and buffer, by name."""
@@ -62,10 +111,27 @@ class Initialiser:
             else:
                 out[name] = send(value, device).expand(count, *value.shape).clone()
         if self._built:
-            states = [dict(named_state(build(self._factory, int(key)))) for key in keys]
+            built = (build(self._factory, int(key), self._what) for key in keys)
+            states = [self._state_of(module) for module in built]
             for name in self._built:
                 out[name] = send(torch.stack([state[name] for state in states]), device)
         return out
+
+    def _state_of(self, module: nn.Module) -> dict[str, Tensor]:
+        """The values of a module built later, which must be laid out as the template."""
+        state = dict(named_state(module))
+        first, later = _shapes(self.template), _shapes(module)
+        for name in (*first, *later):
+            if first.get(name) != later.get(name):
+                raise EsperError(
+                    f"{self._what}: {name!r} has shape {first.get(name)} at one call and "
+                    f"{later.get(name)} at another; every call must build the same architecture"
+                )
+        return state
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in named_state(module)}
 
 
 def _declared_draws(module: nn.Module) -> dict[str, Draw]:

@@ -5,14 +5,20 @@ Shape letters: R rows, B batch, K classes; language models have a time axis betw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.leyline.errors import EsperError
+
 FEW_CLASSES: Final = 64
 """Below this a CPU is faster with the classes apart and the samples side by side."""
+
+IGNORED: Final = -100
+"""A label of torch's for places that do not count in the loss."""
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
 """(outputs `[R, B, ...]`, targets `[R, B, ...]`) -> loss `[R]`, the mean over everything else."""
@@ -28,6 +34,44 @@ def cross_entropy(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
     return losses.view(logits_RBK.shape[0], -1).mean(dim=1)
 
 
+def check_labels(
+    target: Tensor, batch: int, output_shape: Sequence[int], read_values: bool
+) -> None:
+    """Labels that `cross_entropy` takes for outputs `[R, B, *output_shape]`.
+
+    `read_values`: also that each is a class; on a GPU that waits for the device.
+    """
+    if not output_shape:
+        raise EsperError(
+            "outputs are one number a sample: cross-entropy needs one for each class; give the "
+            "host such a head, or the population a loss= of your own"
+        )
+    *places, classes = output_shape
+    wanted = (batch, *places)
+    if target.shape[1:] != wanted:
+        raise EsperError(
+            f"targets of shape {tuple(target.shape)}: outputs are {(batch, *output_shape)} for "
+            f"each member, so give labels {wanted}, one class index a place"
+        )
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise EsperError(
+            f"targets of {str(target.dtype).removeprefix('torch.')}: labels are class indices of "
+            f"int64, as in y.long(); for others give the population a loss= of your own"
+        )
+    if not read_values:
+        return
+    least, most = (int(value) for value in target.aminmax())
+    if least < 0 or most >= classes:
+        wrong = target[((target < 0) | (target >= classes)) & (target != IGNORED)]
+        if wrong.numel():
+            raise EsperError(
+                f"label {int(wrong[0])}: the host has {classes} outputs, so labels are 0 to "
+                f"{classes - 1}"
+            )
+
+
 def count_correct(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
-    """How many predictions of each row are right."""
+    """How many predictions of each row are right; 0 where targets are no classes."""
+    if target_RB.shape != logits_RBK.shape[:-1]:
+        return torch.zeros(len(logits_RBK), dtype=torch.int64, device=logits_RBK.device)
     return (logits_RBK.argmax(dim=-1) == target_RB).flatten(1).sum(dim=1)

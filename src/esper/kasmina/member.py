@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Mapping
 
@@ -128,7 +127,7 @@ class MorphogeneticModel(nn.Module):
 
 def _view(store: ParameterStore, member: int) -> nn.Module:
     """A copy of the template whose parameters and buffers are the member's rows."""
-    module = copy.deepcopy(store.template)
+    module = store.copy_template()
     values = store.named_row(store.flat_EP.detach()[member])
     values |= {name: stacked[member] for name, stacked in store.fixed.items()}
     shared: dict[int, nn.Parameter] = {}

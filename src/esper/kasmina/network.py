@@ -18,12 +18,21 @@ from torch import Tensor, nn
 
 from esper.kasmina.blending import Gate
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
+from esper.kasmina.host_checks import (
+    as_host,
+    check_activation,
+    chosen_slots,
+    host_segments,
+    require_names,
+)
 from esper.kasmina.initial import Initialiser
 from esper.kasmina.memory import keep_freed_memory
+from esper.kasmina.rng import forked_rng
 from esper.kasmina.store import ParameterStore
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
 from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import InjectionSpec, Topology
+from esper.leyline.user_errors import user_code
 
 _PROBE_SHAPE: dict[Topology, tuple[int, ...]] = {"cnn": (4, 4), "transformer": (4,), "mlp": ()}
 """Extra sizes of the activation on which a new seed's shape is tried."""
@@ -69,7 +78,7 @@ class StackedNetwork:
         template = as_host(self.host.template)
         self.topology: Topology = template.topology
         self.segments = _segments(template)
-        self.slots = _chosen_slots(template, slots, len(self.segments))
+        self.slots = chosen_slots(template, slots, len(self.segments))
         self.stretches = _stretches(self.segments, self.slots, device.type == "cpu")
         self.joints = _joints(self.segments) if device.type == "cpu" else {}
         """By position: a segment and the one behind it as one, cheaper where no seed stands
@@ -115,8 +124,10 @@ class StackedNetwork:
         if key not in self.banks:
             width = self.slots[slot].channels
             recipe = self.blueprints[blueprint]
-            initialiser = Initialiser(lambda: recipe.factory(width))
-            writes = self._try_seed(recipe, initialiser.template, self.sample_activation(slot))
+            initialiser = Initialiser(
+                lambda: _build_seed(recipe, width), f"blueprint {recipe.name!r}"
+            )
+            writes = _try_seed(recipe, initialiser.template, self.sample_activation(slot))
             self.banks[key] = ParameterStore(initialiser, self.members, self.device)
             self.banks[key].writes_input = writes
         return self.banks[key]
@@ -135,20 +146,6 @@ class StackedNetwork:
         shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
         return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
-    def _try_seed(self, recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
-        """Refuse a seed that changes the shape; says whether it writes to its input."""
-        given = h.clone()
-        module.eval()  # a trial leaves no trace in running statistics
-        with torch.no_grad():
-            out = module(given)
-        module.train()
-        if out.shape != h.shape:
-            raise ShapeError(
-                f"blueprint {recipe.name!r} turns {tuple(h.shape)} into {tuple(out.shape)}: "
-                f"a seed must keep the shape of its slot"
-            )
-        return not torch.equal(given, h)
-
     def unwatched_joints(self) -> dict[int, Segment]:
         """Those of `joints` that nobody would miss a call of: hooks come and go with time."""
         return {
@@ -158,26 +155,9 @@ class StackedNetwork:
         }
 
     def check_activation(self, slot: int, h: Tensor) -> None:
-        """An activation (batch first) must have the channels its slot promises."""
-        spec = self.slots[slot]
-        found = h.shape[1] if self.topology == "cnn" else h.shape[-1]
-        if found != spec.channels:
-            raise ShapeError(
-                f"host {type(self.host.template).__name__} segment {spec.position} gives shape "
-                f"{tuple(h.shape)} at slot {spec.slot_id}: its injection spec promises "
-                f"{spec.channels} channels"
-            )
-
-
-def as_host(module: nn.Module) -> HostProtocol:
-    """A module known to be a host, or an error that says what it lacks."""
-    if not isinstance(module, HostProtocol):
-        wanted = ("topology", "segments", "injection_specs", "forward")
-        missing = [name for name in wanted if not hasattr(module, name)]
-        raise EsperError(
-            f"{type(module).__name__} is not a host: HostProtocol asks for {', '.join(missing)}"
-        )
-    return module
+        """An activation (batch first) must have the axes and channels its slot promises."""
+        host = type(self.host.template).__name__
+        check_activation(host, self.topology, self.slots[slot], h.shape)
 
 
 def _segments(host: HostProtocol) -> tuple[Segment, ...]:
@@ -185,7 +165,7 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
     assert isinstance(host, nn.Module)
     owners = {id(t): n for n, t in (*host.named_parameters(), *host.named_buffers())}
     segments = []
-    for index, module in enumerate(host.segments()):
+    for index, module in enumerate(host_segments(host)):
         names = {}
         for local, tensor in (
             *module.named_parameters(remove_duplicate=False),
@@ -205,6 +185,53 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
             f"a parameter outside the chain would never train"
         )
     return tuple(segments)
+
+
+def _build_seed(recipe: Blueprint, width: int) -> nn.Module:
+    advice = "it is called with the width alone"
+    what = f"blueprint {recipe.name!r} cannot be built for width {width}"
+    with user_code(what, advice, TypeError):
+        return recipe.factory(width)
+
+
+def _try_seed(recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
+    """Refuse a seed that cannot be trained in its slot; says whether it writes to its input."""
+    trains = not torch.is_inference_mode_enabled()
+    module.eval()  # a trial leaves no trace in running statistics
+    with torch.set_grad_enabled(trains), torch.autocast("cpu", enabled=False), forked_rng(0):
+        leaf = h.clone().requires_grad_(trains)
+        given = leaf * 1.0  # a leaf must not be written to, what a segment gives may be
+        what = f"blueprint {recipe.name!r} fails on an activation {tuple(h.shape)}"
+        with user_code(what, "a seed takes any size with the slot's width", RuntimeError):
+            out = module(given)
+        _check_seed_output(recipe, out, h)
+        advice = "operations in place may destroy what the gradient needs"
+        with user_code(
+            f"blueprint {recipe.name!r} fails in the backward pass", advice, RuntimeError
+        ):
+            if out.requires_grad:
+                wanted = (leaf, *(p for p in module.parameters() if p.requires_grad))
+                torch.autograd.grad(out.square().sum(), wanted, allow_unused=True)
+    module.train()
+    return not torch.equal(given.detach(), h)
+
+
+def _check_seed_output(recipe: Blueprint, out: object, h: Tensor) -> None:
+    """A seed keeps the shape and type of its slot."""
+    if not isinstance(out, Tensor):
+        raise ShapeError(
+            f"blueprint {recipe.name!r} returns {type(out).__name__}: a seed takes one tensor and "
+            f"gives one"
+        )
+    if out.shape != h.shape:
+        raise ShapeError(
+            f"blueprint {recipe.name!r} turns {tuple(h.shape)} into {tuple(out.shape)}: "
+            f"a seed must keep the shape of its slot"
+        )
+    if out.dtype != h.dtype:
+        raise ShapeError(
+            f"blueprint {recipe.name!r} turns {h.dtype} into {out.dtype}: a seed must keep the type"
+        )
 
 
 SAMPLE_BY_SAMPLE: Final = (nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU)
@@ -258,27 +285,6 @@ def is_watched(module: nn.Module) -> bool:
     )
 
 
-def _chosen_slots(
-    host: HostProtocol, slots: Sequence[str], segments: int
-) -> tuple[InjectionSpec, ...]:
-    """The asked-for slots in execution order."""
-    offered = {spec.slot_id: spec for spec in host.injection_specs()}
-    for slot in slots:
-        if slot not in offered:
-            raise unknown_name("slot", slot, offered, f"of {type(host).__name__}")
-    if len(set(slots)) != len(slots):
-        raise EsperError(f"slots {', '.join(slots)}: one is named twice")
-    chosen = sorted((offered[slot] for slot in slots), key=lambda spec: spec.position)
-    for spec in chosen:
-        if spec.position >= segments - 1:
-            raise EsperError(
-                f"slot {spec.slot_id} stands at position {spec.position}: the host has {segments} "
-                f"segments, and a slot stands before the last one (0 to {segments - 2})"
-            )
-    return tuple(chosen)
-
-
 def _chosen_blueprints(blueprints: Sequence[str], topology: Topology) -> tuple[Blueprint, ...]:
-    if len(set(blueprints)) != len(blueprints):
-        raise EsperError(f"blueprints {', '.join(blueprints)}: one is named twice")
+    require_names("blueprints", blueprints)
     return tuple(BlueprintRegistry.get(name, topology) for name in blueprints)

@@ -25,8 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.devices import upload
-from esper.kasmina.executors.base import check_input
+from esper.kasmina.devices import parse_device, upload
+from esper.kasmina.executors.base import check_input, check_tensor
 from esper.kasmina.executors.choice import (
     EXECUTOR_NAMES,
     ExecutorChoice,
@@ -35,12 +35,12 @@ from esper.kasmina.executors.choice import (
     why_seed_not_vmap,
 )
 from esper.kasmina.lifecycle import IntLike, Lifecycle, LifecycleConfig, whole_numbers
-from esper.kasmina.losses import RowLoss, count_correct, cross_entropy
+from esper.kasmina.losses import RowLoss, check_labels, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig
 from esper.kasmina.padding import PlanRooms
-from esper.kasmina.probe import HostProbe, probe_host, seed_macs
+from esper.kasmina.probe import HostProbe, probe_host, probe_seed, trace_shapes
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
@@ -53,6 +53,9 @@ from esper.leyline.signals import NO_BLUEPRINT, GateSignals, SlotReports
 from esper.leyline.streams import UInt64Array, stream_keys
 
 logger = logging.getLogger(__name__)
+
+InputKey = tuple[torch.Size, torch.dtype]
+"""What decides the shapes of all activations: shape and type of one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +109,17 @@ class Population:
         config: PopulationConfig | None = None,
         loss: RowLoss = cross_entropy,
     ) -> None:
+        for name, number in (("members", members), ("seed", seed)):
+            if isinstance(number, bool) or not isinstance(number, int | np.integer):
+                raise EsperError(f"{name}={number!r}: give a whole number")
         require_at_most("members=", members, MOST_MEMBERS)
-        require_seed(seed, "seed")
+        require_seed(int(seed), "seed")
         if members < 1:
             raise EsperError(f"members={members}: a population needs at least 1")
         self.config = config or PopulationConfig()
         self.seed = seed
         self.round = 0
-        self.device = torch.device(device)
+        self.device = parse_device(device)
         self.loss = loss
         self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
@@ -123,6 +129,8 @@ class Population:
         self.trainer.weight_norm_rates = self.config.seed_lr_scaling == "weight_norm"
         self.set_rates(self.config.host_lr, self.config.seed_lr)
         self.probe: HostProbe | None = None
+        self._known: dict[InputKey, tuple[int, ...]] = {}
+        """Inputs tried so far, and the output of one sample of such."""
         self._plans: dict[tuple[str, bool], tuple[int, RowPlan]] = {}
         self._rooms = PlanRooms()
         self._seed_macs: dict[tuple[int, int], int] = {}
@@ -147,6 +155,8 @@ class Population:
 
     def member(self, index: int) -> MorphogeneticModel:
         """One member as a plain module; its parameters are views of the population's."""
+        if np.ndim(index):
+            raise EsperError(f"member {index!r}: give one index")
         self._members(index)
         reports = self.slot_reports()
         by_slot = {slot: reports.report(index, s) for s, slot in enumerate(self.slots)}
@@ -229,8 +239,9 @@ class Population:
         """Loss and right predictions of rows on a batch, without training."""
         with torch.no_grad():
             plan = self._plan_for(rows, alpha_RS)
+            self._check_batch(x, target)
             logits = self._run(x, plan, training=False)
-            target_R = _row_targets(target, logits, plan)
+            target_R = _row_targets(target, plan)
             return EvalBatch(self.loss(logits, target_R), count_correct(logits, target_R))
 
     def train_batch(
@@ -246,12 +257,14 @@ class Population:
         self, plan: RowPlan, x: Tensor, target: Tensor, scaler: MemberScaler | None = None
     ) -> TrainBatch:
         """One batch for all members by a `train_plan`; reads nothing of the lifecycle."""
+        self._check_batch(x, target)
         logits = self._run(x, plan, training=True)
         self.trainer.drop_gradients()  # a caller's own or a failed batch may have left some
-        target_R = _row_targets(target, logits, plan)
+        target_R = _row_targets(target, plan)
         loss_R = self.loss(logits, target_R)
         scaled_R = loss_R if scaler is None else scaler.scale(loss_R, plan.member_R)
-        scaled_R.sum().backward()  # type: ignore[no-untyped-call]
+        if scaled_R.requires_grad:  # not where the host is frozen and no seed is live
+            scaled_R.sum().backward()  # type: ignore[no-untyped-call]
         main = slice(self.members)
         correct_E = count_correct(logits[main].detach(), target_R[main])
         return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
@@ -305,19 +318,52 @@ class Population:
         return make_plan(table, self.lifecycle, self.device, detach, masks, room)
 
     def _run(self, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
-        if self.choice is None:
-            self.choice = self._meet(x)
+        self._meet(x)
+        assert self.choice is not None, "made when the first input came"
         return self.choice.executor.run(self.network, x, plan, training)
 
-    def _meet(self, x: Tensor) -> ExecutorChoice:
-        """What the first input tells: whether the host's chain holds, and who can run it."""
+    def _meet(self, x: Tensor) -> tuple[int, ...]:
+        """Try inputs of a new size or type before anything is computed; the output of one sample.
+
+        The first ones also tell whether the host's chain holds, and who can run it.
+        """
         check_input(self.network, x)
-        self.probe = probe_host(self.network, x[0])
+        key = x.shape[2:], x.dtype
+        if key not in self._known:
+            trace = trace_shapes(self.network, x[0])
+            probe = self.probe or probe_host(self.network, x[0], trace)
+            for slot, kind in self._standing():
+                probe_seed(self.network, trace.slot_shapes, slot, kind)
+            self.choice = self.choice or self._choose(x)
+            self.probe = probe
+            self._known[key] = tuple(trace.output.shape[1:])
+        return self._known[key]
+
+    def _choose(self, x: Tensor) -> ExecutorChoice:
         with torch.enable_grad():
             choice = choose_executor(self.config.executor, self.network, self.lifecycle, x)
         if self.config.executor == "auto" and choice.executor.name == "loop":
             logger.warning("executor loop, member by member: %s", choice.reason)
         return choice
+
+    def _standing(self) -> list[tuple[int, int]]:
+        """(slot, blueprint) of all seeds that stand anywhere."""
+        kinds_ES = self.lifecycle.blueprint_ES
+        return [(s, k) for s, k in self.network.banks if (kinds_ES[:, s] == k).any()]
+
+    def _check_batch(self, x: Tensor, target: Tensor) -> None:
+        """Refuse targets that do not belong to the inputs, before anything is computed."""
+        first = not self._known
+        output_shape = self._meet(x)
+        check_tensor("targets", target, x.device)
+        members, batch = self.members, x.shape[1]
+        if target.ndim < 2 or target.shape[0] not in (1, members) or target.shape[1] != batch:
+            raise EsperError(
+                f"targets of shape {tuple(target.shape)}: expected [{members} members, or 1, "
+                f"{batch} samples, ...]"
+            )
+        if self.loss is cross_entropy:
+            check_labels(target, batch, output_shape, first or target.device.type == "cpu")
 
     # ---- growing --------------------------------------------------------------------------
 
@@ -391,13 +437,32 @@ class Population:
 
     def _open_bank(self, slot: int, kind: int) -> None:
         """Allocate a bank at its first use, unless its seeds could not be computed."""
-        if (slot, kind) in self.network.banks:
-            return
+        fresh = (slot, kind) not in self.network.banks
         self.network.bank(slot, kind)
+        try:
+            if fresh:
+                self._require_vmap(slot, kind)
+            self._macs_of(slot, kind, False)  # which tries a seed at its slot's own size
+        except EsperError:
+            if fresh:
+                del self.network.banks[slot, kind]
+            raise
+
+    def try_blueprints(self) -> None:
+        """Refuse a user's blueprint that would fail in a slot it fits, before a run depends on it.
+
+        Germination tries them too; a run may germinate after hours.
+        """
+        for slot, kind in np.argwhere(self.network.fits_SK).tolist():
+            new = (slot, kind) not in self.network.banks
+            if new and not self.network.blueprints[kind].ours:
+                self._open_bank(slot, kind)
+                del self.network.banks[slot, kind]
+
+    def _require_vmap(self, slot: int, kind: int) -> None:
         running = self.choice.executor.name if self.choice else self.config.executor
         problem = None if running == "loop" else why_seed_not_vmap(self.network, slot, kind)
         if problem is not None:
-            del self.network.banks[slot, kind]
             raise EsperError(
                 f"blueprint {self.blueprints[kind]!r} cannot be vmapped ({problem}): "
                 f"use executor 'loop'"
@@ -482,7 +547,8 @@ class Population:
         if self.probe is None:
             return 0
         if (slot, blueprint) not in self._seed_macs:
-            self._seed_macs[slot, blueprint] = seed_macs(self.network, self.probe, slot, blueprint)
+            shapes = self.probe.slot_shapes
+            self._seed_macs[slot, blueprint] = probe_seed(self.network, shapes, slot, blueprint)
         return self._seed_macs[slot, blueprint]
 
     def _per_seed(self, count: Callable[[int, int, bool], int]) -> Ints:
@@ -499,14 +565,8 @@ class Population:
         return np.where(life.blueprint_ES == NO_BLUEPRINT, 0, out)
 
 
-def _row_targets(target: Tensor, logits: Tensor, plan: RowPlan) -> Tensor:
+def _row_targets(target: Tensor, plan: RowPlan) -> Tensor:
     """The targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
-    batch = logits.shape[1]
-    if target.ndim < 2 or target.shape[0] not in (1, plan.members) or target.shape[1] != batch:
-        raise EsperError(
-            f"targets of shape {tuple(target.shape)}: expected [{plan.members} members, or 1, "
-            f"{batch} samples, ...]"
-        )
     if target.shape[0] == 1:
         return target.expand(plan.table.rows, *target.shape[1:])
     return target if plan.member_R is None else target.index_select(0, plan.member_R)

@@ -1,15 +1,23 @@
-"""What one sample tells about a host: whether its chain holds, shapes at the slots, MACs."""
+"""What one sample tells about a host: whether its chain holds, shapes at the slots, MACs.
+
+Everything is tried on the template, before a member trains. A sample runs alone and as a batch of
+two, so that an axis which is not the batch cannot pass for it, whatever its size.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina.counting import count_macs
+from esper.kasmina.executors.base import check_delta
 from esper.kasmina.network import StackedNetwork
-from esper.leyline.errors import ShapeError
+from esper.leyline.errors import EsperError, ShapeError
+from esper.leyline.user_errors import user_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,39 +31,230 @@ class HostProbe:
     host_macs: int
 
 
-def probe_host(network: StackedNetwork, x: Tensor) -> HostProbe:
-    """Run one sample `x` (a batch of one or more) through the template, segment by segment."""
+@dataclass(frozen=True, slots=True, eq=False)
+class ShapeTrace:
+    """What inputs of one size lead to."""
+
+    slot_shapes: tuple[tuple[int, ...], ...]
+    """Activation of one sample at each slot, without the batch axis."""
+    output: Tensor
+    """Of one sample, `[1, ...]`."""
+
+
+def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
+    """Run one sample of `x` (a batch of one or more) through the template, segment by segment.
+
+    Refused: a segment that fails or does not give one tensor, batch first; an activation whose axes
+    or channels are not those its slot declares.
+    """
     host = network.host.template
-    x = x[:1]
-    was_training = host.training
-    host.eval()
-    shapes = []
-    with torch.no_grad():
-        h = x.clone()  # a segment may work in place
-        for index, segment in enumerate(network.segments):
-            h = segment.module(h)
-            if not isinstance(h, Tensor) or h.shape[:1] != x.shape[:1]:
-                found = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
-                raise ShapeError(
-                    f"host {type(host).__name__} segment {index} turns a batch of {len(x)} into "
-                    f"{found}: a segment takes one tensor and gives one, batch first"
-                )
-            for slot, spec in enumerate(network.slots):
-                if spec.position == index:
-                    network.check_activation(slot, h)
-                    shapes.append(tuple(h.shape[1:]))
-        whole = host(x.clone())
-    if whole.shape != h.shape or not torch.allclose(whole, h, rtol=1e-4, atol=1e-5, equal_nan=True):
+    with _mode(host, training=False), _borrowed_buffers(host), torch.no_grad():
+        shapes, output = _run_chain(network, x[:1])
+        in_pairs, _ = _run_chain(network, _pair(x))
+    for index, (one, two) in enumerate(zip(shapes, in_pairs, strict=True)):
+        if two != (2, *one[1:]):
+            raise _not_batch_first(network, index, two, 2)
+    if not output.is_floating_point():
         raise ShapeError(
-            f"host {type(host).__name__}: forward(x) differs from running its segments in order; "
-            f"segments() must be the whole chain"
+            f"host {_name(network)} gives {_word(output.dtype)}: its outputs must be real numbers, "
+            f"logits where it tells classes apart"
         )
-    macs = count_macs(host, x)
-    host.train(was_training)
-    return HostProbe(tuple(x.shape[1:]), tuple(shapes), macs)
+    return ShapeTrace(tuple(shapes[spec.position][1:] for spec in network.slots), output)
 
 
-def seed_macs(network: StackedNetwork, probe: HostProbe, slot: int, blueprint: int) -> int:
-    """MACs of one seed on one sample at its slot."""
+def probe_host(network: StackedNetwork, x: Tensor, trace: ShapeTrace) -> HostProbe:
+    """What the first input tells beyond its shapes: `forward` is the chain, a train batch works."""
+    _check_forward(network, x[:1], trace.output)
+    _try_training(network, _pair(x), trace.output.shape[1:])
+    macs = count_macs(network.host.template, x[:1])
+    return HostProbe(tuple(x.shape[1:]), trace.slot_shapes, macs)
+
+
+def probe_seed(
+    network: StackedNetwork, slot_shapes: Sequence[tuple[int, ...]], slot: int, blueprint: int
+) -> int:
+    """MACs of one seed on one sample at its slot; refused where it does not keep that shape."""
     bank = network.bank(slot, blueprint)
-    return count_macs(bank.template, torch.zeros(1, *probe.slot_shapes[slot], device=bank.device))
+    h = torch.zeros(1, *slot_shapes[slot], device=bank.device)
+    name, place = network.blueprints[blueprint].name, network.slots[slot].slot_id
+    with (
+        user_code(f"blueprint {name!r} fails in slot {place} on an activation {tuple(h.shape)}"),
+        _mode(bank.template, training=False),
+        torch.no_grad(),
+    ):
+        check_delta(network, slot, blueprint, bank.template(h.clone()), h)
+        return count_macs(bank.template, h)
+
+
+def _pair(x: Tensor) -> Tensor:
+    """A batch of two, from the first sample: norms over a batch need more than one."""
+    return torch.cat([x[:1], x[:1]])
+
+
+def _run_chain(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
+    """The template's segments in a row: the shape behind each, and what comes out."""
+    shapes: list[tuple[int, ...]] = []
+    h = x.clone()  # a segment may work in place
+    for index, segment in enumerate(network.segments):
+        kind, given = type(segment.module).__name__, f"{tuple(h.shape)}, {_word(h.dtype)}"
+        what = f"host {_name(network)} segment {index} ({kind}) fails on {given}"
+        with user_code(what, _advice(network, index, h), (RuntimeError, ValueError)):
+            out = segment.module(h)
+        if not isinstance(out, Tensor):
+            raise _not_batch_first(network, index, type(out).__name__, len(x))
+        if out.shape[:1] != x.shape[:1]:
+            raise _not_batch_first(network, index, tuple(out.shape), len(x))
+        h = out
+        shapes.append(tuple(h.shape))
+        for slot, spec in enumerate(network.slots):
+            if spec.position == index:
+                _check_slot(network, slot, h)
+    return shapes, h
+
+
+def _check_slot(network: StackedNetwork, slot: int, h: Tensor) -> None:
+    network.check_activation(slot, h)
+    coarse = torch.is_autocast_enabled(h.device.type) and h.is_floating_point()
+    if h.dtype != torch.float32 and not coarse:
+        spec = network.slots[slot]
+        raise ShapeError(
+            f"host {_name(network)} segment {spec.position} gives {_word(h.dtype)} at slot "
+            f"{spec.slot_id}: seeds compute in float32; convert it inside the segment"
+        )
+
+
+def _check_forward(network: StackedNetwork, x: Tensor, chain: Tensor) -> None:
+    """`forward` is the segments in a row, nothing more or less."""
+    host = network.host.template
+    given = x.clone()
+    with _mode(host, training=False), _borrowed_buffers(host), torch.no_grad():
+        with user_code(f"host {_name(network)} forward(x) fails on {tuple(x.shape)}"):
+            whole = host(given)
+        if not isinstance(whole, Tensor):
+            raise ShapeError(
+                f"host {_name(network)}: forward(x) returns {type(whole).__name__}; it must return "
+                f"one tensor, what the last segment gives"
+            )
+        if _agree(whole, chain):
+            return _check_input_kept(network, given)
+        if not _agree(_run_chain(network, x)[1], chain):
+            raise ShapeError(
+                f"host {_name(network)} gives two outputs for one input in eval mode: use "
+                f"nn.Dropout, or F.dropout(x, p, training=self.training)"
+            )
+    raise ShapeError(
+        f"host {_name(network)}: forward(x) differs from running its segments in order; "
+        f"segments() must be the whole chain"
+    )
+
+
+def _check_input_kept(network: StackedNetwork, given: Tensor) -> None:
+    """All members may read one batch, and many passes one part of the data."""
+    if not given.is_inference() and given._version:
+        raise EsperError(
+            f"host {_name(network)} writes over its input: others read the same batch; begin with "
+            f"an operation that is not in place"
+        )
+
+
+def _agree(a: Tensor, b: Tensor) -> bool:
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    return alike and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int]) -> None:
+    """A forward and a backward pass in training mode; buffers and random state stay as they are."""
+    host, name = network.host.template, _name(network)
+    learnt = [p for p in host.parameters() if p.requires_grad]
+    if any(p.is_inference() for p in learnt):
+        return  # built inside inference mode: such a population only ever runs forward
+    devices = [network.device] if network.device.type == "cuda" else []
+    with (
+        _mode(host, training=True),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.random.fork_rng(devices=devices),
+        user_code(f"host {name} fails in a train batch {tuple(x.shape)}"),
+        _borrowed_buffers(host) as copies,
+    ):
+        out = _run_chain(network, x.clone())[1]
+        _check_buffers_kept(network, copies)
+        if learnt and not out.requires_grad:
+            raise EsperError(
+                f"host {name}: no gradient reaches its parameters; look for torch.no_grad(), "
+                f".detach() or numpy in its segments"
+            )
+        if learnt:
+            torch.autograd.grad(out.float().square().sum(), learnt, allow_unused=True)
+    if out.shape[1:] != output_shape:
+        raise ShapeError(
+            f"host {name} gives {tuple(out.shape[1:])} for a sample in training mode and "
+            f"{tuple(output_shape)} in eval mode: give one shape in both"
+        )
+
+
+def _check_buffers_kept(network: StackedNetwork, copies: dict[str, Tensor]) -> None:
+    """A buffer belongs to its member only as long as it is written in place."""
+    now = dict(network.host.template.named_buffers(remove_duplicate=False))
+    for name, copy in copies.items():
+        found = now.get(name)
+        if found is not None and found is not copy and found.shape == copy.shape:
+            raise EsperError(
+                f"host {_name(network)} assigns its buffer {name!r} anew in forward, which members "
+                f"cannot keep: write it in place, as in buffer.copy_(value)"
+            )
+
+
+@contextlib.contextmanager
+def _borrowed_buffers(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The module with copies of its buffers (by name), so that a trial leaves no trace in them."""
+    kept = [(part, dict(part._buffers)) for part in module.modules()]
+    copies: dict[int, Tensor] = {}
+    for part, buffers in kept:
+        for name, buffer in buffers.items():
+            if buffer is not None:
+                part._buffers[name] = copies.setdefault(id(buffer), buffer.clone())
+    try:
+        yield dict(module.named_buffers(remove_duplicate=False))
+    finally:
+        for part, buffers in kept:
+            part._buffers.clear()
+            part._buffers.update(buffers)
+
+
+def _advice(network: StackedNetwork, index: int, h: Tensor) -> str:
+    """What to change where a segment cannot take what it is given."""
+    if index:
+        return ""
+    kinds = {p.dtype for p in network.host.template.parameters()}
+    if kinds and h.dtype not in kinds:
+        return f"its parameters are {_word(next(iter(kinds)))}: convert the input, as in x.float()"
+    return "give inputs [members, batch, ...] of the size it was built for, or build it for these"
+
+
+def _not_batch_first(
+    network: StackedNetwork, index: int, found: tuple[int, ...] | str, batch: int
+) -> ShapeError:
+    return ShapeError(
+        f"host {_name(network)} segment {index} turns a batch of {batch} into {found}: a segment "
+        f"takes one tensor and gives one, batch first; inputs are [members, batch, ...]"
+    )
+
+
+def _name(network: StackedNetwork) -> str:
+    return type(network.host.template).__name__
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@contextlib.contextmanager
+def _mode(module: nn.Module, training: bool) -> Iterator[None]:
+    """Training or eval mode for a while."""
+    before = module.training
+    module.train(training)
+    try:
+        yield
+    finally:
+        module.train(before)

@@ -19,15 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import BlueprintRegistry
+from esper.kasmina.devices import parse_device
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.choice import ExecutorChoice, ExecutorName
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.files import PathLike, Saved, read_save, write_save
+from esper.kasmina.host_checks import as_host, host_slots
 from esper.kasmina.initial import build, named_state
 from esper.kasmina.losses import RowLoss
 from esper.kasmina.member import MorphogeneticModel
-from esper.kasmina.network import StackedNetwork, as_host
+from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import StackedOptimizer
 from esper.kasmina.population import Population, PopulationConfig
 from esper.kasmina.probe import HostProbe
@@ -280,7 +282,7 @@ def load_member(
     kinds = tuple(sorted({r.blueprint for r in content.reports if r.blueprint is not None}))
     _check_registered(kinds, content.host.topology, saved.where)
     slots = [spec.slot_id for spec in content.host.slots]
-    alone = StackedNetwork(host_factory, slots, kinds, members=1, device=torch.device(device))
+    alone = StackedNetwork(host_factory, slots, kinds, members=1, device=parse_device(device))
     model = copy.deepcopy(MorphogeneticModel(alone, 0, reports, content.host_macs))
     model.member = content.member
     own = dict(named_state(model))
@@ -299,7 +301,7 @@ def _tensor_specs(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
 def _check_host(saved: HostSpec, host_factory: HostFactory, where: str) -> None:
     """The factory builds a host of the saved class and topology, with the saved slots."""
     host = build(host_factory, 0)
-    offered = {spec.slot_id: spec for spec in as_host(host).injection_specs()}
+    offered = host_slots(as_host(host))
     found = HostSpec(type(host).__name__, as_host(host).topology, tuple(offered.values()))
     for name in ("class_name", "topology"):
         if getattr(found, name) != getattr(saved, name):

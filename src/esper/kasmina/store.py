@@ -9,11 +9,12 @@ Shape letters: E members, R rows, P parameters of one member.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.initial import Initialiser
-from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array
 
 
@@ -32,16 +33,10 @@ class ParameterStore:
         self.tied = _has_ties(self.template)
         """One tensor of the module has several names."""
         trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}
-        dtypes = {p.dtype for p in trained.values()}
-        if len(dtypes) > 1:
-            raise EsperError(
-                f"{type(self.template).__name__} mixes parameter types "
-                f"{', '.join(sorted(map(str, dtypes)))}: use one"
-            )
         self.shapes = {name: tuple(p.shape) for name, p in trained.items()}
         self._sizes = [p.numel() for p in trained.values()]
-        dtype = next(iter(dtypes), torch.float32)
-        self.flat_EP = torch.zeros(members, sum(self._sizes), device=device, dtype=dtype)
+        size = sum(self._sizes)
+        self.flat_EP = torch.zeros(members, size, device=device, dtype=torch.float32)
         self.flat_EP.requires_grad_(True)
         self.fixed: dict[str, Tensor] = {
             name: value.detach().expand(members, *value.shape).clone()
@@ -95,6 +90,13 @@ class ParameterStore:
         if member_R is None:
             return {name: value.clone() for name, value in self.fixed.items()}
         return {name: value.index_select(0, member_R) for name, value in self.fixed.items()}
+
+    def copy_template(self) -> nn.Module:
+        """The module once more; built anew where it keeps what cannot be copied (activations)."""
+        try:
+            return copy.deepcopy(self.template)
+        except (RuntimeError, TypeError):
+            return self._initialiser.rebuild().to(self.device)
 
     def bytes(self) -> int:
         """Memory of the stacked values, optimiser state not counted."""

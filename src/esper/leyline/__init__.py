@@ -22,6 +22,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "reason_of",
         "unknown_name",
     ),
+    ".user_errors": ("LONGEST_TEXT", "user_code", "in_one_line", "is_out_of_memory"),
     ".lazy": ("attach",),
     ".limits": (
         "LARGEST_COUNT",
@@ -386,5 +387,9 @@ if TYPE_CHECKING:
     from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent
     from esper.leyline.telemetry import TelemetryEventType as TelemetryEventType
     from esper.leyline.telemetry import TelemetryLevel as TelemetryLevel
+    from esper.leyline.user_errors import LONGEST_TEXT as LONGEST_TEXT
+    from esper.leyline.user_errors import in_one_line as in_one_line
+    from esper.leyline.user_errors import is_out_of_memory as is_out_of_memory
+    from esper.leyline.user_errors import user_code as user_code
 else:
     __getattr__, __dir__, __all__ = attach(__name__, _NAMES_IN)

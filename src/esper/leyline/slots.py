@@ -32,7 +32,7 @@ def parse_slot_id(text: str) -> tuple[int, int]:
     >>> parse_slot_id("r1c10")
     (1, 10)
     """
-    match = _SLOT_ID.fullmatch(text)
+    match = _SLOT_ID.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise EsperError(f"slot id {shown(text)}: expected r<row>c<col>, for example 'r0c1'")
     return int(match[1]), int(match[2])
@@ -53,11 +53,12 @@ class InjectionSpec:
 
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)
-        if self.channels < 1 or self.position < 0:
-            raise EsperError(
-                f"slot {self.slot_id}: channels {self.channels} must be 1 or more "
-                f"and position {self.position} 0 or more"
-            )
+        for name, least in (("channels", 1), ("position", 0)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise EsperError(
+                    f"slot {self.slot_id}: {name} {value!r} must be a whole number, {least} or more"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError, reason_of, shorten
 from esper.leyline.files import is_unwritable, write_advice
+from esper.leyline.user_errors import is_out_of_memory
 
 C = TypeVar("C")
 
@@ -47,8 +48,6 @@ def guarded(work: Callable[[], int | None]) -> int:
         print(f"error: {_shorten_words(str(error))}", file=sys.stderr)
         return REFUSED
     except (MemoryError, RuntimeError) as error:
-        from esper.tolaria.runtime import is_out_of_memory
-
         if not is_out_of_memory(error):
             raise
         print(f"error: out of memory ({_first_line(error)}): {SMALLER}", file=sys.stderr)

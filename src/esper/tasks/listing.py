@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.leyline.errors import EsperError
+from esper.leyline.user_errors import user_code
 from esper.tasks.places import DataFiles, find_data
 from esper.tasks.registry import get_task_spec, task_names
 from esper.tasks.spec import TaskSpec
@@ -100,11 +101,11 @@ def host_size(spec: TaskSpec) -> tuple[int, int]:
 
     from esper.kasmina.counting import count_macs, count_parameters
 
-    with torch.random.fork_rng(devices=[]):
-        host = spec.host_factory()
     kind = torch.int64 if spec.topology == "transformer" else torch.float32
     sample = torch.zeros((1, *spec.input_shape), dtype=kind)
-    return count_parameters(host), count_macs(host, sample)
+    with torch.random.fork_rng(devices=[]), user_code(f"task {spec.name}: its host fails"):
+        host = spec.host_factory()
+        return count_parameters(host), count_macs(host, sample)
 
 
 def place_of_data(spec: TaskSpec, data_dir: Path | None = None) -> DataPlace:

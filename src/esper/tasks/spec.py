@@ -8,7 +8,7 @@ Shape letters: N samples, C channels, H height, W width, F features, T tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -20,8 +20,10 @@ from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
+from esper.leyline.user_errors import user_code
 from esper.tasks.places import DataFiles, locate_data
 from esper.tasks.scoring import Upkeep
+from esper.tasks.user_data import as_array, as_constants
 
 if TYPE_CHECKING:
     import torch
@@ -41,12 +43,16 @@ PARTS: Final = ("train", "val_control", "val_score", "test")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskPart:
-    """Samples and what they are."""
+    """Samples and what they are: numpy arrays, or tensors on the CPU, which become such."""
 
     inputs: Inputs
     """Images `[N, C, H, W]` (uint8 or float), float vectors `[N, F]` or token ids `[N, T]`."""
     labels: Ints
     """Class of each sample `[N]`; for tokens the next token at each place `[N, T]`."""
+
+    def __post_init__(self) -> None:
+        for name in ("inputs", "labels"):
+            object.__setattr__(self, name, as_array(f"TaskPart {name}", getattr(self, name)))
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -70,6 +76,14 @@ class TaskData:
     """Their deviation, as `mean`."""
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, as_constants(name, getattr(self, name)))
+        for name in PARTS:
+            part = getattr(self, name)
+            if not isinstance(part, TaskPart):
+                raise EsperError(
+                    f"{name}: got a {type(part).__name__}, give TaskPart(inputs, labels)"
+                )
         for name in PARTS:
             self._check_part(name, getattr(self, name))
         self._check_constants()
@@ -86,11 +100,7 @@ class TaskData:
                 f"{self.sample_shape} {self.train.inputs.dtype}"
             )
         if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-            broken = int((~np.isfinite(inputs)).reshape(len(inputs), -1).any(axis=1).sum())
-            raise EsperError(
-                f"{name}: {broken} of {len(inputs)} inputs hold numbers that are not finite; "
-                f"leave them out"
-            )
+            raise _not_finite(name, inputs)
         wanted = self.sample_shape if self.kind == "tokens" else ()
         if labels.shape[1:] != wanted or labels.dtype != np.int64:
             raise EsperError(
@@ -106,10 +116,22 @@ class TaskData:
                 f"mean {self.mean.shape} and std {self.std.shape}: for {self.kind} of "
                 f"{self.sample_shape} both have {' or '.join(map(str, sizes))} values"
             )
-        if not (np.isfinite(self.mean).all() and (self.std > 0).all()):
-            raise EsperError(
-                "mean must be finite and std above 0: the training inputs are constant"
-            )
+        sound = np.isfinite(self.mean) & np.isfinite(self.std) & (self.std > 0)
+        if not sound.all():
+            raise EsperError(self._unsound(np.flatnonzero(~sound)))
+
+    def _unsound(self, places: Ints) -> str:
+        """Which mean or std will not do; nearly always a column that is constant."""
+        first = places[0]
+        found = f"mean {self.mean[first]:g}, std {self.std[first]:g}"
+        if self.mean.size == 1:
+            return f"{found}: mean must be finite and std above 0; the training inputs are constant"
+        word = "channel" if self.kind == "images" else "column"
+        more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
+        return (
+            f"{word} {first}{more} has {found}: mean must be finite and std above 0; leave a "
+            f"constant {word} out of the inputs, or set its std to 1"
+        )
 
     @property
     def kind(self) -> InputKind:
@@ -153,6 +175,16 @@ class TaskData:
                 f"task {name}: batch size {batch} is larger than the {len(self.train)} training "
                 f"samples; set it to {len(self.train)} or less"
             )
+
+
+def _not_finite(name: str, inputs: Inputs) -> EsperError:
+    bad = ~np.isfinite(inputs)
+    broken = int(bad.reshape(len(inputs), -1).any(axis=1).sum())
+    sample, *place = (int(i) for i in np.argwhere(bad)[0])
+    return EsperError(
+        f"{name}: {broken} of {len(inputs)} inputs hold numbers that are not finite, the first is "
+        f"sample {sample} at {place}; leave them out"
+    )
 
 
 def _check_range(what: str, part_name: str, values: Ints, classes: int) -> None:
@@ -262,11 +294,12 @@ class TaskSpec:
     """What live seeds cost in the reward."""
 
     def __post_init__(self) -> None:
+        self._check_callables()
+        self._take_tuples()
         for name in ("num_classes", "batch_size", "batches_per_step", "episode_length"):
-            if getattr(self, name) < 1:
-                raise EsperError(
-                    f"task {self.name}: {name}={getattr(self, name)}, must be 1 or more"
-                )
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise EsperError(f"task {self.name}: {name}={value!r}, must be 1 or more")
         if self.topology not in TOPOLOGIES:
             raise unknown_name("topology", self.topology, TOPOLOGIES, f"in task {self.name}")
         if self.augmentation not in get_args(Augmentation):
@@ -283,6 +316,25 @@ class TaskSpec:
         if not 0 <= self.chance < 1:
             raise EsperError(f"task {self.name}: chance={self.chance}, must be from 0 to below 1")
 
+    def _take_tuples(self) -> None:
+        """Lists are taken, too; one name alone is not spelled out."""
+        for name in ("slots", "blueprints", "input_shape"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise EsperError(f"task {self.name}: {name}={given!r}, give a tuple: ({given!r},)")
+            object.__setattr__(self, name, tuple(given))
+
+    def _check_callables(self) -> None:
+        """Data and hosts are made when a run begins, so both are given as functions."""
+        for name, made in (("load_data", "data"), ("host_factory", "host")):
+            value = getattr(self, name)
+            built = hasattr(value, "named_parameters") and not isinstance(value, type)
+            if built or not (callable(value) or isinstance(value, DataFiles)):
+                raise EsperError(
+                    f"task {self.name}: {name} is a {type(value).__name__}, already made; give a "
+                    f"function that makes the {made}, as in lambda: {type(value).__name__}(...)"
+                )
+
     @property
     def episode_samples(self) -> int:
         """Training samples one member sees in an episode."""
@@ -294,7 +346,12 @@ class TaskSpec:
         if isinstance(source, DataFiles):
             data = source.read(locate_data(source.dataset, data_dir))
         else:
-            data = source()
+            with user_code(f"task {self.name}: load_data fails"):
+                data = source()
+            if not isinstance(data, TaskData):
+                raise EsperError(
+                    f"task {self.name}: load_data returns a {type(data).__name__}, not a TaskData"
+                )
         data.check(self.name, self.num_classes, self.input_shape, self.batch_size)
         return data
 
@@ -309,6 +366,27 @@ class TaskSpec:
         from esper.kasmina import Population
 
         config = self.optim.population_config(executor)
-        return Population(
+        population = Population(
             self.host_factory, self.slots, self.blueprints, members, seed, device, config
         )
+        network = population.network
+        if network.topology != self.topology:
+            raise EsperError(
+                f"task {self.name}: topology {self.topology!r}, its host declares "
+                f"{network.topology!r}; give both the same"
+            )
+        if not network.host.parameters_per_member:
+            raise EsperError(
+                f"task {self.name}: no parameter of its host trains, and growth is priced against "
+                f"those; leave requires_grad on for some"
+            )
+        return population
+
+    def check_outputs(self, shape: tuple[int, ...], places: tuple[int, ...]) -> None:
+        """Refuse a host that gives `shape` for one sample where labels have the shape `places`."""
+        if shape != (*places, self.num_classes):
+            raise EsperError(
+                f"task {self.name}: the host gives outputs {shape} for a sample, "
+                f"num_classes={self.num_classes} means {(*places, self.num_classes)}; change its "
+                f"head or num_classes"
+            )

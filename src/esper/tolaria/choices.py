@@ -85,6 +85,7 @@ def batch_buffers(batches: SharedBatchIterator, device: torch.device) -> Buffers
 
 
 def settle_executor(
+    spec: TaskSpec,
     env: ParallelEnvState,
     batches: SharedBatchIterator,
     buffers: Buffers | None,
@@ -96,7 +97,9 @@ def settle_executor(
     population = env.model
     x, target = next(batches.step(0, buffers))
     with autocast(device, precision), torch.no_grad():
-        population.forward(x)
+        outputs = population.forward(x)
+    spec.check_outputs(tuple(outputs.shape[2:]), tuple(target.shape[2:]))
+    population.try_blueprints()
     assert population.choice is not None, "made when the first input came"
     if config.kernels != "auto":
         population.choice.executor.kernels = config.kernels

@@ -134,7 +134,9 @@ class VectorizedEngine:
         batch_size = config.val_batch_size or default_val_batch(config.members, device)
         limit = config.counterfactuals.images
         self.validator = Validator(spec, data, device, batch_size, limit)
-        choice = settle_executor(self.env, self.batches, self._buffers, config, device, precision)
+        choice = settle_executor(
+            spec, self.env, self.batches, self._buffers, config, device, precision
+        )
         name = choice.executor.name
         graphs, self._no_graphs = settle_graphs(config.graphs, device, name)
         self.use_graphs(graphs)

@@ -12,7 +12,10 @@ from typing import Final, Literal
 import torch
 from torch.utils import deterministic
 
-from esper.leyline.errors import EsperError, shown, unknown_name
+from esper.kasmina.devices import parse_device as parse_device
+from esper.kasmina.devices import validate_cuda_device as validate_cuda_device
+from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.user_errors import is_out_of_memory
 
 Profile = Literal["exact", "fast"]
 PROFILES: Final = ("exact", "fast")
@@ -23,37 +26,9 @@ NUMBER_TYPES: Final[dict[Precision, torch.dtype]] = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-_NO_MEMORY: Final = ("can't allocate memory", "not enough memory", "CUDA out of memory")
-"""How torch's allocators say that there is none left."""
 CUBLAS_SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
 CUBLAS_EXACT: Final = (":4096:8", ":16:8")
 """Workspace sizes with which cuBLAS always takes the same path."""
-
-
-def parse_device(text: str) -> torch.device:
-    """The device a user named, checked to be there: `cpu`, `cuda`, `cuda:1`, or `auto`."""
-    if text == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        raise EsperError(f"device {shown(text)}: choose cpu, cuda, cuda:<number> or auto") from None
-    if device.type == "cuda":
-        return validate_cuda_device(device)
-    if device.type != "cpu":
-        raise EsperError(f"device {shown(text)}: Esper runs on cpu and cuda")
-    return device
-
-
-def validate_cuda_device(device: torch.device) -> torch.device:
-    """A CUDA device that is there, or an error that says what is."""
-    if not torch.cuda.is_available():
-        built = "none is visible" if torch.version.cuda else "this torch is built without CUDA"
-        raise EsperError(f"device {str(device)!r}: no CUDA device ({built}); use cpu")
-    count = torch.cuda.device_count()
-    if device.index is not None and device.index >= count:
-        raise EsperError(f"device {str(device)!r}: {count} CUDA devices are here, 0 to {count - 1}")
-    return device
 
 
 def set_profile(profile: Profile, device: torch.device) -> None:
@@ -101,12 +76,6 @@ def autocast(
     if chosen == "fp32":
         return contextlib.nullcontext()
     return torch.autocast("cuda", dtype=NUMBER_TYPES[chosen], cache_enabled=cached)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on the host or on a device."""
-    failed = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return failed or any(sign in str(error) for sign in _NO_MEMORY)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,11 @@ class Blueprint:
     """Width -> a module that maps an activation to a delta of the same shape."""
     description: str
 
+    @property
+    def ours(self) -> bool:
+        """Whether it comes with Esper: those are known to work in any slot they fit."""
+        return getattr(self.factory, "__module__", "").startswith("esper.kasmina.")
+
     def misfit(self, width: int) -> str | None:
         """Why this blueprint cannot stand in a slot of that width, or None if it can."""
         if width < self.min_width:

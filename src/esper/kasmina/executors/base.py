@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from esper.kasmina.network import StackedNetwork
@@ -26,11 +27,29 @@ class Executor(Protocol):
 
 
 def check_input(network: StackedNetwork, x: Tensor) -> None:
-    """The leading axis of the input is the members, or 1."""
+    """A tensor where the members are; its leading axis is the members, or 1."""
+    check_tensor("input", x, network.host.flat_EP.device)
     if x.ndim < 2 or x.shape[0] not in (1, network.members):
         raise EsperError(
             f"input of shape {tuple(x.shape)}: the first axis must be the {network.members} "
             f"members, or 1 for a batch shared by all"
+        )
+    if not x.shape[1]:
+        raise EsperError(f"input of shape {tuple(x.shape)}: a batch of 0 samples; give at least 1")
+
+
+def check_tensor(what: str, value: object, device: torch.device) -> None:
+    """A tensor, and where the members are; nothing is copied behind the caller's back."""
+    if not isinstance(value, Tensor):
+        raise EsperError(
+            f"{what} of type {type(value).__name__}: give a tensor, as in torch.as_tensor(...)"
+        )
+    if value.layout != torch.strided:
+        raise EsperError(f"{what} of layout {value.layout}: give a dense tensor, as in .to_dense()")
+    if value.device != device:
+        raise EsperError(
+            f"{what} on {value.device}, the members are on {device}: move them, as in "
+            f".to('{device}')"
         )
 
 
