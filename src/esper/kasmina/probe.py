@@ -9,7 +9,8 @@ from torch import Tensor
 
 from esper.kasmina.counting import count_macs
 from esper.kasmina.network import StackedNetwork
-from esper.leyline.errors import ShapeError
+from esper.kasmina.random_probe import draws_in_evaluation
+from esper.leyline.errors import EsperError, ShapeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,11 @@ def probe_host(network: StackedNetwork, x: Tensor) -> HostProbe:
                     shapes.append(tuple(h.shape[1:]))
         whole = host(x.clone())
     if whole.shape != h.shape or not torch.allclose(whole, h, rtol=1e-4, atol=1e-5, equal_nan=True):
+        if draws_in_evaluation(host, x):
+            raise EsperError(
+                f"host {type(host).__name__} draws random numbers in evaluation mode: pass "
+                f"training=self.training to torch.nn.functional.dropout and the like"
+            )
         raise ShapeError(
             f"host {type(host).__name__}: forward(x) differs from running its segments in order; "
             f"segments() must be the whole chain"
