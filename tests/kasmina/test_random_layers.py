@@ -191,18 +191,15 @@ def test_only_segments_that_draw_are_watched(monkeypatch):
     population = random_population()
     population.forward(batch(3)[0])
     entered = []
-    monkeypatch.setattr(
-        RowDraws, "__init__", lambda self, key_R, site, stacked: pytest.fail(site.name)
-    )
+    original = RowDraws.__enter__
+
+    def noted(self):
+        entered.append(self.site.name)
+        return original(self)
+
+    monkeypatch.setattr(RowDraws, "__enter__", noted)
     population.forward(batch(3)[0])
-    monkeypatch.undo()
-    original = RowDraws.__init__
-
-    def noted(self, key_R, site, stacked):
-        entered.append(site.name)
-        original(self, key_R, site, stacked)
-
-    monkeypatch.setattr(RowDraws, "__init__", noted)
+    assert not entered, "in evaluation none is"
     population.train_batch(*batch(3))
     assert entered == ["segment 1", "segment 2", "segment 3"]
 

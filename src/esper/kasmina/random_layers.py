@@ -65,18 +65,35 @@ def _repetitions(code_R: Ints) -> Ints:
     return out
 
 
+class RowStreams:
+    """The streams of all rows of one pass."""
+
+    def __init__(self, key_R: Tensor) -> None:
+        self.key_R = key_R
+        self._calls: dict[tuple[str, int], Tensor] = {}
+
+    def of_call(self, site: str, call: int) -> Tensor:
+        """Keys of one call at a site; computed once for rows that come one after the other."""
+        if (site, call) not in self._calls:
+            self._calls[site, call] = rng.derived(self.key_R, _call_word(site, call))
+        return self._calls[site, call]
+
+
+@lru_cache(maxsize=4096)
+def _call_word(site: str, call: int) -> int:
+    return int(stream_keys(0, site, "call", call).view(np.int64))
+
+
 def drawing(
-    site: Site | None, key_R: Tensor | None, rows: int | slice | Tensor, stacked: bool = True
+    site: Site | None, streams: RowStreams | None, rows: slice | Tensor, stacked: bool = True
 ) -> contextlib.AbstractContextManager[object]:
     """The context in which a site computes some of the rows; an empty one where nothing is drawn.
 
-    `rows`: how many of the first, a slice, or an index.
+    `rows`: a slice of them, or their index.
     """
-    if site is None or key_R is None:
+    if site is None or streams is None:
         return contextlib.nullcontext()
-    if isinstance(rows, Tensor):
-        return RowDraws(key_R.index_select(0, rows), site, stacked)
-    return RowDraws(key_R[:rows] if isinstance(rows, int) else key_R[rows], site, stacked)
+    return RowDraws(streams, site, rows, stacked)
 
 
 _DIGITS: Final = {torch.float16: 11, torch.bfloat16: 8}
@@ -88,13 +105,22 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     `stacked`: the rows are the first axis of all that is drawn (under vmap); else there is one row.
     """
 
-    def __init__(self, key_R: Tensor, site: Site, stacked: bool) -> None:
+    def __init__(
+        self, streams: RowStreams, site: Site, rows: slice | Tensor, stacked: bool
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.site = site
-        self.key_R = key_R
         self.stacked = stacked
         self.calls = 0
+        """Calls answered so far."""
+        self._streams = streams
+        self._rows = rows
         self._context = contextlib.ExitStack()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False spares an import of seconds, and a wrapper around every operation."""
+        return False
 
     def __enter__(self) -> Self:
         if self.site.plain_attention:
@@ -124,20 +150,17 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def words(self, like: Tensor) -> Tensor:
         """Fresh 32-bit words (int32) in the shape of `like`, contiguous."""
-        shape, rows = like.shape, len(self.key_R)
+        keys_R = self._streams.of_call(self.site.name, self.calls)
+        index = self._rows
+        keys_R = keys_R.index_select(0, index) if isinstance(index, Tensor) else keys_R[index]
+        self.calls += 1
+        shape, rows = like.shape, len(keys_R)
         if self.stacked and shape[:1] != (rows,):
             raise RuntimeError(
                 f"random numbers of shape {tuple(shape)} are not drawn row by row ({rows} rows)"
             )
         count = math.prod(shape[1:] if self.stacked else shape)
-        keys_R = rng.derived(self.key_R, _call_word(self.site.name, self.calls))
-        self.calls += 1
         return rng.words(keys_R, count).view(shape).to(like.device)
-
-
-@lru_cache(maxsize=4096)
-def _call_word(site: str, call: int) -> int:
-    return int(stream_keys(0, site, "call", call).view(np.int64))
 
 
 # ---- kinds of numbers: draws, a tensor whose shape, type and device they have, parameters ---

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from esper.kasmina.random_layers import RowDraws, Site
+from esper.kasmina.random_layers import RowDraws, RowStreams, Site
 from esper.kasmina.rng import forked_rng
 from esper.leyline.errors import ShapeError
 
@@ -94,7 +94,9 @@ class _Watch(RowDraws):  # type: ignore[no-untyped-call]
     """Draws for one row, and notes what it cannot draw."""
 
     def __init__(self, site: Site, device: torch.device) -> None:
-        super().__init__(torch.zeros(1, dtype=torch.int64, device=device), site, stacked=False)
+        streams = RowStreams(torch.zeros(1, dtype=torch.int64, device=device))
+        super().__init__(streams, site, slice(1), stacked=False)
+        self._device = device
         self.unknown: list[str] = []
         """Operations that moved torch's own generator."""
 
@@ -108,9 +110,9 @@ class _Watch(RowDraws):  # type: ignore[no-untyped-call]
         return out
 
     def _torch_states(self) -> Tensor:
-        states, device = [torch.get_rng_state()], self.key_R.device
-        if device.type == "cuda":
-            states.append(torch.cuda.get_rng_state(device))
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
         return torch.cat(states)
 
 

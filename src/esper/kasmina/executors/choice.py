@@ -15,7 +15,7 @@ from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
-from esper.kasmina.random_layers import drawing
+from esper.kasmina.random_layers import RowStreams, drawing
 from esper.kasmina.rows import make_plan, whole_rows
 from esper.leyline.errors import EsperError
 
@@ -57,7 +57,7 @@ def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str
     devices = [network.device] if network.device.type == "cuda" else []
     try:
         bank.template.train()
-        draws = drawing(bank.site, members_G, 2)
+        draws = drawing(bank.site, RowStreams(members_G), slice(2))
         with torch.random.fork_rng(devices=devices), torch.no_grad(), draws:
             vmap_module(bank.template, state, torch.stack([h, h]), 0)
     except torch.OutOfMemoryError:

@@ -20,7 +20,7 @@ from esper.kasmina.blending import blend
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layout import channels_last
 from esper.kasmina.network import Segment, StackedNetwork
-from esper.kasmina.random_layers import Site, drawing
+from esper.kasmina.random_layers import RowStreams, Site, drawing
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -49,7 +49,8 @@ class LoopExecutor:
         """Outputs `[R, B, ...]`."""
         check_input(network, x)
         set_training(network, training)
-        run = _LoopRun(network, x, plan, training, key_R)
+        draws = None if key_R is None else RowStreams(key_R)
+        run = _LoopRun(network, x, plan, training, draws)
         outputs = []
         stock = fused.stock_kernels(self.kernels == "torch")
         with stock, self._side_streams(network, plan) as streams:
@@ -86,7 +87,7 @@ class _LoopRun:
     x: Tensor
     plan: RowPlan
     training: bool
-    key_R: Tensor | None
+    streams: RowStreams | None
     rows_of: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(row, slot) -> activation there."""
@@ -139,7 +140,7 @@ class _LoopRun:
         return h
 
     def _drawing(self, site: Site | None, row: int) -> contextlib.AbstractContextManager[object]:
-        return drawing(site, self.key_R, slice(row, row + 1), stacked=False)
+        return drawing(site, self.streams, slice(row, row + 1), stacked=False)
 
     def _stands_at(self, row: int, index: int) -> bool:
         """Whether right after segment `index` a seed is live, or another row begins."""

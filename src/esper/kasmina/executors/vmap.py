@@ -19,7 +19,7 @@ from esper.kasmina.blending import update_rows
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layers import MaxPool2d
 from esper.kasmina.network import Segment, StackedNetwork, Stretch
-from esper.kasmina.random_layers import drawing
+from esper.kasmina.random_layers import RowStreams, drawing
 from esper.kasmina.rows import Kept, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -45,7 +45,8 @@ class VmapExecutor:
     ) -> Tensor:
         """Outputs `[R, B, ...]`."""
         with fused.stock_kernels(self.kernels == "torch"):
-            return self._run(network, x, plan, training, key_R)
+            streams = None if key_R is None else RowStreams(key_R)
+            return self._run(network, x, plan, training, streams)
 
     def _run(
         self,
@@ -53,7 +54,7 @@ class VmapExecutor:
         x: Tensor,
         plan: RowPlan,
         training: bool,
-        key_R: Tensor | None,
+        streams: RowStreams | None,
     ) -> Tensor:
         check_input(network, x)
         set_training(network, training)
@@ -66,13 +67,13 @@ class VmapExecutor:
             if training and stretch.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # dropout in place is each row's own
             h = _by_sample(stretch, h)
-            with drawing(stretch.site, key_R, active):
+            with drawing(stretch.site, streams, slice(active)):
                 h = _run_segment(stretch.whole, params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == stretch.last:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
-                h = _apply_slot(network, plan.groups_S[slot], h, training, key_R)
+                h = _apply_slot(network, plan.groups_S[slot], h, training, streams)
                 slot += 1
         if training and fixed:
             _keep_buffers(network.host, fixed, plan.kept)
@@ -144,7 +145,7 @@ def _apply_slot(
     groups: Sequence[SeedGroup],
     h: Tensor,
     training: bool,
-    key_R: Tensor | None,
+    streams: RowStreams | None,
 ) -> Tensor:
     """Hand its rows to each group of seeds in a slot, and blend in what they answer.
 
@@ -153,10 +154,10 @@ def _apply_slot(
     if not groups:
         return h
     if fused.half_type(h) == h.dtype:
-        return _apply_slot_by_kernels(network, groups, h, training, key_R)
+        return _apply_slot_by_kernels(network, groups, h, training, streams)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
-        update = _update_of_seeds(network, group, h_G, training, key_R)
+        update = _update_of_seeds(network, group, h_G, training, streams)
         alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
         if h.device.type == "cpu" and group.present == {BlendStyle.ADD}:
             h = h.index_add(0, group.rows_G, alpha * update)  # as below, with less to send back
@@ -170,21 +171,25 @@ def _apply_slot_by_kernels(
     groups: Sequence[SeedGroup],
     h: Tensor,
     training: bool,
-    key_R: Tensor | None,
+    streams: RowStreams | None,
 ) -> Tensor:
     from esper.kasmina.kernels.rows import fork, give_back
 
     index = [group.rows_G for group in groups]
     h, *taken = fork(h, index)
     updates = [
-        _update_of_seeds(network, group, h_G, training, key_R)
+        _update_of_seeds(network, group, h_G, training, streams)
         for group, h_G in zip(groups, taken, strict=True)
     ]
     return give_back(h, index, [group.alpha_G for group in groups], updates)
 
 
 def _update_of_seeds(
-    network: StackedNetwork, group: SeedGroup, h_G: Tensor, training: bool, key_R: Tensor | None
+    network: StackedNetwork,
+    group: SeedGroup,
+    h_G: Tensor,
+    training: bool,
+    streams: RowStreams | None,
 ) -> Tensor:
     """Run the blueprint on the rows of a group; what they add to the host at full strength."""
     seed_in = h_G
@@ -193,7 +198,7 @@ def _update_of_seeds(
     bank = network.bank(group.slot, group.blueprint)
     fixed = bank.gather_fixed(group.members_G)
     own_in = seed_in.clone() if bank.writes_input else seed_in
-    with drawing(bank.site, key_R, group.rows_G):
+    with drawing(bank.site, streams, group.rows_G):
         delta = _vmap_store(bank, group, fixed, own_in)
     if training and fixed:
         _keep_buffers(bank, fixed, group.kept)
