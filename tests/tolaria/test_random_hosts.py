@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engine_support import histories, random_policy, small_engine, small_task
 from esper.kasmina import CNNHost
@@ -109,3 +110,23 @@ def test_the_global_generator_is_left_alone():
     expected = torch.get_rng_state()
     run(random_policy(5), disturbance=7)
     assert torch.equal(torch.get_rng_state(), expected)
+
+
+class NumpyNoise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * float(np.random.rand()) if self.training else x
+
+
+class NoisyHost(DroppingHost):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pools[1] = nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), NumpyNoise())
+
+
+def test_an_exact_run_that_cannot_be_repeated_says_so(caplog):
+    spec = replace(SPEC, host_factory=NoisyHost)
+    with caplog.at_level(logging.WARNING):
+        small_engine(spec, profile="exact", members=2)
+    (line,) = [r.message for r in caplog.records]
+    assert line.startswith("this run is not reproducible: host NoisyHost draws random numbers from")
+    assert "numpy.random" in line

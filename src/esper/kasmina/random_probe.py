@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 _ATTENTION: Final = "_scaled_dot_product_"
 """How the names of torch's fused attentions begin."""
-_CHECKPOINT: Final = "torch.utils.checkpoint, which draws again in the backward pass"
+_CHECKPOINT: Final = "torch.utils.checkpoint (again in the backward pass)"
 _UNSEEN: Final = "a source that is not known"
 
 
@@ -76,7 +76,10 @@ def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:
 def report_draws(owner: str, sources: Sequence[str]) -> None:
     """Say that a run cannot be repeated, if it cannot."""
     if sources:
-        _warn(f"{owner} draws random numbers from {', '.join(sources)}: not Esper's to repeat")
+        _warn(
+            f"{owner} draws random numbers from {', '.join(sources)}; use dropout, torch.rand or "
+            f"torch.bernoulli, which Esper repeats (docs/own-host.md)"
+        )
 
 
 def report_evaluation(owner: str) -> None:
