@@ -72,3 +72,8 @@ def test_the_moody_host_runs_under_loop_and_says_why(page):
     choice = page["moody"].choice
     assert choice.executor.name == "loop"
     assert "Moody cannot be vmapped" in choice.reason
+
+
+def test_dropout_is_repeatable_as_the_page_says(page):
+    assert torch.equal(*page["losses"])
+    assert page["dropping"].network.sites.keys() == {1}

@@ -219,7 +219,7 @@ CHAINS: dict[str, tuple[type[OwnHost], str]] = {
     ),
     "dropout that is always on": (
         with_part("first", lambda: Then(Block(1, 4), lambda h: F.dropout(h, 0.5))),
-        "gives two outputs for one input in eval mode: use nn.Dropout",
+        "draws random numbers in evaluation mode: use nn.Dropout",
     ),
     "writes over its input": (
         with_part("first", lambda: Scaling(1, 4)),

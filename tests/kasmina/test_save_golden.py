@@ -1,7 +1,8 @@
-"""Saves of this schema, made once and kept: they still load and give what they gave.
+"""Saves of every schema, made once and kept: they still load and give what they gave.
 
 A test here fails when the format changes, or a built-in blueprint that a save may hold. If that is
-meant: raise `files.SCHEMA`, keep reading the old form or refuse it in one line, and make new ones:
+meant: raise `files.SCHEMA`, keep reading the old form or refuse it in one line, and make new ones
+beside the old:
 
     PYTHONPATH=src:tests python tests/kasmina/test_save_golden.py
 """
@@ -20,7 +21,9 @@ from esper.kasmina import MorphogeneticModel, OptimConfig, Population, Populatio
 from esper.leyline import BlendStyle, InjectionSpec, SeedStage
 from support import bring_to, good_signals
 
-GOLDEN = Path(__file__).parent / "golden"
+FOLDERS = {1: Path(__file__).parent / "golden", 2: Path(__file__).parent / "golden" / "schema2"}
+"""By schema; 2 knows how many passes an episode has had."""
+GOLDEN = FOLDERS[files.SCHEMA]
 
 
 class GoldenHost(nn.Module):
@@ -74,13 +77,19 @@ def make() -> None:
     (GOLDEN / "expected.json").write_text(json.dumps(member | story(p), indent=1) + "\n")
 
 
+@pytest.fixture(params=FOLDERS.values(), ids=[f"schema {schema}" for schema in FOLDERS])
+def folder(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
 @pytest.fixture
-def expected() -> dict[str, list[float]]:
-    return json.loads((GOLDEN / "expected.json").read_text())
+def expected(folder: Path) -> dict[str, list[float]]:
+    return json.loads((folder / "expected.json").read_text())
 
 
-def test_the_kept_population_loads_and_goes_on(expected):
-    p = Population.load(GOLDEN / "population", GoldenHost)
+def test_the_kept_population_loads_and_goes_on(folder, expected):
+    p = Population.load(folder / "population", GoldenHost)
+    assert int(p.passes) == (0 if folder == FOLDERS[1] else 1), "0 where the save does not say"
     assert (p.seed, p.round, p.members) == (11, 4, 2)
     assert p.config == PopulationConfig(executor="loop", optim=OptimConfig(kind="adamw"))
     assert p.lifecycle.stage_ES.tolist() == [[SeedStage.DORMANT], [SeedStage.BLENDING]]
@@ -89,8 +98,8 @@ def test_the_kept_population_loads_and_goes_on(expected):
         np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_the_kept_member_loads(expected):
-    model = MorphogeneticModel.load(GOLDEN / "member", GoldenHost)
+def test_the_kept_member_loads(folder, expected):
+    model = MorphogeneticModel.load(folder / "member", GoldenHost)
     assert model.stages == {"r0c0": SeedStage.BLENDING}
     out = model(data()[0][1]).flatten().tolist()
     np.testing.assert_allclose(out, expected["member"], rtol=1e-4, atol=1e-5)

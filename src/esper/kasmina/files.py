@@ -35,7 +35,7 @@ from esper.leyline.files import sync_folder, write_advice, write_whole
 from esper.leyline.sealed import is_sealed, parse_json, seal
 
 FORMAT: Final = "esper-save"
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 """Grows with every change of the manifest or of the tensors' names that old readers would not
 understand. The envelope (`format`, `schema`, `kind`, `checksum`) never changes."""
 MANIFEST: Final = "manifest.json"

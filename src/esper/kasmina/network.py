@@ -7,7 +7,7 @@ computation is the executors'.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -27,6 +27,13 @@ from esper.kasmina.host_checks import (
 )
 from esper.kasmina.initial import Initialiser
 from esper.kasmina.memory import keep_freed_memory
+from esper.kasmina.random_layers import Site
+from esper.kasmina.random_probe import (
+    draws_in_evaluation,
+    find_draws,
+    report_draws,
+    report_evaluation,
+)
 from esper.kasmina.rng import forked_rng
 from esper.kasmina.store import ParameterStore
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
@@ -57,6 +64,8 @@ class Stretch:
     whole: Segment
     last: int
     """Position of its last segment."""
+    site: Site | None = None
+    """Where it draws random numbers in training; it is one segment then."""
 
 
 class StackedNetwork:
@@ -79,7 +88,12 @@ class StackedNetwork:
         self.topology: Topology = template.topology
         self.segments = _segments(template)
         self.slots = chosen_slots(template, slots, len(self.segments))
-        self.stretches = _stretches(self.segments, self.slots, device.type == "cpu")
+        self.sites: dict[int, Site] | None = None
+        """By position: the segments that draw random numbers in training; None until an input is
+        seen (`find_sites`)."""
+        self.repeatable = True
+        """Nothing in the host draws from elsewhere."""
+        self.stretches = _stretches(self.segments, self.slots, device.type == "cpu", {})
         self.joints = _joints(self.segments) if device.type == "cpu" else {}
         """By position: a segment and the one behind it as one, cheaper where no seed stands
         between; see `unwatched_joints`."""
@@ -103,6 +117,27 @@ class StackedNetwork:
         if not 0 <= slot < len(ids):
             raise EsperError(f"slot index {slot}: valid are 0 to {len(ids) - 1} ({', '.join(ids)})")
         return slot
+
+    def find_sites(self, x: Tensor) -> None:
+        """Learn from two or more samples which segments draw random numbers in training."""
+        self.sites = {}
+        sources: list[str] = []
+        for position, segment in enumerate(self.segments):
+            found = find_draws(f"segment {position}", segment.module, x)
+            x = found.out
+            sources += found.uncontrolled
+            if found.site is not None:
+                self.sites[position] = found.site
+        self.repeatable = not sources
+        report_draws(f"host {type(self.host.template).__name__}", tuple(dict.fromkeys(sources)))
+        self.stretches = _stretches(
+            self.segments, self.slots, self.device.type == "cpu", self.sites
+        )
+
+    @property
+    def draws(self) -> bool:
+        """Whether any part draws random numbers in training."""
+        return bool(self.sites) or any(bank.site for bank in self.banks.values())
 
     def check_fit(self, slot: int, blueprint: int) -> None:
         """A blueprint must fit its slot; the error says what does."""
@@ -128,8 +163,10 @@ class StackedNetwork:
                 lambda: _build_seed(recipe, width), f"blueprint {recipe.name!r}"
             )
             writes = _try_seed(recipe, initialiser.template, self.sample_activation(slot))
-            self.banks[key] = ParameterStore(initialiser, self.members, self.device)
-            self.banks[key].writes_input = writes
+            bank = ParameterStore(initialiser, self.members, self.device)
+            bank.writes_input = writes
+            bank.site = self._find_seed_site(slot, recipe, bank.template)
+            self.banks[key] = bank
         return self.banks[key]
 
     def gate(self, slot: int) -> ParameterStore:
@@ -146,12 +183,24 @@ class StackedNetwork:
         shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
         return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
+    def _find_seed_site(self, slot: int, recipe: Blueprint, module: nn.Module) -> Site | None:
+        name = f"slot {self.slots[slot].slot_id} blueprint {recipe.name}"
+        h = self.sample_activation(slot).to(self.device)
+        found = find_draws(name, module, h)
+        report_draws(f"blueprint {recipe.name!r}", found.uncontrolled)
+        if draws_in_evaluation(module, h):
+            report_evaluation(f"blueprint {recipe.name!r}")
+        return found.site
+
     def unwatched_joints(self) -> dict[int, Segment]:
         """Those of `joints` that nobody would miss a call of: hooks come and go with time."""
+        drawing = self.sites or {}
         return {
             index: joint
             for index, joint in self.joints.items()
             if not any(is_watched(segment.module) for segment in self.segments[index : index + 2])
+            and index not in drawing
+            and index + 1 not in drawing
         }
 
     def check_activation(self, slot: int, h: Tensor) -> None:
@@ -239,10 +288,14 @@ SAMPLE_BY_SAMPLE: Final = (nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.
 
 
 def _stretches(
-    segments: Sequence[Segment], slots: Sequence[InjectionSpec], on_cpu: bool
+    segments: Sequence[Segment],
+    slots: Sequence[InjectionSpec],
+    on_cpu: bool,
+    sites: Mapping[int, Site],
 ) -> tuple[Stretch, ...]:
-    """The chain cut behind every position at which a slot in use stands."""
-    ends = sorted({spec.position for spec in slots} | {len(segments) - 1})
+    """The chain cut behind every position at which a slot in use stands, and around sites."""
+    cuts = {spec.position for spec in slots} | {len(segments) - 1} | set(sites)
+    ends = sorted(cuts | {position - 1 for position in sites if position > 0})
     stretches = []
     for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
         parts = list(segments[first : last + 1])
@@ -253,7 +306,7 @@ def _stretches(
         if len(parts) > 1:
             names = {f"{i}.{n}": g for i, part in enumerate(parts) for n, g in part.names.items()}
             whole = Segment(nn.Sequential(*(part.module for part in parts)), names)
-        stretches.append(Stretch(tuple(before), whole, last))
+        stretches.append(Stretch(tuple(before), whole, last, sites.get(last)))
     return tuple(stretches)
 
 

@@ -41,6 +41,8 @@ from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig
 from esper.kasmina.padding import PlanRooms
 from esper.kasmina.probe import HostProbe, probe_host, probe_seed, trace_shapes
+from esper.kasmina.random_layers import row_keys
+from esper.kasmina.rng import derived
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
@@ -131,6 +133,8 @@ class Population:
         self.probe: HostProbe | None = None
         self._known: dict[InputKey, tuple[int, ...]] = {}
         """Inputs tried so far, and the output of one sample of such."""
+        self.passes = torch.zeros((), dtype=torch.int64, device=self.device)
+        """Passes in training mode in this episode: random layers draw other numbers in each."""
         self._plans: dict[tuple[str, bool], tuple[int, RowPlan]] = {}
         self._rooms = PlanRooms()
         self._seed_macs: dict[tuple[int, int], int] = {}
@@ -166,6 +170,7 @@ class Population:
     def reset(self, round_index: int) -> None:
         """Start an episode: fresh hosts from the streams of that round, all slots dormant."""
         self.round = round_index
+        self.passes.zero_()  # in place: a captured batch reads and counts it where it is
         self.lifecycle.reset()
         self.trainer.forget()
         self._draw_hosts()
@@ -315,17 +320,34 @@ class Population:
         training, detach = name == "train", self.config.detach_seed_input
         room = self._rooms.find(name, table, self.lifecycle, training) if padded else None
         masks = self.trainer.masks(None if room is None else room.shape) if training else None
-        return make_plan(table, self.lifecycle, self.device, detach, masks, room)
+        keys = self._row_keys if training else None
+        return make_plan(table, self.lifecycle, self.device, detach, masks, room, keys)
+
+    def _row_keys(self, table: RowTable) -> Ints:
+        return row_keys(self.seed, self.round, table)
 
     def _run(self, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         self._meet(x)
         assert self.choice is not None, "made when the first input came"
-        return self.choice.executor.run(self.network, x, plan, training)
+        key_R = self._pass_keys(plan) if training else None
+        return self.choice.executor.run(self.network, x, plan, training, key_R)
+
+    def _pass_keys(self, plan: RowPlan) -> Tensor | None:
+        """Count a pass in training mode; the streams its rows draw from, if anything draws."""
+        key_R = None
+        if self.network.draws:
+            base_R = plan.key_R
+            if base_R is None:  # not a train batch: nothing is captured
+                base_R = upload(self._row_keys(plan.table), self.device)
+            key_R = derived(base_R, self.passes)
+        self.passes.add_(1)
+        return key_R
 
     def _meet(self, x: Tensor) -> tuple[int, ...]:
         """Try inputs of a new size or type before anything is computed; the output of one sample.
 
-        The first ones also tell whether the host's chain holds, and who can run it.
+        The first ones also tell whether the host's chain holds, what draws random numbers, and who
+        can run it.
         """
         check_input(self.network, x)
         key = x.shape[2:], x.dtype
@@ -334,6 +356,8 @@ class Population:
             probe = self.probe or probe_host(self.network, x[0], trace)
             for slot, kind in self._standing():
                 probe_seed(self.network, trace.slot_shapes, slot, kind)
+            if self.network.sites is None:
+                self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # two: norms need them
             self.choice = self.choice or self._choose(x)
             self.probe = probe
             self._known[key] = tuple(trace.output.shape[1:])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from esper.kasmina.counting import count_macs
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.network import StackedNetwork
+from esper.kasmina.random_probe import draws_in_evaluation
 from esper.leyline.errors import EsperError, ShapeError
 from esper.leyline.user_errors import user_code
 
@@ -137,10 +138,10 @@ def _check_forward(network: StackedNetwork, x: Tensor, chain: Tensor) -> None:
             )
         if _agree(whole, chain):
             return _check_input_kept(network, given)
-        if not _agree(_run_chain(network, x)[1], chain):
+        if draws_in_evaluation(host, x) or not _agree(_run_chain(network, x)[1], chain):
             raise ShapeError(
-                f"host {_name(network)} gives two outputs for one input in eval mode: use "
-                f"nn.Dropout, or F.dropout(x, p, training=self.training)"
+                f"host {_name(network)} draws random numbers in evaluation mode: use nn.Dropout, "
+                f"or F.dropout(x, p, training=self.training)"
             )
     raise ShapeError(
         f"host {_name(network)}: forward(x) differs from running its segments in order; "

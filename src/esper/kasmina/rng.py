@@ -11,18 +11,25 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import upload
+from esper.kasmina.devices import takes_kernels, upload
 from esper.leyline.streams import GOLDEN, MIX_1, MIX_2, UInt64Array
 
+GOLDEN_32: Final = 0x9E3779B1
+"""Odd constant near 2**32 / golden ratio."""
+MIX_32_1: Final = 0x85EBCA6B
+MIX_32_2: Final = 0xC2B2AE35
+"""Multipliers of a 32-bit finaliser (murmur3)."""
 
-def _signed(word: int) -> int:
-    """A 64-bit word as the signed integer with the same bits (torch has no uint64 arithmetic)."""
-    return word - (1 << 64) if word >= 1 << 63 else word
+
+def _signed(word: int, bits: int = 64) -> int:
+    """A word as the signed integer with the same bits (torch has no unsigned arithmetic)."""
+    return word - (1 << bits) if word >= 1 << (bits - 1) else word
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
@@ -42,6 +49,29 @@ def random_bits(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
     keys_N = upload(np.atleast_1d(keys).view(np.int64), device)
     counters = torch.arange(1, count + 1, device=device, dtype=torch.int64) * _signed(GOLDEN)
     return _mix64(keys_N[:, None] + counters[None, :])
+
+
+def derived(keys: Tensor, part: Tensor | int) -> Tensor:
+    """Keys (int64) of the streams that are part number `part` of streams `keys`, on the device."""
+    return _mix64(keys ^ part)
+
+
+def words(keys_R: Tensor, count: int) -> Tensor:
+    """`[R, count]` int32 words: element i of row r is a 32-bit hash of (keys_R[r], i).
+
+    A quarter of the time of `random_bits`. The upper bits are the good ones.
+    """
+    if takes_kernels(keys_R):
+        from esper.kasmina.kernels.words import hashed
+
+        return hashed(keys_R, count, GOLDEN_32, MIX_32_1, MIX_32_2)
+    low_R1, high_R1 = keys_R.view(torch.int32).view(-1, 2, 1).unbind(1)
+    index = torch.arange(count, dtype=torch.int32, device=keys_R.device)
+    bits = index.mul_(_signed(GOLDEN_32, 32)) + low_R1
+    shifted = torch.bitwise_right_shift(bits, 16).bitwise_and_((1 << 16) - 1)
+    bits.bitwise_xor_(shifted).mul_(_signed(MIX_32_1, 32)).add_(high_R1)
+    torch.bitwise_right_shift(bits, 13, out=shifted).bitwise_and_((1 << 19) - 1)
+    return bits.bitwise_xor_(shifted).mul_(_signed(MIX_32_2, 32))
 
 
 def uniform(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
@@ -64,10 +94,14 @@ def normal(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
 
 
 @contextlib.contextmanager
-def forked_rng(seed: int) -> Iterator[None]:
-    """Run module construction from its own stream; the global generators come out untouched."""
+def forked_rng(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Run a user's code from its own stream; the global generators come out untouched.
+
+    `device`: where the code computes, if it does more than build modules.
+    """
     numpy_state, python_state = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
+    devices = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
         torch.default_generator.manual_seed(seed)
         np.random.seed(seed % 2**32)
         random.seed(seed)

@@ -13,7 +13,7 @@ Shape letters: E members, R rows, S slots (execution order), G rows of one group
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -197,6 +197,8 @@ class RowPlan:
     for padding."""
     masks: Mapping[Hashable, tuple[Tensor, Tensor]]
     """For each bank that may learn from a train batch: who does, and who is permanent."""
+    key_R: Tensor | None
+    """Keys (int64) of the streams random layers draw from; None: the plan was made without."""
 
     @property
     def first_active(self) -> int:
@@ -226,11 +228,12 @@ def make_plan(
     detach_seed_input: bool = False,
     masks: Mapping[Hashable, TrainMask] | None = None,
     room: PlanRoom | None = None,
+    keys: Callable[[RowTable], Ints] | None = None,
 ) -> RowPlan:
     """Compile a table: one upload for all index arrays, no loop over members or rows.
 
     `masks`: who learns, for a train batch. `room`: padded to its shape and written into it; a plan
-    made there before must not be used any more.
+    made there before must not be used any more. `keys`: what gives each row its random stream.
     """
     _check(table, life)
     real_R, padding_R = None, np.zeros(table.rows, dtype=np.bool_)
@@ -239,6 +242,8 @@ def make_plan(
     facts = _facts(table, padding_R, life, detach_seed_input)
     shape = _shape(facts) if room is None else room.shape
     arrays = _arrays(facts, shape, masks or {}, room, detach_seed_input)
+    if keys is not None:
+        arrays["key_R"] = keys(table)
     packed = PackedArrays(arrays, device) if room is None or room.packed is None else room.packed
     if room is not None:
         if packed is room.packed:
@@ -447,6 +452,7 @@ def _assemble(
         kept=kept,
         shadow_place=tensors.get("shadow_place"),
         masks=masks,
+        key_R=tensors.get("key_R"),
     )
 
 

@@ -108,6 +108,8 @@ class PopulationContent:
     banks: tuple[BankSpec, ...]
     """In the order they were first used, which sums over banks follow."""
     gates: tuple[GateSpec, ...]
+    passes: int = 0
+    """Passes in training mode in this episode, where random layers continue; since schema 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +155,7 @@ def load_population(
         host_factory, slots, content.blueprints, content.members, content.seed, device, config, loss
     )
     population.round = content.round
+    population.passes.fill_(content.passes)
     population.probe = content.probe
     if executor is None and content.executor in _EXECUTORS:  # a trial now might end otherwise
         population.choice = ExecutorChoice(_EXECUTORS[content.executor](), "as in the save")
@@ -209,6 +212,7 @@ def _describe(population: Population) -> PopulationContent:
             for (s, k), spec in zip(network.banks, banks, strict=True)
         ),
         gates=tuple(GateSpec(slots[s], spec) for s, spec in zip(network.gates, gates, strict=True)),
+        passes=int(population.passes),  # SYNC: a save waits for the device anyway
     )
 
 

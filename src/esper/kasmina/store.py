@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.initial import Initialiser
+from esper.kasmina.random_layers import Site
 from esper.leyline.streams import UInt64Array
 
 
@@ -26,6 +27,8 @@ class ParameterStore:
         self.device = device
         self.writes_input = False
         """The module works in place: it must be given a copy of what others read too."""
+        self.site: Site | None = None
+        """Where the module draws random numbers in training; None: it draws none."""
         self._initialiser = initialiser
         self.template: nn.Module = initialiser.template.to(device, non_blocking=True)
         """Structure only: its own parameters are never trained. It stays on a real device,

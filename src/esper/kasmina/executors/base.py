@@ -21,8 +21,18 @@ class Executor(Protocol):
     name: str
     kernels: KernelName
 
-    def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
-        """Outputs `[R, B, ...]` for inputs `[E, B, ...]`, or `[1, B, ...]` shared by all rows."""
+    def run(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        training: bool,
+        key_R: Tensor | None = None,
+    ) -> Tensor:
+        """Outputs `[R, B, ...]` for inputs `[E, B, ...]`, or `[1, B, ...]` shared by all rows.
+
+        `key_R`: streams that random layers draw from; without them from torch's generator.
+        """
         ...
 
 

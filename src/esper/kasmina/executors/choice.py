@@ -15,6 +15,7 @@ from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
+from esper.kasmina.random_layers import RowStreams, drawing
 from esper.kasmina.rows import make_plan, whole_rows
 from esper.leyline.errors import EsperError
 
@@ -55,7 +56,9 @@ def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str
     state = bank.gather(members_G, None) | bank.gather_fixed(members_G)
     devices = [network.device] if network.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices=devices), torch.no_grad():
+        bank.template.train()
+        draws = drawing(bank.site, RowStreams(members_G), slice(2))
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), draws:
             vmap_module(bank.template, state, torch.stack([h, h]), 0)
     except torch.OutOfMemoryError:
         raise
@@ -73,6 +76,7 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
     table = whole_rows(member_R, np.zeros((len(member_R), len(network.slots)), dtype=np.float32))
     plan = make_plan(table, life, network.device)
     kept = {name: value.clone() for name, value in network.host.fixed.items()}
+    key_R = upload(member_R, network.device) if network.draws else None
     results = []
     with torch.inference_mode(False):  # a first call may come from inside it
         sample = torch.cat([x[:, :1], x[:, -1:]], dim=1).clone()  # two, as norms over a batch need
@@ -82,7 +86,7 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
         try:
             with torch.random.fork_rng(devices=devices), torch.inference_mode(False):
                 out = executor.run(network, sample.clone(), plan, training=False)
-                trained = executor.run(network, sample.clone(), plan, training=True)
+                trained = executor.run(network, sample.clone(), plan, True, key_R)
                 if trained.requires_grad:  # not where the whole host is frozen
                     torch.autograd.grad(
                         trained.square().sum(), network.host.flat_EP, materialize_grads=True
@@ -96,11 +100,13 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
         finally:
             for name, value in kept.items():
                 network.host.fixed[name].copy_(value)
-        results.append(out.detach().float())  # autocast may leave another type
-    fused, plain = results
+        outs = [out, trained] if key_R is not None and network.repeatable else [out]
+        results.append([o.detach().float() for o in outs])  # autocast may leave another type
     coarse = torch.is_autocast_enabled(network.device.type)  # eight bits of mantissa, or eleven
-    if not torch.allclose(fused, plain, rtol=1e-2, atol=5e-2 if coarse else 1e-3, equal_nan=True):
-        return f"its outputs differ from the loop's by up to {(fused - plain).abs().max():.2g}"
+    atol = 5e-2 if coarse else 1e-3
+    for fused, plain in zip(*results, strict=True):
+        if not torch.allclose(fused, plain, rtol=1e-2, atol=atol, equal_nan=True):
+            return f"its outputs differ from the loop's by up to {(fused - plain).abs().max():.2g}"
     return None
 
 

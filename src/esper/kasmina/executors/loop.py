@@ -20,6 +20,7 @@ from esper.kasmina.blending import blend
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layout import channels_last
 from esper.kasmina.network import Segment, StackedNetwork
+from esper.kasmina.random_layers import RowStreams, Site, drawing
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -37,11 +38,19 @@ class LoopExecutor:
         self.kernels: KernelName = kernels
         self._streams: list[torch.cuda.Stream] = []
 
-    def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
+    def run(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        training: bool,
+        key_R: Tensor | None = None,
+    ) -> Tensor:
         """Outputs `[R, B, ...]`."""
         check_input(network, x)
         set_training(network, training)
-        run = _LoopRun(network, x, plan, training)
+        draws = None if key_R is None else RowStreams(key_R)
+        run = _LoopRun(network, x, plan, training, draws)
         outputs = []
         stock = fused.stock_kernels(self.kernels == "torch")
         with stock, self._side_streams(network, plan) as streams:
@@ -78,6 +87,7 @@ class _LoopRun:
     x: Tensor
     plan: RowPlan
     training: bool
+    streams: RowStreams | None
     rows_of: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(row, slot) -> activation there."""
@@ -115,21 +125,22 @@ class _LoopRun:
             kept = self.kept[int(table.source_R[row]), start]
             h = self._through_slots(row, kept.detach() if shadow else kept, first - 1, slot)
             slot = self._next_slot(first - 1)
+        sites = network.sites or {}
         index = first
         while index < len(network.segments):
             segment = network.segments[index]
             if index in self.joints and not self._stands_at(row, index):
                 segment, index = self.joints[index], index + 1
                 slot = self._next_slot(index - 1)
-            if segment.names:
-                own = {local: state[name] for local, name in segment.names.items()}
-                h = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
-            else:
-                h = segment.module(h)
+            with self._drawing(sites.get(index), row):
+                h = _call(segment, state, h)
             h = self._through_slots(row, h, index, slot)
             slot = self._next_slot(index)
             index += 1
         return h
+
+    def _drawing(self, site: Site | None, row: int) -> contextlib.AbstractContextManager[object]:
+        return drawing(site, self.streams, slice(row, row + 1), stacked=False)
 
     def _stands_at(self, row: int, index: int) -> bool:
         """Whether right after segment `index` a seed is live, or another row begins."""
@@ -168,7 +179,8 @@ class _LoopRun:
             seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot])
         state = self._state(bank, member, frozen, keeps)
-        delta = functional_call(bank.template, state, (seed_in,), tie_weights=bank.tied)
+        with self._drawing(bank.site, row):
+            delta = functional_call(bank.template, state, (seed_in,), tie_weights=bank.tied)
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])
         gate = None
@@ -188,6 +200,14 @@ class _LoopRun:
         flat = self.rows_of[id(store)][member]
         fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
         return store.named_row(flat.detach() if frozen else flat) | fixed
+
+
+def _call(segment: Segment, state: dict[str, Tensor], h: Tensor) -> Tensor:
+    if not segment.names:
+        return segment.module(h)  # type: ignore[no-any-return]
+    own = {local: state[name] for local, name in segment.names.items()}
+    out: Tensor = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
+    return out
 
 
 def _gains_from_channels_last(network: StackedNetwork, x: Tensor) -> bool:

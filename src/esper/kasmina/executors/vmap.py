@@ -19,6 +19,7 @@ from esper.kasmina.blending import update_rows
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layers import MaxPool2d
 from esper.kasmina.network import Segment, StackedNetwork, Stretch
+from esper.kasmina.random_layers import RowStreams, drawing
 from esper.kasmina.rows import Kept, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -34,12 +35,27 @@ class VmapExecutor:
     def __init__(self, kernels: KernelName = "own") -> None:
         self.kernels: KernelName = kernels
 
-    def run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
+    def run(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        training: bool,
+        key_R: Tensor | None = None,
+    ) -> Tensor:
         """Outputs `[R, B, ...]`."""
         with fused.stock_kernels(self.kernels == "torch"):
-            return self._run(network, x, plan, training)
+            streams = None if key_R is None else RowStreams(key_R)
+            return self._run(network, x, plan, training, streams)
 
-    def _run(self, network: StackedNetwork, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
+    def _run(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        training: bool,
+        streams: RowStreams | None,
+    ) -> Tensor:
         check_input(network, x)
         set_training(network, training)
         params = network.host.gather(plan.member_R, plan.shadow_R)
@@ -48,12 +64,16 @@ class VmapExecutor:
         active = plan.first_active
         slot = 0
         for stretch in network.stretches:
-            h = _run_segment(stretch.whole, params, fixed, _by_sample(stretch, h), active, training)
+            if training and stretch.site is not None and h.shape[0] < active:
+                h = h.expand(active, *h.shape[1:]).clone()  # dropout in place is each row's own
+            h = _by_sample(stretch, h)
+            with drawing(stretch.site, streams, slice(active)):
+                h = _run_segment(stretch.whole, params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == stretch.last:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
-                h = _apply_slot(network, plan.groups_S[slot], h, training)
+                h = _apply_slot(network, plan.groups_S[slot], h, training, streams)
                 slot += 1
         if training and fixed:
             _keep_buffers(network.host, fixed, plan.kept)
@@ -89,7 +109,7 @@ def _run_segment(
         return vmap_module(segment.module, state, h, 0, tied=False)  # every name is there
     if state:
         return vmap_module(segment.module, state, h[0], None, tied=False)
-    if training:  # dropout: every row has its own
+    if training:  # a module may draw random numbers: every row has its own
         return vmap_module(segment.module, state, h.expand(active, *h.shape[1:]), 0)
     return segment.module(h[0]).unsqueeze(0)  # type: ignore[no-any-return]
 
@@ -121,7 +141,11 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
 
 
 def _apply_slot(
-    network: StackedNetwork, groups: Sequence[SeedGroup], h: Tensor, training: bool
+    network: StackedNetwork,
+    groups: Sequence[SeedGroup],
+    h: Tensor,
+    training: bool,
+    streams: RowStreams | None,
 ) -> Tensor:
     """Hand its rows to each group of seeds in a slot, and blend in what they answer.
 
@@ -130,10 +154,10 @@ def _apply_slot(
     if not groups:
         return h
     if fused.half_type(h) == h.dtype:
-        return _apply_slot_by_kernels(network, groups, h, training)
+        return _apply_slot_by_kernels(network, groups, h, training, streams)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
-        update = _update_of_seeds(network, group, h_G, training)
+        update = _update_of_seeds(network, group, h_G, training, streams)
         alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
         if h.device.type == "cpu" and group.present == {BlendStyle.ADD}:
             h = h.index_add(0, group.rows_G, alpha * update)  # as below, with less to send back
@@ -143,21 +167,29 @@ def _apply_slot(
 
 
 def _apply_slot_by_kernels(
-    network: StackedNetwork, groups: Sequence[SeedGroup], h: Tensor, training: bool
+    network: StackedNetwork,
+    groups: Sequence[SeedGroup],
+    h: Tensor,
+    training: bool,
+    streams: RowStreams | None,
 ) -> Tensor:
     from esper.kasmina.kernels.rows import fork, give_back
 
     index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
     h, *taken = fork(h, index, alpha)
     updates = [
-        _update_of_seeds(network, group, h_G, training)
+        _update_of_seeds(network, group, h_G, training, streams)
         for group, h_G in zip(groups, taken, strict=True)
     ]
     return give_back(h, index, alpha, updates)
 
 
 def _update_of_seeds(
-    network: StackedNetwork, group: SeedGroup, h_G: Tensor, training: bool
+    network: StackedNetwork,
+    group: SeedGroup,
+    h_G: Tensor,
+    training: bool,
+    streams: RowStreams | None,
 ) -> Tensor:
     """Run the blueprint on the rows of a group; what they add to the host at full strength."""
     seed_in = h_G
@@ -166,7 +198,8 @@ def _update_of_seeds(
     bank = network.bank(group.slot, group.blueprint)
     fixed = bank.gather_fixed(group.members_G)
     own_in = seed_in.clone() if bank.writes_input else seed_in
-    delta = _vmap_store(bank, group, fixed, own_in)
+    with drawing(bank.site, streams, group.rows_G):
+        delta = _vmap_store(bank, group, fixed, own_in)
     if training and fixed:
         _keep_buffers(bank, fixed, group.kept)
     check_delta(network, group.slot, group.blueprint, delta, h_G)

@@ -1,0 +1,156 @@
+"""Which parts of a network draw random numbers, found by running each of them before it is used.
+
+What torch draws by operations that `random_layers` knows comes from Esper's streams. The rest
+cannot be repeated: other generators, operations that are not known, numbers that are drawn again in
+the backward pass. That is reported in one line, and the part runs all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from esper.kasmina.random_layers import RowDraws, RowStreams, Site
+from esper.kasmina.rng import forked_rng
+from esper.leyline.errors import ShapeError
+
+logger = logging.getLogger(__name__)
+
+_ATTENTION: Final = "_scaled_dot_product_"
+"""How the names of torch's fused attentions begin."""
+_CHECKPOINT: Final = "torch.utils.checkpoint (again in the backward pass)"
+_UNSEEN: Final = "a source that is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What one part of a network draws in training mode."""
+
+    site: Site | None
+    """None where nothing is to come from Esper's streams."""
+    uncontrolled: tuple[str, ...]
+    """Where else it draws from, in words."""
+    out: Tensor
+    """What it computed, detached."""
+
+
+def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
+    """Run a module twice in training mode on a batch of at least two; nothing is left behind."""
+    was_training = module.training
+    module.train()
+    with forked_rng(0, x.device), torch.inference_mode(False), torch.enable_grad():
+        site = Site(name)
+        out, watch, sources = _run(site, module, x)
+        if any(op.startswith(_ATTENTION) for op in watch.unknown):
+            site = Site(name, plain_attention=True)
+            out, watch, sources = _run(site, module, x)
+        again, _, _ = _run(site, module, x)
+    module.train(was_training)
+    same = torch.allclose(out.float(), again.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
+    if not same and not sources:
+        sources = [_UNSEEN]
+    known = bool(watch.calls) and _CHECKPOINT not in sources
+    return Draws(site if known else None, tuple(sources), out.detach())
+
+
+def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:
+    """Whether a module draws random numbers in evaluation mode, which dropout must not."""
+    was_training = module.training
+    module.eval()
+    watch = _Watch(Site("evaluation"), x.device)
+    with forked_rng(0, x.device), torch.no_grad(), watch:
+        module(x.clone())
+    module.train(was_training)
+    return bool(watch.calls or watch.unknown)
+
+
+def report_draws(owner: str, sources: Sequence[str]) -> None:
+    """Say that a run cannot be repeated, if it cannot."""
+    if sources:
+        _warn(
+            f"{owner} draws random numbers from {', '.join(sources)}; use dropout, torch.rand or "
+            f"torch.bernoulli, which Esper repeats (docs/own-host.md)"
+        )
+
+
+def report_evaluation(owner: str) -> None:
+    """The same of what draws outside training."""
+    _warn(f"{owner} draws random numbers in evaluation mode: pass training=self.training")
+
+
+@cache
+def _warn(line: str) -> None:
+    """Once a process: all populations of a run are made of the same parts."""
+    logger.warning("this run is not reproducible: %s", line)
+
+
+class _Watch(RowDraws):  # type: ignore[no-untyped-call]
+    """Draws for one row, and notes what it cannot draw."""
+
+    def __init__(self, site: Site, device: torch.device) -> None:
+        streams = RowStreams(torch.zeros(1, dtype=torch.int64, device=device))
+        super().__init__(streams, site, slice(1), stacked=False)
+        self._device = device
+        self.unknown: list[str] = []
+        """Operations that moved torch's own generator."""
+
+    def other(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
+            return func(*args, **kwargs)
+        before = self._torch_states()  # the tag does not say whether it draws this time
+        out = func(*args, **kwargs)
+        if not torch.equal(before, self._torch_states()):
+            self.unknown.append(func.overloadpacket.__name__)
+        return out
+
+    def _torch_states(self) -> Tensor:
+        states = [torch.get_rng_state()]
+        if self._device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self._device))
+        return torch.cat(states)
+
+
+def _run(site: Site, module: nn.Module, x: Tensor) -> tuple[Tensor, _Watch, list[str]]:
+    """One run on copies of its state: what came out, what it drew, from where else it drew."""
+    watch = _Watch(site, x.device)
+    python_before, numpy_before = random.getstate(), _numpy_state()
+    given = x.detach().clone().requires_grad_(x.is_floating_point())
+    with watch:
+        out = functional_call(module, _copies(module), (given.clone(),))
+    if not isinstance(out, Tensor):
+        raise ShapeError(f"{site.name} gives {type(out).__name__} in training mode, not a tensor")
+    sources = [f"torch.{op}" for op in dict.fromkeys(watch.unknown)]
+    if _numpy_state() != numpy_before:
+        sources.append("numpy.random")
+    if random.getstate() != python_before:
+        sources.append("Python's random")
+    if watch.calls and out.requires_grad and _draws_backward(site, out):
+        sources.append(_CHECKPOINT)
+    return out, watch, sources
+
+
+def _numpy_state() -> tuple[object, ...]:
+    kind, words, *rest = np.random.get_state()
+    return (kind, np.asarray(words).tobytes(), *rest)
+
+
+def _copies(module: nn.Module) -> dict[str, Tensor]:
+    state = {n: p.detach().clone() for n, p in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        state[name].requires_grad_(parameter.requires_grad)
+    return state | {name: buffer.clone() for name, buffer in module.named_buffers()}
+
+
+def _draws_backward(site: Site, out: Tensor) -> bool:
+    with _Watch(site, out.device) as watch:
+        out.sum().backward()  # type: ignore[no-untyped-call]
+    return bool(watch.calls or watch.unknown)
