@@ -25,6 +25,7 @@ from esper.kasmina.padding import (
 from esper.kasmina.rows import (
     FROM_INPUT,
     GroupShape,
+    RowPlan,
     RowShape,
     make_plan,
     shape_of,
@@ -282,9 +283,22 @@ def assert_equal(padded: Population, exact: Population, but: tuple[int, ...] = (
         )
 
 
+def assert_one_writer_for_each_row(plan: RowPlan) -> None:
+    """In a slot a row has one entry with an alpha; entries that share a row have alpha 0."""
+    padding = set(range(plan.table.rows)) - set(plan.real_R.tolist())
+    for groups in plan.groups_S:
+        rows = [row for group in groups for row in group.rows_G.tolist()]
+        alphas = [alpha for group in groups for alpha in group.alpha_G.tolist()]
+        real = [row for row in rows if row not in padding]
+        assert len(set(real)) == len(real), "a row is named once, unless it is padding"
+        assert [alpha == 0 for alpha in alphas] == [row in padding for row in rows]
+
+
 def compare_batches(padded: Population, exact: Population, kind: str, seed: int) -> None:
     x, y = batch(padded.members, seed, kind=kind)
-    one = padded.train_rows(padded.train_plan(padded=True), x, y)
+    plan = padded.train_plan(padded=True)
+    assert_one_writer_for_each_row(plan)
+    one = padded.train_rows(plan, x, y)
     two = exact.train_batch(x, y)
     for name in ("loss_E", "correct_E", "shadow_loss_ES", "host_grad_norm_E", "grad_norm_ES"):
         left, right = getattr(one, name), getattr(two, name)
@@ -297,6 +311,7 @@ def compare_coalitions(padded: Population, exact: Population, kind: str, step: i
     table = plan_coalitions(exact, CounterfactualConfig(), 0, 0, step).table
     plan = padded.plan_rows(table, padded=True)
     assert plan.real_R is not None
+    assert_one_writer_for_each_row(plan)
     one, two = padded.evaluate(x, y, plan), exact.evaluate(x, y, table)
     torch.testing.assert_close(one.loss_R[plan.real_R], two.loss_R, rtol=1e-5, atol=1e-6)
     assert torch.equal(one.correct_R[plan.real_R], two.correct_R)
@@ -404,15 +419,13 @@ def test_entries_of_padding_point_at_padding():
     population = some_of_each()
     plan = population.train_plan(padded=True)
     padding = set(np.setdiff1d(np.arange(plan.table.rows), plan.real_R).tolist())
+    assert_one_writer_for_each_row(plan)
     spare = 0
     for groups in plan.groups_S:
         for group in groups:
             rows = group.rows_G.tolist()
-            real = [r for r in rows if r not in padding]
-            assert len(set(real)) == len(real), "no row twice but padding"
             at = torch.tensor([r in padding for r in rows])
             spare += int(at.sum())
-            assert not group.alpha_G[at].any()
             assert group.frozen_G is not None
             assert group.frozen_G[at].all()
     assert spare > 0

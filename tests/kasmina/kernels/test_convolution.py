@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from kernel_support import HALF, close, examples, numbers, require_kernels
+from kernel_support import HALF, INTERPRETED, close, examples, numbers, require_kernels
 
 require_kernels()
 
@@ -64,6 +64,30 @@ def weights(rows, outputs, inputs, side, seed):
     size = outputs * inputs * side * side
     flat = numbers((rows, size + 5), seed=seed, dtype=torch.float32)
     return flat[:, 2 : size + 2].view(rows, outputs, inputs, side, side).requires_grad_(True)
+
+
+def assert_large_kernel(inputs, outputs, size, side):
+    """Below `fused.LARGEST_KERNEL`'s door, which still keeps them from our kernels."""
+    x = numbers((2, 3, inputs, *size))
+    x = laid_out(x, HALF)[0].requires_grad_(True)
+    compare(vmap(ours), vmap(torches), x, weights(2, outputs, inputs, side, 1))
+
+
+@pytest.mark.parametrize("outputs", [20, 24])
+@pytest.mark.parametrize("size", [(5, 5), (7, 7)])
+def test_5x5_kernels_that_were_wrong_on_a_gpu(outputs, size):
+    assert_large_kernel(8, outputs, size, 5)
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter has no assembler to be wrong")
+@pytest.mark.parametrize("size", [(5, 5), (7, 7), (8, 8), (6, 9), (16, 16)], ids=str)
+@pytest.mark.parametrize("side", [5, 7])
+@pytest.mark.parametrize("outputs", [1, 4, 8, 20, 24, 32])
+@pytest.mark.parametrize("inputs", [1, 2, 3, 4, 5, 8, 12, 16, 32], ids="from_{}_to".format)
+def test_large_kernels(inputs, outputs, side, size):
+    assert_large_kernel(inputs, outputs, size, side)
 
 
 @settings(max_examples=examples(12), deadline=None)

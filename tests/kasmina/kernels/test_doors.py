@@ -75,6 +75,60 @@ def test_a_convolution_that_ours_are_not_trusted_with_is_torchs(channels, output
     assert fused.conv2d(x, weight, groups, torch.bfloat16) is None
 
 
+@pytest.mark.parametrize(
+    ("images", "channels", "fits"),
+    [
+        (2**17 - 8, 1, True),  # 2**31 - 2**17 pixels: rounded up to tiles still below 2**31
+        (2**17 - 7, 1, False),
+        (2**17, 1, False),
+        (2**11, 64, True),  # 2**31 numbers
+        (2**11 + 1, 64, True),
+        (2**14, 256, True),  # 2**36 numbers
+        (2**14 + 1, 256, False),
+    ],
+)
+def test_a_row_that_32_bits_cannot_count_is_torchs(images, channels, fits):
+    """Images of 128x128; the numbers of a row may exceed 32 bits, its pixels may not."""
+    assert fused.row_fits(images, channels, 128, 128) == fits
+    if not fits:
+        x = torch.empty(images, channels, 128, 128, device="meta")
+        weight = torch.empty(channels, channels, 3, 3, device="meta")
+        assert fused.conv2d(x, weight, 1, torch.bfloat16) is None
+
+
+@pytest.mark.parametrize(
+    ("pixels", "fits"),
+    [
+        (2**31 - 2**17, True),
+        (2**31 - 2**17 + 1, False),
+        (2**31 - 1, False),
+        (2**31, False),
+        (2**31 + 1, False),
+    ],
+)
+def test_pixels_of_a_row_are_counted_in_32_bits(pixels, fits):
+    assert fused.row_fits(pixels, 1, 1, 1) == fits
+    assert fused.row_fits(pixels, 4, 1, 1) == fits
+
+
+@pytest.mark.parametrize("pixels", [2**25 - 1, 2**25, 2**25 + 1])
+def test_numbers_of_a_row_are_not(pixels):
+    """64 channels: 2**31 numbers, and a pixel less and more."""
+    assert fused.row_fits(pixels, 64, 1, 1)
+
+
+@pytest.mark.parametrize("numbers", [2**31 - 1, 2**31, 2**31 + 1])
+def test_numbers_of_an_image_are_counted_in_32_bits(numbers):
+    assert not fused.image_fits(1, 1, numbers)
+    assert not fused.row_fits(1, 1, 1, numbers)
+
+
+def test_an_image_that_32_bits_cannot_address_twice_is_torchs():
+    assert fused.image_fits(2, 2**14, 2**14)
+    assert not fused.image_fits(2, 2**14, 2**14 + 1)
+    assert not fused.row_fits(1, 2, 2**14, 2**14 + 1)
+
+
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.skipif(not can_build_kernels(), reason="needs triton and a C compiler")

@@ -26,6 +26,7 @@ from esper.kasmina.kernels import (  # noqa: E402
     convolution,
     depthwise,
     grids,
+    layout,
     normalise,
     pooling,
     rows,
@@ -78,8 +79,13 @@ def last_programs(monkeypatch):
             run_all(executor, *args, **options)
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", run_last)
+
+    def empty_activation(shape, like):
+        large = torch.Size(shape).numel() > 2**20
+        return images(*shape[1:4]) if large else layout.empty_activation(shape, like)
+
     for module in (convolution, depthwise, normalise, pooling):
-        monkeypatch.setattr(module, "empty_activation", lambda shape, like: images(*shape[1:4]))
+        monkeypatch.setattr(module, "empty_activation", empty_activation)
 
 
 @pytest.mark.parametrize("batch", [2**22 + 16, 2**24 + 16], ids=["inputs", "outputs too"])
@@ -188,3 +194,30 @@ def test_one_launch_unless_there_are_more_rows_than_a_grid_takes():
     assert list(grids.row_launches(most)) == [(0, most)]
     assert list(grids.row_launches(most + 1)) == [(0, most), (most, 1)]
     assert list(grids.row_launches(0)) == []
+
+
+def through_every_kernel() -> list[torch.Tensor]:
+    """Values and gradients of five rows, and what five members learn."""
+    x = numbers((5, 2, 8, 4, 4)).requires_grad_(True)
+    wide, thin = numbers((5, 8, 8, 3, 3), 1), numbers((5, 8, 1, 3, 3), 2)
+    scale, shift = numbers((5, 8), 3), numbers((5, 8), 4)
+    parameters = [part.requires_grad_(True) for part in (wide, thin, scale, shift)]
+    h = convolution.convolve(x, wide, torch.float32)
+    h = depthwise.convolve_alone(h, thin, torch.float32)
+    h = pooling.max_pool(normalise.normalise(h, scale, shift, 2, True))
+    index, alpha = [torch.tensor([4, 2, 0])], [torch.tensor([0.3, 0.5, 1.0])]
+    h, taken = rows.fork(h, index, alpha)
+    h = rows.give_back(h, index, alpha, [taken.square()])
+    grads = torch.autograd.grad(h.square().sum(), [x, *parameters])
+    values, grad = numbers((5, 70), 5), numbers((5, 70), 6)
+    state = {"mean": torch.zeros(5, 70), "square": torch.zeros(5, 70), "steps": torch.zeros(5, 1)}
+    norm, rates = update.row_norms(grad), torch.linspace(0.1, 0.5, 5)
+    update.update_rows(OptimConfig(kind="adamw"), values, grad, state, rates, norm, None)
+    return [h, *grads, values, norm]
+
+
+def test_rows_beyond_one_grid_are_computed_alike(monkeypatch):
+    at_once = through_every_kernel()
+    monkeypatch.setattr(grids, "MOST_ROWS", 2)
+    for found, expected in zip(through_every_kernel(), at_once, strict=True):
+        assert torch.equal(found, expected)

@@ -74,3 +74,22 @@ def test_rows_without_a_seed_are_untouched_bit_for_bit():
     assert torch.equal(out[[0, 3]], h[[0, 3]])
     assert torch.equal(out[4], h[0])
     assert out[1].isfinite().all()
+
+
+def test_entries_with_alpha_0_write_to_no_row():
+    """Spare entries of a padded plan share a padding row: nobody may write to it, or two programs
+    would at once. Not even what is not finite gets there, neither forward nor back."""
+    h = numbers((4, 2, 3, 4, 4)).requires_grad_(True)
+    rows, alpha = index([1, 3, 3, 3]), torch.tensor([0.5, 0.0, 0.0, 0.0], device=DEVICE)
+    broken = torch.tensor([1.0, torch.nan, torch.inf, 2.0], device=DEVICE).to(HALF)
+
+    def seed(part):
+        return part * broken.view(-1, 1, 1, 1, 1)
+
+    out = ours(h, index([0]), [rows], [alpha], [seed], True)
+    assert torch.equal(out[[0, 2, 3]], h[[0, 2, 3]])
+    close(out[1], 1.5 * h[1].float())
+    back = numbers(out.shape, seed=3)
+    (found,) = torch.autograd.grad(out, h, back)
+    assert torch.equal(found[[0, 2, 3]], back[[0, 2, 3]])
+    close(found[1], 1.5 * back[1].float())

@@ -149,7 +149,8 @@ def _apply_slot(
 ) -> Tensor:
     """Hand its rows to each group of seeds in a slot, and blend in what they answer.
 
-    A row is in one group at most, so all groups start from the same activation.
+    A row is in one group at most, so all groups start from the same activation. Padding rows are
+    in several, and several times; at alpha 0 each entry writes back what it read.
     """
     if not groups:
         return h

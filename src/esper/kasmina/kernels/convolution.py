@@ -66,7 +66,8 @@ def _tile(
 ):  # fmt: skip
     """Numbers `[pixels, k]` of an image under the taps and channels `k`; 0 outside of it.
 
-    Pixels are `start + offset` of their row; `x` points at pixel `start`."""
+    Pixels are `start + offset` of their row; `x` points at pixel `start`.
+    """
     m = start + offset
     tap, channel = k // INPUTS, k % INPUTS
     # Half a side is taken off the pixel, not off the tap. A tap fits 16 bits: LLVM would take it

@@ -38,8 +38,10 @@ def _neighbours(
     x, start, offset, c, tap, pixels,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Numbers `[pixels, channels]` under one tap; 0 outside of the image. Pixels are
-    `start + offset` of their row; `x` points at pixel `start`."""
+    """Numbers `[pixels, channels]` under one tap; 0 outside of the image.
+
+    Pixels are `start + offset` of their row; `x` points at pixel `start`.
+    """
     m = start + offset
     down, right = tap // SIDE - SIDE // 2, tap % SIDE - SIDE // 2
     row, column = (m // W) % H + down, m % W + right
