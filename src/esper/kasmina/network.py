@@ -162,10 +162,16 @@ class StackedNetwork:
             initialiser = Initialiser(
                 lambda: _build_seed(recipe, width), f"blueprint {recipe.name!r}"
             )
-            writes = _try_seed(recipe, initialiser.template, self.sample_activation(slot))
+            sample = self.sample_activation(slot)
+            writes = _try_seed(recipe, initialiser.template, sample)
+            site = self._find_seed_site(slot, recipe, initialiser.template, sample)
             bank = ParameterStore(initialiser, self.members, self.device)
             bank.writes_input = writes
-            bank.site = self._find_seed_site(slot, recipe, bank.template)
+            if site is not None and self.device.type != "cpu":
+                # SYNC: the device's own operations may draw otherwise than the CPU's; once for each
+                # blueprint and slot, and only where one draws at all.
+                site = self._find_seed_site(slot, recipe, bank.template, sample.to(self.device))
+            bank.site = site
             self.banks[key] = bank
         return self.banks[key]
 
@@ -183,9 +189,11 @@ class StackedNetwork:
         shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
         return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
-    def _find_seed_site(self, slot: int, recipe: Blueprint, module: nn.Module) -> Site | None:
+    def _find_seed_site(
+        self, slot: int, recipe: Blueprint, module: nn.Module, h: Tensor
+    ) -> Site | None:
+        """Where a seed draws random numbers in training, tried on a sample of its slot."""
         name = f"slot {self.slots[slot].slot_id} blueprint {recipe.name}"
-        h = self.sample_activation(slot).to(self.device)
         found = find_draws(name, module, h)
         report_draws(f"blueprint {recipe.name!r}", found.uncontrolled)
         if draws_in_evaluation(module, h):

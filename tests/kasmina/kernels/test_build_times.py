@@ -52,6 +52,7 @@ def test_a_triton_that_tells_otherwise_is_named_and_breaks_nothing(changed):
 
 def test_a_triton_without_the_hook_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    monkeypatch.delitem(sys.modules, "triton.knobs", raising=False)
     builds = KernelBuilds()
     assert find_knobs(builds) is None
     assert builds.line().startswith("not counted (this Triton has no listener to builds: ")
