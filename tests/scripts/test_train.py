@@ -133,7 +133,13 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
         assert word in said, word
     record = json.loads((run / "report" / "learning.json").read_text())
     assert [done["round_index"] for done in record["history"]] == [0, 1]
-    assert list(record["judged"]) == ["ppo", "ppo, sampled", "wait", "random", "heuristic"]
+    assert list(record["judged"]) == [
+        "ppo", "ppo, sampled", "static-final", "wait", "random", "heuristic",
+    ]  # fmt: skip
+    grown, planted = (record["judged"][name]["outcome"] for name in ("ppo", "static-final"))
+    assert planted["blueprint_ES"] == grown["blueprint_ES"]
+    assert sum(planted["germinated_E"]) == 0
+    assert "static-final plants what ppo ended with" in said
     assert all(len(found["test_E"]) == 3 for found in record["judged"].values())
     assert record["evaluation_seed"] != record["training"]["seed"]
     task = TaskConfig("synthetic", episode_length=9, batch_size=16, batches_per_step=1)
