@@ -12,7 +12,7 @@
         report/         tables and pictures
 
 A folder appears whole: it is made under a hidden name and renamed. Its JSON files carry a checksum;
-one that does not match is refused, because these files decide how a run goes on. No torch here, so
+one that does not match is refused, because these files decide how a run resumes. No torch here, so
 that runs are listed quickly.
 """
 
@@ -373,7 +373,7 @@ def _read_sealed(kind: type[_Record], path: Path, advice: str) -> _Record:
     """The record in a file of a run, if its checksum is right; `advice`: what to do if it is not.
 
     Files of an older Esper have no checksum, and one that was edited on purpose may have lost it:
-    what those say is compared with the checkpoint where the run goes on.
+    what those say is compared with the checkpoint when the run resumes.
     """
     try:
         data = read_json(path)
