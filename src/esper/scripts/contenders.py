@@ -24,6 +24,7 @@ import numpy as np
 from esper.kasmina.files import MANIFEST
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol
+from esper.leyline.sealed import parse_json
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
@@ -175,7 +176,7 @@ def _check_names(word: PolicyWord, spec: TaskSpec) -> None:
 def found_topology(path: Path) -> tuple[str, ...]:
     """The most frequent topology at the end of a run, as `slot=blueprint`, from its JSON result."""
     try:
-        record = json.loads(path.read_bytes())
+        record: Any = parse_json(path.read_bytes())
         slots, blueprints = record["slots"], record["blueprints"]
         kinds_NS = np.concatenate(
             [np.asarray(done["outcome"]["blueprint_ES"]) for done in record["rounds"]]

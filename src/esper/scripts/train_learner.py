@@ -37,12 +37,12 @@ class Learnt:
 def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
     """Train the controller and judge it; its folder is held until the caller is done with it."""
     training, recording = config.training, config.recording
-    if recording.telemetry_dir is not None:
-        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
     data = spec.load(config.data_dir)
     flag = "--envs" if config.evaluation_envs is None else "--evaluation-envs"
     device = parse_device(training.population.device)
     require_memory(spec, data, config.judged_members, device, flag)
+    if recording.telemetry_dir is not None:
+        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
     with _opened(config, spec, data) as (folder, resumed):
         trainer = resumed.trainer
         events = recording.telemetry_dir or folder.telemetry
