@@ -234,7 +234,8 @@ class _Difference:
 
 def _value(value: Json) -> str:
     """As it is printed and recorded."""
-    return shorten(str(value), LONGEST_VALUE)
+    text = str(value)
+    return shorten(text if text.isprintable() else repr(text), LONGEST_VALUE)
 
 
 def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
