@@ -59,7 +59,7 @@ def test_flags_beyond_any_machine_are_one_short_line(flags, says, capsys, tmp_pa
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
-    assert len(said) < 520
+    assert len(said.partition("valid:")[0]) < 300
     assert not list(tmp_path.iterdir()), "nothing was written"
 
 
