@@ -13,7 +13,6 @@ Shape letters: K topologies, S slots, N blueprints, X terms of the fit.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import tyro
 
 from esper.leyline.arrays import Bools, Doubles, Ints
-from esper.leyline.errors import EsperError, shown
+from esper.leyline.errors import EsperError, reason_of, shown
+from esper.leyline.sealed import parse_json
 from esper.scripts.door import enter
 
 if TYPE_CHECKING:
@@ -251,9 +251,11 @@ def _terms(slots_K: tuple[tuple[str, ...], ...]) -> Doubles:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        record: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError) as problem:
-        raise EsperError(f"{path}: cannot be read as a search ({problem})") from None
+        record: Any = parse_json(path.read_bytes())
+    except OSError as error:
+        raise EsperError(f"{path}: cannot be read as a search ({error.strerror})") from None
+    except ValueError as error:
+        raise EsperError(f"{path}: cannot be read as a search ({reason_of(error)})") from None
     if not isinstance(record, dict) or not record.get("topologies"):
         raise EsperError(f"{path}: not a file of search_topologies, it lists no topologies")
     needed = {"topology", "accuracy", "accuracy_error", "params_over_host", "macs_over_host",

@@ -15,6 +15,7 @@ from matplotlib.image import imread
 
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
+from esper.leyline.sealed import seal
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.scripts import compare_run
 from esper.scripts.compare import Compare, compare_policies, main
@@ -268,7 +269,15 @@ def test_a_damaged_result_is_named_and_not_believed(tmp_path):
     compared(tmp_path, "wait")
     (path,) = (tmp_path / "policies").iterdir()
     whole = path.read_text()
-    for content in (whole[: len(whole) // 2], "[]", whole.replace('"score_N"', '"skore_N"')):
+    better = json.loads(whole)
+    better["result"]["score_N"][0] += 0.5
+    for content in (
+        whole[: len(whole) // 2],
+        "[]",
+        "[" * 10**5,
+        whole.replace('"score_N"', '"skore_N"'),
+        json.dumps(better),
+    ):
         path.write_text(content)
         with pytest.raises(EsperError, match="remove that file") as refused:
             compared(tmp_path, "wait")
@@ -278,7 +287,8 @@ def test_a_damaged_result_is_named_and_not_believed(tmp_path):
 def test_a_result_of_another_policy_under_its_name_is_refused(tmp_path):
     compared(tmp_path, "wait")
     (path,) = (tmp_path / "policies").iterdir()
-    path.write_text(path.read_text().replace('"policy": "wait"', '"policy": "random"'))
+    kept = json.loads(path.read_text().replace('"policy": "wait"', '"policy": "random"'))
+    path.write_text(json.dumps(seal(kept)))
     with pytest.raises(EsperError, match="belongs to another policy"):
         compared(tmp_path, "wait")
 

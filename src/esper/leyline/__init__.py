@@ -180,6 +180,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "BatchSummary",
     ),
     ".codec": (
+        "MOST_BITS",
         "ALWAYS_WRITTEN",
         "Json",
         "default_of",
@@ -240,6 +241,7 @@ if TYPE_CHECKING:
     from esper.leyline.arrays import require_choice as require_choice
     from esper.leyline.arrays import require_equal_lengths as require_equal_lengths
     from esper.leyline.codec import ALWAYS_WRITTEN as ALWAYS_WRITTEN
+    from esper.leyline.codec import MOST_BITS as MOST_BITS
     from esper.leyline.codec import Json as Json
     from esper.leyline.codec import default_of as default_of
     from esper.leyline.codec import from_json as from_json

@@ -37,6 +37,8 @@ Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | Non
 ALWAYS_WRITTEN: Final[Mapping[str, bool]] = MappingProxyType({"always_written": True})
 """Metadata of a field that stood in the first records already: without it a record is damaged,
 though the field has a default for those who make one."""
+MOST_BITS: Final = 128
+"""Of a whole number: no record has larger ones, and Python does not print the largest."""
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _T = TypeVar("_T")
 _EnumT = TypeVar("_EnumT", bound=Enum)
@@ -165,6 +167,8 @@ def _read_scalar(hint: type, data: object, where: str) -> object:
         return _as_float(data, where)
     if hint is int and isinstance(data, bool):
         raise EsperError(f"{where}: {data!r}, expected int")
+    if hint is int and isinstance(data, int) and data.bit_length() > MOST_BITS:
+        raise EsperError(f"{where}: {shown(data)}, too large a whole number")
     return _require(hint, data, where)
 
 

@@ -93,5 +93,5 @@ def _entries(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-        raise ValueError(f"{shown(twice)} stands there twice")
+        raise ValueError(f"{shown(twice)} appears twice")
     return entries

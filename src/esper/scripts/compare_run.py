@@ -26,9 +26,10 @@ from rich.console import Console
 import esper
 from esper.karn.compare_progress import CompareProgress
 from esper.leyline.codec import Json, read_record, to_json
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, reason_of
 from esper.leyline.files import require_writable, write_whole
 from esper.leyline.protocols import EngineListener
+from esper.leyline.sealed import has_seal, is_sealed, parse_json, seal, without_seal
 from esper.leyline.statistics import interquartile_estimate
 from esper.scripts.compare_config import Compare
 from esper.scripts.comparison import Comparison, Game, PolicyResult, judge
@@ -268,9 +269,11 @@ def place_of(folder: Path, identity: Identity) -> Path:
 
 
 def keep(folder: Path, kept: Kept) -> None:
-    """Write the file of a policy."""
+    """Write the file of a policy, sealed: it is not computed again."""
+    content = to_json(kept)
+    assert isinstance(content, dict)  # records are
     try:
-        write_whole(place_of(folder, kept.identity), json_bytes(to_json(kept)))
+        write_whole(place_of(folder, kept.identity), json_bytes(seal(content)))
     except OSError as error:
         raise unwritable(folder, error) from error
 
@@ -286,7 +289,12 @@ def unwritable(folder: Path, error: OSError) -> EsperError:
 def read_kept(path: Path, identity: Identity) -> Kept:
     """A result that was kept, of this very policy."""
     try:
-        kept = read_record(Kept, _read_json(path), str(path))
+        content = _read_json(path)
+        if isinstance(content, dict) and has_seal(content):
+            if not is_sealed(content):
+                raise EsperError(f"{path} is damaged, its checksum is wrong")
+            content = without_seal(content)
+        kept = read_record(Kept, content, str(path))
     except EsperError as error:
         raise EsperError(f"{error}; remove that file to compute it again") from None
     if kept.identity != identity:
@@ -296,9 +304,8 @@ def read_kept(path: Path, identity: Identity) -> Kept:
 
 def _read_json(path: Path) -> Json:
     try:
-        found: Json = json.loads(path.read_bytes())
+        return parse_json(path.read_bytes())
     except OSError as error:
         raise EsperError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({error})") from None
-    return found
+        raise EsperError(f"{path} is damaged, not JSON ({reason_of(error)})") from None

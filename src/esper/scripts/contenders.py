@@ -25,6 +25,7 @@ from esper.kasmina.files import MANIFEST
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
+from esper.leyline.sealed import parse_json
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
@@ -234,7 +235,7 @@ def _check_names(word: PolicyWord, spec: TaskSpec) -> None:
 def found_topology(path: Path) -> tuple[str, ...]:
     """The most frequent topology at the end of a run, as `slot=blueprint`, from its JSON result."""
     try:
-        record = json.loads(path.read_bytes())
+        record: Any = parse_json(path.read_bytes())
         slots, blueprints = record["slots"], record["blueprints"]
         kinds_NS = np.concatenate(
             [np.asarray(done["outcome"]["blueprint_ES"]) for done in record["rounds"]]

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, cast
 
-from esper.leyline.errors import EsperError, reason_of, shorten
+from esper.leyline.errors import EsperError, shorten
 from esper.leyline.files import is_unwritable, write_advice
 from esper.leyline.user_errors import is_out_of_memory
 
@@ -93,9 +93,12 @@ def read_command_line(
     except SystemExit as stop:
         if stop.code != REFUSED:
             raise
-        message = one_line(complaint.getvalue())
-        hint = hint_for(message, lambda: help_text(config, default))
-        raise EsperError(f"{message}: {hint}--help lists the flags") from None
+    short = [shorten(word) for word in argv]
+    if short != list(argv):
+        read_command_line(config, short, default, prog)  # the same mistake, in a shorter line
+    message = one_line(complaint.getvalue())
+    hint = hint_for(message, lambda: help_text(config, default))
+    raise EsperError(f"{message}: {hint}--help lists the flags")
 
 
 def help_text(config: type[C], default: C | None = None) -> str:
@@ -123,4 +126,4 @@ def one_line(boxed: str) -> str:
             paragraphs[-1].append(line.strip("│ "))
     filled = [" ".join(lines).strip() for lines in paragraphs if any(lines)]
     message, *_ = filled if boxed.startswith("╭") else filled[1:]
-    return reason_of(ValueError(message), LONGEST_MESSAGE).rstrip(".")
+    return shorten(message, LONGEST_MESSAGE).rstrip(".")

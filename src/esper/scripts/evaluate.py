@@ -33,7 +33,7 @@ MEMBERS = 20
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Judge a saved controller on fresh hosts, beside its own topologies planted, wait, random and heuristic.
+    """Judge a saved controller on fresh hosts, beside static-final, wait, random and heuristic.
 
     Task and population are those it was trained with, but for what the flags change; the defaults
     shown are those of the checkpoint that stands on this command line.

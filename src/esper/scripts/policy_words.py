@@ -203,7 +203,7 @@ def _read_controller(text: str) -> PolicyWord:
     head, mark, rest = text.partition(":")
     sampled = bool(mark) and head == SAMPLED
     path = Path(rest if sampled else text)
-    if not path.is_dir() or not text:
+    if not os.path.isdir(path) or not text:
         raise _no_such_policy(text, path, sampled)
     shown = "/".join(path.resolve().parts[-2:])
     label = f"{shown}, sampled" if sampled else shown
@@ -212,7 +212,7 @@ def _read_controller(text: str) -> PolicyWord:
 
 def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
     """A folder that is not there, or a word that is none."""
-    if path.is_file():
+    if os.path.isfile(path):
         return EsperError(
             f"policy {shown(text)}: {path} is a file; give the folder of a controller"
         )

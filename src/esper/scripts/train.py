@@ -6,7 +6,8 @@
     python -m esper.scripts.train ppo --task digits_impaired --rounds 100 --envs 16
 
 Progress while it runs; at the end a table, a picture and all numbers. `ppo` learns, and is then
-judged beside its own topologies planted, wait, random and heuristic on members it has not seen. `esper train` is the same.
+judged beside static-final (its own topologies, planted), wait, random and heuristic on members it
+has not seen. `esper train` is the same.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from esper.leyline.files import require_writable
 from esper.scripts.judging import LEARNED, Judged, judge
 from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_run import telemetry_of
@@ -37,8 +38,11 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
     """Train the controller and judge it; its folder is held until the caller is done with it."""
     training, recording = config.training, config.recording
     data = spec.load(config.data_dir)
+    flag = "--envs" if config.evaluation_envs is None else "--evaluation-envs"
     device = parse_device(training.population.device)
-    require_memory(spec, data, config.judged_members, device, "--evaluation-envs")
+    require_memory(spec, data, config.judged_members, device, flag)
+    if recording.telemetry_dir is not None:
+        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
     with _opened(config, spec, data) as (folder, resumed):
         trainer = resumed.trainer
         events = recording.telemetry_dir or folder.telemetry

@@ -60,8 +60,8 @@ class TrainPPO:
     training: Annotated[TrainingConfig, NO_PREFIX] = field(default_factory=TrainingConfig)
     """How it learns."""
     evaluation_envs: int | None = None
-    """Fresh members the result is judged on, beside its own topologies planted, wait, random and heuristic; as many as --envs
-    where not given."""
+    """Fresh members the result is judged on, beside static-final (its own topologies, planted),
+    wait, random and heuristic; as many as --envs where not given."""
     checkpoint_every: int = 1
     """Rounds from one checkpoint to the next; the best round and the last one are always kept."""
     keep: int = KEEP

@@ -21,22 +21,22 @@ LONGEST_NAME: Final = 200
 def require_trust(task: str, argv: Sequence[str], source: Path | None, trusted: bool) -> None:
     """Refuse to run a task file that only `source` names, unless it is trusted or a person says so.
 
-    `argv`: the command line; `source`: the file or folder its settings stand on; `trusted`: what
+    `argv`: the command line; `source`: the file or folder its settings come from; `trusted`: what
     --trust says.
     """
     if source is None or trusted or not is_file_reference(task) or peek(argv, "--task") == task:
         return
     name = shlex.quote(task) if task.isprintable() else shown(task, LONGEST_NAME)
-    if not _agreed(f"{source} names the task file {name}, and its code would be run."):
+    if not _agreed(f"{source} names the task file {name}, and its code would be run. Run it?"):
         raise EsperError(
             f"{source} names the task file {name}, which is only run if you say so: add --trust "
             f"or --task {name}"
         )
 
 
-def _agreed(told: str) -> bool:
+def _agreed(question: str) -> bool:
     """What a person at the terminal answers; nobody there: no."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
-    print(f"{told} Run it? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -44,12 +44,15 @@ def _split(reference: str) -> tuple[str, str | None]:
 
 
 def digest_of_task_file(reference: str) -> str:
-    """SHA-256 of the file that a task is named by; empty where it is named by none, or none is
-    there. What the file imports is not in it."""
-    path = Path(_split(reference)[0])
-    if not is_file_reference(reference) or not path.is_file():
+    """SHA-256 of the file that a task is named by, without what that imports; empty where it is
+    named by none, or none can be read."""
+    if not is_file_reference(reference):
         return ""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        content = Path(_split(reference)[0]).read_bytes()
+    except (OSError, ValueError):
+        return ""
+    return hashlib.sha256(content).hexdigest()
 
 
 def read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]]) -> TaskSpec:

@@ -16,8 +16,9 @@ import pytest
 
 import esper
 from esper.leyline import EsperError
+from esper.leyline.sealed import seal
 from esper.simic.training import run_folder
-from esper.simic.training.config import PRESETS, preset
+from esper.simic.training.config import PRESETS, TaskConfig, preset
 from esper.simic.training.folder_lock import FolderLock, is_locked
 from esper.simic.training.interrupts import Interrupted
 from esper.simic.training.run_folder import RunFolder, SessionEnd, read_config, read_info
@@ -48,7 +49,7 @@ def test_the_name_says_task_name_seed_and_time(tmp_path):
 def test_the_config_comes_back_as_it_was(tmp_path, name):
     config = preset(name, 12)
     ppo = replace(config.ppo, learning_rate=Schedule(1e-3, 1 / 3, 7), value_clip=0.1)
-    config = replace(config, ppo=ppo, seed=2**40)
+    config = replace(config, ppo=ppo, seed=2**64 - 1)
     with RunFolder.create(tmp_path, "x", config) as folder:
         assert read_config(folder.path) == config
         json.loads((folder.path / "config.json").read_text())
@@ -253,7 +254,7 @@ BROKEN = {
     "not json": ("run.json", "not JSON"),
     "another schema": ("run.json", "update esper"),
     "a field of the future": ("config.json", "unknown field 'roundz'"),
-    "no config": ("config.json", "cannot read"),
+    "no config": ("config.json", "is missing, and no whole checkpoint says what it said"),
 }
 
 
@@ -270,7 +271,7 @@ def test_a_broken_folder_says_what_is_wrong_and_harms_no_other(tmp_path, how):
     else:
         data = json.loads((bad / name).read_text())
         data |= {"schema": 99} if how == "another schema" else {"roundz": 3}
-        (bad / name).write_text(json.dumps(data))
+        (bad / name).write_text(json.dumps(seal(data)))
     found = {run.path: run for run in list_runs(tmp_path)}
     assert found[bad].state is RunState.BROKEN
     assert says in found[bad].problem
@@ -278,6 +279,17 @@ def test_a_broken_folder_says_what_is_wrong_and_harms_no_other(tmp_path, how):
     assert found[good].state is RunState.INTERRUPTED
     assert says in refused(lambda: RunFolder.open(bad))
     assert not is_locked(bad)
+
+
+def test_names_that_no_file_system_takes_are_refused_or_shortened(tmp_path):
+    line = refused(lambda: made(tmp_path, "n" * 300))
+    assert "300 characters, use 80 or fewer" in line
+    assert len(line) < 200
+    assert not list(tmp_path.iterdir())
+    config = replace(tiny_config(seed=2**64 - 1), task=TaskConfig(f"{'t' * 300}.py"))
+    with RunFolder.create(tmp_path, "n" * 80, config) as folder:
+        assert len(folder.path.name) < 255
+        assert read_info(folder.path).task == config.task.name
 
 
 def test_half_made_folders_and_files_are_not_runs(tmp_path):

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 
 from esper.leyline.codec import Json, from_json
 from esper.leyline.errors import EsperError, UnknownNameError, reason_of, shown
+from esper.leyline.limits import LARGEST_COUNT
 from esper.leyline.sealed import has_seal, is_sealed, parse_json, require_shallow, without_seal
 from esper.simic.training.config import PRESETS, TaskConfig, TrainingConfig, preset
 from esper.simic.training.schedules import Schedule
@@ -155,7 +156,7 @@ def resolve(
     of_file = named.get("name") if isinstance(named, dict) else None
     wanted = task or (of_file if isinstance(of_file, str) else None)
     said = entries.get("rounds") if rounds is None else rounds
-    over = said if type(said) is int and said > 0 else TrainingConfig().rounds
+    over = said if type(said) is int and 0 < said <= LARGEST_COUNT else TrainingConfig().rounds
     fitting = wanted or TaskConfig().name
     base = preset(preset_name or (fitting if fitting in PRESETS else "plain"), over)
     if wanted is not None and wanted != base.task.name:

@@ -67,7 +67,7 @@ what is learnt on, by whom, and what for: with another value it would be another
 
 
 LONGEST_VALUE: Final = 200
-"""Characters of a setting's value that are told and recorded."""
+"""Characters of a setting's value that are printed and recorded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,8 +233,9 @@ class _Difference:
 
 
 def _value(value: Json) -> str:
-    """As it is told and recorded."""
-    return shorten(str(value), LONGEST_VALUE)
+    """As it is printed and recorded."""
+    text = str(value)
+    return shorten(text if text.isprintable() else repr(text), LONGEST_VALUE)
 
 
 def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:

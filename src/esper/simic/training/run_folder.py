@@ -12,7 +12,7 @@
         report/         tables and pictures
 
 A folder appears whole: it is made under a hidden name and renamed. Its JSON files carry a checksum;
-one that does not match is refused, because these files decide how a run goes on. No torch here, so
+one that does not match is refused, because these files decide how a run resumes. No torch here, so
 that runs are listed quickly.
 """
 
@@ -323,26 +323,26 @@ def require_run(path: Path) -> None:
 
 def read_info(path: Path) -> RunInfo:
     """What a run is."""
-    data = read_json(path / RUN)
+    where, advice = path / RUN, "restore it from a copy"
+    data = _read_sealed(where, advice)
     schema = data.get("schema") if isinstance(data, dict) else None
     if isinstance(schema, int) and schema > SCHEMA:
         raise EsperError(
-            f"{path / RUN} was written by a newer Esper (schema {shown(schema)}, this one reads up "
-            f"to {SCHEMA}): update esper"
+            f"{where} was written by a newer Esper (schema {shown(schema)}, this one reads up to "
+            f"{SCHEMA}): update esper"
         )
-    return _read_sealed(RunInfo, path / RUN, "restore it from a copy")
+    return _record_of(RunInfo, data, where, advice)
 
 
 def read_config(path: Path) -> TrainingConfig:
     """What a run was last set to; without its file, what its newest checkpoint says."""
-    if (path / CONFIG).exists():
-        advice = "delete it to take the settings of the newest checkpoint"
-        return _read_sealed(TrainingConfig, path / CONFIG, advice)
+    where, advice = path / CONFIG, "delete it to take the settings of the newest checkpoint"
+    if where.exists():
+        return _record_of(TrainingConfig, _read_sealed(where, advice), where, advice)
     found = CheckpointStore(checkpoints_of(path)).newest_valid().path
     if found is None:
         raise EsperError(
-            f"{path / CONFIG} is missing, and no whole checkpoint says what it said: start a new "
-            f"run"
+            f"{where} is missing, and no whole checkpoint says what it said: start a new run"
         )
     return read_checkpoint_config(found)
 
@@ -356,34 +356,42 @@ def read_checkpoint_config(path: Path) -> TrainingConfig:
 
 def read_keeping(path: Path) -> Keeping:
     """How the checkpoints of a run were last kept."""
-    if not (path / KEEPING).exists():
+    where, advice = path / KEEPING, "delete it to keep checkpoints as usual"
+    if not where.exists():
         return Keeping()
-    return _read_sealed(Keeping, path / KEEPING, "delete it to keep checkpoints as usual")
+    return _record_of(Keeping, _read_sealed(where, advice), where, advice)
 
 
 def read_surroundings(path: Path) -> Surroundings:
     """What was last around a run."""
-    if not (path / SURROUNDINGS).exists():
+    where, advice = path / SURROUNDINGS, "delete it, and set with flags what was not the usual"
+    if not where.exists():
         return Surroundings()
-    advice = "delete it, and name what differs from the usual with flags"
-    return _read_sealed(Surroundings, path / SURROUNDINGS, advice)
+    return _record_of(Surroundings, _read_sealed(where, advice), where, advice)
 
 
-def _read_sealed(kind: type[_Record], path: Path, advice: str) -> _Record:
-    """The record in a file of a run, if its checksum is right; `advice`: what to do if it is not.
+def _read_sealed(path: Path, advice: str) -> Json:
+    """The content of a file of a run, if its checksum is right; `advice`: what to do if it is not.
 
     Files of an older Esper have no checksum, and one that was edited on purpose may have lost it:
-    what those say is compared with the checkpoint where the run goes on.
+    what those say is compared with the checkpoint when the run resumes.
     """
     try:
         data = read_json(path)
-        if isinstance(data, dict) and has_seal(data):
-            if not is_sealed(data):
-                raise EsperError(
-                    f"{path} does not match its checksum, it was damaged or edited (without the "
-                    f'line "checksum" it is taken as it is)'
-                )
-            data = without_seal(data)
+    except EsperError as error:
+        raise EsperError(f"{error}; {advice}") from None
+    if not isinstance(data, dict) or not has_seal(data):
+        return data
+    if not is_sealed(data):
+        raise EsperError(
+            f"{path} does not match its checksum, it was damaged or edited (without the line "
+            f'"checksum" it is taken as it is); {advice}'
+        )
+    return without_seal(data)
+
+
+def _record_of(kind: type[_Record], data: Json, path: Path, advice: str) -> _Record:
+    try:
         return read_record(kind, data, str(path))
     except EsperError as error:
         raise EsperError(f"{error}; {advice}") from None

@@ -1,0 +1,121 @@
+"""Seeds of 64 bits: refused beyond them wherever one enters, and kept exactly wherever one goes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from esper.scripts.growth_config import GrowDigits
+from pyarrow import parquet as pq
+
+from esper.kasmina import Population
+from esper.leyline.seeds import EVALUATION_SEEDS, LARGEST_SEED
+from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
+from esper.nissa import ParquetSink
+from esper.nissa.readers import read_jsonl, read_parquet
+from esper.scripts import train
+from esper.scripts.compare_config import Compare
+from esper.scripts.train_config import Train
+from esper.scripts.train_learner_config import read_train_ppo
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.config_files import resolve
+from esper.simic.training.folder_run import train_in_folder
+from esper.simic.training.resume import resume_trainer
+from esper.simic.training.run_folder import RunFolder, read_config, read_info
+from esper.simic.training.vectorized import make_trainer
+from esper.tolaria import EngineConfig
+from payload_support import build
+from resume_support import SPEC, newest
+from run_driver import small_run
+from support import refused, tiny_host
+
+BEYOND = [-1, 2**64, 2**64 + EVALUATION_SEEDS[0]]
+"""The last is a seed kept for evaluation, modulo 2**64."""
+
+
+@pytest.mark.parametrize("seed", BEYOND)
+def test_a_seed_beyond_64_bits_is_refused_wherever_one_enters(seed, tmp_path):
+    toml, saved = tmp_path / "mine.toml", tmp_path / "mine.json"
+    toml.write_text(f"seed = {seed}")
+    saved.write_text(json.dumps({"seed": seed}))
+    for entered in (
+        lambda: read_train_ppo(["--seed", str(seed)]),
+        lambda: Train("wait", seed=seed).check(),
+        lambda: resolve("plain", toml),
+        lambda: resolve("plain", saved),
+        lambda: TrainingConfig(seed=seed),
+        lambda: EngineConfig(seed=seed),
+        lambda: Population(tiny_host, ["r0c0"], ["norm"], members=1, seed=seed),
+        lambda: Compare(("wait",), first_seed=seed).check(),
+        lambda: GrowDigits(seed=seed).check(),
+    ):
+        line = refused(entered)
+        assert str(seed) in line
+        assert f"0 to {LARGEST_SEED}" in line
+
+
+def test_the_command_refuses_it_in_one_line(capsys):
+    assert train.main(["ppo", "--seed", str(BEYOND[-1])]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(LARGEST_SEED) in said
+
+
+def test_the_largest_seed_is_read_exactly_from_files_and_flags(tmp_path):
+    toml, saved = tmp_path / "mine.toml", tmp_path / "mine.json"
+    toml.write_text(f"seed = {LARGEST_SEED}")
+    saved.write_text(json.dumps({"seed": LARGEST_SEED}))
+    for path in (toml, saved):
+        assert resolve("plain", path).seed == LARGEST_SEED
+    assert read_train_ppo(["--seed", str(LARGEST_SEED)]).training.seed == LARGEST_SEED
+
+
+def test_a_run_of_the_largest_seed_goes_on_with_it(tmp_path):
+    config = replace(small_run(1), seed=LARGEST_SEED)
+    with RunFolder.create(tmp_path, "x", config) as folder:
+        train_in_folder(make_trainer(config, spec=SPEC), folder)
+    path = folder.path
+    assert read_config(path).seed == read_info(path).seed == LARGEST_SEED
+    assert newest(path).engine["seed"] == newest(path).load_agent().seed == LARGEST_SEED
+    with RunFolder.open(path) as folder:
+        resumed = resume_trainer(folder, replace(config, rounds=2), spec=SPEC)
+        assert resumed.trainer.engine.config.seed == LARGEST_SEED
+        assert len(train_in_folder(resumed.trainer, folder)) == 2
+
+
+def test_events_keep_it_in_both_formats(tmp_path):
+    flags = ("--task", "synthetic", "--envs", "1", "--episode-length", "1", "--batches-per-step",
+             "1", "--batch-size", "8", "--device", "cpu", "--quiet")  # fmt: skip
+    where = ("--out", str(tmp_path), "--telemetry-dir", str(tmp_path))
+    assert train.main(["wait", *flags, "--seed", str(LARGEST_SEED), *where]) == 0
+    started, *_ = read_jsonl(tmp_path / "events.jsonl")
+    assert started.payload.seed == LARGEST_SEED
+    table = read_parquet(tmp_path, TelemetryEventType.RUN_STARTED)
+    assert table["seed"].to_pylist() == [LARGEST_SEED]
+    assert json.loads((tmp_path / "train_wait_synthetic.json").read_text())["settings"]["seed"] == (
+        LARGEST_SEED
+    )
+
+
+def as_older_part(run: Path) -> None:
+    """Write the only part of a run anew with a signed column of seeds."""
+    (path,) = run.glob("events/RUN_STARTED/part-*.parquet")
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("seed")
+    signed = table["seed"].cast(pa.int64())
+    pq.write_table(table.set_column(place, "seed", signed), path)
+
+
+def test_events_of_an_older_esper_are_read_and_added_to(tmp_path):
+    kind = TelemetryEventType.RUN_STARTED
+    for seed in (7, 2**63 - 1):
+        sink = ParquetSink(tmp_path)
+        sink.emit(TelemetryEvent.of(build(kind.payload_class, {"seed": seed})))
+        sink.close()
+        if seed == 7:
+            as_older_part(tmp_path)
+    assert read_parquet(tmp_path, kind)["seed"].to_pylist() == [7, 2**63 - 1]
+    assert len(list(tmp_path.glob("events/RUN_STARTED/part-*.parquet"))) == 2

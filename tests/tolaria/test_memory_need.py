@@ -1,0 +1,69 @@
+"""A population that cannot fit is refused before any of it is built."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.tasks.registry import get_task_spec
+from esper.tolaria import EngineConfig, VectorizedEngine
+from esper.tolaria.memory_need import (
+    free_bytes,
+    history_bytes,
+    input_bytes,
+    order_bytes,
+    require_memory,
+)
+from support import refused
+
+CPU = torch.device("cpu")
+SPEC = get_task_spec("synthetic")
+
+
+@pytest.fixture(scope="module")
+def data():
+    return SPEC.load()
+
+
+def test_what_is_free_here_is_known_and_plausible():
+    assert 2**26 < free_bytes(CPU) < 2**50
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"batch_size": 10**9},
+        {"batches_per_step": 10**9},
+        {"episode_length": 10**10},
+    ],
+    ids=lambda it: next(iter(it)),
+)
+def test_what_cannot_fit_is_refused_with_what_it_takes_and_what_is_free(large, data):
+    spec = replace(SPEC, **large)
+    line = refused(lambda: require_memory(spec, data, 1000, CPU, "--evaluation-envs"))
+    assert "out of memory on cpu with E=1000 members" in line
+    assert "GiB are free" in line
+    assert "lower --evaluation-envs" in line
+
+
+def test_an_engine_asks_before_it_builds(data):
+    spec = replace(SPEC, episode_length=10**6)
+    config = EngineConfig(members=10**6, device="cpu")
+    assert "out of memory" in refused(lambda: VectorizedEngine(spec, config, data=data))
+
+
+def test_no_more_is_counted_than_an_engine_holds(data):
+    """What is counted as a lower bound is there, byte for byte, in an engine that runs."""
+    spec = replace(SPEC, batch_size=16, batches_per_step=2, episode_length=5)
+    engine = VectorizedEngine(spec, EngineConfig(members=3, device="cpu"), data=data)
+    batches, book = engine.batches, engine.book
+    order_EMB = batches._make_order(0)
+    x, _ = next(batches.step(0))
+    held = x.nbytes + batches._whole_EB.nbytes
+    assert input_bytes(spec, 3) <= held
+    epoch = batches._epochs[0]
+    assert order_bytes(spec, data, 3) == 2 * epoch.nbytes + order_EMB.nbytes
+    histories = [value for value in vars(book).values() if getattr(value, "ndim", 0) == 2]
+    assert history_bytes(spec, 3) == sum(history.nbytes for history in histories)
