@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.kasmina import Population
+from esper.kasmina.executors import vmap
+from esper.leyline import BlendStyle, SeedStage
 from kernel_support import DEVICE, HALF, close, examples, numbers, require_kernels
+from support import batch, bring_to, make_population
 
 require_kernels()
 
@@ -93,3 +98,40 @@ def test_entries_with_alpha_0_write_to_no_row():
     (found,) = torch.autograd.grad(out, h, back)
     assert torch.equal(found[[0, 2, 3]], back[[0, 2, 3]])
     close(found[1], 1.5 * back[1].float())
+
+
+def trained(padded: bool, sick: bool) -> Population:
+    """Two batches of five members with seeds in each slot; `sick`: member 0 is NaN."""
+    population = make_population(5, "vmap", device=DEVICE)
+    bring_to(population, SeedStage.FOSSILIZED, [1], "r0c0", style=BlendStyle.GATE)
+    bring_to(population, SeedStage.BLENDING, [2, 3], "r0c1", "norm", tempo=8)
+    population.germinate([0, 4], "r0c2", "conv_light")
+    population.begin_step()
+    if sick:
+        for store in (population.network.host, *population.network.banks.values()):
+            store.flat_EP.detach()[0] = torch.nan
+    for seed in range(2):
+        plan = population.train_plan(padded=padded)
+        groups = [group.rows_G.tolist() for at_slot in plan.groups_S for group in at_slot]
+        assert padded == any(len(set(rows)) < len(rows) for rows in groups)
+        population.train_rows(plan, *(part.to(DEVICE) for part in batch(5, seed)))
+    return population
+
+
+@pytest.mark.parametrize("sick", [False, True])
+def test_padding_rows_named_twice_leave_no_trace(sick, monkeypatch):
+    """They read member 0, and so are NaN where it is."""
+    expected = trained(False, sick)
+
+    def by_kernels(network, groups, h, training):
+        return vmap._apply_slot_by_kernels(network, groups, h, training) if groups else h
+
+    monkeypatch.setattr(vmap, "_apply_slot", by_kernels)
+    found = trained(True, sick)
+    healthy = slice(1 if sick else 0, None)
+    pairs = [(found.network.host, expected.network.host)]
+    pairs += [(bank, expected.network.banks[key]) for key, bank in found.network.banks.items()]
+    for one, other in pairs:
+        torch.testing.assert_close(
+            one.flat_EP[healthy], other.flat_EP[healthy], rtol=1e-4, atol=1e-5
+        )
