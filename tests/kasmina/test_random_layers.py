@@ -161,6 +161,14 @@ def test_words_of_neighbouring_elements_rows_and_keys_are_not_related():
         assert abs((left * right).mean()) * left.numel() ** 0.5 < 4, name
 
 
+def test_every_bit_of_a_key_matters():
+    keys = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, 64))
+    half = rng.words(keys, 512) < 0
+    for bit in range(64):
+        flipped = rng.words(keys ^ (-(2**63) if bit == 63 else 1 << bit), 512) < 0
+        assert 0.4 < (half ^ flipped).double().mean() < 0.6, f"bit {bit}"
+
+
 def _standard(bits: Tensor) -> Tensor:
     values = bits.double()
     return (values - values.mean()) / values.std()
@@ -248,12 +256,14 @@ def test_joined_segments_and_slots_that_are_not_in_use_change_no_number():
         def __init__(self) -> None:
             super().__init__(5, 1, 3, 4)
             self.pools[1] = nn.Sequential(nn.MaxPool2d(2), nn.Dropout(0.5))
+            self.blocks[2].norm = nn.Sequential(self.blocks[2].norm, nn.Dropout(0.5))
 
     ends = []
     for executor, slots in (("vmap", ROW_0), ("loop", ROW_0), ("vmap", ("r0c2",)), ("loop", ())):
         population = random_population(3, executor, Dropping, slots=slots)
         population.forward(batch(3)[0])
-        assert set(population.network.unwatched_joints()) == {0, 4}
+        assert set(population.network.joints) == {0, 4}
+        assert set(population.network.unwatched_joints()) == {0}, "what draws is not joined"
         ends.append(torch.stack([population.train_batch(*batch(3, s)).loss_E for s in range(3)]))
     for other in ends[1:]:
         torch.testing.assert_close(other, ends[0], rtol=1e-4, atol=1e-5)

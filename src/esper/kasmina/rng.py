@@ -69,7 +69,7 @@ def words(keys_R: Tensor, count: int) -> Tensor:
     index = torch.arange(count, dtype=torch.int32, device=keys_R.device)
     bits = index.mul_(_signed(GOLDEN_32, 32)) + low_R1
     shifted = torch.bitwise_right_shift(bits, 16).bitwise_and_((1 << 16) - 1)
-    bits.bitwise_xor_(shifted).mul_(_signed(MIX_32_1, 32)).add_(high_R1)
+    bits.bitwise_xor_(shifted).add_(high_R1).mul_(_signed(MIX_32_1, 32))
     torch.bitwise_right_shift(bits, 13, out=shifted).bitwise_and_((1 << 19) - 1)
     return bits.bitwise_xor_(shifted).mul_(_signed(MIX_32_2, 32))
 

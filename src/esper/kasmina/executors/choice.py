@@ -16,6 +16,7 @@ from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.random_layers import RowStreams, drawing
+from esper.kasmina.rng import forked_rng
 from esper.kasmina.rows import make_plan, whole_rows
 from esper.leyline.errors import EsperError
 
@@ -54,11 +55,10 @@ def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str
     members_G = upload(np.array([0, network.members - 1]), network.device)
     h = send(network.sample_activation(slot), network.device)
     state = bank.gather(members_G, None) | bank.gather_fixed(members_G)
-    devices = [network.device] if network.device.type == "cuda" else []
     try:
         bank.template.train()
         draws = drawing(bank.site, RowStreams(members_G), slice(2))
-        with torch.random.fork_rng(devices=devices), torch.no_grad(), draws:
+        with forked_rng(0, network.device), torch.no_grad(), draws:
             vmap_module(bank.template, state, torch.stack([h, h]), 0)
     except torch.OutOfMemoryError:
         raise
@@ -80,11 +80,10 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
     results = []
     with torch.inference_mode(False):  # a first call may come from inside it
         sample = torch.cat([x[:, :1], x[:, -1:]], dim=1).clone()  # two, as norms over a batch need
-    devices = [network.device] if network.device.type == "cuda" else []
     executors: tuple[Executor, ...] = (VmapExecutor(), LoopExecutor())
     for executor in executors:
         try:
-            with torch.random.fork_rng(devices=devices), torch.inference_mode(False):
+            with forked_rng(0, network.device), torch.inference_mode(False):
                 out = executor.run(network, sample.clone(), plan, training=False)
                 trained = executor.run(network, sample.clone(), plan, True, key_R)
                 if trained.requires_grad:  # not where the whole host is frozen

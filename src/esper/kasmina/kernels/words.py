@@ -35,7 +35,7 @@ def _hash(
     low = (key & 0xFFFFFFFF).to(tl.uint32)
     high = (key >> 32).to(tl.uint32)
     bits = n.to(tl.uint32) * GOLDEN + low
-    bits = (bits ^ (bits >> 16)) * MIX_1 + high
+    bits = ((bits ^ (bits >> 16)) + high) * MIX_1
     bits = (bits ^ (bits >> 13)) * MIX_2
     tl.store(out + row * count + n, bits.to(tl.int32, bitcast=True), mask=n < count)
 
