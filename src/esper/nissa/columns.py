@@ -15,7 +15,7 @@ The payload's fields follow under their own names (a field called like a column 
 prefix `payload_`). A payload with array fields becomes one row per element of their first axis,
 its other fields repeated; an array with more axes becomes lists. So an event whose arrays are empty
 has no row. Codes stay numbers, enum fields are written by name, records become structs and tuples
-lists. NaN stays NaN; null means None.
+lists. NaN stays NaN; null means None. Text that is no UTF-8 (a path, say) is written with escapes.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ def _plain(value: Any) -> Any:
     """What pyarrow takes: enums by name, records as dicts, tuples as lists."""
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, tuple):

@@ -39,6 +39,7 @@ def grow_digits(config: GrowDigits) -> None:
     config.check()
     from rich.console import Console
 
+    from esper.karn.display import say
     from esper.leyline.files import require_writable
 
     require_writable(config.out, "--out")
@@ -48,11 +49,11 @@ def grow_digits(config: GrowDigits) -> None:
 
     began = time.monotonic()
     results = train(config, console)
-    print_report(console, config, results)
-    draw_picture(config, results)
     write_numbers(config, results, time.monotonic() - began)
-    console.print(f"picture: {config.out}", highlight=False, soft_wrap=True)
-    console.print(f"numbers: {config.numbers_path}", highlight=False, soft_wrap=True)
+    draw_picture(config, results)
+    print_report(console, config, results)
+    for word, path in (("picture", config.out), ("numbers", config.numbers_path)):
+        say(console, f"{word}: {path}")
 
 
 def train(config: GrowDigits, console: Console) -> list[RunResult]:

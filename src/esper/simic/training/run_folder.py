@@ -178,21 +178,19 @@ class RunFolder:
         path = root / f"{task}__{name}__{config.seed}__{stamp}"
         draft = root / f".{path.name}.{os.getpid()}.tmp"
         try:
-            draft.mkdir(parents=True)
-            folder = cls(draft, info, config, FolderLock(draft))
+            with contextlib.ExitStack() as undo:
+                draft.mkdir(parents=True)
+                undo.callback(shutil.rmtree, draft, ignore_errors=True)
+                lock = FolderLock(draft)
+                undo.callback(lock.release)
+                folder = cls(draft, info, config, lock)
+                folder.note_surroundings(surroundings or Surroundings())
+                folder.begin(config)
+                folder.path = _rename_unused(draft, path)
+                sync_folder(root)
+                undo.pop_all()  # it is whole: nothing is undone
         except OSError as error:
             raise _unwritable(root, error) from error
-        try:
-            folder.note_surroundings(surroundings or Surroundings())
-            folder.begin(config)
-            folder.path = _rename_unused(draft, path)
-            sync_folder(root)
-        except BaseException as error:
-            folder._lock.release()
-            shutil.rmtree(draft, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise _unwritable(root, error) from error
-            raise
         return folder
 
     @classmethod
@@ -219,7 +217,7 @@ class RunFolder:
     @property
     def report(self) -> Path:
         """Tables and pictures; made when something is put there."""
-        return self.path / "report"
+        return report_of(self.path)
 
     # ---- sessions -----------------------------------------------------------------------------
 
@@ -340,6 +338,11 @@ def read_surroundings(path: Path) -> Surroundings:
 def checkpoints_of(path: Path) -> Path:
     """Where the checkpoints of a run lie."""
     return path / "checkpoints"
+
+
+def report_of(path: Path) -> Path:
+    """Where the report of a run lies."""
+    return path / "report"
 
 
 def read_json(path: Path) -> Json:
