@@ -26,6 +26,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "is_unwritable",
         "require_writable",
         "require_not_folders",
+        "printable",
     ),
     ".stopping": ("STOP_SIGNALS", "handler_of_the_next"),
     ".seeds": (
@@ -236,6 +237,7 @@ if TYPE_CHECKING:
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
     from esper.leyline.files import is_unwritable as is_unwritable
+    from esper.leyline.files import printable as printable
     from esper.leyline.files import require_not_folders as require_not_folders
     from esper.leyline.files import require_writable as require_writable
     from esper.leyline.files import sync_folder as sync_folder

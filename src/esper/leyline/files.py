@@ -59,6 +59,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: bytes of a path that are no UTF-8 become escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def write_advice(error: OSError) -> str:
     """What to do about a file that could not be written.
 
@@ -89,7 +94,7 @@ def _umask() -> int:
 def require_writable(path: Path, flag: str) -> None:
     """Make the folder of `path` and try it, so that a run is not lost when it ends."""
     if path.is_dir():
-        raise EsperError(f"{flag} {path} is a folder: name a file in it")
+        raise EsperError(f"{flag} {path} is a folder: name a file, or move it away")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

@@ -31,6 +31,7 @@ import numpy as np
 import pyarrow as pa
 
 from esper.leyline.errors import EsperError
+from esper.leyline.files import printable
 from esper.leyline.telemetry import SCHEMA_VERSION, TelemetryEvent, TelemetryEventType
 
 SCHEMA_KEY: Final = b"esper_schema_version"
@@ -132,7 +133,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, str):
-        return value.encode(errors="backslashreplace").decode()
+        return printable(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, tuple):

@@ -189,8 +189,11 @@ class RunFolder:
                 folder.path = _rename_unused(draft, path)
                 sync_folder(root)
                 undo.pop_all()  # it is whole: nothing is undone
-        except OSError as error:
-            raise _unwritable(root, error) from error
+        except (OSError, EsperError) as error:
+            cause = error.__cause__ if isinstance(error, EsperError) else error
+            if isinstance(cause, OSError):  # name the place, not the hidden draft in it
+                raise _unwritable(root, cause) from cause
+            raise
         return folder
 
     @classmethod

@@ -1,11 +1,11 @@
 """The `esper` command as processes of their own, forked by one that has imported torch already.
 
-    python command_driver.py
+    python process_driver.py
 
-For each line {"words", "cwd", "descriptors"} a process is forked, and for {"wait"} it is told how
-that ended (`run_server.py`). `descriptors` are stdin, stdout and stderr: a path to open, "closed"
-(from the start, as with `>&-`) or "broken" (a pipe whose reader has left). The process ends as
-Python ends it, streams flushed.
+For each line {"words", "cwd", "descriptors"} a process is forked, in a session of its own, and for
+{"wait"} it is told how that ended (`run_server.py`). `descriptors` are stdin, stdout and stderr: a
+path to open (a terminal becomes the session's), "closed" (from the start, as with `>&-`) or
+"broken" (a pipe whose reader has left). The process ends as Python ends it, streams flushed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def become(words: list[str], cwd: str, descriptors: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setsid()
     os.chdir(cwd)
     for number, target in enumerate(descriptors):
         connect(number, target)
@@ -58,8 +59,8 @@ def connect(number: int, target: str) -> None:
         reader, source = os.pipe()
         os.close(reader)
     else:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC if number else os.O_RDONLY
-        source = os.open(target, flags | os.O_NOCTTY, 0o666)
+        # A terminal becomes the session's only where it is opened for reading, too.
+        source = os.open(target, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(source, number)
     os.close(source)
     if number == 1:
@@ -77,7 +78,7 @@ def end_as_python_does(status: int) -> NoReturn:
     os._exit(status)
 
 
-def serve() -> int:
+def serve() -> NoReturn:
     for module in HEAVY:
         importlib.import_module(module)
     while line := sys.stdin.readline():
@@ -90,8 +91,8 @@ def serve() -> int:
             if not answer:
                 end_as_python_does(become(**asked))
         print(json.dumps(answer), flush=True)
-    return 0
+    os._exit(0)
 
 
 if __name__ == "__main__":
-    sys.exit(serve())
+    serve()
