@@ -282,9 +282,10 @@ def test_a_message_never_goes_into_a_file_that_took_the_number_of_a_closed_strea
     """What C libraries and signal handlers write goes to descriptor 2, whatever that is."""
     code = (
         "import os; from esper.scripts.door import guarded\n"
-        "guarded(lambda: (open('results', 'w'), os.write(2, b'warning'))[0].close())"
+        "guarded(lambda: (open('results', 'w'), os.write(2, b'warning'))[0].close())\n"
+        "assert os.sys.stdin.read() == ''"
     )
-    done = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} 2>&-", tmp_path)
+    done = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- 2>&-", tmp_path)
     assert done.returncode == 0
     assert (tmp_path / "results").read_bytes() == b""
 

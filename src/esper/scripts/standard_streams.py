@@ -84,6 +84,9 @@ def _plug_closed_descriptors() -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
+    if sys.stdin is None:
+        # Whoever asks a question finds the end of the input.
+        sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
 
 
 @contextmanager
