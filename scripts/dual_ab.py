@@ -103,18 +103,19 @@ def main() -> int:
 def compare(config: DualAb) -> None:
     """Check, train both, report. Heavy libraries are imported here, so that --help is quick."""
     config.check()
-    from esper.leyline.files import require_writable, write_whole
+    training = config.training_config()
+    spec = training.task.spec()
+    from esper.leyline.files import require_not_folders, require_writable
+    from esper.scripts.report_files import json_file, written_first
 
-    require_writable(config.out / "dual_ab.png", "--out")
-    from rich.console import Console
-
-    from esper.scripts.records import json_bytes
+    name = f"dual_ab_{spec.name}_{config.a}_{config.b}"
+    picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"
+    require_not_folders((picture, numbers))
+    require_writable(picture, "--out")
     from esper.simic.training.dual_ab import dual_ab
     from esper.tolaria.machine import ask_for_exact_sums
 
     ask_for_exact_sums()
-    training = config.training_config()
-    spec = training.task.spec()
     found = dual_ab(
         training,
         RewardConfig(mode=config.a, family=config.family_a),
@@ -126,14 +127,20 @@ def compare(config: DualAb) -> None:
         data=spec.load(config.data_dir),
         on_round=None if config.quiet else _tell,
     )
+    record = json_file(numbers, _numbers(training, found))
+    with written_first(record, (picture, lambda path: _draw(path, config, found, spec.name))):
+        _print(config, found, picture, numbers)
+
+
+def _print(config: DualAb, found: DualAB, picture: Path, numbers: Path) -> None:
+    from rich.console import Console
+
+    from esper.karn.display import say
+
     console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table_of(config, found))
-    name = f"dual_ab_{spec.name}_{config.a}_{config.b}"
-    picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"
-    _draw(picture, config, found, spec.name)
-    write_whole(numbers, json_bytes(_numbers(training, found)))
     for word, path in (("picture", picture), ("numbers", numbers)):
-        console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
+        say(console, f"{word}: {path}")
 
 
 def _tell(repeat: int, round_index: int, scores: tuple[float, float]) -> None:
@@ -144,11 +151,12 @@ def _tell(repeat: int, round_index: int, scores: tuple[float, float]) -> None:
 def table_of(config: DualAb, found: DualAB) -> Table:
     """Scores of both, and how far b is ahead; never what they were paid."""
     from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
     a, b = config.names
     title = f"score on {config.task}: {config.rounds} rounds, {config.repeats} training seeds"
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = Table(title=escape(title), box=SIMPLE_HEAD)
     for column in ("when", a, b, f"{b} minus {a}", "95 %", "over"):
         table.add_column(column, justify="left" if column in ("when", "over") else "right")
     rows = {

@@ -128,7 +128,6 @@ def search(config: SearchTopologies) -> None:
     ranked = _rank(spec, kinds_NS, _train(config, spec, kinds_NS))
     machine = describe(parse_device(config.device))
     constants = asdict(spec.score)
-    _show(config, ranked, constants)
     record = {
         "task": config.task,
         "seed": config.seed,
@@ -137,6 +136,7 @@ def search(config: SearchTopologies) -> None:
         "topologies": [asdict(found) for found in ranked],
     }
     write_whole(config.out, json_bytes(record))
+    _show(config, ranked, constants)
     print(f"numbers: {config.out}")
 
 

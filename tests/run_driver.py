@@ -228,6 +228,7 @@ def serve() -> None:
 
 def main(words: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # also where a shell ignored it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # also under nohup
     parser = argparse.ArgumentParser()
     parser.add_argument("job", choices=["train", "resume", "kills", "serve"])
     parser.add_argument("place", type=Path, nargs="?")

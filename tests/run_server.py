@@ -20,12 +20,12 @@ PATIENCE = 120.0
 class RunServer:
     """Starts jobs of `run_driver.py`."""
 
-    def __init__(self, home: Path) -> None:
-        """`home`: where what they print is kept."""
+    def __init__(self, home: Path, driver: Path = DRIVER) -> None:
+        """`home`: where what they print is kept; `driver`: the script that forks them."""
         self.home = home
-        path = os.pathsep.join([str(DRIVER.parent), *sys.path])
+        path = os.pathsep.join([str(driver.parent), *sys.path])
         self.process = subprocess.Popen(
-            [sys.executable, str(DRIVER), "serve"],
+            [sys.executable, str(driver), "serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -40,12 +40,17 @@ class RunServer:
         self.process.stdin.flush()
         return int(json.loads(self.process.stdout.readline()))
 
-    def start(self, *words: object) -> Job:
-        """A process of its own, which runs on beside the test."""
+    def place(self) -> tuple[Path, Path]:
+        """Empty files for what the next process prints."""
         self.started += 1
         output, errors = (self.home / f"{self.started}.{name}" for name in ("out", "err"))
         output.touch()
         errors.touch()
+        return output, errors
+
+    def start(self, *words: object) -> Job:
+        """A process of its own, which runs on beside the test."""
+        output, errors = self.place()
         pid = self.ask(words=[str(word) for word in words], output=str(output), errors=str(errors))
         return Job(self, pid, output, errors)
 

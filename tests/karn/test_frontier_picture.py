@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,3 +104,9 @@ def test_unknown_intervals_are_left_out(tmp_path):
 def test_nothing_to_draw_is_refused(tmp_path):
     with pytest.raises(EsperError, match="nothing to draw"):
         draw_frontier(tmp_path / "picture.png", [], "none", "")
+
+
+def test_a_label_with_dollar_signs_is_no_formula(tmp_path):
+    drawn = [replace(point, label=r"a$\nope{$b") for point in points(2)]
+    draw_frontier(tmp_path / "x.png", drawn, "title", "note")
+    assert imread(tmp_path / "x.png").shape[2] >= 3

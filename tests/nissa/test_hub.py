@@ -19,6 +19,7 @@ from esper.leyline import (
 from esper.leyline.protocols import SinkProtocol
 from esper.nissa import JsonlSink, MemorySink, ParquetSink, TelemetryHub, get_hub
 from esper.nissa.hub import MAX_FAILURES
+from esper.nissa.readers import read_jsonl
 from esper.nissa.shared import set_hub, use_hub
 from payload_support import build
 
@@ -206,6 +207,28 @@ def test_a_sink_that_raises_is_reported_once_set_aside_and_harms_no_other(number
     assert "emit failed (OSError: [Errno 28]" in first
     assert "set aside after 5 failures" in aside
     assert "FailingSink lacks 50" in end
+
+
+DISPLAYED = """
+import os, pathlib, sys
+from esper.karn.run_progress import RunProgressSink
+from esper.leyline import *
+from esper.nissa import *
+reader, writer = os.pipe()
+os.close(reader)
+os.dup2(writer, 1)
+hub = TelemetryHub([RunProgressSink(), JsonlSink(pathlib.Path(sys.argv[1]))], TelemetryLevel.DEBUG)
+for _ in range(3):
+    hub.emit(TelemetryEvent.of(RunFinished(RunStatus.COMPLETED, 1, 2, 3.0, 0.5, 0)))
+print(hub.close(), file=sys.stderr)
+"""
+
+
+def test_a_display_whose_stdout_is_a_closed_pipe_costs_other_sinks_nothing(run_python, tmp_path):
+    """rich answers a broken pipe with SystemExit, which ended the writer thread in silence."""
+    done = run_python(DISPLAYED, tmp_path / "e.jsonl")
+    assert len(list(read_jsonl(tmp_path / "e.jsonl"))) == 3, done.stderr
+    assert "telemetry: of 3 events, RunProgressSink lacks" in done.stderr
 
 
 def test_a_sink_that_recovers_goes_on(numbered):

@@ -307,6 +307,36 @@ def test_a_place_that_cannot_be_written_is_refused_at_once(kind, tmp_path):
         sink_at(kind, tmp_path / "file" / "run")
 
 
+@pytest.mark.parametrize("kind", BOTH)
+def test_two_runs_do_not_write_to_one_place(kind, tmp_path, numbered):
+    """Their parts would replace each other's; a place is free again when its writer is closed."""
+    first = sink_at(kind, tmp_path)
+    with pytest.raises(EsperError, match="another run writes its events there"):
+        sink_at(kind, tmp_path)
+    first.emit(numbered(0))
+    first.close()
+    second = sink_at(kind, tmp_path)
+    second.emit(numbered(1))
+    second.close()
+    assert steps_read(kind, tmp_path) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_paths_that_are_no_utf8_are_written_read_and_recorded(kind, tmp_path):
+    """As a place, twice (the second writer reads what the first wrote), and inside of an event."""
+    run = tmp_path / os.fsdecode(b"caf\xe9")
+    for step in range(2):
+        sink = sink_at(kind, run)
+        sink.emit(TelemetryEvent.of(CheckpointLoaded(str(run), step), step=step))
+        sink.close()
+    assert steps_read(kind, run) == [0, 1]
+    if kind is ParquetSink:
+        paths = read_parquet(run, LOADED)["path"].to_pylist()
+        assert paths == [str(tmp_path / r"caf\udce9")] * 2
+    else:
+        assert [event.payload.path for event in read_jsonl(run / "events.jsonl")] == [str(run)] * 2
+
+
 def test_a_full_disk_costs_events_but_neither_the_run_nor_the_files(tmp_path, run_python):
     done = run_python(WRITER, tmp_path, 6000, 400)
     assert done.returncode == 0, done.stderr

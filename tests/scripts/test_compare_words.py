@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from pathlib import Path
 
@@ -147,3 +148,12 @@ def test_any_text_is_a_policy_or_a_refusal_of_ours(text):
     if found.kind == "controller":
         assert found.path is not None
         assert Path(found.path).is_dir()
+
+
+def test_a_label_made_from_a_path_that_is_no_utf8_can_be_printed(tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    word, same = read_policies([str(folder), str(folder)])
+    assert word.label == rf"{tmp_path.name}/caf\udce9"
+    assert same.label == f"{word.label} #2"
+    assert word.path == folder

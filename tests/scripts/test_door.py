@@ -35,6 +35,15 @@ def test_a_report_that_finds_no_room_is_one_line_that_names_it(tmp_path, capsys)
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
+    path = tmp_path / "numbers.json"
+    path.mkdir()
+    assert guarded(lambda: write_whole(path, b"{}")) == REFUSED
+    said = capsys.readouterr().err
+    assert said == f"error: {path}: Is a directory; move away what is there\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_other_errors_of_the_system_are_not_hidden(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         guarded(lambda: write_whole(tmp_path / "nowhere" / "x", b""))

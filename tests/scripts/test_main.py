@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import esper
 from esper.scripts.main import COMMANDS, main
 
 
@@ -27,6 +28,11 @@ def test_help_names_every_command(monkeypatch, capsys):
     for word in COMMANDS:
         assert f"  {word} " in said
     assert call(monkeypatch) == 2, "nothing asked for is nothing done"
+
+
+def test_the_version_is_told(monkeypatch, capsys):
+    assert call(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"esper {esper.__version__}\n"
 
 
 def test_an_unknown_command_is_refused_with_the_nearest(monkeypatch, capsys):

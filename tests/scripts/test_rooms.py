@@ -90,6 +90,15 @@ def test_runs_are_listed_with_their_state(run, capsys):
     assert entry["score"] == pytest.approx(means[-1])
 
 
+def test_before_any_run_the_list_is_empty_and_that_is_no_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert runs.main([]) == 0
+    assert capsys.readouterr() == ("no runs in runs yet: esper train ppo starts one\n", "")
+    assert runs.main(["--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert runs.main(["--runs", "elsewhere"]) == 2, "a folder that was named must be there"
+
+
 def test_a_folder_without_runs_or_with_broken_ones_is_told(tmp_path, capsys):
     assert runs.main(["--runs", str(tmp_path / "none")]) == 2
     assert "does not exist" in capsys.readouterr().err

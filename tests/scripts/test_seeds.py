@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from esper.scripts.growth_config import GrowDigits
 from pyarrow import parquet as pq
 
 from esper.kasmina import Population
@@ -50,7 +49,6 @@ def test_a_seed_beyond_64_bits_is_refused_wherever_one_enters(seed, tmp_path):
         lambda: EngineConfig(seed=seed),
         lambda: Population(tiny_host, ["r0c0"], ["norm"], members=1, seed=seed),
         lambda: Compare(("wait",), first_seed=seed).check(),
-        lambda: GrowDigits(seed=seed).check(),
     ):
         line = refused(entered)
         assert str(seed) in line

@@ -69,7 +69,10 @@ def draw_frontier(path: Path, points: Sequence[PolicyPoint], title: str, note: s
     """Write the picture as a PNG; the first point is the reference, `note` stands below."""
     if not points:
         raise EsperError("a comparison of no policies: there is nothing to draw")
-    write_whole(path, _render(_figure(points, title, note)))
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # a label may have dollar signs
+        write_whole(path, _render(_figure(points, title, note)))
 
 
 def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:

@@ -33,7 +33,16 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "is_whole",
         "require_at_most",
     ),
-    ".files": ("write_whole", "sync_folder", "write_advice", "is_unwritable", "require_writable"),
+    ".files": (
+        "write_whole",
+        "sync_folder",
+        "write_advice",
+        "is_unwritable",
+        "require_writable",
+        "require_not_folders",
+        "printable",
+    ),
+    ".stopping": ("STOP_SIGNALS", "handler_of_the_next"),
     ".seeds": (
         "EVALUATION_SEEDS",
         "require_training_seed",
@@ -260,6 +269,8 @@ if TYPE_CHECKING:
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
     from esper.leyline.files import is_unwritable as is_unwritable
+    from esper.leyline.files import printable as printable
+    from esper.leyline.files import require_not_folders as require_not_folders
     from esper.leyline.files import require_writable as require_writable
     from esper.leyline.files import sync_folder as sync_folder
     from esper.leyline.files import write_advice as write_advice
@@ -376,6 +387,8 @@ if TYPE_CHECKING:
     from esper.leyline.statistics import probability_of_improvement as probability_of_improvement
     from esper.leyline.statistics import student_estimate as student_estimate
     from esper.leyline.statistics import t_interval as t_interval
+    from esper.leyline.stopping import STOP_SIGNALS as STOP_SIGNALS
+    from esper.leyline.stopping import handler_of_the_next as handler_of_the_next
     from esper.leyline.streams import GOLDEN as GOLDEN
     from esper.leyline.streams import MIX_1 as MIX_1
     from esper.leyline.streams import MIX_2 as MIX_2

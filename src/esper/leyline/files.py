@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +15,7 @@ from esper.leyline.errors import EsperError
 _NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_TAKEN: Final = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -57,22 +59,29 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def printable(text: str) -> str:
+    """Text that UTF-8 can hold: bytes of a path that are no UTF-8 become escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def write_advice(error: OSError) -> str:
     """What to do about a file that could not be written.
 
     >>> write_advice(OSError(errno.ENOSPC, "No space left on device"))
     'free some space'
     """
-    return "free some space" if error.errno in _FULL else "check its permissions"
+    if error.errno in _FULL:
+        return "free some space"
+    return "move away what is there" if error.errno in _TAKEN else "check its permissions"
 
 
 def is_unwritable(error: OSError) -> bool:
-    """Whether a file could not be written for want of room or permission.
+    """Whether a file could not be written for want of room, permission or a free name.
 
     >>> is_unwritable(OSError(errno.ENOSPC, "full")), is_unwritable(BrokenPipeError())
     (True, False)
     """
-    return error.errno in (*_FULL, *_CLOSED)
+    return error.errno in (*_FULL, *_CLOSED, *_TAKEN)
 
 
 def _umask() -> int:
@@ -85,7 +94,7 @@ def _umask() -> int:
 def require_writable(path: Path, flag: str) -> None:
     """Make the folder of `path` and try it, so that a run is not lost when it ends."""
     if path.is_dir():
-        raise EsperError(f"{flag} {path} is a folder: name a file in it")
+        raise EsperError(f"{flag} {path} is a folder: name a file, or move it away")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):
@@ -94,3 +103,12 @@ def require_writable(path: Path, flag: str) -> None:
         raise EsperError(
             f"{flag} {path} cannot be written ({error.strerror}): choose another place"
         ) from error
+
+
+def require_not_folders(paths: Iterable[Path]) -> None:
+    """Refuse folders that are in the way of files to be written, before a run is lost to them."""
+    for path in paths:
+        if path.is_dir():
+            raise EsperError(f"{path} is a folder, but a file is to be written there: move it away")
+        if path.parent.exists() and not path.parent.is_dir():
+            raise EsperError(f"{path.parent} is a file, but is to be a folder: move it away")

@@ -15,7 +15,8 @@ The payload's fields follow under their own names (a field called like a column 
 prefix `payload_`). A payload with array fields becomes one row per element of their first axis,
 its other fields repeated; an array with more axes becomes lists. So an event whose arrays are empty
 has no row. Codes stay numbers, enum fields are written by name, records become structs and tuples
-lists. NaN stays NaN; null means None. Seeds are uint64, other whole numbers int64.
+lists. NaN stays NaN; null means None. Seeds are uint64, other whole numbers int64. Text that is no
+UTF-8 (a path, say) is written with escapes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import numpy as np
 import pyarrow as pa
 
 from esper.leyline.errors import EsperError
+from esper.leyline.files import printable
 from esper.leyline.payloads import UNSIGNED
 from esper.leyline.telemetry import SCHEMA_VERSION, TelemetryEvent, TelemetryEventType
 
@@ -132,6 +134,8 @@ def _plain(value: Any) -> Any:
     """What pyarrow takes: enums by name, records as dicts, tuples as lists."""
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, str):
+        return printable(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, tuple):

@@ -265,13 +265,13 @@ class _Feed:
         """Whether the sink did it. A sink may be anyone's code: whatever it raises ends here."""
         try:
             call()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # rich raises that where stdout is a closed pipe
             self._failed(what, error)
             return False
         self._in_a_row[what] = 0
         return True
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _failed(self, what: str, error: BaseException) -> None:
         self.failures += 1
         self._in_a_row[what] += 1
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")

@@ -15,6 +15,7 @@ from typing import Final
 from esper.leyline.errors import EsperError
 from esper.leyline.files import require_writable
 from esper.leyline.telemetry import TelemetryEvent
+from esper.nissa.writer_lock import lock_for_writing
 
 _BLOCK: Final = 1 << 16
 
@@ -31,6 +32,7 @@ class JsonlSink:
         self._lines: list[bytes] = []
         self._flushed_at = time.monotonic()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        lock_for_writing(self._file, path)
         _cut_torn_line(self._file)
 
     def emit(self, event: TelemetryEvent) -> None:

@@ -8,6 +8,7 @@ in `columns.py`. One writer per folder.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.files import require_writable, write_whole
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 from esper.nissa.columns import EVENTS_KEY, require_schema, rows_of, schema_of
+from esper.nissa.writer_lock import lock_for_writing
 
 PARTS: Final = "part-*.parquet"
 ROWS_PER_PART: Final = 20_000
@@ -35,6 +37,8 @@ class ParquetSink:
         if rows_per_part < 1:
             raise EsperError(f"ParquetSink rows_per_part={rows_per_part}: must be 1 or more")
         require_writable(run / "events" / "part", "ParquetSink")
+        self._lock = os.open(run / "events", os.O_RDONLY | os.O_CLOEXEC)
+        lock_for_writing(self._lock, run / "events")
         self._run = run
         self._rows_per_part = rows_per_part
         self._parts: dict[TelemetryEventType, _OpenPart] = {}
@@ -65,8 +69,11 @@ class ParquetSink:
             raise failed
 
     def close(self) -> None:
-        """Write what waits."""
-        self.flush()
+        """Write what waits and let other writers in, also when writing fails."""
+        try:
+            self.flush()
+        finally:
+            os.close(self._lock)
 
 
 class _OpenPart:
@@ -119,6 +126,7 @@ class _OpenPart:
 
 def _events_until(part: Path) -> int:
     """How many events of its type there are up to the end of a part."""
-    schema = pq.read_schema(part)
+    with part.open("rb") as file:  # pyarrow opens no path that is not UTF-8
+        schema = pq.read_schema(file)
     require_schema(schema, part)
     return int(schema.metadata[EVENTS_KEY])

@@ -48,7 +48,8 @@ def read_parquet(run: Path, kind: TelemetryEventType) -> pa.Table:
 
 def _read_part(path: Path, kind: TelemetryEventType) -> pa.Table:
     try:
-        with pq.ParquetFile(path) as file:
+        # pyarrow opens no path that is not UTF-8
+        with path.open("rb") as raw, pq.ParquetFile(raw) as file:
             require_schema(file.schema_arrow, path)
             table = file.read()
     except pa.ArrowInvalid as error:

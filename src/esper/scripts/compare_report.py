@@ -16,9 +16,9 @@ from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shortened
 from esper.leyline.codec import Json, to_json
 from esper.leyline.files import write_whole
 from esper.leyline.statistics import Estimate
-from esper.scripts.compare_run import unwritable
+from esper.scripts.compare_run import ReportPlaces, report_places, unwritable
 from esper.scripts.comparison import METRICS, Comparison, Contestant, Metric
-from esper.scripts.records import json_bytes
+from esper.scripts.report_files import ReportFile, json_file, written_first
 from esper.scripts.train_report import console_for_report
 
 TOPOLOGIES_SHOWN: Final = 3
@@ -31,19 +31,26 @@ NOTE: Final = (
 
 
 def report(found: Comparison, folder: Path) -> None:
-    """Print the table, draw the picture, write report and numbers into the folder."""
+    """Draw the picture, write report and numbers into the folder, then print the tables."""
+    places = report_places(folder)
+    text = markdown(found, places.picture.name).encode(errors="backslashreplace")
+    files: tuple[ReportFile, ...] = (
+        json_file(places.numbers, numbers(found)),
+        (places.report, lambda path: write_whole(path, text)),
+        (places.picture, lambda path: draw(path, found)),
+    )
+    try:
+        with written_first(*files):
+            _print(found, places)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def _print(found: Comparison, places: ReportPlaces) -> None:
     console = console_for_report()
     console.print(score_table(found))
     console.print(cost_table(found))
-    paths = {word: folder / f"compare.{end}" for word, end in
-             (("picture", "png"), ("report", "md"), ("numbers", "json"))}  # fmt: skip
-    try:
-        draw(paths["picture"], found)
-        write_whole(paths["report"], markdown(found, paths["picture"].name).encode())
-        write_whole(paths["numbers"], json_bytes(numbers(found)))
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    for word, path in paths.items():
+    for word, path in places._asdict().items():
         say(console, f"{word}: {path}")
 
 
@@ -82,9 +89,9 @@ def _beaten(contestant: Contestant, metric: Metric) -> str:
 def score_table(found: Comparison) -> Table:
     """Every policy's score, and how far it is ahead of the first."""
     score = METRICS[0]
-    table = Table(title=title_of(found), box=SIMPLE_HEAD)
+    table = Table(title=escape(title_of(found)), box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
-    first = shortened(found.contestants[0].label, LABEL_SHOWN // 2)
+    first = escape(shortened(found.contestants[0].label, LABEL_SHOWN // 2))
     for name in ("score, IQM (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
         table.add_column(name, justify="right")
     for contestant in found.contestants:

@@ -18,7 +18,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -27,7 +27,7 @@ import esper
 from esper.karn.compare_progress import CompareProgress
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, reason_of
-from esper.leyline.files import require_writable, write_whole
+from esper.leyline.files import require_not_folders, require_writable, write_whole
 from esper.leyline.protocols import EngineListener
 from esper.leyline.sealed import has_seal, is_sealed, parse_json, seal, without_seal
 from esper.leyline.statistics import interquartile_estimate
@@ -205,6 +205,19 @@ def _run_population(
 # ---- the folder --------------------------------------------------------------------------------
 
 
+class ReportPlaces(NamedTuple):
+    """Where the files of the report are."""
+
+    picture: Path
+    report: Path
+    numbers: Path
+
+
+def report_places(folder: Path) -> ReportPlaces:
+    """The files of a comparison's report."""
+    return ReportPlaces(*(folder / f"compare.{end}" for end in ("png", "md", "json")))
+
+
 def game_of(config: Compare, spec: TaskSpec) -> Game:
     """What all policies share."""
     return Game(
@@ -234,6 +247,7 @@ def game_of(config: Compare, spec: TaskSpec) -> Game:
 def open_folder(folder: Path, game: Game) -> None:
     """Make the folder this comparison's; one that holds another's numbers is refused."""
     path = folder / SETTINGS
+    require_not_folders((path, *report_places(folder), folder / POLICIES / "any"))
     require_writable(path, "--out")
     (folder / POLICIES).mkdir(exist_ok=True)
     wanted = to_json(game)

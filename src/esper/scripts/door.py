@@ -1,6 +1,7 @@
 """How a command begins and ends: the command line into a config, refusals into one line.
 
-Exit status: 0 done, 2 refused (one line on stderr says why), 130 interrupted.
+Exit status: 0 done, 1 done but stdout could not take all that was printed, 2 refused (one line on
+stderr says why), 128 + number of the signal that ended it (130: SIGINT).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import Final, TypeVar, cast
 from esper.leyline.errors import EsperError, shorten
 from esper.leyline.files import is_unwritable, write_advice
 from esper.leyline.user_errors import is_out_of_memory
+from esper.scripts.standard_streams import with_steady_output
+from esper.scripts.stopping import Stopped, signals_interrupt
 
 C = TypeVar("C")
 
@@ -40,10 +43,16 @@ def enter(
 def guarded(work: Callable[[], int | None]) -> int:
     """Do the work; its exit status. A file there is no room or permission for is a refusal, too.
 
-    Work that checks something may give a status of its own; none is 0.
+    Work that checks something may give a status of its own; none is 0. Output that nobody takes
+    costs nothing but itself (`standard_streams`).
     """
+    return with_steady_output(lambda: _status_of(work))
+
+
+def _status_of(work: Callable[[], int | None]) -> int:
     try:
-        return work() or 0
+        with signals_interrupt():
+            return work() or 0
     except EsperError as error:
         print(f"error: {_shorten_words(str(error))}", file=sys.stderr)
         return REFUSED
@@ -58,9 +67,16 @@ def guarded(work: Callable[[], int | None]) -> int:
         where = _shorten_words(str(error.filename or "a file"))
         print(f"error: {where}: {error.strerror}; {_advice(error)}", file=sys.stderr)
         return REFUSED
+    except Stopped as stop:
+        print(f"interrupted by {stop}", file=sys.stderr)
+        return stop.status
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except SystemExit as stop:  # tyro has shown the help
+        if not isinstance(stop.code, int):
+            raise
+        return stop.code
 
 
 def _advice(error: OSError) -> str:

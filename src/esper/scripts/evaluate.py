@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import tyro
 
@@ -64,13 +64,15 @@ def evaluate(words: Sequence[str]) -> None:
     """Read, check, judge, report. Heavy libraries are imported late, so that --help is quick."""
     config, training = read_evaluate(words)
     spec = training.check()
-    from esper.leyline.files import require_writable
+    from esper.leyline.files import require_not_folders, require_writable
     from esper.scripts.judging import judge
     from esper.simic.training.checkpoints import find_checkpoint
     from esper.tolaria.machine import ask_for_exact_sums
     from esper.tolaria.runtime import parse_device
 
-    require_writable(config.out / "eval.png", "--out")
+    places = report_places(config.out, spec.name)
+    require_not_folders(places)
+    require_writable(places.picture, "--out")
     ask_for_exact_sums()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
@@ -151,35 +153,48 @@ def require_same_growth(agent: PPOAgent, spec: TaskSpec, path: Path) -> None:
         )
 
 
+class ReportPlaces(NamedTuple):
+    """Where the files of the report are."""
+
+    picture: Path
+    numbers: Path
+    judgement: Path
+
+
+def report_places(folder: Path, task: str) -> ReportPlaces:
+    """The files of a judgement on a task."""
+    names = (f"eval_{task}{end}" for end in (".png", ".json", "_judged.json"))
+    return ReportPlaces(*(folder / name for name in names))
+
+
 def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
     """The tables, the picture, the numbers."""
-    from esper.leyline.files import write_whole
+    from esper.karn.display import say
     from esper.scripts.judging import EVALUATION_SEED, LEARNED, judgement_table
-    from esper.scripts.records import json_bytes
-    from esper.scripts.train_report import Shown, console_for_report, settings_of
-    from esper.scripts.train_report import report as report_members
+    from esper.scripts.report_files import json_file, written_first
+    from esper.scripts.train_report import Shown, console_for_report, files_of, settings_of, show
 
-    stem = config.out / f"eval_{judged.result.task}"
+    places = report_places(config.out, judged.result.task)
     shown = Shown(
         policy=LEARNED,
         episodes=judged.members,
-        picture=Path(f"{stem}.png"),
-        numbers=Path(f"{stem}.json"),
+        picture=places.picture,
+        numbers=places.numbers,
         settings=settings_of(config),
     )
-    report_members(shown, judged.result)
-    numbers = Path(f"{stem}_judged.json")
     record = {
         "checkpoint": str(checkpoint),
         "evaluation_seed": EVALUATION_SEED,
         "judged": judged.numbers(),
     }
-    write_whole(numbers, json_bytes(record))
-    console = console_for_report()
-    console.print(judgement_table(judged))
-    console.print(judged.growing_line(), highlight=False, soft_wrap=True)
-    for word, what in (("checkpoint", checkpoint), ("judgement", numbers)):
-        console.print(f"{word}: {what}", highlight=False, soft_wrap=True)
+    judgement = json_file(places.judgement, record)
+    with written_first(judgement, *files_of(shown, judged.result)):
+        show(shown, judged.result)
+        console = console_for_report()
+        console.print(judgement_table(judged))
+        say(console, judged.growing_line())
+        for word, what in (("checkpoint", checkpoint), ("judgement", places.judgement)):
+            say(console, f"{word}: {what}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-from esper.scripts.door import REFUSED
+import esper
+from esper.leyline.errors import EsperError
+from esper.scripts.door import REFUSED, guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +40,21 @@ COMMANDS: Final = {
 
 def main() -> int:
     """Hand over to the command that was named; its exit status."""
-    words = sys.argv[1:]
+    return guarded(lambda: dispatch(sys.argv[1:]))
+
+
+def dispatch(words: list[str]) -> int:
+    """As `main`, with the words behind `esper`."""
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0 if words else REFUSED
+    if words[0] == "--version":
+        print(f"esper {esper.__version__}")
+        return 0
     if words[0] not in COMMANDS:
         near = get_close_matches(words[0], COMMANDS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        print(f"error: unknown command {words[0]!r}: {hint}valid: {', '.join(COMMANDS)}",
-              file=sys.stderr)  # fmt: skip
-        return REFUSED
+        raise EsperError(f"unknown command {words[0]!r}: {hint}valid: {', '.join(COMMANDS)}")
     sys.argv = [f"esper {words[0]}", *words[1:]]
     command = importlib.import_module(f"esper.scripts.{COMMANDS[words[0]].module}")
     status: int = command.main()
@@ -57,7 +64,8 @@ def main() -> int:
 def _help() -> str:
     lines = ["usage: esper COMMAND [--help] [settings]", ""]
     lines += [f"  {word:<8} {command.says}" for word, command in COMMANDS.items()]
-    return "\n".join([*lines, "", "esper COMMAND --help says what can be set."])
+    lines += ["", "esper COMMAND --help says what can be set; esper --version tells the version."]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

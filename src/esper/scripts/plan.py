@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from esper.karn.display import clock_time
+from esper.karn.display import clock_time, say
 from esper.scripts.judging import BASELINES
 from esper.scripts.plan_probe import (
     Probe,
@@ -196,8 +196,8 @@ def _show(title: str, lines: list[str], probe: Probe, device: torch.device) -> N
     more = "" if probe.measured == probe.whole else "; the run may take more"
     peak = f"memory: {used:,.0f} MiB at most while this was measured{more}"
     for line in (title, *(f"  {line}" for line in (*lines, peak))):
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print("  nothing was trained or written (--dry-run)", highlight=False)
+        say(console, line)
+    say(console, "  nothing was trained or written (--dry-run)")
 
 
 def _memory(device: torch.device) -> int:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_name
+from esper.leyline.files import printable
 
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
 WORDS: Final[tuple[Kind, ...]] = (
@@ -73,12 +74,13 @@ class PolicyWord:
 
 
 def read_policies(texts: Sequence[str]) -> list[PolicyWord]:
-    """The policies in their order, each with a label of its own.
+    """The policies in their order, each with a label of its own that can be printed and drawn.
 
     >>> [word.label for word in read_policies(["wait", "wait", "mine=random"])]
     ['wait', 'wait #2', 'mine']
     """
-    words, seen = [read_policy(text) for text in texts], Counter[str]()
+    words = [replace(word, label=printable(word.label)) for word in map(read_policy, texts)]
+    seen = Counter[str]()
     for place, word in enumerate(words):
         seen[word.label] += 1
         if seen[word.label] > 1:

@@ -20,6 +20,7 @@ from esper.scripts.door import enter
 if TYPE_CHECKING:
     from esper.simic.training.run_list import ListedRun
 
+RUNS: Final = Path("runs")
 PLAIN_WIDTH: Final = 140
 """Columns of the table where there is no terminal to ask."""
 
@@ -28,7 +29,7 @@ PLAIN_WIDTH: Final = 140
 class ListRuns:
     """List the runs of the learner: how far they are, what they reached, whether they still run."""
 
-    runs: Path = Path("runs")
+    runs: Path = RUNS
     """Folder that run folders lie in."""
     json: bool = False
     """Print JSON instead of a table."""
@@ -43,7 +44,8 @@ def show_runs(config: ListRuns) -> None:
     """Print the list. Libraries are imported here, so that --help is quick."""
     from esper.simic.training.run_list import list_runs
 
-    found = list_runs(config.runs)
+    before_any_run = config.runs == RUNS and not RUNS.exists()
+    found = [] if before_any_run else list_runs(config.runs)
     if config.json:
         print(json.dumps([entry(run) for run in found], indent=2))
     elif found:

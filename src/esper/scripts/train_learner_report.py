@@ -6,46 +6,60 @@ Shape letters: E members, U updates.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from esper.karn.display import say
 from esper.karn.learning_picture import LearningCurves, Level, draw_learning
 from esper.leyline.codec import Json, to_json
-from esper.leyline.files import write_whole
 from esper.scripts.judging import EVALUATION_SEED, LEARNED, judgement_table
-from esper.scripts.records import json_bytes
+from esper.scripts.report_files import json_file, written_first
 from esper.scripts.train_learner import Learnt
 from esper.scripts.train_learner_config import TrainPPO
-from esper.scripts.train_report import Shown, console_for_report, report, settings_of
+from esper.scripts.train_report import Shown, console_for_report, files_of, settings_of, show
 from esper.simic.training.history import RoundRecord
+
+
+class ReportPlaces(NamedTuple):
+    """Where the files of the report are."""
+
+    judged_picture: Path
+    judged_numbers: Path
+    curve: Path
+    history: Path
+
+
+def report_places(folder: Path) -> ReportPlaces:
+    """The files in the report folder of a run."""
+    names = ("judged.png", "judged.json", "learning.png", "learning.json")
+    return ReportPlaces(*(folder / name for name in names))
 
 
 def report_learner(config: TrainPPO, learnt: Learnt) -> None:
     """The table, picture and numbers of the judgement as for any policy; then what was learnt."""
-    judged, folder = learnt.judged, learnt.folder.report
-    folder.mkdir(exist_ok=True)
+    judged, places = learnt.judged, report_places(learnt.folder.report)
     shown = Shown(
         policy=LEARNED,
         episodes=judged.members,
-        picture=folder / "judged.png",
-        numbers=folder / "judged.json",
+        picture=places.judged_picture,
+        numbers=places.judged_numbers,
         settings=settings_of(config),
     )
-    report(shown, judged.result)
-    console = console_for_report()
-    console.print(judgement_table(judged))
-    console.print(judged.growing_line(), highlight=False, soft_wrap=True)
-    picture, numbers = folder / "learning.png", folder / "learning.json"
-    _draw(picture, learnt)
-    write_whole(numbers, json_bytes(_numbers(learnt)))
-    told = (
-        ("learning curve", picture),
-        ("history", numbers),
-        ("run folder", learnt.folder.path),
-        ("judge it again", f"esper eval {learnt.folder.path}"),
-    )
-    for word, what in told:
-        console.print(f"{word}: {what}", highlight=False, soft_wrap=True)
+    history = json_file(places.history, _numbers(learnt))
+    curve = (places.curve, lambda path: _draw(path, learnt))
+    with written_first(history, *files_of(shown, judged.result), curve):
+        show(shown, judged.result)
+        console = console_for_report()
+        console.print(judgement_table(judged))
+        say(console, judged.growing_line())
+        for word, what in (
+            ("learning curve", places.curve),
+            ("history", places.history),
+            ("run folder", learnt.folder.path),
+            ("judge it again", f"esper eval {learnt.folder.path}"),
+        ):
+            say(console, f"{word}: {what}")
 
 
 def curves_of(history: list[RoundRecord]) -> LearningCurves:

@@ -13,15 +13,16 @@ from pathlib import Path
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from esper.karn.display import say
 from esper.karn.growth_picture import Curve, LifeLines, draw_growth
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
-from esper.leyline.files import write_whole
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.signals import NO_BLUEPRINT
-from esper.scripts.records import json_bytes
+from esper.scripts.report_files import ReportFile, json_file, written_first
 from esper.scripts.train_config import Train
 from esper.scripts.train_run import RunResult
 
@@ -47,37 +48,46 @@ class Shown:
     """What the run was set to."""
 
 
+def place_of_report(config: Train, task: str) -> tuple[Path, Path]:
+    """Where a run under a policy that does not learn puts its picture and its numbers."""
+    stem = f"train_{config.policy}_{task}"
+    return config.out / f"{stem}.png", config.out / f"{stem}.json"
+
+
 def report_train(config: Train, result: RunResult) -> None:
     """The report of a run under a policy that does not learn."""
-    stem = f"train_{config.policy}_{result.task}"
-    report(
-        Shown(
-            policy=config.policy,
-            episodes=config.population.envs * config.rounds,
-            picture=config.out / f"{stem}.png",
-            numbers=config.out / f"{stem}.json",
-            settings=settings_of(config),
-        ),
-        result,
+    picture, numbers = place_of_report(config, result.task)
+    shown = Shown(
+        policy=config.policy,
+        episodes=config.population.envs * config.rounds,
+        picture=picture,
+        numbers=numbers,
+        settings=settings_of(config),
     )
+    with written_first(*files_of(shown, result)):
+        show(shown, result)
 
 
-def report(shown: Shown, result: RunResult) -> None:
-    """Print the table, draw the last round, write everything down."""
+def files_of(shown: Shown, result: RunResult) -> tuple[ReportFile, ReportFile]:
+    """All that was measured, and a picture of the last round."""
+    numbers = json_file(shown.numbers, _numbers(shown, result))
+    return numbers, (shown.picture, lambda path: _draw(path, shown, result))
+
+
+def show(shown: Shown, result: RunResult) -> None:
+    """Print the table, and where the files are."""
     console = console_for_report()
     console.print(outcome_table(shown, result))
     for line in _lines(shown, result):
-        console.print(line, highlight=False, soft_wrap=True)
-    _draw(shown, result)
-    write_whole(shown.numbers, json_bytes(_numbers(shown, result)))
+        say(console, line)
     for word, path in (("picture", shown.picture), ("numbers", shown.numbers)):
-        console.print(f"{word}: {path}", highlight=False, soft_wrap=True)
+        say(console, f"{word}: {path}")
 
 
 def outcome_table(shown: Shown, result: RunResult) -> Table:
     """Mean, deviation and range over all members of all rounds."""
     title = f"{shown.policy} on {result.task}: {shown.episodes} episodes"
-    table = Table(title=title, box=SIMPLE_HEAD)
+    table = Table(title=escape(title), box=SIMPLE_HEAD)
     for name in ("", "mean", "deviation", "lowest", "highest"):
         table.add_column(name, justify="right" if name else "left")
     for name, values_N, form in _figures(result):
@@ -135,7 +145,7 @@ def _topologies(result: RunResult) -> Counter[str]:
     return found
 
 
-def _draw(shown: Shown, result: RunResult) -> None:
+def _draw(path: Path, shown: Shown, result: RunResult) -> None:
     last = result.rounds[-1]
     curves = [
         Curve("accuracy on val_score", last.accuracy_TE[1:].T.astype(np.float32)),
@@ -143,7 +153,7 @@ def _draw(shown: Shown, result: RunResult) -> None:
     ]
     lives = LifeLines(result.slots, last.stage_TES, last.leaving_TES)
     title = f"{shown.policy} on {result.task}, round {len(result.rounds)}"
-    draw_growth(shown.picture, curves, lives, title)
+    draw_growth(path, curves, lives, title)
 
 
 def _numbers(shown: Shown, result: RunResult) -> dict[str, Json]:

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline.stopping import STOP_SIGNALS
 from esper.simic.training.checkpoint_files import CheckpointStore
 from esper.simic.training.checkpoints import Checkpoint, read_checkpoint
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.interrupts import SIGNALS, Interrupted, Interrupts
+from esper.simic.training.interrupts import Interrupted, Interrupts
 from esper.simic.training.resume import resume_trainer
 from esper.simic.training.run_folder import RunFolder, SessionEnd, read_info
 from esper.simic.training.run_list import RunState, list_runs
@@ -35,9 +36,10 @@ def whole(path: Path) -> list[str]:
 @pytest.fixture(autouse=True)
 def usual_handlers():
     """As in a terminal, also where the tests run in the background."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -46,7 +48,7 @@ def usual_handlers():
 # ---- as a process -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_asked_once_it_saves_and_exits_with_0(tmp_path, server, number):
     job = server.start("train", tmp_path, 500)
     job.until("round")
@@ -205,15 +207,15 @@ def test_an_error_costs_the_round_under_way_and_is_told(tmp_path):
 
 
 def test_afterwards_everything_is_as_it_was_before(tmp_path):
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     config = small_run(1)
     trainer = small_trainer(config)
     hooks, listener = trainer.hooks, trainer.engine.listener
     with RunFolder.create(tmp_path, "x", config) as folder:
         train_in_folder(trainer, folder)
-    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
     stopped(tmp_path, Press(0, 0))
-    assert {number: signal.getsignal(number) for number in SIGNALS} == before
+    assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
     assert trainer.hooks is hooks
     assert trainer.engine.listener is listener
 
@@ -223,9 +225,23 @@ def test_after_the_first_signal_the_system_handles_the_next():
         assert signal.getsignal(signal.SIGTERM) == interrupts._hear
         interrupts.check()
         signal.raise_signal(signal.SIGINT)
-        assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_DFL] * 2
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         with pytest.raises(Interrupted, match="SIGINT"):
             interrupts.check()
+
+
+def test_a_terminal_that_closes_may_hang_up_twice(tmp_path):
+    """The shell sends SIGHUP, and so does the kernel when the shell ends: saving goes on."""
+
+    class PressTwice(Press):
+        def on_step(self, record):
+            super().on_step(record)
+            super().on_step(record)
+
+    path, said = stopped(tmp_path, PressTwice(1, 0, signal.SIGHUP))
+    assert "stopped by SIGHUP: round-000001 is saved" in said
+    assert read_info(path).sessions[-1].end is SessionEnd.INTERRUPTED
 
 
 def test_a_terminal_that_is_gone_does_not_fail_the_run(tmp_path):
@@ -259,9 +275,9 @@ def test_beside_the_main_thread_signals_are_left_alone():
 
     def look():
         with Interrupts():
-            heard.extend(signal.getsignal(number) for number in SIGNALS)
+            heard.extend(signal.getsignal(number) for number in STOP_SIGNALS)
 
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
-    assert heard == [signal.default_int_handler, signal.SIG_DFL]
+    assert heard == [signal.default_int_handler, signal.SIG_DFL, signal.SIG_DFL]

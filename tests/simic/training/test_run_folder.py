@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -139,6 +140,18 @@ def test_a_disk_that_is_full_leaves_no_half_folder(tmp_path, monkeypatch, call):
     monkeypatch.setattr(run_folder, "write_whole", full)
     assert "free some space" in refused(lambda: made(tmp_path / "runs"))
     assert os.listdir(tmp_path / "runs") == []
+
+
+def test_no_room_for_the_lock_leaves_no_hidden_folder(tmp_path):
+    root = tmp_path / "runs"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))  # as if the disk were full
+    try:
+        line = refused(lambda: made(root))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert line.startswith(f"cannot write to {root}: File too large; free some space")
+    assert os.listdir(root) == []
 
 
 # ---- one trainer at a time ----------------------------------------------------------------------

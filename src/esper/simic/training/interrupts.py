@@ -1,8 +1,9 @@
 """What happens when a run is asked to stop? The step is finished, then everything is saved.
 
-SIGINT or SIGTERM once: `Interrupted` is raised behind the step under way. A second one ends the
-process at once, by the system's own default, even in the middle of a computation: checkpoints that
-are written are whole whenever that happens.
+SIGINT, SIGTERM or SIGHUP once: `Interrupted` is raised behind the step under way. A second SIGINT
+or SIGTERM ends the process at once, by the system's own default, even in the middle of a
+computation: checkpoints that are written are whole whenever that happens. A second SIGHUP is
+ignored, because a terminal that closes sends two.
 
     with Interrupts() as interrupts:
         ...                     the engine tells it of steps, the trainer of rounds
@@ -19,12 +20,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from esper.leyline.payloads import SlotPayload
 from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.stopping import STOP_SIGNALS, handler_of_the_next
 
 if TYPE_CHECKING:
     from esper.simic.training.history import RoundRecord
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
-
-SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 _STDERR: Final = 2
 
@@ -48,7 +48,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
+            for number in STOP_SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
                     self._before[number] = signal.signal(number, self._hear)
         return self
@@ -65,7 +65,7 @@ class Interrupts:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         for heard in self._before:
-            signal.signal(heard, signal.SIG_DFL)  # the next one ends the process
+            signal.signal(heard, handler_of_the_next(heard))
         self.asked = signal.Signals(number).name
         line = f"{self.asked}: stopping behind this step, then saving; once more exits at once\n"
         with contextlib.suppress(OSError):  # nobody may be reading: Ctrl-C ends `| tee` as well

@@ -190,20 +190,21 @@ class RunFolder:
         path = root / f"{task}__{name}__{config.seed}__{stamp}"
         draft = root / f".{path.name}.{os.getpid()}.tmp"
         try:
-            draft.mkdir(parents=True)
-            folder = cls(draft, info, config, FolderLock(draft))
-        except OSError as error:
-            raise _unwritable(root, error) from error
-        try:
-            folder.note_surroundings(surroundings or Surroundings())
-            folder.begin(config)
-            folder.path = _rename_unused(draft, path)
-            sync_folder(root)
-        except BaseException as error:
-            folder._lock.release()
-            shutil.rmtree(draft, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise _unwritable(root, error) from error
+            with contextlib.ExitStack() as undo:
+                draft.mkdir(parents=True)
+                undo.callback(shutil.rmtree, draft, ignore_errors=True)
+                lock = FolderLock(draft)
+                undo.callback(lock.release)
+                folder = cls(draft, info, config, lock)
+                folder.note_surroundings(surroundings or Surroundings())
+                folder.begin(config)
+                folder.path = _rename_unused(draft, path)
+                sync_folder(root)
+                undo.pop_all()  # it is whole: nothing is undone
+        except (OSError, EsperError) as error:
+            cause = error.__cause__ if isinstance(error, EsperError) else error
+            if isinstance(cause, OSError):  # name the place, not the hidden draft in it
+                raise _unwritable(root, cause) from cause
             raise
         return folder
 
@@ -231,7 +232,7 @@ class RunFolder:
     @property
     def report(self) -> Path:
         """Tables and pictures; made when something is put there."""
-        return self.path / "report"
+        return report_of(self.path)
 
     # ---- sessions -----------------------------------------------------------------------------
 
@@ -400,6 +401,11 @@ def _record_of(kind: type[_Record], data: Json, path: Path, advice: str) -> _Rec
 def checkpoints_of(path: Path) -> Path:
     """Where the checkpoints of a run lie."""
     return path / "checkpoints"
+
+
+def report_of(path: Path) -> Path:
+    """Where the report of a run lies."""
+    return path / "report"
 
 
 def read_json(path: Path) -> Json:

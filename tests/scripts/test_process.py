@@ -1,0 +1,313 @@
+"""Commands as processes: output that nobody takes, terminals that close, signals, odd paths.
+
+Where torch is needed, processes are forked by one that has imported it (`process_driver.py`); the
+rest are fresh interpreters.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from esper.leyline import TelemetryEventType
+from esper.nissa.readers import read_jsonl, read_parquet
+from esper.simic.training.run_folder import SessionEnd, read_info
+from run_server import Job, RunServer
+
+FULL = "/dev/full"
+TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batches-per-step", "1",
+        "--batch-size", "8", "--device", "cpu")  # fmt: skip
+LEARN = ("train", "ppo", *TINY, "--rounds", "1")
+ENDLESS = ("--rounds", "5000", "--telemetry-dir", "events")
+DUAL = ("dual_ab", *TINY[:8], "--device", "cpu", "--rounds", "1",
+        "--evaluation-envs", "2", "--out", "o")  # fmt: skip
+COMPARE = ("compare", "wait", "random", *TINY, "--seeds", "2", "--out", "o")
+
+
+ODD = os.fsdecode(b"caf\xe9 [/b]\xff")
+"""Folders whose names are no UTF-8, and no markup of rich either."""
+EVENTS = f"events-{ODD}"
+
+
+class Commands(RunServer):
+    """Starts `esper` in processes whose streams a test chooses."""
+
+    def __init__(self, home: Path, driver: Path) -> None:
+        super().__init__(home, driver)
+        self.running: set[int] = set()
+
+    def ask(self, **question: object) -> int:
+        answer = super().ask(**question)
+        if "wait" in question:
+            self.running.discard(question["wait"])
+        return answer
+
+    def close(self) -> None:
+        """Nothing that a failed test left runs on."""
+        for pid in self.running:
+            os.kill(pid, signal.SIGKILL)
+        super().close()
+
+    def run(
+        self, cwd: Path, *words: object, stdin: str = os.devnull, stdout: str = "", stderr: str = ""
+    ) -> Job:
+        """`esper WORDS`, or a module's command; streams without a name go to the job's files."""
+        output, errors = self.place()
+        module = str(words[0]).startswith("esper.")
+        pid = self.ask(
+            words=[*([] if module else ["esper"]), *map(str, words)],
+            cwd=str(cwd),
+            descriptors=[stdin, stdout or str(output), stderr or str(errors)],
+        )
+        self.running.add(pid)
+        return Job(self, pid, output, errors)
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory) -> Iterator[Commands]:
+    driver = Path(__file__).parents[1] / "process_driver.py"
+    server = Commands(tmp_path_factory.mktemp("jobs"), driver)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def learnt(commands, tmp_path_factory) -> Path:
+    """The run of a command whose reader had left before it printed anything, in an odd place."""
+    place = tmp_path_factory.mktemp("learnt")
+    job = commands.run(place, *LEARN, "--runs", ODD, "--telemetry-dir", EVENTS, stdout="broken")
+    assert job.wait() == 0, job.errors.read_text()
+    assert job.errors.read_text() == ""
+    (run,) = (place / ODD).iterdir()
+    return run
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# ---- nobody takes the output --------------------------------------------------------------------
+
+
+def test_a_reader_that_left_costs_no_result(commands, tmp_path):
+    """`esper train wait --quiet ... | true`"""
+    words = ("train", "wait", *TINY, "--quiet", "--out", "o")
+    assert commands.run(tmp_path, *words, stdout="broken", stderr="broken").wait() == 0
+    assert names(tmp_path / "o") == {"train_wait_synthetic.json", "train_wait_synthetic.png"}
+
+
+def test_a_reader_that_left_costs_the_learner_neither_report_nor_checkpoint(learnt):
+    report = {"judged.json", "judged.png", "learning.json", "learning.png"}
+    assert names(learnt / "report") == report
+    assert names(learnt / "checkpoints") == {"round-000001"}
+    assert read_info(learnt).sessions[-1].end is SessionEnd.FINISHED
+
+
+def test_a_full_stdout_is_one_line_and_status_1_with_every_file_written(commands, learnt, tmp_path):
+    job = commands.run(tmp_path, "eval", learnt, "--envs", 2, "--out", "o", stdout=FULL)
+    assert job.wait() == 1
+    assert job.errors.read_text() == (
+        "error: stdout: No space left on device; what was printed is incomplete, files are whole\n"
+    )
+    found = json.loads((tmp_path / "o" / "eval_synthetic_judged.json").read_text())
+    assert {"ppo", "wait"} <= set(found["judged"])
+    assert len(names(tmp_path / "o")) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", ["broken", FULL])
+def test_no_other_command_loses_anything_either(commands, tmp_path, stream):
+    expected = {
+        COMPARE: {"settings.json", "policies", "compare.png", "compare.md", "compare.json"},
+        DUAL: {f"dual_ab_synthetic_score_shaped.{end}" for end in ("json", "png")},
+        ("train", "wait", *TINY, "--dry-run"): set(),
+        ("tasks",): set(),
+        ("doctor", "--task", "synthetic", "--envs", "2", "--device", "cpu"): set(),
+    }
+    for number, (words, files) in enumerate(expected.items()):
+        place = tmp_path / str(number)
+        place.mkdir()
+        job = commands.run(place, *words, stdout=stream)
+        assert job.wait() == (1 if stream == FULL else 0), words
+        assert job.errors.read_text().count("\n") == (1 if stream == FULL else 0), words
+        assert not files or names(place / "o") == files
+
+
+def test_streams_that_were_closed_from_the_start_are_no_streams(commands, tmp_path):
+    """No output is asked for; no file that is opened later may stand in for a stream."""
+    job = commands.run(
+        tmp_path, "train", "wait", *TINY, "--telemetry-dir", "events", "--out", "o",
+        stdin="closed", stdout="closed", stderr="closed",
+    )  # fmt: skip
+    assert job.wait() == 0
+    assert len(names(tmp_path / "o")) == 2
+    kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
+    assert (kinds[0], kinds[-1]) == ("RUN_STARTED", "RUN_FINISHED")
+
+
+# ---- terminals and signals ----------------------------------------------------------------------
+
+
+class Terminal:
+    """A terminal that a test closes."""
+
+    def __init__(self) -> None:
+        self.master, self.slave = pty.openpty()
+        self.name = os.ttyname(self.slave)
+
+    def read_until(self, text: bytes) -> None:
+        said = b""
+        while text not in said:
+            said += os.read(self.master, 65536)
+
+    def close(self) -> None:
+        os.close(self.slave)
+        os.close(self.master)
+
+
+def test_a_terminal_that_closes_stops_the_learner_as_sigterm_does(commands, tmp_path):
+    """The display is live; the kernel sends SIGHUP, and writing gives EIO from then on."""
+    terminal = Terminal()
+    words = ("train", "ppo", *TINY, "--rounds", "5000")
+    job = commands.run(tmp_path, *words, stdout=terminal.name, stderr=terminal.name)
+    terminal.read_until(b"round 2/5000")
+    terminal.close()
+    assert job.wait() == 0
+    (run,) = (tmp_path / "runs").iterdir()
+    assert read_info(run).sessions[-1].end is SessionEnd.INTERRUPTED
+    assert len(names(run / "checkpoints")) >= 1
+
+
+@pytest.mark.slow
+def test_a_run_outlives_a_terminal_that_sends_no_signal(commands, tmp_path):
+    """As under `setsid`: only writing fails, in the middle of a live display."""
+    terminal = Terminal()
+    other = Terminal()  # the session's own, so that the first one's end is no hangup
+    words = ("train", "wait", *TINY, "--rounds", "10", "--out", "o")
+    job = commands.run(
+        tmp_path, *words, stdin=other.name, stdout=terminal.name, stderr=terminal.name
+    )
+    terminal.read_until(b"round 1/10")
+    terminal.close()
+    assert job.wait() == 0
+    other.close()
+    found = json.loads((tmp_path / "o" / "train_wait_synthetic.json").read_text())
+    assert len(found["rounds"]) == 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_ends_a_command_as_ctrl_c_does(commands, tmp_path, number):
+    job = commands.run(tmp_path, "train", "random", *TINY, *ENDLESS)
+    job.until("random")  # the heading: the run is under way
+    job.send(number)
+    assert job.wait() == 128 + number
+    assert job.errors.read_text() == f"interrupted by {number.name}\n"
+    kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
+    assert kinds[-1] == "RUN_FINISHED"
+
+
+# ---- paths and characters -----------------------------------------------------------------------
+
+
+def test_paths_that_are_no_utf8_hold_runs_and_their_events(learnt):
+    events = learnt.parents[2] / EVENTS
+    lines = [event.type for event in read_jsonl(events / "events.jsonl")]
+    for kind in (TelemetryEventType.ROUND_COMPLETED, TelemetryEventType.CHECKPOINT_SAVED):
+        assert lines.count(kind) == read_parquet(events, kind).num_rows == 1
+
+
+@pytest.mark.slow
+def test_a_run_in_a_path_that_is_no_utf8_is_resumed_and_compared(commands, tmp_path, learnt):
+    """Resuming reads what was written there, and adds to it."""
+    shutil.copytree(learnt.parents[2], tmp_path / "copy")
+    run = tmp_path / "copy" / ODD / learnt.name
+    events = tmp_path / EVENTS
+    for rounds in (2, 3):
+        more = ("--rounds", rounds, "--telemetry-dir", events)
+        job = commands.run(tmp_path, "train", "ppo", "--resume", run, *more)
+        assert job.wait() == 0, job.errors.read_text()
+        assert r"caf\udce9 [/b]\udcff" in job.output.read_text()
+    assert read_parquet(events, TelemetryEventType.ROUND_COMPLETED).num_rows == 2
+    job = commands.run(tmp_path, "compare", run, "wait", *TINY, "--seeds", 2, "--out", ODD)
+    assert job.wait() == 0, job.errors.read_text()
+    assert {"compare.png", "compare.md"} <= names(tmp_path / ODD)
+
+
+# ---- fresh interpreters, without torch ----------------------------------------------------------
+
+
+def shell(line: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """A line of bash in which `esper` is this Python's; its status is that of its last process."""
+    esper = f'esper() {{ {shlex.quote(sys.executable)} -m esper "$@"; }}'
+    path = os.pathsep.join(sys.path)
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", f"{esper}; {line}"],
+        cwd=cwd, env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True,
+        timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("line", ["esper --help | head -1", "esper train ppo --help | true"])
+def test_help_may_be_cut_off(line, tmp_path):
+    done = shell(line, tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_help_that_finds_no_room_says_so(tmp_path):
+    done = shell("esper --help > /dev/full", tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: stdout: No space left on device")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("esper runs >&- 2>&- <&-", 0), ("esper runs --nonsense 2>&-", 2)]
+)
+def test_closed_descriptors_change_no_status(line, status, tmp_path):
+    done = shell(line, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")
+
+
+def test_a_message_never_goes_into_a_file_that_took_the_number_of_a_closed_stream(tmp_path):
+    """What C libraries and signal handlers write goes to descriptor 2, whatever that is."""
+    code = (
+        "import os; from esper.scripts.door import guarded\n"
+        "guarded(lambda: (open('results', 'w'), os.write(2, b'warning'))[0].close())\n"
+        "assert os.sys.stdin.read() == ''"
+    )
+    done = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- 2>&-", tmp_path)
+    assert done.returncode == 0
+    assert (tmp_path / "results").read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PYTHONIOENCODING": "ascii"},
+        {"PYTHONIOENCODING": "utf-8"},
+    ],
+    ids=["ascii", "utf-8"],
+)
+def test_characters_that_a_stream_has_not_are_escaped(environment, tmp_path):
+    (tmp_path / "runs" / os.fsdecode("é±→".encode() + b"\xff")).mkdir(parents=True)
+    done = shell("esper runs", tmp_path, **environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"broken" in done.stdout
+    assert rb"\udcff" in done.stdout
+
+
+def test_python_m_esper_is_the_command_and_tells_its_version(tmp_path):
+    import esper
+
+    done = shell("esper --version", tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"esper {esper.__version__}\n".encode())
