@@ -1,4 +1,4 @@
-"""Processes that train in folders, forked by one that has imported torch already."""
+"""Processes of a driver (`run_driver.py`, `command_driver.py`), forked by one that has imported torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PATIENCE = 120.0
 
 
 class RunServer:
-    """Starts jobs of `run_driver.py`."""
+    """Starts jobs of a driver."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, driver: Path = DRIVER) -> None:
         """`home`: where what they print is kept."""
         self.home = home
         path = os.pathsep.join([str(DRIVER.parent), *sys.path])
         self.process = subprocess.Popen(
-            [sys.executable, str(DRIVER), "serve"],
+            [sys.executable, str(driver), "serve"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -40,13 +40,14 @@ class RunServer:
         self.process.stdin.flush()
         return int(json.loads(self.process.stdout.readline()))
 
-    def start(self, *words: object) -> Job:
-        """A process of its own, which runs on beside the test."""
+    def start(self, *words: object, **settings: object) -> Job:
+        """A process of its own, which runs on beside the test; `settings` are the driver's."""
         self.started += 1
         output, errors = (self.home / f"{self.started}.{name}" for name in ("out", "err"))
         output.touch()
         errors.touch()
-        pid = self.ask(words=[str(word) for word in words], output=str(output), errors=str(errors))
+        asked = {"words": [str(word) for word in words]}
+        pid = self.ask(**asked, output=str(output), errors=str(errors), **settings)
         return Job(self, pid, output, errors)
 
     def done(self, *words: object) -> Job:
@@ -105,8 +106,8 @@ class Job:
 
 
 @contextmanager
-def run_server(home: Path) -> Iterator[RunServer]:
-    server = RunServer(home)
+def run_server(home: Path, driver: Path = DRIVER) -> Iterator[RunServer]:
+    server = RunServer(home, driver)
     try:
         yield server
     finally:
