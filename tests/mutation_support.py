@@ -7,6 +7,7 @@ command that has it. Where one mutation alone is surely a mistake, the command h
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -88,6 +89,9 @@ def documents() -> list[Document]:
     return [TINY, merged(tomllib.loads(shown), sizes)] + [merged(it, sizes) for it in whole] + [
         merged(to_json(TrainingConfig()), TINY)
     ]  # fmt: skip
+
+
+DOCUMENTS: Final = documents()
 
 
 def page_commands() -> list[list[str]]:
@@ -303,7 +307,7 @@ def repeat_elsewhere(chance: random.Random, document: Document) -> tuple[str, bo
     """A setting in the section of another."""
     section, leaf = chance.choice(_entries(document))
     other, _ = chance.choice(_entries(document))
-    other[leaf] = section[leaf]
+    other[leaf] = copy.deepcopy(section[leaf])
     return f"{leaf} repeated elsewhere", False
 
 
@@ -503,7 +507,7 @@ def make_case(seed: int) -> Case:
 
 def file_case(chance: random.Random, seed: int) -> Case:
     """`train --config FILE --dry-run`, something wrong with the file."""
-    document = json.loads(as_json(chance.choice(documents())))
+    document = copy.deepcopy(chance.choice(DOCUMENTS))
     count = chance.choices((0, 1, 2, 3), (1, 12, 4, 3))[0]
     done = [chance.choice(DOCUMENT_MUTATIONS)(chance, document) for _ in range(count)]
     kind = chance.choice(("json", "toml"))
