@@ -534,7 +534,8 @@ def line_case(chance: random.Random, seed: int) -> Case:
     words, table, real = _base_line(chance)
     line = Line(list(words), table, real)
     count = chance.choices((0, 1, 2, 3), (1, 12, 4, 3))[0]
-    done = [chance.choice(LINE_MUTATIONS)(chance, line) for _ in range(count)]
+    done = [chance.choice(LINE_MUTATIONS if line.words else (add_flag,))(chance, line)
+            for _ in range(count)]  # fmt: skip
     files = {EVIL: EVIL_TEXT.encode(), f"{FILE}.toml": as_toml(TINY).encode()}
     told = tuple(text for text, _ in done)
     sure = len(done) == 1 and done[0][1]
