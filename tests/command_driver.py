@@ -2,9 +2,9 @@
 
     python command_driver.py serve
 
-Each line on stdin is {"words", "output", "errors", "folder", "seconds", "memory",
-"pictures"}; `run_server.py` writes them. The child changes to the folder, may take so many bytes more than there are now, and is
-ended by SIGALRM after so many seconds.
+Each line on stdin is {"words", "output", "errors", "folder", "seconds", "memory", "pictures"};
+`run_server.py` writes them. The child changes to the folder, may take so many bytes more than
+there are now, and is ended by SIGALRM after so many seconds. Without pictures none is drawn.
 """
 
 from __future__ import annotations

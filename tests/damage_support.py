@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+OtherRun = Callable[[], Path]
+"""Gives the folder of another run; it is trained when first asked for."""
 COMMANDS: Final = {"resume": 12, "eval": 3, "compare": 2, "runs": 2}
 """What is then done with the folder, and how often."""
 
@@ -26,7 +28,7 @@ class Damage:
     command: str
 
 
-def damage(run: Path, other: Path, seed: int) -> Damage:
+def damage(run: Path, other: OtherRun, seed: int) -> Damage:
     """Damage one file of `run`; `other` is another run that files may be taken from."""
     chance = random.Random(seed)
     path = chosen_file(chance, run)
@@ -52,7 +54,7 @@ def chosen_file(chance: random.Random, run: Path) -> Path:
 # ---- kinds of damage ----------------------------------------------------------------------------
 
 
-def flip_bit(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def flip_bit(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     content = bytearray(path.read_bytes())
     at, bit = _place(chance, content), chance.randrange(8)
     before = content[at]
@@ -61,12 +63,12 @@ def flip_bit(chance: random.Random, path: Path, run: Path, other: Path) -> str:
     return f"bit {bit} of byte {at} flipped, {before:#04x} to {content[at]:#04x}"
 
 
-def flip_many(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def flip_many(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     told = [flip_bit(chance, path, run, other) for _ in range(chance.randrange(2, 20))]
     return "; ".join(told)
 
 
-def change_digit(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def change_digit(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     """A file that is as valid as before, and says something else."""
     content = path.read_bytes()
     digits = [found.start() for found in re.finditer(rb"\d", content)]
@@ -78,7 +80,7 @@ def change_digit(chance: random.Random, path: Path, run: Path, other: Path) -> s
     return f"digit at byte {at} made {now.decode()}: {_around(content, at)!r}"
 
 
-def delete_line(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def delete_line(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     lines = path.read_bytes().splitlines(keepends=True)
     if len(lines) < 2:
         return cut(chance, path, run, other)
@@ -87,7 +89,7 @@ def delete_line(chance: random.Random, path: Path, run: Path, other: Path) -> st
     return f"line {at + 1} deleted: {lines[at][:60]!r}"
 
 
-def delete_setting(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def delete_setting(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     """A line that leaves valid JSON behind."""
     lines = path.read_bytes().splitlines(keepends=True)
     whole = [n for n, line in enumerate(lines) if re.fullmatch(rb'\s*"\w+": [^\[{]+,\n', line)]
@@ -98,24 +100,24 @@ def delete_setting(chance: random.Random, path: Path, run: Path, other: Path) ->
     return f"line {at + 1} deleted: {lines[at][:60]!r}"
 
 
-def cut(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def cut(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     content = path.read_bytes()
     at = _place(chance, content)
     path.write_bytes(content[:at])
     return f"cut at byte {at} of {len(content)}"
 
 
-def empty(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def empty(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     path.write_bytes(b"")
     return "emptied"
 
 
-def delete(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def delete(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     path.unlink()
     return "deleted"
 
 
-def make_folder(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def make_folder(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     path.unlink()
     path.mkdir()
     if chance.random() < 0.5:
@@ -124,7 +126,7 @@ def make_folder(chance: random.Random, path: Path, run: Path, other: Path) -> st
     return "replaced by an empty folder"
 
 
-def append_garbage(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def append_garbage(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     some = chance.randbytes(chance.choice((1, 7, 100, 5000)))
     if chance.random() < 0.7:
         path.write_bytes(path.read_bytes() + some)
@@ -133,7 +135,7 @@ def append_garbage(chance: random.Random, path: Path, run: Path, other: Path) ->
     return f"{len(some)} bytes put before it: {some[:20]!r}"
 
 
-def zero_block(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def zero_block(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     """What a power cut may leave."""
     content = bytearray(path.read_bytes())
     at = _place(chance, content)
@@ -143,7 +145,7 @@ def zero_block(chance: random.Random, path: Path, run: Path, other: Path) -> str
     return f"{count} bytes from byte {at} on are 0"
 
 
-def swap(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def swap(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     second = chosen_file(chance, run)
     first, last = path.read_bytes(), second.read_bytes()
     path.write_bytes(last)
@@ -151,15 +153,15 @@ def swap(chance: random.Random, path: Path, run: Path, other: Path) -> str:
     return f"exchanged with {second.relative_to(run)}"
 
 
-def take_other_runs(chance: random.Random, path: Path, run: Path, other: Path) -> str:
-    place = other / path.relative_to(run)
+def take_other_runs(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
+    place = other() / path.relative_to(run)
     if not place.is_file():  # named by its content
-        place = next(iter(sorted(place.parent.glob(f"{path.name[:7]}*"))), other / "config.json")
+        place = next(iter(sorted(place.parent.glob(f"{path.name[:7]}*"))), other() / "config.json")
     shutil.copyfile(place, path)
     return "replaced by that of another run"
 
 
-def take_older(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def take_older(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     """Of the checkpoint before."""
     text = str(path).replace("round-000002", "round-000001")
     place = Path(text)
@@ -169,7 +171,7 @@ def take_older(chance: random.Random, path: Path, run: Path, other: Path) -> str
     return "replaced by that of the checkpoint before"
 
 
-def delete_parent(chance: random.Random, path: Path, run: Path, other: Path) -> str:
+def delete_parent(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
     """With everything beside it."""
     if path.parent == run:
         return delete(chance, path, run, other)
@@ -177,9 +179,9 @@ def delete_parent(chance: random.Random, path: Path, run: Path, other: Path) -> 
     return f"deleted with its folder {path.parent.relative_to(run)}"
 
 
-KINDS: Final[tuple[Callable[[random.Random, Path, Path, Path], str], ...]] = (
-    flip_bit, flip_bit, flip_many, change_digit, change_digit, delete_line, delete_setting, cut, cut,
-    empty, delete, make_folder, append_garbage, zero_block, swap, take_other_runs, take_older,
+KINDS: Final[tuple[Callable[[random.Random, Path, Path, OtherRun], str], ...]] = (
+    flip_bit, flip_bit, flip_many, change_digit, change_digit, delete_line, delete_setting, cut,
+    cut, empty, delete, make_folder, append_garbage, zero_block, swap, take_other_runs, take_older,
     delete_parent,
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What every fuzz shares: seeds, commands in processes of their own, and how a break is reported."""
+"""What every fuzz shares: seeds, commands in processes of their own, reports of breaks."""
 
 from __future__ import annotations
 

@@ -281,8 +281,8 @@ def random_signals(program: Program) -> GateSignals:
 
 
 GROWTH: Final = {
-    LifecycleOp.GERMINATE: 4, LifecycleOp.ADVANCE: 6, LifecycleOp.SET_ALPHA_TARGET: 2,
-    LifecycleOp.PRUNE: 1, LifecycleOp.FOSSILIZE: 2,
+    LifecycleOp.GERMINATE: 6, LifecycleOp.ADVANCE: 20, LifecycleOp.SET_ALPHA_TARGET: 2,
+    LifecycleOp.PRUNE: 1, LifecycleOp.FOSSILIZE: 8,
 }  # fmt: skip
 """How eagerly each operation is chosen where it is legal."""
 
@@ -308,8 +308,8 @@ def random_choices(
         return curve | {
             "blueprint": population.blueprints[chance.choice(list(fitting))],
             "style": int(chance.choice(list(BlendStyle))),
-            "tempo": int(chance.choice(TEMPOS)),
-            "alpha_target": float(chance.choice(ALPHA_TARGETS)),
+            "tempo": int(chance.choice((TEMPOS[0], *TEMPOS))),
+            "alpha_target": float(chance.choice((1.0, 1.0, *ALPHA_TARGETS))),
         }
     if op is LifecycleOp.SET_ALPHA_TARGET:
         target = float(chance.choice(ALPHA_TARGETS))

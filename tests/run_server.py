@@ -1,4 +1,7 @@
-"""Processes of a driver (`run_driver.py`, `command_driver.py`), forked by one that has imported torch."""
+"""Processes of a driver, forked by one that has imported torch already.
+
+A driver is `run_driver.py` (training in folders) or `command_driver.py` (the `esper` command).
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 A seed draws the signals (mostly SIGKILL, else SIGTERM, SIGINT or SIGHUP) and the moments: a random
 time, or the middle of writing a checkpoint. One run after the other is killed until it happens to
-finish, then the next begins. Each finished run has the weights, moments, history and judgement of the
-run that nothing stopped, bit for bit; no checkpoint is ever half written; nothing is a traceback.
+finish, then the next begins. Each finished run has the weights, moments, history and judgement of
+the run that nothing stopped, bit for bit; no checkpoint is ever half written; nothing is a
+traceback.
 (`tests/simic/training/test_resume.py` does this with SIGKILL to the library alone, and also checks
 that a round that was reported is kept.)
 
@@ -25,9 +26,9 @@ import pytest
 
 from esper.simic.training.checkpoint_files import CheckpointStore
 from fuzz_support import Commands, Outcome, outcome_of, require_none, seeds, shortened
-from mutation_support import SMALL_LEARNER
 from resume_support import same_runs
 from run_server import Job
+from settings_cases import SMALL_LEARNER
 
 HERE = "tests/fuzz/test_kills.py"
 SIGNALS = {signal.SIGKILL: 5, signal.SIGTERM: 2, signal.SIGINT: 2, signal.SIGHUP: 1}
@@ -168,7 +169,5 @@ def test_two_kills_and_the_run_is_the_same_bit_for_bit(commands, tmp_path):
 @pytest.mark.slow
 def test_fifty_kills_and_every_run_is_the_same_bit_for_bit(commands, tmp_path):
     whole = finished(commands, tmp_path / "whole", rounds=8)
-    broken = [
-        line for seed in seeds(1, 1) for line in fuzz(seed, 50, commands, whole, tmp_path)
-    ]
+    broken = [line for seed in seeds(1, 1) for line in fuzz(seed, 50, commands, whole, tmp_path)]
     require_none(broken, HERE, "bit_for_bit")

@@ -1,9 +1,9 @@
 """Wrong settings: 1,000 config files and command lines, each accepted or refused in one line.
 
-A seed makes a valid command or config file and mutates it (`mutation_support.py`). Whatever comes
-out, the command ends with status 0 or 2, without a traceback, within a minute, and a refusal is one
-line of at most 400 characters. `--dry-run` and refusals write nothing, no config file runs code, and
-what is surely a mistake (a number that is NaN, an unknown setting, text for a count) is refused.
+A seed makes a valid command or config file and mutates it (`settings_cases.py`). Whatever comes
+out, the command ends with status 0 or 2, without a traceback, within a minute, and a refusal is
+one line of at most 400 characters. `--dry-run` and refusals write nothing, no config file runs
+code, and what is surely a mistake (NaN, an unknown setting, text for a count) is refused.
 
 Repeat one case, or try others:
 
@@ -13,11 +13,13 @@ Repeat one case, or try others:
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,29 +35,35 @@ from fuzz_support import (
     side_by_side,
     snapshot,
 )
-from mutation_support import CANARY, EVIL, SMALL_LEARNER, Case, make_case, printable
+from mutation_support import EVIL
+from settings_cases import CANARY, SMALL_LEARNER, Case, make_case, printable
 
 HERE = "tests/fuzz/test_settings.py"
 
 
 @pytest.fixture(scope="session")
-def run_folder(commands, tmp_path_factory) -> Path:
-    """The run that commands find as runs/RUN."""
-    root = tmp_path_factory.mktemp("trained")
-    words = ["train", "ppo", "--task", "synthetic", *SMALL_LEARNER, "--quiet"]
-    done = commands.run([*words, "--blueprints", "norm", "depthwise"], root)
-    assert done.status == 0, done.errors
-    (run,) = (root / "runs").iterdir()
-    return run
+def run_folder(commands, tmp_path_factory) -> Callable[[], Path]:
+    """The run that commands find as runs/RUN, trained when it is first asked for."""
+
+    @functools.cache
+    def trained() -> Path:
+        root = tmp_path_factory.mktemp("trained")
+        words = ["train", "ppo", "--task", "synthetic", *SMALL_LEARNER, "--quiet"]
+        done = commands.run([*words, "--blueprints", "norm", "depthwise"], root)
+        assert done.status == 0, done.errors
+        (run,) = (root / "runs").iterdir()
+        return run
+
+    return trained
 
 
-def prepared(case: Case, place: Path, run_folder: Path) -> Path:
+def prepared(case: Case, place: Path, run_folder: Callable[[], Path]) -> Path:
     """The folder a case is run in."""
     place.mkdir()
     for name, content in case.files.items():
         (place / name).write_bytes(content)
     if case.with_run:
-        shutil.copytree(run_folder, place / "runs" / "RUN")
+        shutil.copytree(run_folder(), place / "runs" / "RUN")
     return place
 
 
@@ -94,7 +102,7 @@ def told(case: Case, outcome: Outcome, problem: str) -> str:
 
 
 def fuzz(
-    chosen: list[int], commands: Commands, run_folder: Path, root: Path
+    chosen: list[int], commands: Commands, run_folder: Callable[[], Path], root: Path
 ) -> tuple[list[str], Counter]:
     """Breaks in words, and how often each exit status came."""
     broken, statuses, before = [], Counter(), {}
@@ -114,7 +122,7 @@ def fuzz(
 
 
 def test_a_few_wrong_settings_are_accepted_or_refused_in_one_line(commands, run_folder, tmp_path):
-    broken, _ = fuzz(seeds(0, 12), commands, run_folder, tmp_path)
+    broken, _ = fuzz(list(range(12)), commands, run_folder, tmp_path)
     require_none(broken, HERE, "one_line")
 
 
@@ -134,10 +142,10 @@ def test_a_thousand_wrong_settings_are_accepted_or_refused_in_one_line(
 def test_a_command_forked_ends_as_one_started_by_hand(seed, commands, run_folder, tmp_path):
     case = make_case(seed)
     forked = commands.run(case.words, prepared(case, tmp_path / "forked", run_folder))
-    words = [os.fsencode(word) for word in (sys.executable, "-m", "esper.scripts.main", *case.words)]
+    words = map(os.fsencode, (sys.executable, "-m", "esper.scripts.main", *case.words))
     path = os.pathsep.join(sys.path)
     real = subprocess.run(
-        words,
+        list(words),
         cwd=prepared(case, tmp_path / "real", run_folder),
         capture_output=True,
         stdin=subprocess.DEVNULL,
