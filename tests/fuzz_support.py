@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
-from run_server import Job, run_server
+from run_server import Job, RunServer
 
 C = TypeVar("C")
 R = TypeVar("R")
@@ -61,16 +61,19 @@ class Outcome:
 class Commands:
     """Runs `esper` commands in processes forked from one that has imported everything."""
 
-    def __init__(self, server) -> None:
+    def __init__(self, server: RunServer) -> None:
         self.server = server
 
     def start(
         self, words: Sequence[str], folder: Path, seconds: int = SECONDS, pictures: bool = False
     ) -> Job:
         """`pictures`: draw them; a plot takes as long as everything else in a tiny run."""
-        return self.server.start(
-            *words, folder=str(folder), seconds=seconds, memory=MEMORY, pictures=pictures
-        )
+        output, errors = self.server.place()
+        pid = self.server.ask(
+            words=list(words), output=str(output), errors=str(errors), folder=str(folder),
+            seconds=seconds, memory=MEMORY, pictures=pictures,
+        )  # fmt: skip
+        return Job(self.server, pid, output, errors)
 
     def run(self, words: Sequence[str], folder: Path, **settings: bool | int) -> Outcome:
         return outcome_of(self.start(words, folder, **settings))
@@ -85,8 +88,11 @@ def outcome_of(job: Job) -> Outcome:
 
 @contextmanager
 def command_server(home: Path) -> Iterator[Commands]:
-    with run_server(home, COMMAND_DRIVER) as server:
+    server = RunServer(home, COMMAND_DRIVER)
+    try:
         yield Commands(server)
+    finally:
+        server.close()
 
 
 def side_by_side(cases: Iterable[C], start: Callable[[C], Job]) -> Iterator[tuple[C, Outcome]]:

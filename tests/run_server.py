@@ -1,7 +1,4 @@
-"""Processes of a driver, forked by one that has imported torch already.
-
-A driver is `run_driver.py` (training in folders) or `command_driver.py` (the `esper` command).
-"""
+"""Processes that train in folders, forked by one that has imported torch already."""
 
 from __future__ import annotations
 
@@ -21,12 +18,12 @@ PATIENCE = 120.0
 
 
 class RunServer:
-    """Starts jobs of a driver."""
+    """Starts jobs of `run_driver.py`."""
 
     def __init__(self, home: Path, driver: Path = DRIVER) -> None:
-        """`home`: where what they print is kept."""
+        """`home`: where what they print is kept; `driver`: the script that forks them."""
         self.home = home
-        path = os.pathsep.join([str(DRIVER.parent), *sys.path])
+        path = os.pathsep.join([str(driver.parent), *sys.path])
         self.process = subprocess.Popen(
             [sys.executable, str(driver), "serve"],
             stdin=subprocess.PIPE,
@@ -43,14 +40,18 @@ class RunServer:
         self.process.stdin.flush()
         return int(json.loads(self.process.stdout.readline()))
 
-    def start(self, *words: object, **settings: object) -> Job:
-        """A process of its own, which runs on beside the test; `settings` are the driver's."""
+    def place(self) -> tuple[Path, Path]:
+        """Empty files for what the next process prints."""
         self.started += 1
         output, errors = (self.home / f"{self.started}.{name}" for name in ("out", "err"))
         output.touch()
         errors.touch()
-        asked = {"words": [str(word) for word in words]}
-        pid = self.ask(**asked, output=str(output), errors=str(errors), **settings)
+        return output, errors
+
+    def start(self, *words: object) -> Job:
+        """A process of its own, which runs on beside the test."""
+        output, errors = self.place()
+        pid = self.ask(words=[str(word) for word in words], output=str(output), errors=str(errors))
         return Job(self, pid, output, errors)
 
     def done(self, *words: object) -> Job:
@@ -109,8 +110,8 @@ class Job:
 
 
 @contextmanager
-def run_server(home: Path, driver: Path = DRIVER) -> Iterator[RunServer]:
-    server = RunServer(home, driver)
+def run_server(home: Path) -> Iterator[RunServer]:
+    server = RunServer(home)
     try:
         yield server
     finally:
