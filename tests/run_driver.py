@@ -206,9 +206,11 @@ def run(job: Callable[[], None]) -> int:
     return 0
 
 
-def serve() -> None:
-    """Fork a process for each {"words", "output", "errors"}; tell how it ended for {"wait"}."""
+def serve(job: Callable[[dict[str, Any]], int]) -> None:
+    """Fork a process for each {"output", "errors", ...}; tell how it ended for {"wait"}.
 
+    `job`: what the process does with what it was asked; its exit status.
+    """
     importlib.import_module("torch._dynamo")  # vmap would import it, in every process anew
     for line in sys.stdin:
         asked = json.loads(line)
@@ -223,7 +225,7 @@ def serve() -> None:
         for stream, name in ((1, "output"), (2, "errors")):
             os.dup2(os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os._exit(main(asked["words"]))
+        os._exit(job(asked))
 
 
 def main(words: list[str] | None = None) -> int:
@@ -242,7 +244,7 @@ def main(words: list[str] | None = None) -> int:
         "train": lambda: train(asked.place, *asked.numbers, *more),
         "resume": lambda: resume(asked.place, *asked.numbers),
         "kills": lambda: kills(asked.place, *asked.numbers),
-        "serve": serve,
+        "serve": lambda: serve(lambda asked: main(asked["words"])),
     }
     return run(jobs[asked.job])
 

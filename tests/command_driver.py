@@ -1,0 +1,70 @@
+"""The `esper` command, many times over: one process imports everything and forks one per command.
+
+    python command_driver.py serve
+
+Each line on stdin is {"words", "output", "errors", "folder", "seconds", "memory", "pictures"};
+`run_server.py` writes them. The child changes to the folder, may take so many bytes more than
+there are now, and is ended by SIGALRM after so many seconds. Without pictures none is drawn.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import resource
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from run_driver import serve
+
+READY = (
+    "torch._dynamo", "matplotlib.pyplot", "pyarrow.parquet", "sklearn.datasets", "tyro",
+    *(f"esper.scripts.{name}" for name in (
+        "main", "train", "train_config", "train_learner", "train_learner_config",
+        "train_learner_report", "train_report", "train_run", "plan", "evaluate", "compare",
+        "compare_run", "compare_report", "runs", "tasks", "doctor",
+    )),
+)  # fmt: skip
+"""What commands import, in every process anew otherwise."""
+
+
+def command(asked: dict[str, Any]) -> int:
+    """The exit status, as if Python had been started for it."""
+    os.chdir(asked["folder"])
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + asked["memory"], resource.RLIM_INFINITY))
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.alarm(asked["seconds"])
+    if not asked["pictures"]:
+        figure = importlib.import_module("matplotlib.figure").Figure
+        figure.savefig = lambda self, file, **settings: file.write(b"not drawn")
+    sys.argv = ["esper", *asked["words"]]
+    try:
+        status = importlib.import_module("esper.scripts.main").main()
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    return status
+
+
+def main() -> None:
+    for name in READY:
+        importlib.import_module(name)
+    plan = importlib.import_module("esper.scripts.plan")
+    plan.probe_steps = functools.partial(plan.probe_steps, budget=0.0)  # the first probe will do
+    importlib.import_module("esper.tasks.registry").task_names()
+    serve(command)
+
+
+if __name__ == "__main__":
+    main()
