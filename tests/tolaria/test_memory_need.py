@@ -51,7 +51,7 @@ def test_what_cannot_fit_is_refused_with_what_it_takes_and_what_is_free(large, d
 def test_an_engine_asks_before_it_builds(data):
     spec = replace(SPEC, episode_length=10**6)
     config = EngineConfig(members=10**6, device="cpu")
-    assert "out of memory" in refused(lambda: VectorizedEngine(spec, config, data=data))
+    assert "GiB are free" in refused(lambda: VectorizedEngine(spec, config, data=data))
 
 
 def test_no_more_is_counted_than_an_engine_holds(data):

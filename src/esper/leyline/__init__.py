@@ -23,15 +23,6 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "unknown_name",
     ),
     ".lazy": ("attach",),
-    ".limits": (
-        "LARGEST_COUNT",
-        "MOST_MEMBERS",
-        "LONGEST_EPISODE",
-        "MOST_BATCHES",
-        "WIDEST_NETWORK",
-        "is_whole",
-        "require_at_most",
-    ),
     ".files": ("write_whole", "sync_folder", "write_advice", "is_unwritable", "require_writable"),
     ".seeds": (
         "EVALUATION_SEEDS",
@@ -187,6 +178,15 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "read_enum",
         "read_record",
         "to_json",
+    ),
+    ".limits": (
+        "LARGEST_COUNT",
+        "MOST_MEMBERS",
+        "LONGEST_EPISODE",
+        "MOST_BATCHES",
+        "WIDEST_NETWORK",
+        "is_whole",
+        "require_at_most",
     ),
     ".sealed": (
         "DEEPEST",

@@ -12,10 +12,10 @@ Every table begins with the event's own columns:
     device          string   may be null
 
 The payload's fields follow under their own names (a field called like a column above gets the
-prefix `payload_`). A payload with array fields becomes one row per element of their first axis,
-its other fields repeated; an array with more axes becomes lists. So an event whose arrays are empty
-has no row. Codes stay numbers, enum fields are written by name, records become structs and tuples
-lists. NaN stays NaN; null means None. Seeds are uint64, other whole numbers int64.
+prefix `payload_`); seeds are uint64, other whole numbers int64. A payload with array fields becomes
+one row per element of their first axis, its other fields repeated; an array with more axes becomes
+lists. So an event whose arrays are empty has no row. Codes stay numbers, enum fields are written by
+name, records become structs and tuples lists. NaN stays NaN; null means None.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import numpy as np
 import pyarrow as pa
 
 from esper.leyline.errors import EsperError
-from esper.leyline.payloads import UNSIGNED
 from esper.leyline.telemetry import SCHEMA_VERSION, TelemetryEvent, TelemetryEventType
 
 SCHEMA_KEY: Final = b"esper_schema_version"
@@ -77,7 +76,7 @@ def payload_columns(kind: TelemetryEventType) -> tuple[PayloadColumn, ...]:
         PayloadColumn(
             name=f"payload_{f.name}" if f.name in taken else f.name,
             field=f.name,
-            type=pa.uint64() if f.metadata == UNSIGNED else _arrow_type(f.name, hints[f.name]),
+            type=pa.uint64() if f.metadata.get("unsigned") else _arrow_type(f.name, hints[f.name]),
             is_array=get_origin(hints[f.name]) is np.ndarray,
         )
         for f in fields(kind.payload_class)

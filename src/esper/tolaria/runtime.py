@@ -12,7 +12,7 @@ from typing import Final, Literal
 import torch
 from torch.utils import deterministic
 
-from esper.leyline.errors import EsperError, shown, unknown_name
+from esper.leyline.errors import EsperError, unknown_name
 
 Profile = Literal["exact", "fast"]
 PROFILES: Final = ("exact", "fast")
@@ -37,11 +37,11 @@ def parse_device(text: str) -> torch.device:
     try:
         device = torch.device(text)
     except RuntimeError:
-        raise EsperError(f"device {shown(text)}: choose cpu, cuda, cuda:<number> or auto") from None
+        raise EsperError(f"device {text!r}: choose cpu, cuda, cuda:<number> or auto") from None
     if device.type == "cuda":
         return validate_cuda_device(device)
     if device.type != "cpu":
-        raise EsperError(f"device {shown(text)}: Esper runs on cpu and cuda")
+        raise EsperError(f"device {text!r}: Esper runs on cpu and cuda")
     return device
 
 
