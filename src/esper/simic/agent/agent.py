@@ -28,7 +28,9 @@ from esper.simic.agent.acting import Answer, Question, ReplayedSteps, step_as_to
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
+from esper.simic.agent.saving import load_agent, save_agent
 from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
+from esper.simic.agent.transfer import adapt_agent
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.training.schedules import Schedule
@@ -243,16 +245,12 @@ class PPOAgent:
         Known names keep what was learnt of them. Others are refused, or start from a fresh
         embedding (`allow_new`). The number of slots needs no such step: no weight depends on it.
         """
-        from esper.simic.agent.adapting import adapt_agent
-
-        return adapt_agent(self, tuple(blueprints), allow_new)
+        return adapt_agent(type(self), self, tuple(blueprints), allow_new)
 
     # ---- going on later -----------------------------------------------------------------------
 
     def save(self, path: PathLike) -> None:
         """Write the agent into a folder, in place of the save that may be there."""
-        from esper.simic.agent.saving import save_agent
-
         save_agent(self, path)
 
     @classmethod
@@ -268,8 +266,6 @@ class PPOAgent:
         `spec`: what the features and blueprints must be; a save of others is refused. `config`:
         other settings to go on with; the network's size cannot change.
         """
-        from esper.simic.agent.saving import load_agent
-
         return load_agent(cls, path, device, spec, config)
 
 
