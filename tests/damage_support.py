@@ -30,7 +30,7 @@ class Damage:
 
 def damage(run: Path, other: OtherRun, seed: int) -> Damage:
     """Damage one file of `run`; `other` is another run that files may be taken from."""
-    chance = random.Random(seed)
+    chance = random.Random(f"damage {seed}")
     path = chosen_file(chance, run)
     command = chance.choices(list(COMMANDS), list(COMMANDS.values()))[0]
     file = str(path.relative_to(run))
@@ -42,13 +42,14 @@ def chosen_file(chance: random.Random, run: Path) -> Path:
     """Settings and checkpoints more often than events and reports."""
     files = [path for path in sorted(run.rglob("*")) if path.is_file()]
     groups = [
+        [run / "config.json"],
         [path for path in files if path.parent == run and path.suffix == ".json"],
         [path for path in files if "checkpoints" in path.parts],
         [path for path in files if "report" in path.parts],
         [path for path in files if "events" in path.parts or path.suffix == ".jsonl"],
-        [run / "config.json", run / "lock"],
+        [run / "lock"],
     ]
-    return chance.choice(chance.choices(groups, (30, 45, 8, 9, 8))[0])
+    return chance.choice(chance.choices(groups, (20, 16, 42, 9, 9, 4))[0])
 
 
 # ---- kinds of damage ----------------------------------------------------------------------------
@@ -180,9 +181,9 @@ def delete_parent(chance: random.Random, path: Path, run: Path, other: OtherRun)
 
 
 KINDS: Final[tuple[Callable[[random.Random, Path, Path, OtherRun], str], ...]] = (
-    flip_bit, flip_bit, flip_many, change_digit, change_digit, delete_line, delete_setting, cut,
-    cut, empty, delete, make_folder, append_garbage, zero_block, swap, take_other_runs, take_older,
-    delete_parent,
+    flip_bit, flip_bit, flip_many, change_digit, change_digit, change_digit, delete_line,
+    delete_setting, delete_setting, cut, cut, empty, delete, make_folder, append_garbage,
+    zero_block, swap, take_other_runs, take_older, delete_parent,
 )  # fmt: skip
 
 

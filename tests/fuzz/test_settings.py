@@ -1,7 +1,7 @@
 """Wrong settings: 1,000 config files and command lines, each accepted or refused in one line.
 
 A seed makes a valid command or config file and mutates it (`settings_cases.py`). Whatever comes
-out, the command ends with status 0 or 2, without a traceback, within a minute, and a refusal is
+out, the command ends with status 0 or 2, without a traceback, in 90 seconds, and a refusal is
 one line of at most 400 characters. `--dry-run` and refusals write nothing, no config file runs
 code, and what is surely a mistake (NaN, an unknown setting, text for a count) is refused.
 
@@ -122,7 +122,8 @@ def fuzz(
 
 
 def test_a_few_wrong_settings_are_accepted_or_refused_in_one_line(commands, run_folder, tmp_path):
-    broken, _ = fuzz(list(range(12)), commands, run_folder, tmp_path)
+    cheap = [seed for seed in range(30) if not make_case(seed).with_run][:14]
+    broken, _ = fuzz(cheap, commands, run_folder, tmp_path)
     require_none(broken, HERE, "one_line")
 
 
