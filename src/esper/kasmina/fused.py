@@ -1,6 +1,6 @@
 """When and how our own kernels take over from torch's: on a GPU, in half precision.
 
-Every door here has a way of torch's for everything else; the modules that call it need not know.
+Every entry point here falls back to torch for everything else; callers need not know.
 
 Shape letters: R rows, B batch, C channels, H W.
 """
