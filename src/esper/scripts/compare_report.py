@@ -255,8 +255,8 @@ def _reading_part(found: Comparison) -> str:
     settings = found.settings
     return (
         f"## How to read it\n\nn = {settings.seeds} hosts, each with initial weights and batches "
-        f"of its own, drawn from run seeds that nothing is trained on; host i is the same for every "
-        f"policy. Intervals are 95 % and hold for one comparison at a time. IQM: mean of the "
+        f"of its own, drawn from run seeds that nothing is trained on; host i is the same for "
+        f"every policy. Intervals are 95 % and hold for one comparison at a time. IQM: mean of the "
         f"middle half. Differences are taken host by host. P: chance that a host of the policy is "
         f"better than a host of {found.contestants[0].label}, ties half, hosts not paired. "
         f"docs/compare.md says the rest."
