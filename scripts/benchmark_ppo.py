@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.door import enter
+from esper.scripts.command import enter
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +145,7 @@ def _choose(config: BenchmarkPPO, agent: PPOAgent) -> None:
 def _replayed(agent: PPOAgent) -> dict[str, str | float]:
     """Whether acting was replayed, why, and how often."""
     if agent.graphs is None:
-        return {"how": "as told, without graphs"}
+        return {"how": "eager, without graphs"}
     report = agent.graphs.report()
     return {"how": f"graphs {report.line()}", **asdict(report)}
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError
-from esper.scripts.door import enter
+from esper.scripts.command import enter
 
 if TYPE_CHECKING:
     from rich.table import Table

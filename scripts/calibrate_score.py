@@ -23,7 +23,7 @@ import tyro
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError, reason_of, shown
 from esper.leyline.sealed import parse_json
-from esper.scripts.door import enter
+from esper.scripts.command import enter
 
 if TYPE_CHECKING:
     from esper.leyline.prices import ScoreConstants

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.door import enter
+from esper.scripts.command import enter
 from esper.scripts.judging import EVALUATION_SEED
 from esper.simic.rewards.config import RewardConfig, RewardFamily, RewardMode
 

@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.plain import to_plain
 from esper.kasmina.population import Population
 from esper.leyline.errors import EsperError
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
@@ -33,7 +32,7 @@ class PlainLoop:
             raise EsperError(f"task {spec.name}: the plain loop is for images and vectors")
         self.spec, self.device = spec, population.network.device
         members = range(population.members)
-        self.hosts = [to_plain(population.member(e)).train() for e in members]
+        self.hosts = [population.member(e).to_plain().train() for e in members]
         self.optimizers = [_optimizer(host, spec.optim) for host in self.hosts]
         self._train = self._on_device(data.train)
         self._validation = [self._on_device(part) for part in (data.val_control, data.val_score)]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import require_training_seed
-from esper.scripts.door import enter
+from esper.scripts.command import enter
 from esper.scripts.records import json_bytes
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def search(config: SearchTopologies) -> None:
 
     from esper.leyline.files import require_writable, write_whole
     from esper.tasks.registry import get_task_spec
-    from esper.tasks.stand_in import with_synthetic_data
+    from esper.tasks.synthetic_data import with_synthetic_data
     from esper.tolaria.machine import ask_for_exact_sums, describe
     from esper.tolaria.runtime import parse_device
 

@@ -1,195 +1,183 @@
-"""Files of a run folder, damaged by a seed: as disks, copies and editors damage them."""
+"""Runs commands on run folders that `damage_cases.py` damaged, and says what is wrong."""
 
 from __future__ import annotations
 
-import random
-import re
+import hashlib
+import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any
 
-OtherRun = Callable[[], Path]
-"""Gives the folder of another run; it is trained when first asked for."""
-COMMANDS: Final = {"resume": 12, "eval": 3, "compare": 2, "runs": 2}
-"""What is then done with the folder, and how often."""
+from damage_cases import Damage, damage
+from fuzz_support import (
+    Commands,
+    Outcome,
+    complaint_about,
+    in_words,
+    shortened,
+    side_by_side,
+)
+from resume_support import same_runs
+from settings_cases import SMALL, SMALL_LEARNER
 
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """What happened to a run folder, and what is done next."""
-
-    seed: int
-    file: str
-    """From the run folder on."""
-    what: str
-    """In words, exact enough to do it by hand."""
-    command: str
-
-
-def damage(run: Path, other: OtherRun, seed: int) -> Damage:
-    """Damage one file of `run`; `other` is another run that files may be taken from."""
-    chance = random.Random(seed)
-    path = chosen_file(chance, run)
-    command = chance.choices(list(COMMANDS), list(COMMANDS.values()))[0]
-    file = str(path.relative_to(run))
-    what = chance.choice(KINDS)(chance, path, run, other)
-    return Damage(seed, file, what, command)
+DAMAGE_FUZZ = "tests/fuzz/test_damage.py"
+RUN = Path("runs/RUN")
+TRAIN = ("train", "ppo", "--task", "synthetic", *SMALL_LEARNER, "--envs", "2", "--quiet",
+         "--keep", "4", "--evaluation-envs", "1")  # fmt: skip
+WORDS = {
+    "resume": ("train", "ppo", "--resume", str(RUN), "--rounds", "3", "--quiet"),
+    "eval": ("eval", str(RUN), "--envs", "1"),
+    "compare": ("compare", "wait", f"learned={RUN}", "--task", "synthetic", *SMALL,
+                "--seeds", "1", "--quiet"),
+    "runs": ("runs", "--json"),
+}  # fmt: skip
 
 
-def chosen_file(chance: random.Random, run: Path) -> Path:
-    """Settings and checkpoints more often than events and reports."""
-    files = [path for path in sorted(run.rglob("*")) if path.is_file()]
-    groups = [
-        [path for path in files if path.parent == run and path.suffix == ".json"],
-        [path for path in files if "checkpoints" in path.parts],
-        [path for path in files if "report" in path.parts],
-        [path for path in files if "events" in path.parts or path.suffix == ".jsonl"],
-        [run / "config.json", run / "lock"],
-    ]
-    return chance.choice(chance.choices(groups, (30, 45, 8, 9, 8))[0])
+class Sound:
+    """A run that nothing happened to, and what each command makes of it, when it is asked for."""
+
+    def __init__(self, commands: Commands, root: Path) -> None:
+        self.commands = commands
+        self.root = root
+        self.outcomes: dict[str, Outcome] = {}
+
+    @cached_property
+    def run(self) -> Path:
+        return trained(self.commands, self.root / "run")
+
+    @cached_property
+    def other(self) -> Path:
+        """Another run, with other settings."""
+        flags = ("--seed", "5", "--epochs", "2", "--clip", "0.3")
+        return trained(self.commands, self.root / "other", *flags)
+
+    def place(self, command: str) -> Path:
+        """The folder in which a command was run."""
+        place = self.root / command
+        if command not in self.outcomes:
+            copied(self.run, place)
+            self.outcomes[command] = done = self.commands.run(WORDS[command], place)
+            assert done.status == 0, done.errors
+        return place
 
 
-# ---- kinds of damage ----------------------------------------------------------------------------
+def trained(commands: Commands, place: Path, *flags: str) -> Path:
+    place.mkdir()
+    done = commands.run([*TRAIN, *flags], place)
+    assert done.status == 0, done.errors
+    (run,) = (place / "runs").iterdir()
+    return run
 
 
-def flip_bit(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    content = bytearray(path.read_bytes())
-    at, bit = _place(chance, content), chance.randrange(8)
-    before = content[at]
-    content[at] ^= 1 << bit
-    path.write_bytes(content)
-    return f"bit {bit} of byte {at} flipped, {before:#04x} to {content[at]:#04x}"
+def copied(run: Path, place: Path) -> Path:
+    """A folder to run a command in, with a copy of the run."""
+    shutil.copytree(run, place / RUN)
+    return place
 
 
-def flip_many(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    told = [flip_bit(chance, path, run, other) for _ in range(chance.randrange(2, 20))]
-    return "; ".join(told)
+def checkpoint_digests(place: Path) -> Counter:
+    """Content of every file of a checkpoint, wherever it lies."""
+    files = [path for path in (place / RUN / "checkpoints").rglob("*") if path.is_file()]
+    return Counter(hashlib.sha256(path.read_bytes()).hexdigest() for path in files)
 
 
-def change_digit(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    """A file that is as valid as before, and says something else."""
-    content = path.read_bytes()
-    digits = [found.start() for found in re.finditer(rb"\d", content)]
-    if not digits:
-        return flip_bit(chance, path, run, other)
-    at = digits[int(chance.random() * len(digits))]
-    now = str((int(content[at : at + 1]) + chance.randrange(1, 10)) % 10).encode()
-    path.write_bytes(content[:at] + now + content[at + 1 :])
-    return f"digit at byte {at} made {now.decode()}: {_around(content, at)!r}"
+# ---- what may come of it ------------------------------------------------------------------------
 
 
-def delete_line(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    lines = path.read_bytes().splitlines(keepends=True)
-    if len(lines) < 2:
-        return cut(chance, path, run, other)
-    at = int(chance.random() * len(lines))
-    path.write_bytes(b"".join(lines[:at] + lines[at + 1 :]))
-    return f"line {at + 1} deleted: {lines[at][:60]!r}"
+def damage_complaint(
+    case: Damage, outcome: Outcome, place: Path, before: Counter, sound: Sound
+) -> str:
+    """What is wrong with how a command dealt with the damage; empty: nothing."""
+    if problem := complaint_about(outcome):
+        return problem
+    lost = before - checkpoint_digests(place)
+    if lost:
+        return f"{lost.total()} files of checkpoints were lost"
+    if outcome.status == 2:
+        return "" if case.command != "runs" else "one damaged run hides the list of all"
+    judge = {"resume": resumed, "eval": evaluated, "compare": compared, "runs": listed}
+    return judge[case.command](case, outcome, place, sound)
 
 
-def delete_setting(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    """A line that leaves valid JSON behind."""
-    lines = path.read_bytes().splitlines(keepends=True)
-    whole = [n for n, line in enumerate(lines) if re.fullmatch(rb'\s*"\w+": [^\[{]+,\n', line)]
-    if not whole:
-        return delete_line(chance, path, run, other)
-    at = whole[int(chance.random() * len(whole))]
-    path.write_bytes(b"".join(lines[:at] + lines[at + 1 :]))
-    return f"line {at + 1} deleted: {lines[at][:60]!r}"
+def says_what_differs(case: Damage, outcome: Outcome, sound: Sound) -> bool:
+    """A line that the sound run does not have names the file, or a setting before and now."""
+    sound.place(case.command)
+    usual = {line for line in sound.outcomes[case.command].error_lines if " -> " in line}
+    lines = [line for line in outcome.error_lines if line not in usual]
+    name = Path(case.file).name
+    return any(name in line or " -> " in line for line in lines)
 
 
-def cut(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    content = path.read_bytes()
-    at = _place(chance, content)
-    path.write_bytes(content[:at])
-    return f"cut at byte {at} of {len(content)}"
+def resumed(case: Damage, outcome: Outcome, place: Path, sound: Sound) -> str:
+    if same_runs(place / RUN, sound.place("resume") / RUN):
+        return ""
+    if says_what_differs(case, outcome, sound):
+        return ""
+    return "resumed to other weights or another history, without a word"
 
 
-def empty(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    path.write_bytes(b"")
-    return "emptied"
+def evaluated(case: Damage, outcome: Outcome, place: Path, sound: Sound) -> str:
+    found, expected = (read(at / "out" / "eval_synthetic_judged.json")
+                       for at in (place, sound.place("eval")))  # fmt: skip
+    told = found["checkpoint"] != expected["checkpoint"] and found["checkpoint"] in outcome.output
+    if found["judged"] == expected["judged"] or told or says_what_differs(case, outcome, sound):
+        return ""
+    return "judged with other figures, without a word"
 
 
-def delete(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    path.unlink()
-    return "deleted"
+def compared(case: Damage, outcome: Outcome, place: Path, sound: Sound) -> str:
+    found, expected = (scores(at) for at in (place, sound.place("compare")))
+    if found == expected or says_what_differs(case, outcome, sound):
+        return ""
+    return "compared with other figures, without a word"
 
 
-def make_folder(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    path.unlink()
-    path.mkdir()
-    if chance.random() < 0.5:
-        (path / "inside").write_bytes(b"x")
-        return "replaced by a folder with a file in it"
-    return "replaced by an empty folder"
+def listed(case: Damage, outcome: Outcome, place: Path, sound: Sound) -> str:
+    return "" if len(json.loads(outcome.output)) == 1 else "the run is not in the list"
 
 
-def append_garbage(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    some = chance.randbytes(chance.choice((1, 7, 100, 5000)))
-    if chance.random() < 0.7:
-        path.write_bytes(path.read_bytes() + some)
-        return f"{len(some)} bytes appended: {some[:20]!r}"
-    path.write_bytes(some + path.read_bytes())
-    return f"{len(some)} bytes put before it: {some[:20]!r}"
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
 
 
-def zero_block(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    """What a power cut may leave."""
-    content = bytearray(path.read_bytes())
-    at = _place(chance, content)
-    count = min(chance.choice((1, 16, 512)), len(content) - at)
-    content[at : at + count] = bytes(count)
-    path.write_bytes(content)
-    return f"{count} bytes from byte {at} on are 0"
+def scores(place: Path) -> list[Any]:
+    files = sorted((place / "out" / "compare_synthetic" / "policies").iterdir())
+    return [(path.name, read(path)["result"]["score_N"]) for path in files]
 
 
-def swap(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    second = chosen_file(chance, run)
-    first, last = path.read_bytes(), second.read_bytes()
-    path.write_bytes(last)
-    second.write_bytes(first)
-    return f"exchanged with {second.relative_to(run)}"
+# ---- the fuzz -----------------------------------------------------------------------------------
 
 
-def take_other_runs(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    place = other() / path.relative_to(run)
-    if not place.is_file():  # named by its content
-        place = next(iter(sorted(place.parent.glob(f"{path.name[:7]}*"))), other() / "config.json")
-    shutil.copyfile(place, path)
-    return "replaced by that of another run"
+def fuzz_damage(
+    chosen: list[int], commands: Commands, sound: Sound, root: Path
+) -> tuple[list[str], Counter]:
+    """Breaks in words, and how often each command ended with each status."""
+    broken, ends, before = [], Counter(), {}
+
+    def cases():
+        for seed in chosen:
+            place = copied(sound.run, root / str(seed))
+            case = damage(place / RUN, lambda: sound.other, seed)
+            before[seed] = checkpoint_digests(place)
+            yield case
+
+    for case, outcome in side_by_side(
+        cases(), lambda case: commands.start(WORDS[case.command], root / str(case.seed))
+    ):
+        place = root / str(case.seed)
+        ends[case.command, outcome.status] += 1
+        if problem := damage_complaint(case, outcome, place, before[case.seed], sound):
+            broken.append(told(case, outcome, problem))
+        shutil.rmtree(place)
+    return broken, ends
 
 
-def take_older(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    """Of the checkpoint before."""
-    text = str(path).replace("round-000002", "round-000001")
-    place = Path(text)
-    if place == path or not place.is_file():
-        return take_other_runs(chance, path, run, other)
-    shutil.copyfile(place, path)
-    return "replaced by that of the checkpoint before"
-
-
-def delete_parent(chance: random.Random, path: Path, run: Path, other: OtherRun) -> str:
-    """With everything beside it."""
-    if path.parent == run:
-        return delete(chance, path, run, other)
-    shutil.rmtree(path.parent)
-    return f"deleted with its folder {path.parent.relative_to(run)}"
-
-
-KINDS: Final[tuple[Callable[[random.Random, Path, Path, OtherRun], str], ...]] = (
-    flip_bit, flip_bit, flip_many, change_digit, change_digit, delete_line, delete_setting, cut,
-    cut, empty, delete, make_folder, append_garbage, zero_block, swap, take_other_runs, take_older,
-    delete_parent,
-)  # fmt: skip
-
-
-def _place(chance: random.Random, content: bytes | bytearray) -> int:
-    """By its share of the length: files with times in them are not always equally long."""
-    return min(int(chance.random() * len(content)), len(content) - 1)
-
-
-def _around(content: bytes, at: int) -> bytes:
-    return content[max(0, at - 25) : at + 10]
+def told(case: Damage, outcome: Outcome, problem: str) -> str:
+    return "\n".join([
+        f"seed {case.seed}: {problem}",
+        f"  {case.file}: {case.what}",
+        f"  esper {in_words(WORDS[case.command])}",
+        f"  status {outcome.status}: {shortened(outcome.errors).strip()}",
+    ])  # fmt: skip

@@ -19,7 +19,7 @@ R = TypeVar("R")
 CHOSEN: Final = "ESPER_FUZZ_SEEDS"
 """Environment variable: the seeds to take instead, `17`, `3,17` or `1000:2000`."""
 COMMAND_DRIVER: Final = Path(__file__).parent / "command_driver.py"
-SECONDS: Final = 60
+SECONDS: Final = 90
 """A command that takes longer hangs; on an idle machine the longest take 5."""
 MEMORY: Final = 2**31
 """Bytes a command may take beyond what is imported, so that a huge setting ends as an error."""

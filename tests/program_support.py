@@ -212,7 +212,7 @@ class Program:
 
 def make_program(seed: int) -> Program:
     """Hosts take turns; everything else is drawn."""
-    chance = random.Random(seed)
+    chance = random.Random(f"program {seed}")
     host = list(HOSTS)[seed % len(HOSTS)]
     slots = HOSTS[host].slots
     chosen = [slot for slot in slots if chance.random() < 0.8] or [slots[0]]

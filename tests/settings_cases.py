@@ -212,7 +212,7 @@ LINE_MUTATIONS: Final = (
 
 def make_case(seed: int) -> Case:
     """The case of a seed."""
-    chance = random.Random(seed)
+    chance = random.Random(f"settings {seed}")
     return chance.choices([file_case, line_case], [11, 9])[0](chance, seed)
 
 

@@ -27,7 +27,7 @@ def test_it_times_rounds_and_writes_the_numbers(tmp_path, capsys):
     assert all(seconds > 0 for seconds in record["act_seconds"] + record["update_seconds"])
     printed = capsys.readouterr().out
     assert set(record["first_round"]) == {"act_seconds", "update_seconds"}
-    assert (record["act_graphs"], record["compiled"]) == ({"how": "as told, without graphs"}, False)
+    assert (record["act_graphs"], record["compiled"]) == ({"how": "eager, without graphs"}, False)
     assert "update: eager" in printed
     assert record["compile_seconds"] is None
     assert record["kernel_builds"]["built"] == 0

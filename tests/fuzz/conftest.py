@@ -1,9 +1,10 @@
-"""One process that has imported everything and forks a process per command."""
+"""One process that has imported everything and forks a process per command; a run to damage."""
 
 from __future__ import annotations
 
 import pytest
 
+from damage_support import Sound
 from fuzz_support import command_server
 
 
@@ -11,3 +12,8 @@ from fuzz_support import command_server
 def commands(tmp_path_factory):
     with command_server(tmp_path_factory.mktemp("commands")) as it:
         yield it
+
+
+@pytest.fixture(scope="session")
+def sound(commands, tmp_path_factory) -> Sound:
+    return Sound(commands, tmp_path_factory.mktemp("sound"))

@@ -176,14 +176,14 @@ def test_the_same_seed_is_the_same_run_and_its_events():
 
 # ---- what a step consists of ------------------------------------------------------------------
 
-ORDER = ("_see", "decision_of", "execute_actions", "reward_inputs", "rewards_of", "_tell")
+ORDER = ("_see", "checked_decision", "execute_actions", "reward_inputs", "checked_rewards", "_tell")
 INSIDE = {
     "_see": ("_train_pass", "_validate", "_transfer", "_judge", "_observe"),
     "_train_pass": ("begin_step", "process_train_batch"),
     "_validate": ("plan_coalitions", "run_control", "run_score"),
     "_judge": ("note", "sound_members", "_pass_gates", "review"),
-    "decision_of": ("act",),
-    "rewards_of": ("store",),
+    "checked_decision": ("act",),
+    "checked_rewards": ("store",),
 }
 WAITS_FOR_DEVICE = ("cpu", "item", "tolist", "numpy", "nonzero", "__bool__")
 

@@ -231,8 +231,8 @@ def test_global_generators_are_left_alone(executor):
 
 
 @pytest.mark.parametrize("layer", list(LAYERS))
-def test_vmap_agrees_with_loop(layer):
-    """Main rows, shadow rows from three slots, seeds with random layers."""
+def test_vmap_agrees_with_loop(layer, caplog):
+    """Main rows, shadow rows from three slots, seeds with random layers; nothing to complain of."""
     ends = []
     with blueprints_of(t_random=random_seed(LAYERS[layer])) as names:
         for executor in EXECUTORS:
@@ -247,6 +247,7 @@ def test_vmap_agrees_with_loop(layer):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
     for name, value in left.items():
         torch.testing.assert_close(value, right[name], rtol=1e-3, atol=1e-5, msg=name)
+    assert not caplog.records
 
 
 def test_joined_segments_and_slots_that_are_not_in_use_change_no_number():

@@ -21,7 +21,7 @@ from esper.scripts import compare_run
 from esper.scripts.compare import Compare, compare_policies, main
 from esper.scripts.compare_run import place_of
 from esper.scripts.comparison import METRICS, Comparison
-from esper.scripts.contenders import make_contender
+from esper.scripts.policies import make_contender
 from esper.scripts.policy_words import read_policy
 from esper.simic.training.config import TaskConfig
 from esper.tamiyo import HeuristicConfig, WaitPolicy
@@ -250,7 +250,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_stopped(tmp_path):
     ],
 )
 def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
-    compare_run.open_folder(tmp_path, compare_run.game_of(TINY, TASK.spec()))
+    compare_run.open_folder(tmp_path, compare_run.settings_of_comparison(TINY, TASK.spec()))
     with pytest.raises(EsperError, match=words) as refused:
         compared(tmp_path, "wait", **changes)
     assert "choose another --out" in str(refused.value)

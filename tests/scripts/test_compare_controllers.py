@@ -16,7 +16,7 @@ from esper.leyline.streams import stream_seed
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
 from esper.scripts.compare_run import place_of
-from esper.scripts.contenders import find_controller, found_topology, make_contender
+from esper.scripts.policies import find_controller, found_topology, make_contender
 from esper.scripts.policy_words import read_policy
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec

@@ -9,7 +9,7 @@ import pytest
 
 from esper.leyline.files import write_whole
 from esper.scripts import compare, evaluate, train
-from esper.scripts.door import REFUSED, guarded
+from esper.scripts.command import REFUSED, guarded
 from esper.scripts.policy_words import read_policy
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig

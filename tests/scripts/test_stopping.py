@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from esper.leyline.stopping import STOP_SIGNALS
-from esper.scripts.door import guarded
+from esper.scripts.command import guarded
 from esper.scripts.stopping import Stopped, signals_interrupt
 
 

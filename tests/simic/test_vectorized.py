@@ -1,4 +1,4 @@
-"""The door to the learner: what goes in, what comes out, what is only imported when needed."""
+"""The entry point of the learner: what goes in, what comes out, what is imported when needed."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ import torch
 
 from esper.kasmina.counting import count_parameters
 from esper.leyline.signals import GateSignals
-from esper.tasks.places import VARIABLE, DataFiles, find_data
+from esper.tasks.places import VARIABLE, find_data
 from esper.tasks.registry import get_task_spec, task_names
-from esper.tasks.spec import PARTS
-from esper.tasks.stand_in import SyntheticTokens, with_synthetic_data
+from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic import SyntheticImages
+from esper.tasks.synthetic_data import SyntheticTokens, with_synthetic_data
 from support import refused
 
 REAL = [name for name in task_names() if isinstance(get_task_spec(name).load_data, DataFiles)]

@@ -165,7 +165,7 @@ def test_a_topology_of_fractions_is_refused():
 
 def test_data_that_are_not_finite_are_named():
     from esper.tasks.registry import get_task_spec
-    from esper.tasks.stand_in import with_synthetic_data
+    from esper.tasks.synthetic_data import with_synthetic_data
 
     spec = with_synthetic_data(get_task_spec("mnist1d"))
     data = spec.load()

@@ -26,7 +26,7 @@ class DroppingHost(CNNHost):
             self.pools[pool] = nn.Sequential(nn.MaxPool2d(2, ceil_mode=True), nn.Dropout(0.3))
 
 
-SPEC = replace(small_task(episode_length=6), host_factory=DroppingHost)
+SPEC = replace(small_task(episode_length=4), host_factory=DroppingHost)
 
 
 def run(policy, rounds: int = 1, disturbance: int = 0, resume=None, **config):
@@ -59,7 +59,7 @@ def test_same_seed_twice_is_bit_identical(executor, profile):
 
 def test_dropout_is_part_of_the_run():
     """Else nothing above would say anything."""
-    plain = small_engine(seed=5, executor="vmap", spec=small_task(episode_length=6))
+    plain = small_engine(seed=5, executor="vmap", spec=small_task(episode_length=4))
     plain.run_rollout(WaitPolicy())
     assert not same(run(WaitPolicy())[0], histories(plain.book))
 

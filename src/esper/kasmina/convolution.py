@@ -33,7 +33,7 @@ _always_torch: ContextVar[bool] = ContextVar("always_torch", default=False)
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int) -> Tensor:
-    """The one door for convolutions of our own modules: stride 1, odd kernel, the size is kept."""
+    """What convolutions of our own modules go through: stride 1, odd kernel, the size is kept."""
     half = None if _always_torch.get() else fused.half_type(x)
     if half is not None:
         fast = fused.conv2d(x, weight, groups, half)

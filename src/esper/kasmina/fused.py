@@ -1,6 +1,6 @@
 """When and how our own kernels take over from torch's: on a GPU, in half precision.
 
-Every door here has a way of torch's for everything else; the modules that call it need not know.
+Every entry point here falls back to torch for everything else; callers need not know.
 
 Shape letters: R rows, B batch, C channels, H W.
 """
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.devices import takes_kernels
+from esper.kasmina.layout import padded_channels
 
 LARGEST_KERNEL: Final = 3
 """Side of a kernel across channels that ours are trusted with. An assembler's fault made larger
@@ -95,11 +96,6 @@ def input_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
     places = padded_channels(channels) if height * width > 1 else channels
     buffer = torch.zeros(members, batch, height, width, places, dtype=dtype, device=device)
     return buffer[..., :channels].permute(0, 1, 4, 2, 3)
-
-
-def padded_channels(channels: int) -> int:
-    """Places of a pixel with so many channels: three get four, so that a pixel is one load."""
-    return 4 if channels == 3 else channels
 
 
 def norm_fits(x: Tensor, groups: int) -> bool:

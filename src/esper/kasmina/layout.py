@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 
+def padded_channels(channels: int) -> int:
+    """Places of a pixel with so many channels: three get four, so that a pixel is one load."""
+    return 4 if channels == 3 else channels
+
+
 def channels_last(x: Tensor) -> Tensor:
     """The images `[..., C, H, W]`, laid out channels last."""
     return x.movedim(-3, -1).contiguous().movedim(-1, -3)

@@ -14,6 +14,7 @@ from esper.kasmina.counting import count_parameters
 from esper.kasmina.describe import describe
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.plain import to_plain
+from esper.kasmina.saving import HostSpec, load_member, save_member
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.slots import SlotReport
@@ -89,9 +90,8 @@ class MorphogeneticModel(nn.Module):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the member into the folder `path`; a save that is there is replaced at once."""
-        from esper.kasmina.saving import save_member  # which imports this module
-
-        save_member(self, path)
+        host = HostSpec(type(self.host).__name__, self.topology, self.slots)
+        save_member(path, self, host, self.member, self.reports, self.host_macs)
 
     @staticmethod
     def load(
@@ -103,9 +103,9 @@ class MorphogeneticModel(nn.Module):
 
         The host's code is not in the save: give the factory it was made with.
         """
-        from esper.kasmina.saving import load_member
-
-        return load_member(path, host_factory, device)
+        model, number = load_member(MorphogeneticModel, path, host_factory, device)
+        model.member = number
+        return model
 
     @property
     def stages(self) -> dict[str, SeedStage]:
@@ -114,7 +114,7 @@ class MorphogeneticModel(nn.Module):
 
     def to_plain(self) -> GraphModule:
         """The member as it stands, as a graph of torch modules with parameters of its own."""
-        return to_plain(self)
+        return to_plain(self.host, self.seeds, self.slots)
 
     def describe(self) -> str:
         """What stands where, since when and at what cost: a small table."""

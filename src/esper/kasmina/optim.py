@@ -11,50 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.devices import takes_kernels
+from esper.kasmina.optim_config import OptimConfig as OptimConfig
 from esper.kasmina.store import ParameterStore
-from esper.leyline.errors import EsperError
-
-
-@dataclass(frozen=True, slots=True)
-class OptimConfig:
-    """How parameters are updated."""
-
-    kind: Literal["sgd", "adamw"] = "sgd"
-    """The law of the update."""
-    momentum: float = 0.9
-    """SGD: share of the last update kept."""
-    nesterov: bool = False
-    """SGD: look ahead along the momentum."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW: memory of the first and second moment."""
-    eps: float = 1e-8
-    """AdamW: added to the denominator."""
-    weight_decay: float = 0.0
-    """SGD: added to the gradient; AdamW: decoupled."""
-    clip_norm: float | None = 1.0
-    """Largest gradient norm of one member's host, and of one seed; None: no clipping."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("sgd", "adamw"):
-            raise EsperError(f"optimiser {self.kind!r}: choose sgd or adamw")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            raise EsperError(
-                f"clip_norm={self.clip_norm}: must be above 0, or None for no clipping"
-            )
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise EsperError(f"betas={self.betas}: both must be from 0 to below 1")
-        if self.weight_decay < 0 or not 0 <= self.momentum < 1:
-            raise EsperError(
-                f"weight_decay={self.weight_decay} must be 0 or more, "
-                f"momentum={self.momentum} in 0..1"
-            )
 
 
 def gradient_norm(*stores: ParameterStore) -> Tensor | None:

@@ -22,22 +22,26 @@ from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d
 from esper.leyline.slots import InjectionSpec
 
 if TYPE_CHECKING:
-    from esper.kasmina.member import MorphogeneticModel
+    pass
 
 _log = logging.getLogger(__name__)
 
 
-def to_plain(member: MorphogeneticModel) -> fx.GraphModule:
-    """The member as a graph of torch modules with parameters of its own, in eval mode.
+def to_plain(
+    host: nn.Module, seeds: nn.ModuleDict, slots: Sequence[InjectionSpec]
+) -> fx.GraphModule:
+    """A member as a graph of torch modules with parameters of its own, in eval mode.
+
+    `host`: of the member; `seeds`: those it has, by slot.
 
     Parts whose Python depends on the data cannot be traced: they stay whole, as modules of the
     user's class. `plain.meta["untraced"]` names them, and a line is logged.
     """
-    segments, seeds = _copies(member)
-    chain = _Chain(_links(segments, seeds, member.slots))
+    segments, live = _copies(host, seeds)
+    chain = _Chain(_links(segments, live, slots))
     tracer = _Tracer()
     graph = tracer.trace(chain.eval())
-    whole = fx.GraphModule(chain, graph, f"Plain{type(member.host).__name__}")
+    whole = fx.GraphModule(chain, graph, f"Plain{type(host).__name__}")
     drop_identities(whole)
     fold_scales(whole, chain.seed_paths)
     merge_linear_seeds(whole, chain.seed_paths)
@@ -153,18 +157,16 @@ def _install(root: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def _copies(
-    member: MorphogeneticModel,
+    host: nn.Module, seeds: nn.ModuleDict
 ) -> tuple[list[tuple[str | None, nn.Module]], dict[str, nn.Module]]:
     """Segments (with their names in the host) and live seeds: copies, made of torch's layers."""
-    host, seeds = copy.deepcopy(
-        (member.host, {slot: seed for slot, seed in member.seeds.items() if seed.alpha})
-    )
+    host, live = copy.deepcopy((host, {slot: seed for slot, seed in seeds.items() if seed.alpha}))
     names = {id(module): name for name, module in host.named_modules()}
     segments = list(host.segments())  # type: ignore[operator]
-    _own_buffers((*segments, *seeds.values()))
+    _own_buffers((*segments, *live.values()))
     done: dict[nn.Module, nn.Module] = {}
     named = [(names.get(id(s)), _converted(s, done)) for s in segments]
-    return named, {slot: _converted(seed, done) for slot, seed in seeds.items()}
+    return named, {slot: _converted(seed, done) for slot, seed in live.items()}
 
 
 def _own_buffers(modules: Sequence[nn.Module]) -> None:

@@ -10,7 +10,7 @@ from esper.kasmina.pooling_cpu import max_pool_in_slices, pools_in_slices
 
 
 def max_pool2d(x: Tensor, many_rows: bool = False) -> Tensor:
-    """The one door for pooling of our own modules: 2x2 windows, the last cut off at an odd edge."""
+    """What pooling of our modules goes through: 2x2 windows, the last cut off at an odd edge."""
     half = fused.half_type(x)
     if half is not None and x.dtype == half and x.ndim == 4 and fused.image_fits(*x.shape[1:]):
         from esper.kasmina.kernels.pooling import max_pool

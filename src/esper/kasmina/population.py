@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,22 +27,22 @@ from torch import Tensor, nn
 from esper.kasmina.devices import parse_device, upload
 from esper.kasmina.executors.base import check_input, check_tensor
 from esper.kasmina.executors.choice import (
-    EXECUTOR_NAMES,
     ExecutorChoice,
     ExecutorName,
     choose_executor,
     why_seed_not_vmap,
 )
-from esper.kasmina.lifecycle import IntLike, Lifecycle, LifecycleConfig, whole_numbers
+from esper.kasmina.lifecycle import IntLike, Lifecycle, whole_numbers
 from esper.kasmina.losses import RowLoss, check_labels, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
-from esper.kasmina.optim import OptimConfig
 from esper.kasmina.padding import PlanRooms
+from esper.kasmina.population_config import PopulationConfig as PopulationConfig
 from esper.kasmina.probe import HostProbe, probe_host, probe_seed, trace_shapes
 from esper.kasmina.random_layers import row_keys
 from esper.kasmina.rng import derived
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
+from esper.kasmina.saving import load_population, save_population
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
@@ -58,34 +57,6 @@ logger = logging.getLogger(__name__)
 
 InputKey = tuple[torch.Size, torch.dtype]
 """What decides the shapes of all activations: shape and type of one sample."""
-
-
-@dataclass(frozen=True, slots=True)
-class PopulationConfig:
-    """How a population trains and grows."""
-
-    executor: ExecutorName = "auto"
-    """`vmap` computes all members at once, `loop` one after the other; the numbers agree. `auto`
-    takes vmap unless the host cannot be vmapped."""
-    host_lr: float = 0.05
-    """Learning rate of hosts and of permanent seeds."""
-    seed_lr: float = 0.05
-    """Learning rate of seeds until they are permanent."""
-    seed_lr_scaling: Literal["none", "weight_norm"] = "none"
-    """`weight_norm`: times the root-mean-square weight of the seed over the host's."""
-    detach_seed_input: bool = False
-    """Whether a seed on trial keeps its gradient from the host below it (the identity path does
-    not, ever)."""
-    optim: OptimConfig = field(default_factory=OptimConfig)
-    """The optimiser's law, for hosts and seeds alike."""
-    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
-    """The rules of a seed's life."""
-
-    def __post_init__(self) -> None:
-        if self.executor not in EXECUTOR_NAMES:
-            raise unknown_name("executor", self.executor, EXECUTOR_NAMES)
-        if self.seed_lr_scaling not in ("none", "weight_norm"):
-            raise unknown_name("seed_lr_scaling", self.seed_lr_scaling, ("none", "weight_norm"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +168,6 @@ class Population:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write everything into the folder `path`; a save that is there is replaced at once."""
-        from esper.kasmina.saving import save_population  # which imports this module
-
         save_population(self, path)
 
     @staticmethod
@@ -214,9 +183,7 @@ class Population:
         Factory and loss are code, not in the save: give those it was made with. `executor`: in
         place of the saved setting.
         """
-        from esper.kasmina.saving import load_population
-
-        return load_population(path, host_factory, device, executor, loss)
+        return load_population(Population, path, host_factory, device, executor, loss)
 
     # ---- computing ------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ is computed, and nothing but a counter has to be saved to continue.
 of, below autograd and vmap: there the rows of a vmapped module are the first axis. It is entered
 for the sites that are known to draw (`random_probe`); other sites pay nothing.
 
-Shape letters: R rows, N elements of one row.
+Shape letters: R rows.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ class RowStreams:
 
     def of_call(self, site: str, call: int) -> Tensor:
         """Keys of one call at a site; computed once for rows that come one after the other."""
+        if self.key_R.is_cuda:  # rows may run on CUDA streams of their own, beside one another
+            return rng.derived(self.key_R, _call_word(site, call))
         if (site, call) not in self._calls:
             self._calls[site, call] = rng.derived(self.key_R, _call_word(site, call))
         return self._calls[site, call]
@@ -94,9 +96,6 @@ def drawing(
     if site is None or streams is None:
         return contextlib.nullcontext()
     return RowDraws(streams, site, rows, stacked)
-
-
-_DIGITS: Final = {torch.float16: 11, torch.bfloat16: 8}
 
 
 class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -163,7 +162,9 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return rng.words(keys_R, count).view(shape).to(like.device)
 
 
-# ---- kinds of numbers: draws, a tensor whose shape, type and device they have, parameters ---
+# ---- kinds of numbers: what draws, a tensor of their shape and device, parameters -----------
+
+_DIGITS: Final = {torch.float16: 11, torch.bfloat16: 8}
 
 
 def _uniform(draws: RowDraws, like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:

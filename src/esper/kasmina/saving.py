@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +28,14 @@ from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.files import PathLike, Saved, read_save, write_save
 from esper.kasmina.host_checks import as_host, host_slots
 from esper.kasmina.initial import build, named_state
+from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.losses import RowLoss
-from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import StackedOptimizer
-from esper.kasmina.population import Population, PopulationConfig
+from esper.kasmina.population_config import PopulationConfig
 from esper.kasmina.probe import HostProbe
 from esper.kasmina.store import ParameterStore
-from esper.kasmina.training import GATE_KEY, HOST_KEY
+from esper.kasmina.training import GATE_KEY, HOST_KEY, Trainer
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, SlotReport, Topology
@@ -127,19 +128,46 @@ class MemberContent:
 # ---- populations --------------------------------------------------------------------------
 
 
-def save_population(population: Population, path: PathLike) -> None:
+class PopulationState(Protocol):
+    """What there is to save of a population; `Population` has it."""
+
+    config: PopulationConfig
+    seed: int
+    round: int
+    passes: Tensor
+    loss: RowLoss
+    probe: HostProbe | None
+    choice: ExecutorChoice | None
+    network: StackedNetwork
+    lifecycle: Lifecycle
+    trainer: Trainer
+
+    @property
+    def members(self) -> int: ...
+    @property
+    def slots(self) -> tuple[str, ...]: ...
+    @property
+    def blueprints(self) -> tuple[str, ...]: ...
+
+
+P = TypeVar("P", bound=PopulationState)
+M = TypeVar("M", bound=nn.Module)
+
+
+def save_population(population: PopulationState, path: PathLike) -> None:
     """Write a population into a folder, in place of the save that may be there."""
     write_save(path, "population", _describe(population), population_tensors(population))
 
 
 def load_population(
+    build_population: Callable[..., P],
     path: PathLike,
     host_factory: HostFactory,
     device: str | torch.device,
     executor: ExecutorName | None,
     loss: RowLoss,
-) -> Population:
-    """The population a folder holds, to go on from there."""
+) -> P:
+    """The population a folder holds, to go on from there; `build_population` makes a fresh one."""
     saved = read_save(path, "population")
     content = read_record(PopulationContent, saved.content, saved.where)
     _check_host(content.host, host_factory, saved.where)
@@ -151,7 +179,7 @@ def load_population(
         )
     config = content.config if executor is None else replace(content.config, executor=executor)
     slots = [spec.slot_id for spec in content.host.slots]
-    population = Population(
+    population = build_population(
         host_factory, slots, content.blueprints, content.members, content.seed, device, config, loss
     )
     population.round = content.round
@@ -165,7 +193,7 @@ def load_population(
     return population
 
 
-def population_tensors(population: Population) -> dict[str, Tensor]:
+def population_tensors(population: PopulationState) -> dict[str, Tensor]:
     """All that changes while a population lives, by its name in a save; not copies."""
     out: dict[str, Tensor] = {}
     for name, store, moments in _stores(population):
@@ -179,7 +207,7 @@ def population_tensors(population: Population) -> dict[str, Tensor]:
     return out
 
 
-def _stores(population: Population) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
+def _stores(population: PopulationState) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
     """Every store: its name in a save, itself, what the optimiser keeps of it."""
     network, trainer = population.network, population.trainer
     seeds = trainer.seed_optimizer.state
@@ -191,7 +219,7 @@ def _stores(population: Population) -> Iterator[tuple[str, ParameterStore, dict[
         yield f"gate/{population.slots[s]}", gates, seeds.get((s, GATE_KEY), {})
 
 
-def _describe(population: Population) -> PopulationContent:
+def _describe(population: PopulationState) -> PopulationContent:
     network = population.network
     specs = [_store_spec(store, tuple(moments)) for _, store, moments in _stores(population)]
     banks, gates = specs[1 : 1 + len(network.banks)], specs[1 + len(network.banks) :]
@@ -237,7 +265,7 @@ def _loss_name(loss: RowLoss) -> str:
     return str(getattr(loss, "__qualname__", type(loss).__qualname__))
 
 
-def _allocate(population: Population, content: PopulationContent) -> None:
+def _allocate(population: PopulationState, content: PopulationContent) -> None:
     """Banks, gates and moments of a save, not filled yet."""
     network, trainer = population.network, population.trainer
     if content.host_store.moments:
@@ -261,24 +289,31 @@ def _start_moments(optimizer: StackedOptimizer, key: object, store: ParameterSto
 # ---- members ------------------------------------------------------------------------------
 
 
-def save_member(model: MorphogeneticModel, path: PathLike) -> None:
+def save_member(
+    path: PathLike,
+    model: nn.Module,
+    host: HostSpec,
+    member: int,
+    reports: tuple[SlotReport, ...],
+    host_macs: int | None,
+) -> None:
     """Write one member into a folder, in place of the save that may be there."""
     # Copies: a member's parameters may be views of one tensor, which safetensors refuses.
     tensors = {name: value.detach().clone() for name, value in named_state(model)}
-    content = MemberContent(
-        host=HostSpec(type(model.host).__name__, model.topology, model.slots),
-        member=model.member,
-        reports=model.reports,
-        host_macs=model.host_macs,
-        tensors=_tensor_specs(tensors),
-    )
+    content = MemberContent(host, member, reports, host_macs, _tensor_specs(tensors))
     write_save(path, "member", content, tensors)
 
 
 def load_member(
-    path: PathLike, host_factory: HostFactory, device: str | torch.device
-) -> MorphogeneticModel:
-    """The member a folder holds, with parameters of its own."""
+    build_member: Callable[[StackedNetwork, int, Mapping[str, SlotReport], int | None], M],
+    path: PathLike,
+    host_factory: HostFactory,
+    device: str | torch.device,
+) -> tuple[M, int]:
+    """The member a folder holds, with parameters of its own, and its number in its population.
+
+    `build_member` makes a fresh one, alone in its population.
+    """
     saved = read_save(path, "member")
     content = read_record(MemberContent, saved.content, saved.where)
     _check_host(content.host, host_factory, saved.where)
@@ -287,12 +322,11 @@ def load_member(
     _check_registered(kinds, content.host.topology, saved.where)
     slots = [spec.slot_id for spec in content.host.slots]
     alone = StackedNetwork(host_factory, slots, kinds, members=1, device=parse_device(device))
-    model = copy.deepcopy(MorphogeneticModel(alone, 0, reports, content.host_macs))
-    model.member = content.member
+    model = copy.deepcopy(build_member(alone, 0, reports, content.host_macs))
     own = dict(named_state(model))
     _check_tensors(content.tensors, _tensor_specs(own), "member", saved.where)
     _fill(own, saved)
-    return model
+    return model, content.member
 
 
 def _tensor_specs(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:

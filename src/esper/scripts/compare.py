@@ -18,8 +18,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from esper.scripts.command import enter
 from esper.scripts.compare_config import Compare
-from esper.scripts.door import enter
 
 if TYPE_CHECKING:
     from esper.scripts.comparison import Comparison
@@ -38,7 +38,7 @@ def compare(config: Compare) -> None:
 
     ask_for_exact_sums()
     found = compare_policies(config)
-    report(found, config.folder(found.game.task))
+    report(found, config.folder(found.settings.task))
 
 
 def compare_policies(config: Compare) -> Comparison:

@@ -56,10 +56,10 @@ def _print(found: Comparison, places: ReportPlaces) -> None:
 
 def title_of(found: Comparison) -> str:
     """`7 policies on digits_impaired, the same 20 hosts each`"""
-    game = found.game
-    rent = "" if game.rent == 1 else f", rent {game.rent:g} times the task's"
+    settings = found.settings
+    rent = "" if settings.rent == 1 else f", rent {settings.rent:g} times the task's"
     many = f"{len(found.contestants)} policies" if len(found.contestants) > 1 else "1 policy"
-    return f"{many} on {game.task}, the same {game.seeds} hosts for each{rent}"
+    return f"{many} on {settings.task}, the same {settings.seeds} hosts for each{rent}"
 
 
 # ---- words for figures -------------------------------------------------------------------------
@@ -152,9 +152,9 @@ def numbers(found: Comparison) -> Json:
     """Everything that was measured, host by host, and all that was made of it."""
     return {
         "format": "esper-comparison",
-        "schema": 1,
+        "schema": 2,
         "reference": found.contestants[0].label,
-        "game": to_json(found.game),
+        "settings": to_json(found.settings),
         "policies": [to_json(contestant) for contestant in found.contestants],
     }
 
@@ -243,7 +243,7 @@ def _topology_part(found: Comparison) -> str:
 
 
 def _settings_part(found: Comparison) -> str:
-    entries = to_json(found.game)
+    entries = to_json(found.settings)
     assert isinstance(entries, dict)  # a record
     rows = [(name, f"`{value}`") for name, value in entries.items()]
     policies = [(c.label, f"`{c.policy}`, grows {', '.join(c.result.blueprints)}")
@@ -252,11 +252,11 @@ def _settings_part(found: Comparison) -> str:
 
 
 def _reading_part(found: Comparison) -> str:
-    game = found.game
+    settings = found.settings
     return (
-        f"## How to read it\n\nn = {game.seeds} hosts, each with initial weights and batches of "
-        f"its own, drawn from run seeds that nothing is trained on; host i is the same for every "
-        f"policy. Intervals are 95 % and hold for one comparison at a time. IQM: mean of the "
+        f"## How to read it\n\nn = {settings.seeds} hosts, each with initial weights and batches "
+        f"of its own, drawn from run seeds that nothing is trained on; host i is the same for "
+        f"every policy. Intervals are 95 % and hold for one comparison at a time. IQM: mean of the "
         f"middle half. Differences are taken host by host. P: chance that a host of the policy is "
         f"better than a host of {found.contestants[0].label}, ties half, hosts not paired. "
         f"docs/compare.md says the rest."

@@ -32,8 +32,8 @@ from esper.leyline.protocols import EngineListener
 from esper.leyline.sealed import has_seal, is_sealed, parse_json, seal, without_seal
 from esper.leyline.statistics import interquartile_estimate
 from esper.scripts.compare_config import Compare
-from esper.scripts.comparison import Comparison, Game, PolicyResult, judge
-from esper.scripts.contenders import Contender, Identity, make_contender
+from esper.scripts.comparison import Comparison, ComparisonSettings, PolicyResult, judge
+from esper.scripts.policies import Contender, Identity, make_contender
 from esper.scripts.policy_words import read_policies
 from esper.scripts.records import json_bytes
 from esper.tasks.spec import TaskData, TaskSpec
@@ -59,9 +59,9 @@ def run_comparison(config: Compare, console: Console | None = None) -> Compariso
     """Compute what is not there yet, and judge; all words are checked before anything runs."""
     spec = config.task.spec()
     contenders = [make_contender(config, word, spec) for word in read_policies(config.policies)]
-    game = game_of(config, spec)
+    settings = settings_of_comparison(config, spec)
     folder = config.folder(spec.name)
-    open_folder(folder, game)
+    open_folder(folder, settings)
     missing = _missing(folder, contenders)
     if missing:
         data = spec.load(config.data_dir)
@@ -70,7 +70,7 @@ def run_comparison(config: Compare, console: Console | None = None) -> Compariso
     for contender in contenders:
         kept = read_kept(place_of(folder, contender.identity), contender.identity)
         results.append((contender.label, contender.identity.policy, kept.result))
-    return judge(game, results)
+    return judge(settings, results)
 
 
 def _missing(folder: Path, contenders: list[Contender]) -> list[Contender]:
@@ -218,9 +218,9 @@ def report_places(folder: Path) -> ReportPlaces:
     return ReportPlaces(*(folder / f"compare.{end}" for end in ("png", "md", "json")))
 
 
-def game_of(config: Compare, spec: TaskSpec) -> Game:
+def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSettings:
     """What all policies share."""
-    return Game(
+    return ComparisonSettings(
         task=spec.name,
         data=config.task.data,
         seeds=config.seeds,
@@ -244,13 +244,13 @@ def game_of(config: Compare, spec: TaskSpec) -> Game:
     )
 
 
-def open_folder(folder: Path, game: Game) -> None:
+def open_folder(folder: Path, settings: ComparisonSettings) -> None:
     """Make the folder this comparison's; one that holds another's numbers is refused."""
     path = folder / SETTINGS
     require_not_folders((path, *report_places(folder), folder / POLICIES / "any"))
     require_writable(path, "--out")
     (folder / POLICIES).mkdir(exist_ok=True)
-    wanted = to_json(game)
+    wanted = to_json(settings)
     if path.exists():
         different = next(_differences(_read_json(path), wanted, ""), None)
         if different is not None:

@@ -27,7 +27,7 @@ from esper.tasks.spec import OptimSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Game:
+class ComparisonSettings:
     """What all policies of a comparison share; numbers under other settings are not mixed in."""
 
     task: str
@@ -207,21 +207,23 @@ class Contestant:
 class Comparison:
     """Policies on the same hosts; the first is the reference."""
 
-    game: Game
+    settings: ComparisonSettings
     contestants: tuple[Contestant, ...]
 
     def __getitem__(self, label: str) -> Contestant:
         return {found.label: found for found in self.contestants}[label]
 
 
-def judge(game: Game, results: Sequence[tuple[str, str, PolicyResult]]) -> Comparison:
+def judge(
+    settings: ComparisonSettings, results: Sequence[tuple[str, str, PolicyResult]]
+) -> Comparison:
     """The comparison of (label, policy, result), each held against the first."""
     reference = results[0][2]
     contestants = [
         Contestant(label, policy, result, _standings(result, reference if place else None))
         for place, (label, policy, result) in enumerate(results)
     ]
-    return Comparison(game, tuple(contestants))
+    return Comparison(settings, tuple(contestants))
 
 
 def _standings(result: PolicyResult, reference: PolicyResult | None) -> tuple[Standing, ...]:

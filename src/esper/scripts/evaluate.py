@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import tyro
 
 from esper.leyline.errors import EsperError
-from esper.scripts.door import guarded, read_command_line
+from esper.scripts.command import guarded, read_command_line
 from esper.scripts.flags import peek
 from esper.scripts.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX

@@ -19,7 +19,7 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
-from esper.scripts.contenders import Contender, learned, static_final, unlearned
+from esper.scripts.policies import Contender, learned, static_final, unlearned
 from esper.scripts.policy_words import PolicyWord, read_policy
 from esper.scripts.train_config import PolicyName
 from esper.scripts.train_run import RoundResult, RunResult, StageDiary, result_of, run_round

@@ -1,4 +1,4 @@
-"""The `esper` command: one door, a word for each room behind it.
+"""The `esper` command: a verb for each module of this folder.
 
 esper train ppo --task digits_impaired
 esper tasks
@@ -14,12 +14,12 @@ from typing import Final
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.scripts.door import REFUSED, guarded
+from esper.scripts.command import REFUSED, guarded
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A word of the command."""
+    """A verb of the command."""
 
     module: str
     """In this folder; its `main` does it."""
@@ -35,7 +35,7 @@ COMMANDS: Final = {
     "runs": Command("runs", "list the runs of the learner, and how far they are"),
     "doctor": Command("doctor", "say what there is to work with: device, executor, data"),
 }
-"""Every word, and the room behind it."""
+"""Every verb, and the module that does it."""
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from esper.scripts.door import enter
+from esper.scripts.command import enter
 
 if TYPE_CHECKING:
     from esper.simic.training.run_list import ListedRun

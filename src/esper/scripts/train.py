@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError, unknown_name
-from esper.scripts.door import guarded
+from esper.scripts.command import guarded
 
 if TYPE_CHECKING:
     from esper.scripts.train_config import PolicyName

@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.limits import require_at_most
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
-from esper.scripts.door import read_command_line
+from esper.scripts.command import read_command_line
 from esper.scripts.flags import peek, require_counts
 from esper.scripts.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MOST_MEMBERS
-from esper.scripts.door import read_command_line
+from esper.scripts.command import read_command_line
 from esper.scripts.flags import fill_in, peek, peek_count, require_counts
 from esper.scripts.train_config import Recording
 from esper.scripts.trust import require_trust

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code
-from esper.tasks.places import DataFiles, find_data
+from esper.tasks.places import find_data
 from esper.tasks.registry import get_task_spec, task_names
-from esper.tasks.spec import TaskSpec
+from esper.tasks.spec import DataFiles, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)

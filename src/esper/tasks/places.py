@@ -10,12 +10,9 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import Final
 
 from esper.leyline.errors import EsperError
-
-if TYPE_CHECKING:
-    from esper.tasks.spec import TaskData
 
 VARIABLE: Final = "ESPER_DATA_DIR"
 DEFAULT: Final = Path("data")
@@ -35,25 +32,6 @@ class DataSet:
     def __post_init__(self) -> None:
         if not self.folders:
             raise EsperError(f"data set {self.title!r}: name at least one folder")
-
-
-@runtime_checkable
-class DataFiles(Protocol):
-    """What a task's `load_data` is when its data come from files."""
-
-    @property
-    def dataset(self) -> DataSet:
-        """Which data set it reads."""
-        ...
-
-    @property
-    def nominal_sizes(self) -> tuple[int, int]:
-        """Training samples, and samples in a validation part, as far as known unread."""
-        ...
-
-    def read(self, folder: Path) -> TaskData:
-        """Read the files of that folder."""
-        ...
 
 
 def data_places(data_dir: Path | None = None) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
 from esper.leyline.user_errors import user_code
-from esper.tasks.places import DataFiles, locate_data
+from esper.tasks.places import DataSet, locate_data
 from esper.tasks.scoring import Upkeep
 from esper.tasks.user_data import as_array, as_constants
 
@@ -192,6 +192,25 @@ def _check_range(what: str, part_name: str, values: Ints, classes: int) -> None:
         raise EsperError(
             f"{what} {values.min()} to {values.max()} in {part_name}, valid are 0 to {classes - 1}"
         )
+
+
+@runtime_checkable
+class DataFiles(Protocol):
+    """What a task's `load_data` is when its data come from files."""
+
+    @property
+    def dataset(self) -> DataSet:
+        """Which data set it reads."""
+        ...
+
+    @property
+    def nominal_sizes(self) -> tuple[int, int]:
+        """Training samples, and samples in a validation part, as far as known unread."""
+        ...
+
+    def read(self, folder: Path) -> TaskData:
+        """Read the files of that folder."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

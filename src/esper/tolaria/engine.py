@@ -35,15 +35,7 @@ from esper.tamiyo.masks import build_masks
 from esper.tasks.scoring import suffix_macs
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.action_execution import execute_actions
-from esper.tolaria.answers import decision_of, rewards_of
 from esper.tolaria.batch_ops import process_train_batch
-from esper.tolaria.choices import (
-    batch_buffers,
-    default_val_batch,
-    settle_executor,
-    settle_graphs,
-    train_batches,
-)
 from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
@@ -52,6 +44,7 @@ from esper.tolaria.governor import sound_members
 from esper.tolaria.graphs import GraphCache, GraphReport
 from esper.tolaria.memory_need import require_memory
 from esper.tolaria.observation import Measured, Observer, Standing
+from esper.tolaria.policy_checks import checked_decision, checked_rewards
 from esper.tolaria.runtime import (
     CUDATimer,
     autocast,
@@ -59,6 +52,13 @@ from esper.tolaria.runtime import (
     explain_out_of_memory,
     parse_device,
     set_profile,
+)
+from esper.tolaria.setup import (
+    batch_buffers,
+    default_val_batch,
+    settle_executor,
+    settle_graphs,
+    train_batches,
 )
 from esper.tolaria.slot_events import SlotWatch
 from esper.tolaria.transfer import fetch
@@ -148,7 +148,7 @@ class VectorizedEngine:
         self.watch = SlotWatch(population)
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
-        """Capture train and validation batches there from now on; None: compute them as told."""
+        """Capture train and validation batches there from now on; None: run them eagerly."""
         self.graphs = self.validator.graphs = graphs
         if graphs is not None and self._buffers is not None:
             graphs.adopt(*self._buffers)
@@ -259,7 +259,7 @@ class VectorizedEngine:
         env, phases = self.env, seen.phases
         signals, masks, verdicts = seen.signals, seen.masks, seen.verdicts
         with _clock(phases, StepPhase.ACT):
-            decision, env.lstm_hidden = decision_of(client, signals, masks, env.lstm_hidden)
+            decision, env.lstm_hidden = checked_decision(client, signals, masks, env.lstm_hidden)
         with _clock(phases, StepPhase.EXECUTE):
             result = execute_actions(
                 env.model,
@@ -278,7 +278,7 @@ class VectorizedEngine:
             inputs = self.book.reward_inputs(
                 signals, decision.actions, result.outcome, verdicts, truncated=cut
             )
-            rewards = rewards_of(client, inputs)
+            rewards = checked_rewards(client, inputs)
             env.epoch_rewards += rewards.total
         record = StepRecord(
             signals=signals,

@@ -138,7 +138,7 @@ def test_without_memory_recall_stays_at_chance():
 def balanced(seed: int) -> float:
     """Mean of 20 greedy episodes after 12,288 steps."""
     gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
-    from esper.simic.agent.playing import EnvPlayer
+    from esper.simic.agent.gym_runner import EnvPlayer
 
     rounds = 12
     config = PPOConfig(

@@ -93,7 +93,7 @@ def test_a_policy_of_three_slots_acts_and_learns_on_five(tmp_path):
 def test_heads_that_never_counted_survive_a_save(tmp_path):
     """No gradient reached them, so Adam has no moments of them."""
     gymnasium = pytest.importorskip("gymnasium")
-    from esper.simic.agent.playing import EnvPlayer
+    from esper.simic.agent.gym_runner import EnvPlayer
 
     player = EnvPlayer(lambda: gymnasium.make("CartPole-v1"), 2, 8)
     player.learn(16)

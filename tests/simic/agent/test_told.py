@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from esper.leyline.actions import ActionHead, LifecycleOp
-from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, OP_P_O, TOLD, VALUE, tell
+from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, TOLD, VALUE, tell
 from esper.tamiyo.heads import Choices
 from esper.tamiyo.network import PolicyOutput
 
@@ -19,10 +19,10 @@ def test_every_column_gives_back_what_was_told():
     unused_EA = torch.full((E, A), float("nan"))
     value_E = torch.arange(E) + 0.5
     choices = Choices(choice_EA, log_prob_EA, unused_EA, unused_EA, op_p_EO)
-    told_EX = tell(PolicyOutput(choices, value_E))
-    assert told_EX.shape == (E, TOLD)
-    assert told_EX.dtype is torch.float32
-    for told in (told_EX, torch.from_numpy(told_EX.numpy())):
+    outputs_EX = tell(PolicyOutput(choices, value_E))
+    assert outputs_EX.shape == (E, TOLD)
+    assert outputs_EX.dtype is torch.float32
+    for told in (outputs_EX, torch.from_numpy(outputs_EX.numpy())):
         assert torch.equal(told[:, CHOICE_A].to(torch.int64), choice_EA)
         assert torch.equal(told[:, LOG_PROB_A], log_prob_EA)
         assert torch.equal(told[:, OP_P_O], op_p_EO)

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.fused import padded_channels
 from esper.kasmina.kernels.layout import pixel_stride
+from esper.kasmina.layout import padded_channels
 
 BLOCK = 1024
 """Elements one program makes, about."""

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from esper.kasmina.fused import padded_channels
+from esper.kasmina.layout import padded_channels
 
 
 def pixel_stride(x: Tensor) -> int | None:

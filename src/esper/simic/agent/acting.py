@@ -22,7 +22,7 @@ from esper.kasmina.packing import PackedArrays
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Floats
 from esper.leyline.masks import ActionMasks
-from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, TOLD, tell
+from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, TOLD, tell
 from esper.tamiyo.heads import Chooser
 from esper.tamiyo.inputs import NamedArrays, Observation, PolicyInputs
 from esper.tamiyo.network import PolicyNetwork, PolicyState
@@ -53,13 +53,13 @@ class Answer:
     inputs: PolicyInputs
     choice_EA: Tensor
     log_prob_EA: Tensor
-    told_EX: Tensor
+    outputs_EX: Tensor
     """For the host, in the columns of `told.py`."""
     state: PolicyState
     """After the step."""
 
 
-def step_as_told(network: PolicyNetwork, device: torch.device, question: Question) -> Answer:
+def run_eager(network: PolicyNetwork, device: torch.device, question: Question) -> Answer:
     """One step, kernel by kernel."""
     inputs = PolicyInputs.of(question.obs, question.masks, device)
     chooser = Chooser()
@@ -83,7 +83,7 @@ class ReplayedSteps:
 
     @torch.inference_mode()
     def step(self, question: Question) -> Answer:
-        """One step; the same numbers as `step_as_told` gives."""
+        """One step; the same numbers as `run_eager` gives."""
         arrays, state = _arrays(question), question.state
         sizes = tuple((name, array.shape, array.dtype.str) for name, array in arrays.items())
         form = (sizes, state.hidden_ED.shape)
@@ -117,10 +117,10 @@ class _Room:
         """Copies of what the step read and wrote."""
         inputs = PolicyInputs.from_tensors(self.packed.copies())
         out, end = self.out.clone(), self.members * TOLD
-        told_EX = out[:end].view(self.members, TOLD)
+        outputs_EX = out[:end].view(self.members, TOLD)
         state = PolicyState(*out[end:].view(2, self.members, self.width))
-        choice_EA = told_EX[:, CHOICE_A].to(torch.int64)
-        return Answer(inputs, choice_EA, told_EX[:, LOG_PROB_A], told_EX, state)
+        choice_EA = outputs_EX[:, CHOICE_A].to(torch.int64)
+        return Answer(inputs, choice_EA, outputs_EX[:, LOG_PROB_A], outputs_EX, state)
 
 
 def _arrays(question: Question) -> NamedArrays:

@@ -24,11 +24,13 @@ from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.records import PolicyDecision
 from esper.leyline.streams import stream_seed
-from esper.simic.agent.acting import Answer, Question, ReplayedSteps, step_as_told
+from esper.simic.agent.acting import Answer, Question, ReplayedSteps, run_eager
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
-from esper.simic.agent.told import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
+from esper.simic.agent.saving import load_agent, save_agent
+from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
+from esper.simic.agent.transfer import adapt_agent
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.training.schedules import Schedule
@@ -143,7 +145,7 @@ class PPOAgent:
         needed = heads_needed(legal_O)
         question = Question(self._scaled(obs), masks, state, epsilon, uniform_EA, needed)
         answer = self._answer(question)
-        decision = _to_host(answer.told_EX)
+        decision = _to_host(answer.outputs_EX)
         value_E = decision.value_E.astype(np.float64)
         trace = Trace(
             answer.inputs,
@@ -163,12 +165,12 @@ class PPOAgent:
         self._require_fit(obs, masks)
         only_op = frozenset({ActionHead.OP})  # values need no other head
         question = Question(self._scaled(obs), masks, state, 0.0, None, only_op)
-        told_EX = step_as_told(self.network, self.device, question).told_EX
+        outputs_EX = run_eager(self.network, self.device, question).outputs_EX
         # SYNC: one copy a rollout that was cut, in the update; never in the step.
-        return np.asarray(told_EX[:, VALUE].cpu().numpy())
+        return np.asarray(outputs_EX[:, VALUE].cpu().numpy())
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
-        """Capture the steps of `act` there from now on; None: compute them as told."""
+        """Capture the steps of `act` there from now on; None: run them eagerly."""
         self._replayed = None
         if graphs is not None:
             self._replayed = ReplayedSteps(self.network, self.device, graphs)
@@ -181,7 +183,7 @@ class PPOAgent:
     def _answer(self, question: Question) -> Answer:
         """By replay where there are graphs; weights that autocast copied would not be followed."""
         if self._replayed is None or torch.is_autocast_enabled(self.device.type):
-            return step_as_told(self.network, self.device, question)
+            return run_eager(self.network, self.device, question)
         return self._replayed.step(question)
 
     def _scaled(self, obs: Observation) -> Observation:
@@ -243,16 +245,12 @@ class PPOAgent:
         Known names keep what was learnt of them. Others are refused, or start from a fresh
         embedding (`allow_new`). The number of slots needs no such step: no weight depends on it.
         """
-        from esper.simic.agent.adapting import adapt_agent
-
-        return adapt_agent(self, tuple(blueprints), allow_new)
+        return adapt_agent(type(self), self, tuple(blueprints), allow_new)
 
     # ---- going on later -----------------------------------------------------------------------
 
     def save(self, path: PathLike) -> None:
         """Write the agent into a folder, in place of the save that may be there."""
-        from esper.simic.agent.saving import save_agent
-
         save_agent(self, path)
 
     @classmethod
@@ -268,14 +266,12 @@ class PPOAgent:
         `spec`: what the features and blueprints must be; a save of others is refused. `config`:
         other settings to go on with; the network's size cannot change.
         """
-        from esper.simic.agent.saving import load_agent
-
         return load_agent(cls, path, device, spec, config)
 
 
-def _to_host(told_EX: Tensor) -> PolicyDecision:
+def _to_host(outputs_EX: Tensor) -> PolicyDecision:
     """The decision, in one copy from the device (transfer 2)."""
-    packed = told_EX.cpu().numpy()  # SYNC: transfer 2, the one copy of a step's decisions
+    packed = outputs_EX.cpu().numpy()  # SYNC: transfer 2, the one copy of a step's decisions
     choice_EA, log_prob_EA = packed[:, CHOICE_A].astype(np.int64), packed[:, LOG_PROB_A]
     lost = np.argwhere(~np.isfinite(log_prob_EA))
     if lost.size:

@@ -7,8 +7,9 @@ lists its tensors under the same names as the save does, and copies.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,11 +18,27 @@ from esper.kasmina.files import PathLike, Saved, read_save, write_save
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.simic.agent.config import PPOConfig
-from esper.simic.control.normalizers import Arrays
+from esper.simic.control.normalizers import Arrays, ObservationNormalizer, RewardNormalizer
+from esper.tamiyo.network import PolicyNetwork
 from esper.tamiyo.network_config import PolicySpec
 
-if TYPE_CHECKING:
-    from esper.simic.agent.agent import PPOAgent
+
+class AgentState(Protocol):
+    """What there is to save of an agent; `PPOAgent` has it."""
+
+    spec: PolicySpec
+    config: PPOConfig
+    seed: int
+    device: torch.device
+    updates_done: int
+    run_updates: int | None
+    network: PolicyNetwork
+    optimizer: torch.optim.Adam
+    obs_normalizer: ObservationNormalizer
+    reward_normalizer: RewardNormalizer
+
+
+A = TypeVar("A", bound=AgentState)
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -53,43 +70,43 @@ class AgentCapture:
         write_save(path, "controller", self.content, self.tensors)
 
 
-def capture_agent(agent: PPOAgent) -> AgentCapture:
+def capture_agent(agent: AgentState) -> AgentCapture:
     """All that a save holds, in memory: a copy of a few megabytes at most."""
     # SYNC: waits for the device, between rounds; never in the step.
     tensors = {n: t.to("cpu", copy=True) for n, t in _tensors(agent).items()}
     return AgentCapture(_content(agent), tensors)
 
 
-def save_agent(agent: PPOAgent, path: PathLike) -> None:
+def save_agent(agent: AgentState, path: PathLike) -> None:
     """Write an agent into a folder, in place of the save that may be there."""
     write_save(path, "controller", _content(agent), _tensors(agent))
 
 
-def _content(agent: PPOAgent) -> AgentContent:
+def _content(agent: AgentState) -> AgentContent:
     moved = [n for n, p in agent.network.named_parameters() if p in agent.optimizer.state]
     done, run = agent.updates_done, agent.run_updates
     return AgentContent(agent.spec, agent.config, agent.seed, done, tuple(moved), run)
 
 
-def _tensors(agent: PPOAgent) -> dict[str, Tensor]:
+def _tensors(agent: AgentState) -> dict[str, Tensor]:
     return _weights(agent) | _moments(agent) | _statistics(agent)
 
 
 def load_agent(
-    cls: type[PPOAgent],
+    build: Callable[[PolicySpec, PPOConfig, int, str | torch.device], A],
     path: PathLike,
     device: str | torch.device,
     spec: PolicySpec | None,
     config: PPOConfig | None,
-) -> PPOAgent:
-    """The agent a folder holds."""
+) -> A:
+    """The agent a folder holds; `build` makes a fresh one."""
     saved = read_save(path, "controller")
     content = read_record(AgentContent, saved.content, saved.where)
     if spec is not None:
         _require_same(content.spec, spec, "PolicySpec", saved.where)
     if config is not None:
         _require_same(content.config.network, config.network, "NetworkConfig", saved.where)
-    agent = cls(content.spec, config or content.config, content.seed, device)
+    agent = build(content.spec, config or content.config, content.seed, device)
     agent.updates_done, agent.run_updates = content.updates_done, content.run_updates
     _start_moments(agent, content.moments)
     _fill(agent, saved)
@@ -107,11 +124,11 @@ def _require_same(found: object, wanted: object, kind: str, where: str) -> None:
             )
 
 
-def _weights(agent: PPOAgent) -> dict[str, Tensor]:
+def _weights(agent: AgentState) -> dict[str, Tensor]:
     return {f"network/{name}": p.detach() for name, p in agent.network.named_parameters()}
 
 
-def _moments(agent: PPOAgent) -> dict[str, Tensor]:
+def _moments(agent: AgentState) -> dict[str, Tensor]:
     state = agent.optimizer.state
     return {
         f"optimizer/{name}/{moment}": state[parameter][moment]
@@ -121,7 +138,7 @@ def _moments(agent: PPOAgent) -> dict[str, Tensor]:
     }
 
 
-def _start_moments(agent: PPOAgent, moved: tuple[str, ...]) -> None:
+def _start_moments(agent: AgentState, moved: tuple[str, ...]) -> None:
     """Adam's moments of a fresh agent, to be filled; fused Adam keeps its step on the device."""
     for name, parameter in agent.network.named_parameters():
         if name not in moved:
@@ -133,7 +150,7 @@ def _start_moments(agent: PPOAgent, moved: tuple[str, ...]) -> None:
         }
 
 
-def _statistics(agent: PPOAgent) -> dict[str, Tensor]:
+def _statistics(agent: AgentState) -> dict[str, Tensor]:
     groups = {
         "observation": agent.obs_normalizer.state(),
         "reward": agent.reward_normalizer.state(),
@@ -145,7 +162,7 @@ def _statistics(agent: PPOAgent) -> dict[str, Tensor]:
     }
 
 
-def _fill(agent: PPOAgent, saved: Saved) -> None:
+def _fill(agent: AgentState, saved: Saved) -> None:
     """Copy every tensor of the save into the agent; all must fit."""
     own = _weights(agent) | _moments(agent)
     statistics = _statistics(agent)

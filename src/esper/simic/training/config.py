@@ -80,7 +80,7 @@ class TaskConfig:
     def spec(self) -> TaskSpec:
         """The task with what is changed about it."""
         from esper.tasks.registry import get_task_spec
-        from esper.tasks.stand_in import with_synthetic_data
+        from esper.tasks.synthetic_data import with_synthetic_data
 
         spec = get_task_spec(self.name)
         for blueprint in self.blueprints:
@@ -153,7 +153,7 @@ class PopulationConfig:
         check_frozen(dict(self.frozen_heads), len(spec.blueprints))
 
     def choose_graphs(self, agent: PPOAgent) -> None:
-        """Where graphs are off, the agent's steps are computed as told too."""
+        """Where graphs are off, the agent's steps run eagerly, too."""
         if self.graphs == "off":
             agent.use_graphs(None)
 

@@ -1,4 +1,4 @@
-"""The door to the learner: a config in, a trained agent and its history out."""
+"""The entry point of the learner: a config in, a trained agent and its history out."""
 
 from __future__ import annotations
 

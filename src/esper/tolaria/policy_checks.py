@@ -15,7 +15,7 @@ from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import TrainingSignals
 
 
-def decision_of(
+def checked_decision(
     client: PolicyProtocol[Any], signals: TrainingSignals, masks: ActionMasks, state: Any
 ) -> tuple[PolicyDecision, Any]:
     """What `act` decided for every member, and its new state."""
@@ -32,7 +32,7 @@ def decision_of(
     return decision, state
 
 
-def rewards_of(client: PolicyProtocol[Any], inputs: RewardInputs) -> RewardComponentsTelemetry:
+def checked_rewards(client: PolicyProtocol[Any], inputs: RewardInputs) -> RewardComponentsTelemetry:
     """What `store` paid every member."""
     rewards: object = client.store(inputs, inputs.terminal)
     if not isinstance(rewards, RewardComponentsTelemetry):

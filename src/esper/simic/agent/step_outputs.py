@@ -1,4 +1,4 @@
-"""What is the host told of a step of the policy, and in which column of `told_EX` does it lie?
+"""What is the host told of a step of the policy, and in which column of `outputs_EX` does it lie?
 
 One row a member, float32 throughout (choices are small enough to be exact), so that one copy takes
 all of it. The columns are the same of a tensor on the device and of its copy on the host.
@@ -32,7 +32,7 @@ TOLD: Final = VALUE + 1
 
 
 def tell(output: PolicyOutput) -> Tensor:
-    """`told_EX` of what the network put out, in the order of the columns above."""
+    """`outputs_EX` of what the network put out, in the order of the columns above."""
     choices = output.choices
     parts = [choices.choice_A.to(torch.float32), choices.log_prob_A, choices.op_p_O]
     return torch.cat([*parts, output.value.unsqueeze(-1)], dim=-1)

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from engine_support import small_engine
-from esper.tolaria.choices import (
+from esper.tolaria.engine_config import EngineConfig
+from esper.tolaria.graphs import GraphCache
+from esper.tolaria.setup import (
     batch_buffers,
     default_val_batch,
     input_type,
@@ -17,8 +19,6 @@ from esper.tolaria.choices import (
     settle_executor,
     settle_graphs,
 )
-from esper.tolaria.engine_config import EngineConfig
-from esper.tolaria.graphs import GraphCache
 from graph_support import Rerun, rerun_cache
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

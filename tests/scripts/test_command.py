@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from esper.leyline.files import write_whole
-from esper.scripts.door import REFUSED, guarded
+from esper.scripts.command import REFUSED, guarded
 
 
 @contextmanager

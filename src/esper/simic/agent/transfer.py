@@ -8,23 +8,32 @@ nothing learnt to start from: it is refused, or starts from a fresh embedding wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from esper.leyline.errors import EsperError
-
-if TYPE_CHECKING:
-    from esper.simic.agent.agent import PPOAgent
+from esper.simic.agent.config import PPOConfig
+from esper.simic.agent.saving import A, AgentState
+from esper.tamiyo.network_config import PolicySpec
 
 TABLE: Final = "blueprints.weight"
 """The embeddings; row 0 is no seed, row 1 + i is blueprint i."""
 
 
-def adapt_agent(agent: PPOAgent, blueprints: tuple[str, ...], allow_new: bool) -> PPOAgent:
-    """An agent of its own that knows `blueprints`, and is otherwise what `agent` is now."""
+def adapt_agent(
+    build: Callable[[PolicySpec, PPOConfig, int, str | torch.device], A],
+    agent: A,
+    blueprints: tuple[str, ...],
+    allow_new: bool,
+) -> A:
+    """An agent of its own that knows `blueprints`, and is otherwise what `agent` is now.
+
+    `build` makes a fresh one.
+    """
     known = agent.spec.blueprints
     new = [name for name in blueprints if name not in known]
     if new and not allow_new:
@@ -35,7 +44,7 @@ def adapt_agent(agent: PPOAgent, blueprints: tuple[str, ...], allow_new: bool) -
     if len(set(blueprints)) != len(blueprints):
         raise EsperError(f"blueprints {', '.join(blueprints)}: each may be named once")
     spec = replace(agent.spec, blueprints=blueprints)
-    other = type(agent)(spec, agent.config, agent.seed, agent.device)
+    other = build(spec, agent.config, agent.seed, agent.device)
     rows = [(0, 0)]
     rows += [(1 + known.index(n), 1 + i) for i, n in enumerate(blueprints) if n in known]
     _copy_network(agent, other, rows)
@@ -45,7 +54,7 @@ def adapt_agent(agent: PPOAgent, blueprints: tuple[str, ...], allow_new: bool) -
     return other
 
 
-def _copy_network(agent: PPOAgent, other: PPOAgent, rows: list[tuple[int, int]]) -> None:
+def _copy_network(agent: AgentState, other: AgentState, rows: list[tuple[int, int]]) -> None:
     """Weights and Adam's moments; of the embeddings, `rows` (from, to)."""
     theirs = dict(other.network.named_parameters())
     for name, parameter in agent.network.named_parameters():

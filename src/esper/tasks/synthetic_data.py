@@ -17,8 +17,7 @@ import numpy as np
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
-from esper.tasks.places import DataFiles
-from esper.tasks.spec import PARTS, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import PARTS, DataFiles, TaskData, TaskPart, TaskSpec
 from esper.tasks.synthetic import SyntheticImages
 
 SUCCESSORS: Final = 4

@@ -9,7 +9,7 @@ from esper.simic.training.schedules import Schedule
 from esper.tamiyo import NetworkConfig
 
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
-from esper.simic.agent.playing import EnvPlayer  # noqa: E402
+from esper.simic.agent.gym_runner import EnvPlayer  # noqa: E402
 
 NET = NetworkConfig(width=16, attention_heads=2, embedding=4)
 
