@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.simic.training.checkpoint_files import CheckpointStore
+from esper.simic.training.checkpoint_files import MANIFEST, CheckpointStore
 from fuzz_support import Commands, Outcome, outcome_of, shortened
 from resume_support import same_runs
 from run_server import Job
@@ -70,8 +70,9 @@ def end_at_random(job: Job, place: Path, chance: random.Random, longest: float) 
 
 
 def drafts(place: Path) -> bool:
-    """Whether a checkpoint is being written."""
-    return any((place / "runs").glob("*/checkpoints/.round-*"))
+    """Whether a checkpoint is being written: it has no manifest yet."""
+    found = (place / "runs").glob("*/checkpoints/*round-*")
+    return any(not (path / MANIFEST).exists() for path in found)
 
 
 def kill_complaint(outcome: Outcome, number: signal.Signals, place: Path) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from esper.leyline.codec import to_json
+from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.simic.training.config import PRESETS, TrainingConfig
 from esper.simic.training.schedules import Schedule
 
@@ -91,6 +92,11 @@ COUNTED: Final = (*BIG, -1, 0, 1, 2, 3, 5, 10**9, -(10**30), 3.0, math.inf)
 MEASURED: Final = (
     math.nan, math.inf, -math.inf, 10**400, -(10**400), 1e300, -1.0, 0, 0.0, 1e-320, 0.5, 1.0, 2,
 )  # fmt: skip
+SEEDS: Final = (
+    -1, 2**64, 2**64 - 1, 2**63, EVALUATION_SEEDS[0], EVALUATION_SEEDS[-1],
+    *(EVALUATION_SEEDS[0] + bits * 2**64 for bits in (-1, 1, 3)), EVALUATION_SEEDS[0] + 2**32,
+)  # fmt: skip
+"""Some are those kept for evaluation, modulo a power of 2."""
 HEADS: Final = ("STYLE", "TEMPO", "OP", "BLUEPRINT", "ALPHA_SPEED", "NOPE", "", 3)
 
 
@@ -184,7 +190,7 @@ def surely_wrong(name: str, value: Any) -> bool:
 def _wrong_number(name: str, value: float, real: bool) -> bool:
     if isinstance(value, float) and not real:
         return True
-    if name in COUNTS and value < 1:
+    if (name in COUNTS and value < 1) or (name == "seed" and seed_is_wrong(value)):
         return True
     if real and _beyond(value):
         return value != value or value < 0 or name not in UNBOUNDED
@@ -227,6 +233,24 @@ def set_value(chance: random.Random, document: Document) -> tuple[str, bool]:
     section, leaf = section_of(document, name)
     section[leaf] = value
     return f"{name} = {told(value)}", surely_wrong(name, value)
+
+
+def name_a_file(chance: random.Random, document: Document) -> tuple[str, bool]:
+    """A task file that only a command line may name: it is code."""
+    value = chance.choice((EVIL, f"./{EVIL}", f"{EVIL}:task"))
+    section, leaf = section_of(document, "task.name")
+    section[leaf] = value
+    return f"task.name = {value!r}", True
+
+
+def set_seed(chance: random.Random, document: Document) -> tuple[str, bool]:
+    document["seed"] = seed = chance.choice(SEEDS)
+    return f"seed = {seed}", seed_is_wrong(seed)
+
+
+def seed_is_wrong(seed: int) -> bool:
+    """Training takes 64 bits, but for what is kept for evaluation."""
+    return not 0 <= seed < 2**64 or seed in EVALUATION_SEEDS
 
 
 def rename_key(chance: random.Random, document: Document) -> tuple[str, bool]:
@@ -275,6 +299,7 @@ def told(value: object) -> str:
 
 DOCUMENT_MUTATIONS: Final = (
     *(set_value,) * 12, *(rename_key,) * 3, remove_key, replace_section, repeat_elsewhere,
+    name_a_file, set_seed,
 )  # fmt: skip
 
 # ---- documents as text --------------------------------------------------------------------------

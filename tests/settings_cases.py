@@ -24,11 +24,13 @@ from mutation_support import (
     MEASURED,
     NAMES,
     PAGE,
+    SEEDS,
     TINY,
     WORDS,
     as_json,
     as_toml,
     harm_text,
+    seed_is_wrong,
     told,
     typo,
 )
@@ -144,6 +146,13 @@ def add_flag(chance: random.Random, line: Line) -> tuple[str, bool]:
     return f"{flag} {told(value)}", _word_is_wrong(form, value, joined)
 
 
+def add_seed(chance: random.Random, line: Line) -> tuple[str, bool]:
+    seed = chance.choice(SEEDS)
+    line.words.append(f"--seed={seed}")
+    known = any(flag == "--seed" for flag, _ in line.table)
+    return f"--seed {seed}", not known or seed_is_wrong(seed)
+
+
 def _word_is_wrong(form: str, value: str, joined: bool) -> bool:
     """Whether a flag of that form surely cannot take this word."""
     if value.startswith("-") and not joined and not _is_number(value):
@@ -152,7 +161,7 @@ def _word_is_wrong(form: str, value: str, joined: bool) -> bool:
         return False
     if form in ("INT", "{None}|INT"):
         return not _is_number(value) or "." in value or "e" in value or "inf" in value
-    if form in ("FLOAT", "{None}|FLOAT"):
+    if form in ("FLOAT", "{None}|FLOAT", "START [END UPDATES]"):
         return value != "None" and (not _is_number(value) or value == "nan")
     choices = re.fullmatch(r"\{([a-z0-9_,]+)\}", form)
     return bool(choices) and value not in choices[1].split(",")
@@ -205,6 +214,7 @@ def unknown_flag(chance: random.Random, line: Line) -> tuple[str, bool]:
 
 LINE_MUTATIONS: Final = (
     *(add_flag,) * 8, *(misspell_flag,) * 2, drop_word, repeat_words, replace_word, unknown_flag,
+    add_seed,
 )  # fmt: skip
 
 # ---- cases --------------------------------------------------------------------------------------

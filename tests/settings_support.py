@@ -74,9 +74,9 @@ def told(case: Case, outcome: Outcome, problem: str) -> str:
         f"  mutations: {'; '.join(case.mutations) or 'none'}",
         f"  esper {words}",
     ]
-    if "--config" in case.words and case.files:
-        name, content = next(iter(case.files.items()))
-        lines.append(f"  {name}: {shortened(content.decode('utf-8', 'backslashreplace'))}")
+    for name in set(case.words) & case.files.keys():
+        content = case.files[name].decode("utf-8", "backslashreplace")
+        lines.append(f"  {name}: {shortened(content)}")
     said = shortened(outcome.errors or outcome.output[-300:])
     return "\n".join([*lines, f"  status {outcome.status}: {said.strip()}"])
 
