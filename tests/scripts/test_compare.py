@@ -326,7 +326,7 @@ BAD = [
     (("fixed:norm@3", *FLAGS), "starts before step 3"),
     (("static-full:norm:r9c9", *FLAGS), "r9c9"),
     (("static-final:r0c0=conv_lite", *FLAGS), "conv_light"),
-    (("static-final:out.json", *FLAGS), "there is no file out.json"),
+    (("static-final:out.json", *FLAGS), "there is no file 'out.json'"),
     (("static-final:r0c0=norm,r0c0=norm", *FLAGS), "r0c0 is named twice"),
     (("./nowhere", *FLAGS), "there is no folder nowhere"),
     (("wait", *FLAGS, "--device", "cuda:7"), "cuda:7"),

@@ -112,7 +112,7 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("static-full:norm:r0c0,", "expected static-full:BLUEPRINT:SLOT,SLOT"),
         ("static-full::r0c0", "expected static-full:BLUEPRINT:SLOT,SLOT"),
         ("static-final", "name a topology"),
-        ("static-final:nowhere.json", "there is no file nowhere.json"),
+        ("static-final:nowhere.json", "there is no file 'nowhere.json'"),
         ("out/agent", "there is no folder out/agent"),
         ("sampled:agent", "there is no folder agent"),
         ("", "unknown policy ''"),

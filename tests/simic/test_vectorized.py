@@ -23,6 +23,7 @@ from esper.simic.training.config import (
     preset,
 )
 from esper.simic.training.history import RoundRecord
+from esper.simic.training.schedules import WHOLE_RUN
 from esper.simic.training.vectorized import make_trainer
 from loop_support import tiny_config, tiny_run, tiny_task
 from support import refused
@@ -108,7 +109,7 @@ def test_every_preset_names_a_task_that_exists_and_runs_over_its_rounds():
         spec = config.task.spec()
         assert spec.name == config.task.name
         config.engine_config()
-    assert digits_impaired(50).ppo.learning_rate.steps == 50
+    assert digits_impaired(50).ppo.learning_rate.steps == WHOLE_RUN
 
 
 def test_every_field_of_the_config_says_what_it_does():
