@@ -33,7 +33,7 @@ WAITS: Final = frozenset({"item", "cpu", "numpy", "tolist", "synchronize"})
 NOT_IN_A_STEP: Final = {
     "kasmina/files.py": "writes saves, between rounds",
     "kasmina/snapshot.py": "`.numpy()` reads a save that is on the host",
-    "simic/agent/playing.py": "plays environments other than a population",
+    "simic/agent/gym_runner.py": "plays environments other than a population",
     "simic/agent/saving.py": "reads a save that is on the host, between rounds",
     "simic/telemetry/gradients.py": "one copy for all layers, after an update",
 }
@@ -45,13 +45,14 @@ ON_THE_HOST: Final = {
         "table.start_R[late]",
     ),
     "kasmina/lifecycle.py": ("np.flatnonzero(self.fits_SK[at[1][misfit][0]])",),
+    "kasmina/population.py": ("np.argwhere(self.network.fits_SK)",),
     "kasmina/rows.py": ("table.member_R", "late", "source"),
     "kasmina/training.py": ("values",),
     "simic/telemetry/listener.py": (
         "np.bincount(stage_ES.ravel(), minlength=len(SeedStage))",
         "totals.seconds_F",
     ),
-    "tolaria/choices.py": ("data.mean", "data.std"),
+    "tolaria/setup.py": ("data.mean", "data.std"),
     "tolaria/counterfactual_eval.py": ("np.unique(seeds_E[seeds_E > 0])",),
 }
 """Module -> what `.tolist()` is called on there: numpy arrays, each looked at."""

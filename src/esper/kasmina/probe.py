@@ -17,6 +17,7 @@ from esper.kasmina.counting import count_macs
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.random_probe import draws_in_evaluation
+from esper.kasmina.rng import forked_rng
 from esper.leyline.errors import EsperError, ShapeError
 from esper.leyline.user_errors import user_code
 
@@ -169,12 +170,11 @@ def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int
     learnt = [p for p in host.parameters() if p.requires_grad]
     if any(p.is_inference() for p in learnt):
         return  # built inside inference mode: such a population only ever runs forward
-    devices = [network.device] if network.device.type == "cuda" else []
     with (
         _mode(host, training=True),
         torch.inference_mode(False),
         torch.enable_grad(),
-        torch.random.fork_rng(devices=devices),
+        forked_rng(0, network.device),
         user_code(f"host {name} fails in a train batch {tuple(x.shape)}"),
         _borrowed_buffers(host) as copies,
     ):
