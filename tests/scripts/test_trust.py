@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from esper.scripts.calibrate_score import _task_constants
 
+from calibrate_score import _task_constants
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.scripts import compare, evaluate, runs, train
