@@ -26,7 +26,7 @@ from esper.tamiyo.features import FEATURE_NAMES
 from esper.tamiyo.inputs import Observation
 from loop_support import SMALL, tiny_task
 
-STEPS, MEMBERS = 8, 4
+STEPS, MEMBERS = 6, 4
 SPEC = tiny_task(episode_length=STEPS)
 PROGRESS = FEATURE_NAMES.whole.index("progress")
 PAID = np.array([0.5, -1.0, 2.0, 0.25])
@@ -123,7 +123,7 @@ def test_with_an_exact_value_cutting_a_rollout_anywhere_changes_nothing(learnt_f
         np.testing.assert_allclose(returned, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("steps", [1, 4])
 def test_with_any_value_returns_telescope_to_the_cut(learnt_from, steps):
     """lambda = gamma = 1: all rewards up to the cut, and V of the state behind it."""
     client = known_client(False, gae_lambda=1.0)
@@ -138,7 +138,7 @@ def test_with_any_value_returns_telescope_to_the_cut(learnt_from, steps):
     assert done == STEPS
 
 
-@pytest.mark.parametrize("steps", [1, 3, 7])
+@pytest.mark.parametrize("steps", [1, 4])
 def test_the_value_beyond_a_cut_is_the_one_the_next_step_begins_with(learnt_from, steps):
     """The network's own V, bit for bit, where the policy does not change in between."""
     from esper.simic.rewards.score import ScoreReward
@@ -156,18 +156,18 @@ def test_a_rollback_right_behind_a_cut_is_bootstrapped_like_any_state(learnt_fro
     """The cut member has a next state, the one in which it is found broken."""
 
     def watch(record) -> None:
-        if record.signals.step == 3:
+        if record.signals.step == 2:
             engine.env.model.network.host.flat_EP.detach()[1, 3] = float("nan")
 
     client = known_client(True)
-    engine = small_engine(SPEC, Diary(watch), rollout_steps=4, governor=CALM)
+    engine = small_engine(SPEC, Diary(watch), rollout_steps=3, governor=CALM)
     for _ in range(2):
         rollout = engine.run_rollout(client)
         client.update(rollout)
     assert rollout.outcome.rollbacks_E.tolist() == [0, 1, 0, 0]
     first, second = learnt_from
-    assert first.truncated_TE[3].all()
-    np.testing.assert_allclose(first.bootstrap_TE[3], worth(np.float64(4)))
+    assert first.truncated_TE[2].all()
+    np.testing.assert_allclose(first.bootstrap_TE[2], worth(np.float64(3)))
     assert second.terminal_TE[0].tolist() == [False, True, False, False]
 
 
