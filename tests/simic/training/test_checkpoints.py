@@ -488,3 +488,15 @@ def test_a_manifest_is_read_without_its_files(spoilt):
     assert read_manifest(path).summary.round == 3
     with pytest.raises(EsperError):
         verify(path)
+
+
+def test_another_checkpoint_than_the_best_is_never_taken_in_silence(real, tmp_path, caplog):
+    run = tmp_path / "run"
+    shutil.copytree(real, run)
+    best = CheckpointStore(run / "checkpoints").best().path
+    (best / "history.jsonl").write_bytes(b"")
+    taken = find_checkpoint(run)
+    assert taken.path != best
+    (line,) = caplog.messages
+    assert best.name in line
+    assert f"{taken.path} is taken instead" in line

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
@@ -51,6 +52,8 @@ if TYPE_CHECKING:
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
     from esper.tamiyo.network_config import PolicySpec
     from esper.tasks.spec import TaskSpec
+
+logger = logging.getLogger(__name__)
 
 AGENT: Final = "agent"
 HISTORY: Final = "history.jsonl"
@@ -239,6 +242,8 @@ def find_checkpoint(path: Path) -> Checkpoint:
     if found.path is None:
         why = f" ({found.skipped[0]})" if found.skipped else ""
         raise EsperError(f"{path} has no whole checkpoint{why}: give another run")
+    for line in found.skipped:
+        logger.warning("%s; %s is taken instead", line, found.path)
     return read_checkpoint(found.path)
 
 
