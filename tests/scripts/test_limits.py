@@ -176,3 +176,13 @@ def test_a_name_that_the_file_system_does_not_take_is_one_line(tmp_path, capsys)
     said = capsys.readouterr().err
     assert os.strerror(errno.ENAMETOOLONG) in said
     assert len(said) < 350
+
+
+def test_an_update_has_at_most_a_thousand_epochs():
+    PPOConfig(epochs=1000)
+    assert "1001" in refused(lambda: PPOConfig(epochs=1001))
+
+
+def test_a_line_break_in_a_name_makes_no_second_line(capsys):
+    assert train.main(["ppo", "--config", "a\nb"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -29,6 +29,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "MOST_MEMBERS",
         "LONGEST_EPISODE",
         "MOST_BATCHES",
+        "MOST_EPOCHS",
         "WIDEST_NETWORK",
         "is_whole",
         "require_at_most",
@@ -279,6 +280,7 @@ if TYPE_CHECKING:
     from esper.leyline.limits import LARGEST_COUNT as LARGEST_COUNT
     from esper.leyline.limits import LONGEST_EPISODE as LONGEST_EPISODE
     from esper.leyline.limits import MOST_BATCHES as MOST_BATCHES
+    from esper.leyline.limits import MOST_EPOCHS as MOST_EPOCHS
     from esper.leyline.limits import MOST_MEMBERS as MOST_MEMBERS
     from esper.leyline.limits import WIDEST_NETWORK as WIDEST_NETWORK
     from esper.leyline.limits import is_whole as is_whole

@@ -19,6 +19,8 @@ LONGEST_EPISODE: Final = 10**6
 """In steps."""
 MOST_BATCHES: Final = 10**6
 """Of a step."""
+MOST_EPOCHS: Final = 1000
+"""Passes over a rollout in one update: more would take longer than the rollout."""
 WIDEST_NETWORK: Final = 2048
 """Numbers in a layer of the policy network: 100 million weights, whose orthogonal first values take
 a CPU half a minute, and a layer of twice the width eight times as long."""

@@ -90,6 +90,7 @@ def _first_line(error: BaseException) -> str:
 
 def _shorten_words(line: str) -> str:
     """A line in which no path and no value is longer than people read."""
+    line = " ".join(line.splitlines())  # a path may hold a line break
     return _LONG_WORD.sub(lambda word: shorten(word[0], LONGEST_WORD), line)
 
 
