@@ -92,7 +92,7 @@ def main() -> int:
 def benchmark(config: BenchmarkHotPath) -> None:
     """Time every configuration, print a line for each and the ratios, write the numbers."""
     config.check()
-    from esper.leyline.files import require_writable, write_whole
+    from esper.storage.atomic import require_writable, write_atomic
 
     require_writable(config.out, "--out")
     spec = config.spec()
@@ -146,7 +146,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
         "graphs": [asdict(told) for told in reports.values()],
         "kernel_builds": asdict(builds),
     }
-    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")
 
 

@@ -61,7 +61,7 @@ def main() -> int:
 def benchmark(config: BenchmarkPopulation) -> None:
     """Time every population, print two lines for each, write the numbers."""
     config.check()
-    from esper.leyline.files import require_writable, write_whole
+    from esper.storage.atomic import require_writable, write_atomic
 
     require_writable(config.out, "--out")
 
@@ -82,7 +82,7 @@ def benchmark(config: BenchmarkPopulation) -> None:
         timings += timed
         print(*map(_line, timed), sep="\n", flush=True)
     record = {"setting": setting, "timings": [asdict(timing) for timing in timings]}
-    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")
 
 

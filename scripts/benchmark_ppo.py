@@ -80,7 +80,7 @@ def main() -> int:
 def benchmark(config: BenchmarkPPO) -> None:
     """Time the rounds, print their median, write the numbers."""
     config.check()
-    from esper.leyline.files import require_writable, write_whole
+    from esper.storage.atomic import require_writable, write_atomic
 
     require_writable(config.out, "--out")
 
@@ -127,7 +127,7 @@ def benchmark(config: BenchmarkPPO) -> None:
         "act_seconds": act,
         "update_seconds": update,
     }
-    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")
 
 

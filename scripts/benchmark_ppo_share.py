@@ -83,7 +83,7 @@ def main() -> int:
 def benchmark(config: BenchmarkShare) -> None:
     """Time the rounds, print the shares, write the numbers."""
     config.check()
-    from esper.leyline.files import require_writable, write_whole
+    from esper.storage.atomic import require_writable, write_atomic
 
     require_writable(config.out, "--out")
     import torch
@@ -110,7 +110,7 @@ def benchmark(config: BenchmarkShare) -> None:
         "rounds": [to_json(spent) for spent in timed],
         "learner_share": shares,
     }
-    write_whole(config.out, json_bytes(record))
+    write_atomic(config.out, json_bytes(record))
     print(f"numbers: {config.out}")
 
 

@@ -22,8 +22,8 @@ import tyro
 
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError, reason_of, shown
-from esper.leyline.sealed import parse_json
 from esper.scripts.command import enter
+from esper.storage.sealed_json import parse_json
 
 if TYPE_CHECKING:
     from esper.leyline.prices import ScoreConstants

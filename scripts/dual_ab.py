@@ -105,8 +105,8 @@ def compare(config: DualAb) -> None:
     config.check()
     training = config.training_config()
     spec = training.task.spec()
-    from esper.leyline.files import require_not_folders, require_writable
     from esper.scripts.report_files import json_file, written_first
+    from esper.storage.atomic import require_not_folders, require_writable
 
     name = f"dual_ab_{spec.name}_{config.a}_{config.b}"
     picture, numbers = config.out / f"{name}.png", config.out / f"{name}.json"

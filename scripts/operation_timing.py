@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.device.transfer import fetch
 from esper.kasmina.executors.choice import ExecutorChoice, choose_executor
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.rows import RowTable
@@ -33,7 +34,6 @@ from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.machine import wait_for
 from esper.tolaria.observation import Measured, Standing
 from esper.tolaria.runtime import autocast
-from esper.tolaria.transfer import fetch
 from esper.tolaria.validation import measured_rows, tensors_of
 
 Parts = tuple[float, ...]

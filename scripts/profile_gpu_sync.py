@@ -59,7 +59,7 @@ def main() -> int:
 def look(config: ProfileGpuSync) -> int:
     """Search the source, watch steps on a GPU, print and write what was found."""
     config.check()
-    from esper.leyline.files import require_writable, write_whole
+    from esper.storage.atomic import require_writable, write_atomic
 
     require_writable(config.out, "--out")
 
@@ -86,7 +86,7 @@ def look(config: ProfileGpuSync) -> int:
         "waits": [asdict(wait) for wait in waits],
         "sound": sound,
     }
-    write_whole(config.out, (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(config.out, (json.dumps(record, indent=1) + "\n").encode())
     print(f"{'sound' if sound else 'NOT sound'}; all lines: {config.out}")
     return 0 if sound else FOUND
 

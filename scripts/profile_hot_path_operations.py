@@ -58,7 +58,7 @@ def main() -> int:
 def measure(config: ProfileOperations) -> None:
     """Time everything, print three tables, write the numbers."""
     config.check()
-    from esper.leyline.files import require_writable, write_whole
+    from esper.storage.atomic import require_writable, write_atomic
 
     require_writable(config.out, "--out")
     spec = config.spec()
@@ -108,7 +108,7 @@ def measure(config: ProfileOperations) -> None:
         "train_batch": [asdict(op) for op in heavy],
         "batch_writing": [asdict(way) for way in writing],
     }
-    write_whole(config.out, (json.dumps(result, indent=1) + "\n").encode())
+    write_atomic(config.out, (json.dumps(result, indent=1) + "\n").encode())
     print(f"numbers: {config.out}")
 
 

@@ -111,7 +111,7 @@ def search(config: SearchTopologies) -> None:
     config.check()
     from dataclasses import replace
 
-    from esper.leyline.files import require_writable, write_whole
+    from esper.storage.atomic import require_writable, write_atomic
     from esper.tasks.registry import get_task_spec
     from esper.tasks.synthetic_data import with_synthetic_data
     from esper.tolaria.machine import ask_for_exact_sums, describe
@@ -135,7 +135,7 @@ def search(config: SearchTopologies) -> None:
         "score_constants": constants,
         "topologies": [asdict(found) for found in ranked],
     }
-    write_whole(config.out, json_bytes(record))
+    write_atomic(config.out, json_bytes(record))
     _show(config, ranked, constants)
     print(f"numbers: {config.out}")
 

@@ -22,7 +22,7 @@ import torch
 import esper
 
 ROOT: Final = Path(esper.__file__).parent
-STEP_FOLDERS: Final = ("kasmina", "tamiyo", "tolaria", "simic")
+STEP_FOLDERS: Final = ("device", "kasmina", "tamiyo", "tolaria", "simic")
 """Packages whose code runs in a step: simic's in `act`, `store` and what the listener is told."""
 COMMENT: Final = re.compile(r"#\s*SYNC:\s*(.+)")
 TRANSFER: Final = re.compile(r"transfer [12]\b")
@@ -31,7 +31,6 @@ WAITS: Final = frozenset({"item", "cpu", "numpy", "tolist", "synchronize"})
 """Methods that wait where what they are called on is on a GPU."""
 
 NOT_IN_A_STEP: Final = {
-    "kasmina/files.py": "writes saves, between rounds",
     "kasmina/snapshot.py": "`.numpy()` reads a save that is on the host",
     "simic/agent/gym_runner.py": "plays environments other than a population",
     "simic/agent/saving.py": "reads a save that is on the host, between rounds",

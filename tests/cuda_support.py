@@ -15,11 +15,11 @@ from torch import Tensor
 
 import esper.tolaria.engine as engine_module
 from engine_support import small_engine, small_task
+from esper.device.transfer import fetch
 from esper.kasmina import Population
 from esper.leyline.protocols import EngineListener, PolicyProtocol
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.transfer import fetch
 
 DEVICE = torch.device("cuda")
 NEEDS_CUDA = [

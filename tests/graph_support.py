@@ -14,9 +14,9 @@ from typing import Any
 
 from torch import Tensor
 
+from esper.device.graphs import GraphCache
 from esper.kasmina import Population
 from esper.kasmina.rows import RowPlan
-from esper.tolaria.graphs import GraphCache
 
 
 class OutOfReach:

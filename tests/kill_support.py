@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.simic.training.checkpoint_files import MANIFEST, CheckpointStore
+from esper.simic.training.runs.checkpoint_store import MANIFEST, CheckpointStore
 from fuzz_support import Commands, Outcome, outcome_of, shortened
 from resume_support import same_runs
 from run_server import Job

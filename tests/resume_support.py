@@ -10,14 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from esper.leyline.sealed import seal
-from esper.simic.training.checkpoint_files import CheckpointStore
-from esper.simic.training.checkpoints import Checkpoint, read_checkpoint
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.resume import Resumed, resume_trainer
-from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.runs.checkpoint_store import CheckpointStore
+from esper.simic.training.runs.checkpoints import Checkpoint, read_checkpoint
+from esper.simic.training.runs.folder import RunFolder
+from esper.simic.training.runs.resume import Resumed, resume_trainer
 from esper.simic.training.vectorized import make_trainer
+from esper.storage.sealed_json import seal
 from loop_support import same_agents, tiny_task, untimed
 from run_driver import EPISODE
 

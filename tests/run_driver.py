@@ -30,12 +30,12 @@ from typing import Any
 
 from engine_support import Diary
 from esper.leyline import EsperError
-from esper.simic.training.checkpoint_files import CheckpointStore, verify
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.interrupts import Interrupted
-from esper.simic.training.resume import resume_trainer
-from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.runs.checkpoint_store import CheckpointStore, verify
+from esper.simic.training.runs.folder import RunFolder
+from esper.simic.training.runs.interrupts import Interrupted
+from esper.simic.training.runs.resume import resume_trainer
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from loop_support import tiny_config, tiny_task

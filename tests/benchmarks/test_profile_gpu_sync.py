@@ -152,7 +152,7 @@ def test_on_a_cpu_there_is_nothing_to_synchronise(
     assert "nothing to synchronise" in capsys.readouterr().out
     record = json.loads(path.read_text())
     assert (record["sound"], record["waits"], record["steps"]) == (True, [], 0)
-    assert any(site["module"] == "tolaria/transfer.py" for site in record["sites"])
+    assert any(site["module"] == "device/transfer.py" for site in record["sites"])
 
 
 def test_exit_status_is_1_where_a_line_says_nothing(
@@ -171,7 +171,7 @@ def test_on_a_gpu_the_transfer_of_each_step_is_seen(tmp_path: Path):
     assert call(*FLAGS, "--device", "cuda", "--policy", "mix", "--out", str(path)) == 0
     waits = {wait["place"]: wait for wait in json.loads(path.read_text())["waits"]}
     line = (ROOT / "tolaria" / "transfer.py").read_text().split("# SYNC:")[0].count("\n") + 1
-    assert waits[f"tolaria/transfer.py:{line}"]["count"] == 3
+    assert waits[f"device/transfer.py:{line}"]["count"] == 3
 
 
 @pytest.mark.parametrize("flags", [["--steps", "0"], ["--device", "abacus"], ["--envs", "-1"]])

@@ -25,6 +25,7 @@ from cuda_support import (
     watched_episode,
 )
 from engine_support import CALM, Diary, histories, random_policy, small_task
+from esper.device.graphs import CudaRecorder, GraphCache
 from esper.kasmina import CNNHost, OptimConfig, Population, PopulationConfig
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
@@ -33,7 +34,6 @@ from esper.leyline import BlendStyle, SeedStage
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.graphs import CudaRecorder, GraphCache
 from esper.tolaria.runtime import autocast
 from graph_support import Rerun
 from support import CLASSES, ROW_0, batch, bring_to, make_population

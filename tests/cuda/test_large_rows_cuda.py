@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch.func import vmap
 
 from cuda_support import DEVICE, NEEDS_CUDA
+from esper.device.triton_support import can_build_kernels
 from esper.kasmina.convolution import conv2d
-from esper.kasmina.devices import can_build_kernels
 from esper.kasmina.layers import ChannelNorm, norm_relu
 from esper.kasmina.pooling import max_pool2d
 from kernel_support import close, numbers

@@ -22,10 +22,10 @@ from cuda_support import (
     watched_episode,
 )
 from engine_support import histories, random_policy
+from esper.device.graphs import CudaRecorder, GraphCache
 from esper.kasmina import CNNHost, Population, rng
 from esper.leyline import InjectionSpec
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
-from esper.tolaria.graphs import CudaRecorder, GraphCache
 from esper.tolaria.runtime import autocast
 from graph_support import Rerun
 from random_support import LAYERS, RandomHost, blueprints_of, grow, random_population, random_seed

@@ -13,8 +13,8 @@ from cuda_support import NEEDS_CUDA, assert_same
 from engine_support import histories
 from esper.simic.training.config import PLAIN_BLEND, TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.resume import resume_trainer
-from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.runs.folder import RunFolder
+from esper.simic.training.runs.resume import resume_trainer
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from graph_support import rerun_cache

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from esper.simic.training.resume import MAY_CHANGE
-from esper.simic.training.run_list import RunState
+from esper.simic.training.runs.listing import RunState
+from esper.simic.training.runs.resume import MAY_CHANGE
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "runs.md").read_text()
 

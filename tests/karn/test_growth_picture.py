@@ -9,7 +9,7 @@ from matplotlib.image import imread
 
 from esper.karn.growth_picture import MOST_MEMBERS, Curve, LifeLines, draw_growth
 from esper.karn.stages import STAGE_COLOURS, STAGE_NOTES, STAGE_WORDS
-from esper.leyline import write_whole
+from esper.leyline import write_atomic
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 
@@ -88,7 +88,7 @@ def test_failed_write_leaves_the_old_picture(tmp_path: Path, monkeypatch: pytest
 def test_written_file_has_the_usual_permissions(tmp_path: Path):
     plain = tmp_path / "plain"
     plain.write_bytes(b"")
-    write_whole(tmp_path / "whole", b"content")
+    write_atomic(tmp_path / "whole", b"content")
     assert (tmp_path / "whole").stat().st_mode == plain.stat().st_mode
 
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import vmap
 
+from esper.device.memory import keep_freed_memory
 from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
 from esper.kasmina.executors import loop
 from esper.kasmina.hosts.cnn import CNNHost
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
 from esper.kasmina.layout import channels_last, lies_channels_last
-from esper.kasmina.memory import keep_freed_memory
 from esper.kasmina.normalisation import group_norm_channels_last
 
 SEEDS = ("norm", "conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck", "attention")
@@ -222,7 +222,7 @@ def test_a_user_s_seed_gets_an_input_that_can_be_viewed(monkeypatch: pytest.Monk
 
 FREED = """
 import resource, torch
-from esper.kasmina.memory import keep_freed_memory
+from esper.device.memory import keep_freed_memory
 assert keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 size, times = 64 << 20, 24

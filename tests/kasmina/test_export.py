@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.device.rng import forked_rng
 from esper.kasmina import MorphogeneticModel
 from esper.kasmina.export import export_onnx, export_pt2
-from esper.kasmina.rng import forked_rng
 from esper.leyline import BlendStyle
 from support import make_population, refused
 

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.device.rng import forked_rng
 from esper.kasmina import CNNHost, MLPHost, Population, TransformerHost
 from esper.kasmina.counting import count_macs, count_parameters
-from esper.kasmina.rng import forked_rng
 from esper.kasmina.sequence import CausalAttention, FeedForward
 from esper.leyline import BlendStyle, HostProtocol, SeedStage
 from support import bring_to, make_population, refused

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.device.packing import ALIGNMENT, PackedArrays
 from esper.kasmina import Population
-from esper.kasmina.packing import ALIGNMENT, PackedArrays
 from esper.kasmina.padding import (
     SHARES,
     SLACK,

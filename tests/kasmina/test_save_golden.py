@@ -1,7 +1,7 @@
 """Saves of every schema, made once and kept: they still load and give what they gave.
 
 A test here fails when the format changes, or a built-in blueprint that a save may hold. If that is
-meant: raise `files.SCHEMA`, keep reading the old form or refuse it in one line, and make new ones
+meant: raise `saves.SCHEMA`, keep reading the old form or refuse it in one line, and make new ones
 beside the old:
 
     PYTHONPATH=src:tests python tests/kasmina/test_save_golden.py
@@ -17,13 +17,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import MorphogeneticModel, OptimConfig, Population, PopulationConfig, files
+from esper.kasmina import MorphogeneticModel, OptimConfig, Population, PopulationConfig
 from esper.leyline import BlendStyle, InjectionSpec, SeedStage
+from esper.storage import saves
 from support import bring_to, good_signals
 
 FOLDERS = {1: Path(__file__).parent / "golden", 2: Path(__file__).parent / "golden" / "schema2"}
 """By schema; 2 knows how many passes an episode has had."""
-GOLDEN = FOLDERS[files.SCHEMA]
+GOLDEN = FOLDERS[saves.SCHEMA]
 
 
 class GoldenHost(nn.Module):
@@ -113,7 +114,7 @@ def test_what_is_written_now_has_the_form_of_the_kept_saves(kind, tmp_path):
     forms = []
     for folder in (GOLDEN / kind, tmp_path):
         manifest = json.loads((folder / "manifest.json").read_text())
-        tensors = files.read_save(folder, kind).tensors
+        tensors = saves.read_save(folder, kind).tensors
         forms.append((manifest["schema"], keys(manifest["content"]), set(tensors)))
     assert forms[0] == forms[1]
 

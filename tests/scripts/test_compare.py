@@ -15,7 +15,6 @@ from matplotlib.image import imread
 
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
-from esper.leyline.sealed import seal
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.scripts import compare_run
 from esper.scripts.compare import Compare, compare_policies, main
@@ -24,6 +23,7 @@ from esper.scripts.comparison import METRICS, Comparison
 from esper.scripts.policies import make_contender
 from esper.scripts.policy_words import read_policy
 from esper.simic.training.config import TaskConfig
+from esper.storage.sealed_json import seal
 from esper.tamiyo import HeuristicConfig, WaitPolicy
 from esper.tasks.registry import get_task_spec
 from esper.tolaria import EngineConfig, VectorizedEngine
@@ -294,17 +294,17 @@ def test_a_result_of_another_policy_under_its_name_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_loses_no_policy(tmp_path, monkeypatch, counted):
-    real = compare_run.write_whole
+    real = compare_run.write_atomic
 
     def full(path, content):
         if path.name.startswith("random"):
             raise OSError(28, "No space left on device")
         real(path, content)
 
-    monkeypatch.setattr(compare_run, "write_whole", full)
+    monkeypatch.setattr(compare_run, "write_atomic", full)
     with pytest.raises(EsperError, match="No space left on device"):
         compared(tmp_path, "wait", "random")
-    monkeypatch.setattr(compare_run, "write_whole", real)
+    monkeypatch.setattr(compare_run, "write_atomic", real)
     counted.seeds.clear()
     compared(tmp_path, "wait", "random")
     assert len(counted.seeds) == 1, "only random was run again"

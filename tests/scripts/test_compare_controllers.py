@@ -21,10 +21,10 @@ from esper.scripts.policy_words import read_policy
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
-from esper.simic.training.checkpoint_files import CheckpointStore
 from esper.simic.training.config import PLAIN_BLEND, TaskConfig
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.runs.checkpoint_store import CheckpointStore
+from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.vectorized import make_trainer
 from esper.tamiyo import NetworkConfig
 from esper.tolaria import EngineConfig, VectorizedEngine

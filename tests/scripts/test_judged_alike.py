@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from esper.scripts import compare, evaluate, train
-from esper.simic.training.checkpoints import find_checkpoint
+from esper.simic.training.runs.checkpoints import find_checkpoint
 
 HOSTS = 3
 TASK = ("--task", "synthetic", "--episode-length", "12", "--batches-per-step", "1",

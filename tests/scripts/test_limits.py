@@ -7,13 +7,13 @@ import os
 
 import pytest
 
-from esper.leyline.files import write_whole
 from esper.scripts import compare, evaluate, train
 from esper.scripts.command import REFUSED, guarded
 from esper.scripts.policy_words import read_policy
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.config_files import resolve
+from esper.storage.atomic import write_atomic
 from esper.tamiyo.network_config import NetworkConfig
 from esper.tolaria import EngineConfig
 from support import refused
@@ -172,7 +172,7 @@ def test_memory_that_runs_out_anywhere_is_one_line(capsys):
 
 
 def test_a_name_that_the_file_system_does_not_take_is_one_line(tmp_path, capsys):
-    assert guarded(lambda: write_whole(tmp_path / LONG, b"")) == REFUSED
+    assert guarded(lambda: write_atomic(tmp_path / LONG, b"")) == REFUSED
     said = capsys.readouterr().err
     assert os.strerror(errno.ENAMETOOLONG) in said
     assert len(said) < 350

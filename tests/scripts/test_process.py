@@ -21,7 +21,7 @@ import pytest
 
 from esper.leyline import TelemetryEventType
 from esper.nissa.readers import read_jsonl, read_parquet
-from esper.simic.training.run_folder import SessionEnd, read_info
+from esper.simic.training.runs.folder import SessionEnd, read_info
 from run_server import Job, RunServer
 
 FULL = "/dev/full"

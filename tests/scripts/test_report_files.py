@@ -12,7 +12,7 @@ from dual_ab import compare as compare_rewards
 from esper.scripts import compare, evaluate, train
 from esper.scripts.command import enter
 from esper.scripts.report_files import json_file, written_first
-from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.runs.folder import RunFolder
 from loop_support import tiny_config
 
 TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batches-per-step", "1",

@@ -22,8 +22,8 @@ from esper.scripts.train_learner_config import read_train_ppo
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import resolve
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.resume import resume_trainer
-from esper.simic.training.run_folder import RunFolder, read_config, read_info
+from esper.simic.training.runs.folder import RunFolder, read_config, read_info
+from esper.simic.training.runs.resume import resume_trainer
 from esper.simic.training.vectorized import make_trainer
 from esper.tolaria import EngineConfig
 from payload_support import build

@@ -26,12 +26,12 @@ from esper.scripts.train_config import read_train
 from esper.scripts.train_learner_config import read_train_ppo
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
-from esper.simic.training.run_folder import (
+from esper.simic.training.runs.folder import (
     RunFolder,
-    Surroundings,
+    SessionSettings,
     read_config,
     read_info,
-    read_surroundings,
+    read_session_settings,
 )
 from esper.tamiyo import HeuristicConfig, WaitPolicy
 from esper.tasks.registry import get_task_spec
@@ -215,7 +215,7 @@ def test_a_controller_is_judged_on_the_data_of_its_run(tmp_path):
     sets = tmp_path / "sets"
     sets.mkdir()
     config = read_train_ppo([*LEARN[1:], "--data-dir", str(sets)])
-    with RunFolder.create(tmp_path, "x", config.training, config.surroundings) as folder:
+    with RunFolder.create(tmp_path, "x", config.training, config.session) as folder:
         run = folder.path
     assert read_evaluate([str(run)])[0].data_dir == sets
     assert read_evaluate([str(run), "--data-dir", "/others"])[0].data_dir == Path("/others")
@@ -226,29 +226,29 @@ def test_a_controller_is_judged_on_the_data_of_its_run(tmp_path):
 
 def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp_path):
     config = read_train_ppo([*LEARN[1:], "--data-dir", "/sets", "--telemetry", "debug"])
-    with RunFolder.create(tmp_path, "x", config.training, config.surroundings) as folder:
+    with RunFolder.create(tmp_path, "x", config.training, config.session) as folder:
         run = folder.path
-    assert read_surroundings(run) == Surroundings(3, "/sets", "debug", None)
+    assert read_session_settings(run) == SessionSettings(3, "/sets", "debug", None)
     flags = ("--evaluation-envs", "5", "--telemetry", "off", "--data-dir", "None")
     told = read_train_ppo(["--resume", str(run), *flags])
     assert (told.evaluation_envs, told.data_dir, told.recording.telemetry) == (5, None, "off")
-    assert read_surroundings(run).evaluation_envs == 3, "asking changes nothing"
+    assert read_session_settings(run).evaluation_envs == 3, "asking changes nothing"
     with RunFolder.open(run) as folder:
-        folder.note_surroundings(told.surroundings)
+        folder.note_session_settings(told.session)
     again = read_train_ppo(["--resume", str(run)])
-    assert again.surroundings == told.surroundings == Surroundings(5, None, "off", None)
-    assert read_train_ppo(LEARN[1:]).surroundings == Surroundings(3), "a new run has its own"
+    assert again.session == told.session == SessionSettings(5, None, "off", None)
+    assert read_train_ppo(LEARN[1:]).surroundings == SessionSettings(3), "a new run has its own"
 
 
 def test_a_run_in_the_usual_surroundings_or_an_older_one_says_nothing_about_them(tmp_path):
     config = read_train_ppo(TINY)
-    with RunFolder.create(tmp_path, "x", config.training, config.surroundings) as folder:
-        assert not (folder.path / "surroundings.json").exists()
+    with RunFolder.create(tmp_path, "x", config.training, config.session) as folder:
+        assert not (folder.path / "session.json").exists()
         asked = read_train_ppo(["--resume", str(folder.path)])
-        assert asked.surroundings == Surroundings()
-        (folder.path / "surroundings.json").write_text('{"telemetry": "loud"}')
+        assert asked.session == SessionSettings()
+        (folder.path / "session.json").write_text('{"telemetry": "loud"}')
         line = refused(lambda: read_train_ppo(["--resume", str(folder.path)]))
-        assert "surroundings.json.telemetry" in line
+        assert "session.json.telemetry" in line
 
 
 def test_another_task_or_population_is_another_run(learnt, capsys):

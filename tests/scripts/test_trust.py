@@ -19,11 +19,11 @@ from esper.scripts.records import json_bytes
 from esper.scripts.train_config import read_train
 from esper.scripts.train_learner_config import read_train_ppo
 from esper.scripts.trust import require_trust
-from esper.simic.training.checkpoint_files import STATE, CheckpointStore, Summary
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.resume import check_changes, resume_trainer
-from esper.simic.training.run_folder import RunFolder, read_info
+from esper.simic.training.runs.checkpoint_store import STATE, CheckpointStore, Summary
+from esper.simic.training.runs.folder import RunFolder, read_info
+from esper.simic.training.runs.resume import check_changes, resume_trainer
 from esper.simic.training.vectorized import make_trainer
 from run_driver import small_run
 from support import refused

@@ -92,7 +92,7 @@ def test_flip_mirrors_about_half_of_the_images():
 
 
 def test_crop_equals_cutting_each_padded_image_by_hand():
-    from esper.kasmina.rng import random_bits
+    from esper.device.rng import random_bits
 
     ((plain, _),) = batches(1, batches_per_step=1)
     ((found, _),) = batches(1, batches_per_step=1, augmentation="crop_flip")
@@ -110,7 +110,7 @@ def test_crop_equals_cutting_each_padded_image_by_hand():
 
 def test_each_batch_is_augmented_from_streams_of_its_own():
     """A step draws for all its batches at once; the bits are those of each batch alone."""
-    from esper.kasmina.rng import random_bits
+    from esper.device.rng import random_bits
 
     iterator = SharedBatchIterator(IMAGES, LABELS, 3, 4, 5, seed=7, augmentation="flip")
     iterator.reset(2)

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
+from esper.device.graphs import GraphCache, why_no_graphs
 from esper.kasmina import OptimConfig
 from esper.leyline import SeedStage
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.graphs import GraphCache, why_no_graphs
 from graph_support import Rerun, rerun_cache
 from support import batch, bring_to, make_population, refused
 

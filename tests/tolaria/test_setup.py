@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from engine_support import small_engine
+from esper.device.graphs import GraphCache
 from esper.tolaria.engine_config import EngineConfig
-from esper.tolaria.graphs import GraphCache
 from esper.tolaria.setup import (
     batch_buffers,
     default_val_batch,

@@ -15,8 +15,8 @@ import numpy as np
 from esper.karn.learning_picture import DPI, INK, SCORE_COLOUR
 from esper.leyline.arrays import ArrayStruct, Doubles
 from esper.leyline.errors import EsperError
-from esper.leyline.files import write_whole
 from esper.leyline.statistics import t_interval
+from esper.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def draw_dual(path: Path, curves: DualCurves, title: str) -> None:
     """Write the picture as a PNG."""
     buffer = io.BytesIO()
     _figure(curves, title).savefig(buffer, format="png", metadata={"Software": "esper"})
-    write_whole(path, buffer.getvalue())
+    write_atomic(path, buffer.getvalue())
 
 
 def _figure(curves: DualCurves, title: str) -> Figure:

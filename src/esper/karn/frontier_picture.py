@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from esper.leyline.errors import EsperError
-from esper.leyline.files import write_whole
 from esper.leyline.statistics import Estimate
+from esper.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +72,7 @@ def draw_frontier(path: Path, points: Sequence[PolicyPoint], title: str, note: s
     from matplotlib import rc_context
 
     with rc_context({"text.parse_math": False}):  # a label may have dollar signs
-        write_whole(path, _render(_figure(points, title, note)))
+        write_atomic(path, _render(_figure(points, title, note)))
 
 
 def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:

@@ -24,9 +24,9 @@ from esper.karn.stages import (
 )
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats
 from esper.leyline.errors import EsperError
-from esper.leyline.files import write_whole
 from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import t_interval
+from esper.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,7 +83,7 @@ def draw_growth(
         lives_note += f" (members 0 to {MOST_MEMBERS - 1} of {members})"
         stages, leaving = lives.stage_TES[:, :MOST_MEMBERS], lives.leaving_TES[:, :MOST_MEMBERS]
         lives = LifeLines(lives.slots, stages, leaving)
-    write_whole(path, _render(_figure(curves, lives, title, each, lives_note)))
+    write_atomic(path, _render(_figure(curves, lives, title, each, lives_note)))
 
 
 def _check(curves: Sequence[Curve], lives: LifeLines) -> None:

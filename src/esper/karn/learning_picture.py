@@ -19,9 +19,9 @@ from esper.karn.stages import STAGE_WORDS
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Doubles, Ints
 from esper.leyline.errors import EsperError
-from esper.leyline.files import write_whole
 from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import t_interval
+from esper.storage.atomic import write_atomic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -74,7 +74,7 @@ def draw_learning(path: Path, curves: LearningCurves, levels: Sequence[Level], t
     """Write the picture as a PNG."""
     if len(levels) > len(LEVEL_COLOURS):
         raise EsperError(f"{len(levels)} levels: at most {len(LEVEL_COLOURS)} can be told apart")
-    write_whole(path, _render(_figure(curves, levels, title)))
+    write_atomic(path, _render(_figure(curves, levels, title)))
 
 
 def action_shares(curves: LearningCurves) -> dict[str, Doubles]:

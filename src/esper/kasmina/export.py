@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.member import MorphogeneticModel
 from esper.leyline.errors import EsperError
-from esper.leyline.files import require_writable, write_whole
+from esper.storage.atomic import require_writable, write_atomic
 
 PathLike = str | os.PathLike[str]
 T = TypeVar("T")
@@ -130,7 +130,7 @@ def _quiet() -> Iterator[None]:
 
 def _write(target: Path, content: bytes) -> None:
     try:
-        write_whole(target, content)
+        write_atomic(target, content)
     except OSError as error:
         raise EsperError(
             f"export to {target} failed ({error.strerror}): an older file is still there"

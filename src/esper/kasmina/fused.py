@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import takes_kernels
+from esper.device.triton_support import takes_kernels
 from esper.kasmina.layout import padded_channels
 
 LARGEST_KERNEL: Final = 3

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from esper.kasmina.devices import send
+from esper.device.rng import forked_rng
+from esper.device.upload import send
 from esper.kasmina.layers import Draw, DrawnModule
-from esper.kasmina.rng import forked_rng
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array, stream_keys
 from esper.leyline.user_errors import user_code

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina import fused, rng
+from esper.device import rng
+from esper.kasmina import fused
 from esper.kasmina.convolution import conv2d
 from esper.kasmina.layout import lies_channels_last, under_vmap
 from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members

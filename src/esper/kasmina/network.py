@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.device.memory import keep_freed_memory
+from esper.device.rng import forked_rng
 from esper.kasmina.blending import Gate
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
 from esper.kasmina.host_checks import (
@@ -26,7 +28,6 @@ from esper.kasmina.host_checks import (
     require_names,
 )
 from esper.kasmina.initial import Initialiser
-from esper.kasmina.memory import keep_freed_memory
 from esper.kasmina.random_layers import Site
 from esper.kasmina.random_probe import (
     draws_in_evaluation,
@@ -34,7 +35,6 @@ from esper.kasmina.random_probe import (
     report_draws,
     report_evaluation,
 )
-from esper.kasmina.rng import forked_rng
 from esper.kasmina.store import ParameterStore
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
 from esper.leyline.protocols import HostProtocol

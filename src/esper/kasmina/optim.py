@@ -15,7 +15,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import takes_kernels
+from esper.device.triton_support import takes_kernels
 from esper.kasmina.optim_config import OptimConfig as OptimConfig
 from esper.kasmina.store import ParameterStore
 

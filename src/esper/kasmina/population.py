@@ -24,7 +24,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.devices import parse_device, upload
+from esper.device.rng import derived
+from esper.device.selection import parse_device
+from esper.device.upload import upload
 from esper.kasmina.executors.base import check_input, check_tensor
 from esper.kasmina.executors.choice import (
     ExecutorChoice,
@@ -40,7 +42,6 @@ from esper.kasmina.padding import PlanRooms
 from esper.kasmina.population_config import PopulationConfig as PopulationConfig
 from esper.kasmina.probe import HostProbe, probe_host, probe_seed, trace_shapes
 from esper.kasmina.random_layers import row_keys
-from esper.kasmina.rng import derived
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
 from esper.kasmina.saving import load_population, save_population
 from esper.kasmina.scaling import MemberScaler

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from esper.device.rng import forked_rng
 from esper.kasmina.counting import count_macs
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.random_probe import draws_in_evaluation
-from esper.kasmina.rng import forked_rng
 from esper.leyline.errors import EsperError, ShapeError
 from esper.leyline.user_errors import user_code
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from esper.kasmina import rng
+from esper.device import rng
 from esper.kasmina.rows import FROM_INPUT, RowTable
 from esper.leyline.arrays import Ints
 from esper.leyline.streams import stream_keys

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from esper.device.rng import forked_rng
 from esper.kasmina.random_layers import RowDraws, RowStreams, Site
-from esper.kasmina.rng import forked_rng
 from esper.leyline.errors import ShapeError
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.device.packing import PackedArrays
 from esper.kasmina.lifecycle import Lifecycle
-from esper.kasmina.packing import PackedArrays
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.errors import EsperError

@@ -19,13 +19,12 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from esper.device.selection import parse_device
 from esper.kasmina.blueprints.registry import BlueprintRegistry
-from esper.kasmina.devices import parse_device
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.choice import ExecutorChoice, ExecutorName
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
-from esper.kasmina.files import PathLike, Saved, read_save, write_save
 from esper.kasmina.host_checks import as_host, host_slots
 from esper.kasmina.initial import build, named_state
 from esper.kasmina.lifecycle import Lifecycle
@@ -39,6 +38,7 @@ from esper.kasmina.training import GATE_KEY, HOST_KEY, Trainer
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, SlotReport, Topology
+from esper.storage.saves import PathLike, Saved, read_save, write_save
 
 HostFactory = Callable[[], nn.Module]
 _EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": LoopExecutor}

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import upload
+from esper.device.upload import upload
 from esper.kasmina.optim import StackedOptimizer
 from esper.kasmina.population import Population
 from esper.kasmina.store import ParameterStore

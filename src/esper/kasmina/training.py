@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import upload
+from esper.device.upload import upload
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm

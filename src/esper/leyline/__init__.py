@@ -34,15 +34,6 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "is_whole",
         "require_at_most",
     ),
-    ".files": (
-        "write_whole",
-        "sync_folder",
-        "write_advice",
-        "is_unwritable",
-        "require_writable",
-        "require_not_folders",
-        "printable",
-    ),
     ".stopping": ("STOP_SIGNALS", "handler_of_the_next"),
     ".seeds": (
         "EVALUATION_SEEDS",
@@ -199,16 +190,6 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "read_record",
         "to_json",
     ),
-    ".sealed": (
-        "DEEPEST",
-        "seal",
-        "is_sealed",
-        "has_seal",
-        "without_seal",
-        "checksum_of",
-        "parse_json",
-        "require_shallow",
-    ),
     ".telemetry": (
         "SCHEMA_VERSION",
         "TelemetryLevel",
@@ -269,13 +250,6 @@ if TYPE_CHECKING:
     from esper.leyline.errors import unknown_name as unknown_name
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
-    from esper.leyline.files import is_unwritable as is_unwritable
-    from esper.leyline.files import printable as printable
-    from esper.leyline.files import require_not_folders as require_not_folders
-    from esper.leyline.files import require_writable as require_writable
-    from esper.leyline.files import sync_folder as sync_folder
-    from esper.leyline.files import write_advice as write_advice
-    from esper.leyline.files import write_whole as write_whole
     from esper.leyline.lazy import attach as attach
     from esper.leyline.limits import LARGEST_COUNT as LARGEST_COUNT
     from esper.leyline.limits import LONGEST_EPISODE as LONGEST_EPISODE
@@ -334,14 +308,6 @@ if TYPE_CHECKING:
     from esper.leyline.records import StepRecord as StepRecord
     from esper.leyline.rewards import RewardComponentsTelemetry as RewardComponentsTelemetry
     from esper.leyline.rewards import RewardInputs as RewardInputs
-    from esper.leyline.sealed import DEEPEST as DEEPEST
-    from esper.leyline.sealed import checksum_of as checksum_of
-    from esper.leyline.sealed import has_seal as has_seal
-    from esper.leyline.sealed import is_sealed as is_sealed
-    from esper.leyline.sealed import parse_json as parse_json
-    from esper.leyline.sealed import require_shallow as require_shallow
-    from esper.leyline.sealed import seal as seal
-    from esper.leyline.sealed import without_seal as without_seal
     from esper.leyline.seeds import EVALUATION_SEEDS as EVALUATION_SEEDS
     from esper.leyline.seeds import LARGEST_SEED as LARGEST_SEED
     from esper.leyline.seeds import require_evaluation_seeds as require_evaluation_seeds

@@ -32,9 +32,9 @@ import numpy as np
 import pyarrow as pa
 
 from esper.leyline.errors import EsperError
-from esper.leyline.files import printable
 from esper.leyline.payloads import UNSIGNED
 from esper.leyline.telemetry import SCHEMA_VERSION, TelemetryEvent, TelemetryEventType
+from esper.storage.atomic import printable
 
 SCHEMA_KEY: Final = b"esper_schema_version"
 TYPE_KEY: Final = b"esper_event_type"

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.errors import EsperError
-from esper.leyline.files import require_writable
 from esper.leyline.telemetry import TelemetryEvent
 from esper.nissa.writer_lock import lock_for_writing
+from esper.storage.atomic import require_writable
 
 _BLOCK: Final = 1 << 16
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from esper.leyline.errors import EsperError
-from esper.leyline.files import require_writable, write_whole
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 from esper.nissa.columns import EVENTS_KEY, require_schema, rows_of, schema_of
 from esper.nissa.writer_lock import lock_for_writing
+from esper.storage.atomic import require_writable, write_atomic
 
 PARTS: Final = "part-*.parquet"
 ROWS_PER_PART: Final = 20_000
@@ -113,7 +113,7 @@ class _OpenPart:
         stream = pa.BufferOutputStream()
         pq.write_table(table.replace_schema_metadata(metadata), stream)
         path = self._folder / f"part-{self._number:05d}.parquet"
-        write_whole(path, stream.getvalue().to_pybytes())
+        write_atomic(path, stream.getvalue().to_pybytes())
         self._written = table
         self._new = []
 

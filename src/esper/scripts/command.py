@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError, shorten
-from esper.leyline.files import is_unwritable, write_advice
 from esper.leyline.user_errors import is_out_of_memory
 from esper.scripts.standard_streams import with_steady_output
 from esper.scripts.stopping import Stopped, signals_interrupt
+from esper.storage.atomic import is_unwritable, write_advice
 
 C = TypeVar("C")
 

@@ -14,12 +14,12 @@ from rich.table import Table
 from esper.karn.display import say
 from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shortened
 from esper.leyline.codec import Json, to_json
-from esper.leyline.files import write_whole
 from esper.leyline.statistics import Estimate
 from esper.scripts.compare_run import ReportPlaces, report_places, unwritable
 from esper.scripts.comparison import METRICS, Comparison, Contestant, Metric
 from esper.scripts.report_files import ReportFile, json_file, written_first
 from esper.scripts.train_report import console_for_report
+from esper.storage.atomic import write_atomic
 
 TOPOLOGIES_SHOWN: Final = 3
 LABEL_SHOWN: Final = 24
@@ -36,7 +36,7 @@ def report(found: Comparison, folder: Path) -> None:
     text = markdown(found, places.picture.name).encode(errors="backslashreplace")
     files: tuple[ReportFile, ...] = (
         json_file(places.numbers, numbers(found)),
-        (places.report, lambda path: write_whole(path, text)),
+        (places.report, lambda path: write_atomic(path, text)),
         (places.picture, lambda path: draw(path, found)),
     )
     try:

@@ -26,16 +26,16 @@ from rich.console import Console
 import esper
 from esper.karn.compare_progress import CompareProgress
 from esper.leyline.codec import Json, read_record, to_json
-from esper.leyline.errors import EsperError, reason_of
-from esper.leyline.files import require_not_folders, require_writable, write_whole
+from esper.leyline.errors import EsperError
 from esper.leyline.protocols import EngineListener
-from esper.leyline.sealed import has_seal, is_sealed, parse_json, seal, without_seal
 from esper.leyline.statistics import interquartile_estimate
 from esper.scripts.compare_config import Compare
 from esper.scripts.comparison import Comparison, ComparisonSettings, PolicyResult, judge
 from esper.scripts.policies import Contender, Identity, make_contender
 from esper.scripts.policy_words import read_policies
 from esper.scripts.records import json_bytes
+from esper.storage.atomic import require_not_folders, require_writable, write_atomic
+from esper.storage.sealed_json import read_document, seal
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.machine import describe
@@ -252,7 +252,7 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
     (folder / POLICIES).mkdir(exist_ok=True)
     wanted = to_json(settings)
     if path.exists():
-        different = next(_differences(_read_json(path), wanted, ""), None)
+        different = next(_differences(read_document(path), wanted, ""), None)
         if different is not None:
             raise EsperError(
                 f"{folder} holds a comparison with other settings: {different}; set it back or "
@@ -260,7 +260,7 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
             )
         return
     try:
-        write_whole(path, json_bytes(wanted))
+        write_atomic(path, json_bytes(wanted))
     except OSError as error:
         raise unwritable(folder, error) from error
 
@@ -287,7 +287,7 @@ def keep(folder: Path, kept: Kept) -> None:
     content = to_json(kept)
     assert isinstance(content, dict)  # records are
     try:
-        write_whole(place_of(folder, kept.identity), json_bytes(seal(content)))
+        write_atomic(place_of(folder, kept.identity), json_bytes(seal(content)))
     except OSError as error:
         raise unwritable(folder, error) from error
 
@@ -303,23 +303,10 @@ def unwritable(folder: Path, error: OSError) -> EsperError:
 def read_kept(path: Path, identity: Identity) -> Kept:
     """A result that was kept, of this very policy."""
     try:
-        content = _read_json(path)
-        if isinstance(content, dict) and has_seal(content):
-            if not is_sealed(content):
-                raise EsperError(f"{path} is damaged, its checksum is wrong")
-            content = without_seal(content)
+        content = read_document(path)
         kept = read_record(Kept, content, str(path))
     except EsperError as error:
         raise EsperError(f"{error}; remove that file to compute it again") from None
     if kept.identity != identity:
         raise EsperError(f"{path} belongs to another policy; remove that file to compute it again")
     return kept
-
-
-def _read_json(path: Path) -> Json:
-    try:
-        return parse_json(path.read_bytes())
-    except OSError as error:
-        raise EsperError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({reason_of(error)})") from None

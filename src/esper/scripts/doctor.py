@@ -149,7 +149,7 @@ def executor_lines(config: Doctor) -> list[str]:
 
 def kernel_line(engine: VectorizedEngine) -> str:
     """Whose kernels compute members here, and why."""
-    from esper.kasmina.devices import can_build_kernels
+    from esper.device.triton_support import can_build_kernels
 
     choice = engine.env.model.choice
     if engine.device.type != "cuda":
@@ -165,7 +165,7 @@ def kernel_line(engine: VectorizedEngine) -> str:
 
 def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
     """What it took to build those that were used so far, where ours run."""
-    from esper.kasmina.devices import can_build_kernels
+    from esper.device.triton_support import can_build_kernels
 
     ours = engine.device.type == "cuda" and can_build_kernels()
     return [f"kernels built: {builds.line()}"] if ours else []

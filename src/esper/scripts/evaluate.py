@@ -64,9 +64,9 @@ def evaluate(words: Sequence[str]) -> None:
     """Read, check, judge, report. Heavy libraries are imported late, so that --help is quick."""
     config, training = read_evaluate(words)
     spec = training.check()
-    from esper.leyline.files import require_not_folders, require_writable
     from esper.scripts.judging import judge
-    from esper.simic.training.checkpoints import find_checkpoint
+    from esper.simic.training.runs.checkpoints import find_checkpoint
+    from esper.storage.atomic import require_not_folders, require_writable
     from esper.tolaria.machine import ask_for_exact_sums
     from esper.tolaria.runtime import parse_device
 
@@ -104,17 +104,17 @@ def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
 
 def _data_of(path: Path) -> Path | None:
     """Where a run was told that data sets lie; `path`: its folder, or one of its checkpoints."""
-    from esper.simic.training.run_folder import RUN, read_surroundings
+    from esper.simic.training.runs.folder import RUN, read_session_settings
 
     for folder in (path, path.absolute().parent.parent):
         if (folder / RUN).is_file():
-            return read_surroundings(folder).data_place
+            return read_session_settings(folder).data_place
     return None
 
 
 def trained_with(path: Path) -> TrainingConfig:
     """What the controller in a folder was trained with; torch is not needed to know."""
-    from esper.simic.training.run_folder import read_checkpoint_config, read_config
+    from esper.simic.training.runs.folder import read_checkpoint_config, read_config
 
     checkpoint = checkpoint_in(path)
     return read_config(path) if checkpoint is None else read_checkpoint_config(checkpoint)
@@ -122,11 +122,11 @@ def trained_with(path: Path) -> TrainingConfig:
 
 def grown_by(path: Path) -> tuple[str, ...]:
     """Blueprints of the task that the controller in a folder was trained on, as it was then."""
-    from esper.simic.training.checkpoint_files import STATE
-    from esper.simic.training.run_folder import read_json
+    from esper.simic.training.runs.checkpoint_store import STATE
+    from esper.storage.sealed_json import read_document
 
     checkpoint = checkpoint_in(path)
-    state = None if checkpoint is None else read_json(checkpoint / STATE)
+    state = None if checkpoint is None else read_document(checkpoint / STATE)
     task = state.get("task") if isinstance(state, dict) else None
     blueprints = task.get("blueprints") if isinstance(task, dict) else None
     return tuple(map(str, blueprints)) if isinstance(blueprints, list) else ()
@@ -134,8 +134,8 @@ def grown_by(path: Path) -> tuple[str, ...]:
 
 def checkpoint_in(path: Path) -> Path | None:
     """The checkpoint that a folder is, or the best one of a run; None: the run has none yet."""
-    from esper.simic.training.checkpoint_files import MANIFEST, CheckpointStore
-    from esper.simic.training.run_folder import checkpoints_of, require_run
+    from esper.simic.training.runs.checkpoint_store import MANIFEST, CheckpointStore
+    from esper.simic.training.runs.folder import checkpoints_of, require_run
 
     if (path / MANIFEST).is_file():
         return path

@@ -30,8 +30,8 @@ from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_report import console_for_report
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.resume import Start, check_task, find_start
-from esper.simic.training.run_folder import read_config
+from esper.simic.training.runs.folder import read_config
+from esper.simic.training.runs.resume import Start, check_task, find_start
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tasks.spec import TaskData, TaskSpec

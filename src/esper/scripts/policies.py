@@ -21,11 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from esper.kasmina.files import MANIFEST
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
-from esper.leyline.sealed import parse_json
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
 from esper.scripts.compare_config import Compare
@@ -34,8 +32,6 @@ from esper.scripts.train_config import Train
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
-from esper.simic.training.checkpoint_files import MANIFEST as CHECKPOINT
-from esper.simic.training.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.config import (
     PRESETS,
     FrozenHeads,
@@ -43,7 +39,11 @@ from esper.simic.training.config import (
     TrainingConfig,
     preset,
 )
-from esper.simic.training.run_folder import RUN
+from esper.simic.training.runs.checkpoint_store import MANIFEST as CHECKPOINT
+from esper.simic.training.runs.checkpoints import AGENT, find_checkpoint
+from esper.simic.training.runs.folder import RUN
+from esper.storage.saves import MANIFEST
+from esper.storage.sealed_json import parse_json
 from esper.tamiyo.baselines import StaticTopology
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tasks.spec import TaskSpec

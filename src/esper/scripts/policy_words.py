@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_name
-from esper.leyline.files import printable
+from esper.storage.atomic import printable
 
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
 WORDS: Final[tuple[Kind, ...]] = (

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from esper.leyline.files import write_whole
 from esper.scripts.records import json_bytes
+from esper.storage.atomic import write_atomic
 
 ReportFile = tuple[Path, Callable[[Path], None]]
 """A file, and what writes it."""
@@ -18,7 +18,7 @@ ReportFile = tuple[Path, Callable[[Path], None]]
 
 def json_file(path: Path, record: object) -> ReportFile:
     """A record as strict JSON."""
-    return path, lambda place: write_whole(place, json_bytes(record))
+    return path, lambda place: write_atomic(place, json_bytes(record))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from esper.scripts.command import enter
 
 if TYPE_CHECKING:
-    from esper.simic.training.run_list import ListedRun
+    from esper.simic.training.runs.listing import ListedRun
 
 RUNS: Final = Path("runs")
 PLAIN_WIDTH: Final = 140
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show_runs(config: ListRuns) -> None:
     """Print the list. Libraries are imported here, so that --help is quick."""
-    from esper.simic.training.run_list import list_runs
+    from esper.simic.training.runs.listing import list_runs
 
     before_any_run = config.runs == RUNS and not RUNS.exists()
     found = [] if before_any_run else list_runs(config.runs)

@@ -75,11 +75,11 @@ def train_learner(flags: Sequence[str]) -> None:
         from esper.scripts.plan import plan_learner
 
         return plan_learner(config, spec)
-    from esper.leyline.files import require_not_folders
     from esper.scripts.train_learner import learn
     from esper.scripts.train_learner_report import report_learner, report_places
-    from esper.simic.training.interrupts import Interrupted
-    from esper.simic.training.run_folder import report_of
+    from esper.simic.training.runs.folder import report_of
+    from esper.simic.training.runs.interrupts import Interrupted
+    from esper.storage.atomic import require_not_folders
 
     if config.resume is not None:
         require_not_folders(report_places(report_of(config.resume)))
@@ -103,9 +103,9 @@ def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:
         from esper.scripts.plan import plan_unlearned
 
         return plan_unlearned(config, spec)
-    from esper.leyline.files import require_not_folders, require_writable
     from esper.scripts.train_report import place_of_report, report_train
     from esper.scripts.train_run import run
+    from esper.storage.atomic import require_not_folders, require_writable
 
     places = place_of_report(config, spec.name)
     require_not_folders(places)

@@ -19,7 +19,7 @@ from esper.scripts.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
-from esper.simic.training.run_folder import LevelWord
+from esper.simic.training.runs.folder import LevelWord
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol

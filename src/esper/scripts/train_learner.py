@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from esper.leyline.files import require_writable
 from esper.scripts.judging import LEARNED, Judged, judge
 from esper.scripts.train_learner_config import TrainPPO
 from esper.scripts.train_run import telemetry_of
-from esper.simic.training.checkpoints import tally_of
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.history import RoundRecord
-from esper.simic.training.resume import Resumed, announce, resume_trainer
-from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.runs.checkpoints import tally_of
+from esper.simic.training.runs.folder import RunFolder
+from esper.simic.training.runs.resume import Resumed, announce, resume_trainer
 from esper.simic.training.vectorized import make_trainer
+from esper.storage.atomic import require_writable
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.memory_need import require_memory
 from esper.tolaria.runtime import parse_device
@@ -68,15 +68,13 @@ def _opened(
             resumed = resume_trainer(folder, config.training, spec=spec, data=data)
             for line in (*resumed.notes, *resumed.changed, resumed.line):
                 print(line, file=sys.stderr, flush=True)
-            folder.note_surroundings(config.surroundings)
+            folder.note_session_settings(config.session)
             yield folder, resumed
         return
     trainer = make_trainer(
         config.training, spec=spec, data=data
     )  # what it refuses leaves no folder
-    with RunFolder.create(
-        config.runs, config.run_name, config.training, config.surroundings
-    ) as folder:
+    with RunFolder.create(config.runs, config.run_name, config.training, config.session) as folder:
         if not config.recording.quiet:
             print(f"run folder: {folder.path}", flush=True)
         yield folder, Resumed(trainer, None, (), ())

@@ -14,17 +14,17 @@ from esper.scripts.flags import fill_in, peek, peek_count, require_counts
 from esper.scripts.train_config import Recording
 from esper.scripts.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
-from esper.simic.training.checkpoint_files import KEEP
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import overlay, read_entries, resolve
-from esper.simic.training.run_folder import (
-    Surroundings,
+from esper.simic.training.runs.checkpoint_store import KEEP
+from esper.simic.training.runs.folder import (
+    SessionSettings,
     read_config,
-    read_keeping,
-    read_surroundings,
+    read_retention,
+    read_session_settings,
     require_run,
 )
-from esper.simic.training.run_list import newest_run
+from esper.simic.training.runs.listing import newest_run
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
@@ -87,9 +87,9 @@ class TrainPPO:
         return self.evaluation_envs
 
     @property
-    def surroundings(self) -> Surroundings:
+    def session(self) -> SessionSettings:
         """What a run that goes on is to have as this one has it, wherever it goes on from."""
-        return Surroundings(
+        return SessionSettings(
             evaluation_envs=self.evaluation_envs,
             data_dir=_absolute(self.data_dir),
             telemetry=self.recording.telemetry,
@@ -121,15 +121,15 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
 
 def _as_before(folder: Path, training: TrainingConfig) -> TrainPPO:
     """The command that goes on with a run as its last session left it."""
-    kept, around = read_keeping(folder), read_surroundings(folder)
-    events = around.telemetry_dir
+    retention, session = read_retention(folder), read_session_settings(folder)
+    events = session.telemetry_dir
     return TrainPPO(
         training=training,
-        evaluation_envs=around.evaluation_envs,
-        checkpoint_every=kept.every,
-        keep=kept.keep,
-        data_dir=around.data_place,
-        recording=Recording(around.telemetry, Path(events) if events else None),
+        evaluation_envs=session.evaluation_envs,
+        checkpoint_every=retention.every,
+        keep=retention.keep,
+        data_dir=session.data_place,
+        recording=Recording(session.telemetry, Path(events) if events else None),
     )
 
 

@@ -17,12 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.device.graphs import GraphCache
 from esper.kasmina.population import Population
 from esper.kasmina.rows import RowPlan, RowTable
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import TrainBatch
 from esper.leyline.errors import EsperError
-from esper.tolaria.graphs import GraphCache
 
 Merit = Callable[[Tensor, Tensor], Tensor]
 """(logits `[R, B, ..., K]`, targets `[R, B, ...]`) -> what each sample counts for `[R, B]`; its

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.kasmina.devices import takes_kernels
-from esper.kasmina.rng import random_bits
+from esper.device.rng import random_bits
+from esper.device.triton_support import takes_kernels
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
 

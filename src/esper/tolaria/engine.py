@@ -20,6 +20,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from esper.device.graphs import GraphCache, GraphReport
+from esper.device.transfer import fetch
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import LifecycleOp
@@ -41,7 +43,6 @@ from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
 from esper.tolaria.episode import EpisodeBook
 from esper.tolaria.governor import sound_members
-from esper.tolaria.graphs import GraphCache, GraphReport
 from esper.tolaria.memory_need import require_memory
 from esper.tolaria.observation import Measured, Observer, Standing
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
@@ -61,7 +62,6 @@ from esper.tolaria.setup import (
     train_batches,
 )
 from esper.tolaria.slot_events import SlotWatch
-from esper.tolaria.transfer import fetch
 from esper.tolaria.validation import (
     RowMeasurements,
     Validator,

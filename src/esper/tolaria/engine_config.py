@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from esper.device.graphs import GraphMode
 from esper.kasmina.executors.choice import ExecutorName
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError, unknown_name
@@ -14,7 +15,6 @@ from esper.tamiyo.signals import SignalConfig
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
 from esper.tolaria.data import DataPlacement
 from esper.tolaria.governor import GovernorConfig
-from esper.tolaria.graphs import GraphMode
 from esper.tolaria.runtime import Precision, Profile
 
 KernelMode = Literal["auto", "own", "torch"]

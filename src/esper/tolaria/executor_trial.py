@@ -15,12 +15,12 @@ from typing import Final
 
 import torch
 
+from esper.device.graphs import Recorder
 from esper.kasmina.executors.base import Executor, KernelName
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.population import Population
-from esper.tolaria.graphs import Recorder
 
 WHOSE: Final[dict[KernelName, str]] = {
     "own": "vmap with our kernels",

@@ -12,8 +12,8 @@ from typing import Final, Literal
 import torch
 from torch.utils import deterministic
 
-from esper.kasmina.devices import parse_device as parse_device
-from esper.kasmina.devices import validate_cuda_device as validate_cuda_device
+from esper.device.selection import parse_device as parse_device
+from esper.device.selection import validate_cuda_device as validate_cuda_device
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import is_out_of_memory
 

@@ -14,7 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import takes_kernels
+from esper.device.graphs import CudaRecorder, GraphCache, GraphMode, why_no_graphs
+from esper.device.triton_support import takes_kernels
 from esper.kasmina.executors.base import KernelName
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.fused import input_buffer
@@ -24,7 +25,6 @@ from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_state import ParallelEnvState
 from esper.tolaria.executor_trial import measure_executors
-from esper.tolaria.graphs import CudaRecorder, GraphCache, GraphMode, why_no_graphs
 from esper.tolaria.runtime import NUMBER_TYPES, Precision, autocast
 
 Buffers = tuple[Tensor, Tensor]

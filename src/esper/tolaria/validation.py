@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import upload
+from esper.device.graphs import GraphCache
+from esper.device.upload import upload
 from esper.kasmina.population import Population
 from esper.kasmina.rows import PlanRoom, RowPlan, RowTable
 from esper.leyline.arrays import Doubles
@@ -33,7 +34,6 @@ from esper.tolaria.batch_ops import (
     process_val_batch,
     right_or_wrong,
 )
-from esper.tolaria.graphs import GraphCache
 
 
 class ValidationPart:

@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from esper.kasmina.devices import can_build_kernels
+from esper.device.triton_support import can_build_kernels
 from esper.kasmina.kernels.build_times import (
     KernelBuilds,
     compile_seconds,

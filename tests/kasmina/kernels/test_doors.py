@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import support
+from esper.device.triton_support import can_build_kernels, takes_kernels
 from esper.kasmina import Population, fused
 from esper.kasmina.counting import count_macs
-from esper.kasmina.devices import can_build_kernels, takes_kernels
 from esper.kasmina.pooling import max_pool2d
 from esper.kasmina.store import ParameterStore
 from esper.tolaria import SharedBatchIterator

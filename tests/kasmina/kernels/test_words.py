@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina import rng
+from esper.device import rng
 from kernel_support import DEVICE, choose_kernels, require_kernels
 
 require_kernels()
@@ -15,8 +15,8 @@ require_kernels()
 @pytest.mark.parametrize(("rows", "count"), [(1, 1), (3, 1000), (5, 4097), (2, 0)])
 def test_words_are_those_of_torch(rows, count, monkeypatch):
     keys = torch.from_numpy(np.random.default_rng(rows).integers(-(2**63), 2**63, rows)).to(DEVICE)
-    choose_kernels(monkeypatch, "esper.kasmina.rng", ours=False)
+    choose_kernels(monkeypatch, "esper.device.rng", ours=False)
     expected = rng.words(keys, count)
-    choose_kernels(monkeypatch, "esper.kasmina.rng", ours=True)
+    choose_kernels(monkeypatch, "esper.device.rng", ours=True)
     assert torch.equal(rng.words(keys, count), expected)
     assert torch.equal(rng.words(keys[:1], count), expected[:1])

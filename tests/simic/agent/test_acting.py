@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.device.graphs import GraphCache
 from esper.leyline import LifecycleOp
 from esper.simic.agent import PPOAgent
 from esper.simic.agent.acting import ReplayedSteps
@@ -23,7 +24,6 @@ from esper.simic.agent.agent import Act
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
-from esper.tolaria.graphs import GraphCache
 from ppo_support import OPS, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
 
 E, T = 5, 8

@@ -18,19 +18,19 @@ from hypothesis import strategies as st
 
 from esper.leyline import EsperError, TelemetryConfig, TelemetryLevel
 from esper.leyline.payloads import CheckpointReason
-from esper.leyline.sealed import seal
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.agent import PPOAgent
 from esper.simic.telemetry.listener import RunTally, TelemetryListener
-from esper.simic.training import checkpoint_files
-from esper.simic.training.checkpoint_files import (
+from esper.simic.training.folder_run import train_in_folder
+from esper.simic.training.history import RoundRecord
+from esper.simic.training.runs.checkpoint_store import (
     CheckpointStore,
     Summary,
-    read_manifest,
+    read_summary,
     verify,
 )
-from esper.simic.training.checkpoints import (
+from esper.simic.training.runs.checkpoints import (
     CheckpointHook,
     HistoryLines,
     best_round,
@@ -41,9 +41,9 @@ from esper.simic.training.checkpoints import (
     tally_of,
     whole_rounds,
 )
-from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.history import RoundRecord
-from esper.simic.training.run_folder import RunFolder
+from esper.simic.training.runs.folder import RunFolder
+from esper.storage import atomic, manifest
+from esper.storage.sealed_json import seal
 from loop_support import same_agents, tiny_config, untimed
 from resume_support import DEADLY, die_at
 from run_driver import small_run, small_trainer
@@ -55,8 +55,8 @@ def put(store: CheckpointStore, number: int, score: float = 0.0) -> Path:
 
     def fill(folder: Path) -> None:
         (folder / "agent").mkdir()
-        checkpoint_files.write_whole(folder / "agent" / "tensors", bytes(range(100)))
-        checkpoint_files.write_whole(folder / "state.json", str(number).encode())
+        atomic.write_atomic(folder / "agent" / "tensors", bytes(range(100)))
+        atomic.write_atomic(folder / "state.json", str(number).encode())
 
     return store.write(Summary(number, 99, score, number, score), fill)
 
@@ -177,7 +177,7 @@ def test_a_write_that_fails_is_one_line_and_leaves_the_others(tmp_path, monkeypa
     put(store, 1)
     put(store, 2)
     before = {p: p.read_bytes() for p in store.path.rglob("*") if p.is_file()}
-    real, calls = checkpoint_files.write_whole, []
+    real, calls = atomic.write_atomic, []
 
     def failing(path, content):
         calls.append(path)
@@ -185,7 +185,8 @@ def test_a_write_that_fails_is_one_line_and_leaves_the_others(tmp_path, monkeypa
             raise OSError(code, os.strerror(code))
         real(path, content)
 
-    monkeypatch.setattr(checkpoint_files, "write_whole", failing)
+    for module in (atomic, manifest):
+        monkeypatch.setattr(module, "write_atomic", failing)
     line = refused(lambda: put(store, 3))
     assert "cannot save round 3" in line
     assert os.strerror(code) in line
@@ -196,14 +197,14 @@ def test_a_write_that_fails_is_one_line_and_leaves_the_others(tmp_path, monkeypa
 
 
 def test_the_agent_that_cannot_be_written_is_told_in_the_same_words(tmp_path, monkeypatch):
-    from esper.kasmina import files
+    from esper.storage import saves as files
 
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     trainer = small_trainer(small_run(1))
     trainer.run()
-    monkeypatch.setattr(files, "write_whole", full)
+    monkeypatch.setattr(files, "write_atomic", full)
     store = CheckpointStore(tmp_path / "checkpoints")
     line = refused(lambda: save(trainer, small_run(1), store))
     assert f"cannot save round 1 to {store.path}: No space left on device; free some space" in line
@@ -485,7 +486,7 @@ def test_a_checkpoint_or_the_best_of_a_run_can_be_asked_for(real, tmp_path):
 def test_a_manifest_is_read_without_its_files(spoilt):
     path = spoilt.paths()[-1]
     shutil.rmtree(path / "agent")
-    assert read_manifest(path).summary.round == 3
+    assert read_summary(path).round == 3
     with pytest.raises(EsperError):
         verify(path)
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.stopping import STOP_SIGNALS
-from esper.simic.training.checkpoint_files import CheckpointStore
-from esper.simic.training.checkpoints import Checkpoint, read_checkpoint
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.interrupts import Interrupted, Interrupts
-from esper.simic.training.resume import resume_trainer
-from esper.simic.training.run_folder import RunFolder, SessionEnd, read_info
-from esper.simic.training.run_list import RunState, list_runs
+from esper.simic.training.runs.checkpoint_store import CheckpointStore
+from esper.simic.training.runs.checkpoints import Checkpoint, read_checkpoint
+from esper.simic.training.runs.folder import RunFolder, SessionEnd, read_info
+from esper.simic.training.runs.interrupts import Interrupted, Interrupts
+from esper.simic.training.runs.listing import RunState, list_runs
+from esper.simic.training.runs.resume import resume_trainer
 from loop_support import same_agents, tiny_task, untimed
 from run_driver import EPISODE, small_run, small_trainer
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from esper.leyline.codec import default_of, read_record, to_json
 from esper.scripts.evaluate import trained_with
-from esper.simic.training.checkpoint_files import CheckpointStore
-from esper.simic.training.checkpoints import read_checkpoint, task_facts, with_later_facts
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
-from esper.simic.training.run_folder import Keeping, read_config, read_info, read_keeping
-from esper.simic.training.run_list import list_runs
+from esper.simic.training.runs.checkpoint_store import CheckpointStore
+from esper.simic.training.runs.checkpoints import read_checkpoint, task_facts, with_later_facts
+from esper.simic.training.runs.folder import Retention, read_config, read_info, read_retention
+from esper.simic.training.runs.listing import list_runs
 from resume_support import SPEC, edit, edit_checkpoint, gone_on, newest, same_runs
 from run_driver import small_run
 from support import refused
@@ -82,8 +82,8 @@ def test_an_older_run_is_listed_and_can_be_judged(copied):
 
 
 def test_an_older_way_of_keeping_is_read(copied):
-    (copied / "keeping.json").write_text('{"keep": 7}')
-    assert read_keeping(copied) == Keeping(every=1, keep=7)
+    (copied / "retention.json").write_text('{"keep": 7}')
+    assert read_retention(copied) == Retention(every=1, keep=7)
 
 
 def optional(config: object, prefix: str = "") -> list[str]:

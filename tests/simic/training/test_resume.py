@@ -15,23 +15,23 @@ from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
 from esper.scripts.train_learner_config import read_train_ppo
 from esper.simic.telemetry.listener import TelemetryListener
-from esper.simic.training import resume
-from esper.simic.training.checkpoint_files import KEEP, CheckpointStore, verify
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
-from esper.simic.training.resume import (
-    MAY_CHANGE,
-    announce,
-    check_changes,
-    resume_trainer,
-)
-from esper.simic.training.run_folder import (
-    Keeping,
+from esper.simic.training.runs import resume
+from esper.simic.training.runs.checkpoint_store import KEEP, CheckpointStore, verify
+from esper.simic.training.runs.folder import (
+    Retention,
     RunFolder,
     SessionEnd,
     read_config,
     read_info,
-    read_keeping,
+    read_retention,
+)
+from esper.simic.training.runs.resume import (
+    MAY_CHANGE,
+    announce,
+    check_changes,
+    resume_trainer,
 )
 from esper.simic.training.schedules import Schedule
 from esper.simic.training.vectorized import make_trainer
@@ -137,8 +137,8 @@ def test_a_run_that_goes_on_keeps_as_many_checkpoints_as_before(tmp_path):
 
 
 def test_a_run_kept_as_usual_says_nothing_about_it(two):
-    assert not (two / "keeping.json").exists()
-    assert read_keeping(two) == Keeping(every=1, keep=KEEP)
+    assert not (two / "retention.json").exists()
+    assert read_retention(two) == Retention(every=1, keep=KEEP)
 
 
 def test_from_a_damaged_checkpoint_it_falls_back_and_says_so(copied, four):

@@ -17,14 +17,15 @@ import pytest
 
 import esper
 from esper.leyline import EsperError
-from esper.leyline.sealed import seal
-from esper.simic.training import run_folder
 from esper.simic.training.config import PRESETS, TaskConfig, preset
-from esper.simic.training.folder_lock import FolderLock, is_locked
-from esper.simic.training.interrupts import Interrupted
-from esper.simic.training.run_folder import RunFolder, SessionEnd, read_config, read_info
-from esper.simic.training.run_list import RunState, list_runs, newest_run
+from esper.simic.training.runs import folder as run_folder
+from esper.simic.training.runs import provenance
+from esper.simic.training.runs.folder import RunFolder, SessionEnd, read_config, read_info
+from esper.simic.training.runs.interrupts import Interrupted
+from esper.simic.training.runs.listing import RunState, list_runs, newest_run
 from esper.simic.training.schedules import Schedule
+from esper.storage.folder_lock import FolderLock, is_locked
+from esper.storage.sealed_json import seal
 from loop_support import tiny_config
 from support import refused
 
@@ -66,7 +67,7 @@ def test_versions_and_revision_are_written_down(tmp_path):
     assert versions["numpy"] == numpy.__version__
     assert versions["esper"] == esper.__version__
     assert session.pid == os.getpid()
-    assert session.revision == run_folder.git_revision()
+    assert session.revision == provenance.git_revision()
 
 
 def test_the_revision_is_that_of_the_source(tmp_path, monkeypatch):
@@ -80,14 +81,14 @@ def test_the_revision_is_that_of_the_source(tmp_path, monkeypatch):
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     monkeypatch.setattr(esper, "__file__", str(package / "__init__.py"))
-    assert run_folder.git_revision() is None, "no repository"
+    assert provenance.git_revision() is None, "no repository"
     git("init", "-q")
-    assert run_folder.git_revision() is None, "a repository of something else"
+    assert provenance.git_revision() is None, "a repository of something else"
     git("add", ".")
     git("commit", "-qm", "first")
-    assert run_folder.git_revision() == git("rev-parse", "HEAD")
+    assert provenance.git_revision() == git("rev-parse", "HEAD")
     (package / "__init__.py").write_text("x = 1")
-    assert run_folder.git_revision() == git("rev-parse", "HEAD") + "-dirty"
+    assert provenance.git_revision() == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_two_runs_of_one_second_have_two_folders(tmp_path, monkeypatch):
@@ -137,7 +138,7 @@ def test_a_disk_that_is_full_leaves_no_half_folder(tmp_path, monkeypatch, call):
             raise OSError(errno.ENOSPC, "No space left on device")
         path.write_bytes(content)
 
-    monkeypatch.setattr(run_folder, "write_whole", full)
+    monkeypatch.setattr(run_folder, "write_atomic", full)
     assert "free some space" in refused(lambda: made(tmp_path / "runs"))
     assert os.listdir(tmp_path / "runs") == []
 
@@ -267,7 +268,7 @@ BROKEN = {
     "not json": ("run.json", "not JSON"),
     "another schema": ("run.json", "update esper"),
     "a field of the future": ("config.json", "unknown field 'roundz'"),
-    "no config": ("config.json", "is missing, and no whole checkpoint says what it said"),
+    "no config": ("config.json", "is missing, and no whole checkpoint has the settings"),
 }
 
 
@@ -327,6 +328,6 @@ def test_the_newest_run_can_be_asked_for(tmp_path, monkeypatch):
 
 
 def test_runs_are_listed_without_torch():
-    code = "import sys, esper.simic.training.run_list; print('torch' in sys.modules)"
+    code = "import sys, esper.simic.training.runs.listing; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

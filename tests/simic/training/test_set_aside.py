@@ -19,20 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline import EsperError
-from esper.leyline.sealed import seal
-from esper.simic.training import checkpoint_files
-from esper.simic.training.checkpoint_files import (
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.runs.checkpoint_store import (
     MANIFEST,
     SCHEMA,
     CheckpointStore,
     Summary,
     verify,
 )
-from esper.simic.training.checkpoints import find_checkpoint
-from esper.simic.training.config import TrainingConfig
-from esper.simic.training.run_folder import RunFolder, read_info
-from esper.simic.training.run_list import list_runs
+from esper.simic.training.runs.checkpoints import find_checkpoint
+from esper.simic.training.runs.folder import RunFolder, read_info
+from esper.simic.training.runs.listing import list_runs
 from esper.simic.training.schedules import Schedule
+from esper.storage import manifest
+from esper.storage.atomic import write_atomic
+from esper.storage.sealed_json import seal
 from resume_support import DEADLY, die_at, gone_on, newest
 from run_driver import small_run
 from support import refused
@@ -69,9 +70,9 @@ class BadDisk:
 
     def __init__(self, *bad: Path) -> None:
         self._bad = {path.stat().st_ino for path in bad}
-        self._read = checkpoint_files._read
+        self._read = manifest.read_bytes
 
-    def __call__(self, path: Path) -> bytes:
+    def __call__(self, path: Path, advice: str = "") -> bytes:
         if path.parent.stat().st_ino in self._bad:
             raise EsperError(f"cannot read {path}: {os.strerror(errno.EIO)}")
         return self._read(path)
@@ -107,7 +108,7 @@ def test_readable_again_it_does_not_take_the_run_back(run, monkeypatch):
     before = {number: content(of(run, number)) for number in (3, 4)}
     first = rates(run)[0]
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "_read", BadDisk(of(run, 3), of(run, 4)))
+        patch.setattr(manifest, "read_bytes", BadDisk(of(run, 3), of(run, 4)))
         with pytest.raises(RuntimeError, match="power cut"):
             gone_on(run, other_rate(), hooks=[stop_after(3)])
     assert newest(run).path == of(run, 3)
@@ -124,7 +125,7 @@ def test_readable_again_it_does_not_take_the_run_back(run, monkeypatch):
 def test_readable_again_before_a_round_was_done_it_does_not_take_the_run_back(run, monkeypatch):
     """From the session on that went on without it, whatever became of that."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "_read", BadDisk(of(run, 4)))
+        patch.setattr(manifest, "read_bytes", BadDisk(of(run, 4)))
         resumed = gone_on(run, other_rate(), run=False)
     assert resumed.checkpoint == of(run, 3)
     told, kept = resumed.notes
@@ -146,7 +147,7 @@ def test_a_file_that_is_mended_where_it_lies_changes_nothing(run, name):
 
 def test_a_run_that_only_was_looked_at_stays_as_it_is(run, monkeypatch):
     """Until it goes on nothing is decided: a checkpoint that is readable again is the newest."""
-    monkeypatch.setattr(checkpoint_files, "_read", BadDisk(of(run, 4)))
+    monkeypatch.setattr(manifest, "read_bytes", BadDisk(of(run, 4)))
     (listed,) = list_runs(run.parent)
     assert listed.summary.round == 3
     find_checkpoint(run)
@@ -189,8 +190,8 @@ def put(store: CheckpointStore, number: int, token: str) -> Path:
     """A checkpoint of a file to be spoilt, and of one that says which it is."""
 
     def fill(folder: Path) -> None:
-        checkpoint_files.write_whole(folder / "token", token.encode())
-        checkpoint_files.write_whole(folder / "state.json", f"of {token}".encode())
+        write_atomic(folder / "token", token.encode())
+        write_atomic(folder / "state.json", f"of {token}".encode())
 
     return store.write(Summary(number, 99, 0.0, number, 0.0), fill)
 

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import send, upload
+from esper.device.rng import forked_rng
+from esper.device.upload import send, upload
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.random_layers import RowStreams, drawing
-from esper.kasmina.rng import forked_rng
 from esper.kasmina.rows import make_plan, whole_rows
 from esper.leyline.errors import EsperError
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from esper.kasmina.devices import can_build_kernels
+from esper.device.triton_support import can_build_kernels
 
 Listener = Callable[..., object]
 

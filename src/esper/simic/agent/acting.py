@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.packing import PackedArrays
+from esper.device.graphs import GraphCache
+from esper.device.packing import PackedArrays
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Floats
 from esper.leyline.masks import ActionMasks
@@ -26,7 +27,6 @@ from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, TOLD, tell
 from esper.tamiyo.heads import Chooser
 from esper.tamiyo.inputs import NamedArrays, Observation, PolicyInputs
 from esper.tamiyo.network import PolicyNetwork, PolicyState
-from esper.tolaria.graphs import GraphCache
 
 EPSILON, UNIFORM = "epsilon", "uniform_A"
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.device.graphs import CudaRecorder, GraphCache
 from esper.leyline.actions import ActionHead, ActionSpec
 from esper.leyline.arrays import Bools, Floats, Ints
 from esper.leyline.errors import EsperError
@@ -40,7 +41,6 @@ from esper.tamiyo.inputs import Observation
 from esper.tamiyo.masks import forced_members
 from esper.tamiyo.network import PolicyNetwork, PolicyState
 from esper.tamiyo.network_config import PolicySpec
-from esper.tolaria.graphs import CudaRecorder, GraphCache
 
 PathLike = str | os.PathLike[str]
 

@@ -14,11 +14,11 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from esper.kasmina.files import PathLike, Saved, read_save, write_save
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.simic.agent.config import PPOConfig
 from esper.simic.control.normalizers import Arrays, ObservationNormalizer, RewardNormalizer
+from esper.storage.saves import PathLike, Saved, read_save, write_save
 from esper.tamiyo.network import PolicyNetwork
 from esper.tamiyo.network_config import PolicySpec
 

@@ -26,9 +26,9 @@ from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hi
 from esper.leyline.codec import Json, from_json
 from esper.leyline.errors import EsperError, UnknownNameError, reason_of, shown
 from esper.leyline.limits import LARGEST_COUNT
-from esper.leyline.sealed import has_seal, is_sealed, parse_json, require_shallow, without_seal
 from esper.simic.training.config import PRESETS, TaskConfig, TrainingConfig, preset
 from esper.simic.training.schedules import Schedule
+from esper.storage.sealed_json import parse_json, require_shallow, unseal
 
 Entries = Mapping[str, Any]
 C = TypeVar("C")
@@ -60,15 +60,7 @@ def read_entries(path: Path) -> Entries:
 
 def _parse_json(raw: bytes) -> Json:
     """What the text says; a run's config.json carries a checksum."""
-    document = parse_json(raw)
-    if not isinstance(document, dict) or not has_seal(document):
-        return document
-    if not is_sealed(document):
-        raise EsperError(
-            "does not match its checksum, it was damaged or edited: if you edited it, remove its "
-            '"checksum" line'
-        )
-    return without_seal(document)
+    return unseal(parse_json(raw))
 
 
 def _parse_toml(raw: bytes) -> dict[str, Any]:

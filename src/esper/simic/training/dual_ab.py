@@ -25,8 +25,8 @@ from esper.leyline.streams import stream_seed
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.training.baseline import SEED_BITS
-from esper.simic.training.checkpoints import whole_rounds
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.runs.checkpoints import whole_rounds
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tasks.spec import TaskData, TaskSpec

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointReason
 from esper.simic.telemetry.listener import ListenerGroup
-from esper.simic.training.checkpoint_files import CheckpointStore
-from esper.simic.training.checkpoints import CheckpointHook
-from esper.simic.training.interrupts import Interrupted, Interrupts
-from esper.simic.training.run_folder import Keeping, SessionEnd, one_line, read_keeping
+from esper.simic.training.runs.checkpoint_store import CheckpointStore
+from esper.simic.training.runs.checkpoints import CheckpointHook
+from esper.simic.training.runs.folder import Retention, SessionEnd, one_line, read_retention
+from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 
 if TYPE_CHECKING:
     from esper.simic.training.history import RoundRecord
-    from esper.simic.training.run_folder import RunFolder
+    from esper.simic.training.runs.folder import RunFolder
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
 
@@ -39,13 +39,13 @@ def train_in_folder(
     to stop raises `Interrupted` once it is saved. Where saving fails, the run ends with that error:
     going on would be training that nobody keeps.
     """
-    before = read_keeping(folder.path)
-    keeping = Keeping(
+    before = read_retention(folder.path)
+    retention = Retention(
         before.every if every is None else every, before.keep if keep is None else keep
     )
-    store = CheckpointStore(folder.checkpoints, keeping.keep)
-    hook = CheckpointHook(store, folder.config, keeping.every)
-    folder.note_keeping(keeping)
+    store = CheckpointStore(folder.checkpoints, retention.keep)
+    hook = CheckpointHook(store, folder.config, retention.every)
+    folder.note_retention(retention)
     with Interrupts() as interrupts:
         hooks, listener = trainer.hooks, trainer.engine.listener
         trainer.hooks = (hook, *hooks, interrupts)

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.devices import takes_kernels, upload
+from esper.device.triton_support import takes_kernels
+from esper.device.upload import upload
 from esper.leyline.streams import GOLDEN, MIX_1, MIX_2, UInt64Array
 
 GOLDEN_32: Final = 0x9E3779B1
@@ -62,7 +63,7 @@ def words(keys_R: Tensor, count: int) -> Tensor:
     A quarter of the time of `random_bits`. The upper bits are the good ones.
     """
     if takes_kernels(keys_R):
-        from esper.kasmina.kernels.words import hashed
+        from esper.device.hash_kernel import hashed
 
         return hashed(keys_R, count, GOLDEN_32, MIX_32_1, MIX_32_2)
     low_R1, high_R1 = keys_R.view(torch.int32).view(-1, 2, 1).unbind(1)

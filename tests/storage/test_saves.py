@@ -14,9 +14,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from esper.kasmina import MorphogeneticModel, Population, files
+from esper.kasmina import MorphogeneticModel, Population
 from esper.leyline import EsperError
-from esper.leyline.sealed import checksum_of
+from esper.storage import saves
+from esper.storage.sealed_json import checksum_of
 from saving_cases import bits, found, in_fresh_process, names_in, small
 from support import tiny_host
 
@@ -93,7 +94,7 @@ def test_a_manifest_that_is_not_even_text(folder):
 @pytest.mark.parametrize("foreign", ["{}", "[]", "3", "null", '{"format": "other"}'])
 def test_foreign_json(folder, foreign):
     (folder / "manifest.json").write_text(foreign)
-    assert "is no manifest of Esper" in refused(folder)
+    assert "is no manifest of a save of Esper" in refused(folder)
 
 
 def test_a_changed_setting_breaks_the_checksum(folder):
@@ -109,9 +110,9 @@ def test_spaces_do_not_matter(folder):
 
 
 def test_a_newer_schema_says_update(folder):
-    rewrite(folder, schema=files.SCHEMA + 1)
+    rewrite(folder, schema=saves.SCHEMA + 1)
     line = refused(folder)
-    assert f"written by a newer Esper (schema {files.SCHEMA + 1}" in line
+    assert f"written by a newer Esper (schema {saves.SCHEMA + 1}" in line
     assert "update esper" in line
 
 

@@ -8,9 +8,9 @@ from enum import Enum
 from pathlib import Path
 
 from esper.leyline.errors import EsperError
-from esper.simic.training.checkpoint_files import CheckpointStore, Summary, read_manifest
-from esper.simic.training.folder_lock import is_locked
-from esper.simic.training.run_folder import (
+from esper.simic.training.runs.checkpoint_store import CheckpointStore, Summary, read_summary
+from esper.storage.folder_lock import is_locked
+from esper.simic.training.runs.folder import (
     RunInfo,
     SessionEnd,
     checkpoints_of,
@@ -109,7 +109,7 @@ def _newest_summary(paths: Sequence[Path]) -> tuple[Summary | None, str]:
     problem = ""
     for path in reversed(paths):
         try:
-            return read_manifest(path).summary, problem
+            return read_summary(path), problem
         except EsperError as error:
             problem = problem or str(error)
     return None, problem

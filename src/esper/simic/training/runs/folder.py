@@ -3,9 +3,9 @@
     runs/<task>__<name>__<seed>__<time>/
         run.json        what the run is, and each session that trained it: versions, how it ended
         config.json     everything it is set to
-        keeping.json    how often checkpoints are written, and how many stay; where not the usual
-        surroundings.json     where its data lie, what is recorded and where, on how many it is
-                              judged; where not the usual
+        retention.json  how often checkpoints are written and how many are kept, unless default
+        session.json    data folder, what is recorded and where, hosts it is judged on, unless
+                        default
         lock            held by the process that trains
         checkpoints/    what it goes on from
         events.jsonl, events/     telemetry, where it is recorded
@@ -24,30 +24,30 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from platform import python_version
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
-import esper
 from esper.leyline.codec import Json, read_record, to_json
-from esper.leyline.errors import EsperError, reason_of, shown
-from esper.leyline.files import sync_folder, write_advice, write_whole
-from esper.leyline.sealed import has_seal, is_sealed, parse_json, seal, without_seal
-from esper.simic.training.checkpoint_files import KEEP, STATE, CheckpointStore
+from esper.leyline.errors import EsperError, shown
+from esper.storage.atomic import sync_folder, write_advice, write_atomic
+from esper.storage.sealed_json import read_document, seal
+from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.folder_lock import FolderLock
+from esper.simic.training.runs.provenance import git_revision, versions
+from esper.storage.folder_lock import FolderLock
 from esper.tasks.outside import digest_of_task_file
 
 RUN: Final = "run.json"
 CONFIG: Final = "config.json"
-KEEPING: Final = "keeping.json"
-SURROUNDINGS: Final = "surroundings.json"
+RETENTION: Final = "retention.json"
+SESSION: Final = "session.json"
+_FORMER_NAMES: Final = {RETENTION: "keeping.json", SESSION: "surroundings.json"}
+"""Names of these files in older run folders; still read."""
 SCHEMA: Final = 2
 """Of `run.json` and the files beside it; grows with every change that old readers would not
 understand, and with a new field whose default is not what was done before."""
@@ -59,7 +59,6 @@ LONGEST_NAME: Final = 80
 """Characters of a run's name, and of its task's in the name of the folder, which has 255."""
 
 _Record = TypeVar("_Record")
-_PACKAGES: Final = ("torch", "numpy", "safetensors")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -119,7 +118,7 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class Retention:
     """How a run's checkpoints are kept; a run that goes on keeps them the same way."""
 
     every: int = 1
@@ -129,7 +128,7 @@ class Keeping:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class SessionSettings:
     """What is around a run and changes nothing about it; one that goes on has the same."""
 
     evaluation_envs: int | None = None
@@ -170,7 +169,7 @@ class RunFolder:
         root: Path,
         name: str,
         config: TrainingConfig,
-        surroundings: Surroundings | None = None,
+        session: SessionSettings | None = None,
     ) -> RunFolder:
         """A new folder for this run in `root`, locked; its first session begins."""
         if not _NAME.fullmatch(name):
@@ -196,7 +195,7 @@ class RunFolder:
                 lock = FolderLock(draft)
                 undo.callback(lock.release)
                 folder = cls(draft, info, config, lock)
-                folder.note_surroundings(surroundings or Surroundings())
+                folder.note_session_settings(session or SessionSettings())
                 folder.begin(config)
                 folder.path = _rename_unused(draft, path)
                 sync_folder(root)
@@ -268,15 +267,15 @@ class RunFolder:
         self.info = replace(self.info, sessions=(*before, replace(last, end=end, failure=failure)))
         self._write(RUN, to_json(self.info))
 
-    def note_keeping(self, keeping: Keeping) -> None:
+    def note_retention(self, retention: Retention) -> None:
         """How checkpoints are kept from now on, for sessions to come."""
-        if keeping != read_keeping(self.path):
-            self._write(KEEPING, to_json(keeping))
+        if retention != read_retention(self.path):
+            self._write(RETENTION, to_json(retention))
 
-    def note_surroundings(self, surroundings: Surroundings) -> None:
+    def note_session_settings(self, session: SessionSettings) -> None:
         """What is around the run from now on, for sessions to come."""
-        if surroundings != read_surroundings(self.path):
-            self._write(SURROUNDINGS, to_json(surroundings))
+        if session != read_session_settings(self.path):
+            self._write(SESSION, to_json(session))
 
     def close(self) -> None:
         """Let others in; a session that was not ended counts as interrupted."""
@@ -305,7 +304,7 @@ class RunFolder:
     def _write(self, name: str, data: Json) -> None:
         assert isinstance(data, dict)  # records are
         try:
-            write_whole(self.path / name, (json.dumps(seal(data), indent=1) + "\n").encode())
+            write_atomic(self.path / name, (json.dumps(seal(data), indent=1) + "\n").encode())
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -324,74 +323,76 @@ def require_run(path: Path) -> None:
 
 def read_info(path: Path) -> RunInfo:
     """What a run is."""
-    where, advice = path / RUN, "restore it from a copy"
-    data = _read_sealed(where, advice)
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise EsperError(
-            f"{where} was written by a newer Esper (schema {shown(schema)}, this one reads up to "
-            f"{SCHEMA}): update esper"
-        )
-    return _record_of(RunInfo, data, where, advice)
+    return _read_record(RunInfo, path / RUN, "restore it from a copy", _require_known_schema)
 
 
 def read_config(path: Path) -> TrainingConfig:
     """What a run was last set to; without its file, what its newest checkpoint says."""
-    where, advice = path / CONFIG, "delete it to take the settings of the newest checkpoint"
+    where = path / CONFIG
     if where.exists():
-        return _record_of(TrainingConfig, _read_sealed(where, advice), where, advice)
+        advice = "delete it to take the settings of the newest checkpoint"
+        return _read_record(TrainingConfig, where, advice)
     found = CheckpointStore(checkpoints_of(path)).newest_valid().path
     if found is None:
         raise EsperError(
-            f"{where} is missing, and no whole checkpoint says what it said: start a new run"
+            f"{where} is missing, and no whole checkpoint has the settings: start a new run"
         )
     return read_checkpoint_config(found)
 
 
 def read_checkpoint_config(path: Path) -> TrainingConfig:
     """What a run was set to when it wrote a checkpoint; torch is not needed to know."""
-    state = read_json(path / STATE)
+    state = read_document(path / STATE)
     settings = state.get("config") if isinstance(state, dict) else None
     return read_record(TrainingConfig, settings, f"{path / STATE} config")
 
 
-def read_keeping(path: Path) -> Keeping:
+def read_retention(path: Path) -> Retention:
     """How the checkpoints of a run were last kept."""
-    where, advice = path / KEEPING, "delete it to keep checkpoints as usual"
-    if not where.exists():
-        return Keeping()
-    return _record_of(Keeping, _read_sealed(where, advice), where, advice)
+    where = _existing(path, RETENTION)
+    advice = "delete it to keep checkpoints as by default"
+    return Retention() if where is None else _read_record(Retention, where, advice)
 
 
-def read_surroundings(path: Path) -> Surroundings:
-    """What was last around a run."""
-    where, advice = path / SURROUNDINGS, "delete it, and set with flags what was not the usual"
-    if not where.exists():
-        return Surroundings()
-    return _record_of(Surroundings, _read_sealed(where, advice), where, advice)
+def read_session_settings(path: Path) -> SessionSettings:
+    """What the last session of a run had of its own."""
+    where = _existing(path, SESSION)
+    advice = "delete it, and set with flags what differs from the defaults"
+    return SessionSettings() if where is None else _read_record(SessionSettings, where, advice)
 
 
-def _read_sealed(path: Path, advice: str) -> Json:
-    """The content of a file of a run, if its checksum is right; `advice`: what to do if it is not.
+def _existing(path: Path, name: str) -> Path | None:
+    """That file of a run, under its name or its former one; None: there is none."""
+    places = (path / name, path / _FORMER_NAMES[name])
+    return next((place for place in places if place.exists()), None)
 
-    Files of an older Esper have no checksum, and one that was edited on purpose may have lost it:
-    what those say is compared with the checkpoint when the run resumes.
+
+def _require_known_schema(where: Path, data: Json) -> None:
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise EsperError(
+            f"{where} was written by a newer Esper (schema {shown(schema)}, this one reads up to "
+            f"{SCHEMA}): update esper"
+        )
+
+
+def _read_record(
+    kind: type[_Record],
+    path: Path,
+    advice: str,
+    check: Callable[[Path, Json], None] | None = None,
+) -> _Record:
+    """What a JSON file of a run says; `advice`: what to do where it cannot be believed.
+
+    A file without a checksum is of an older Esper, or was edited on purpose: what it says is
+    compared with the checkpoint when the run resumes.
     """
     try:
-        data = read_json(path)
+        data = read_document(path)
     except EsperError as error:
         raise EsperError(f"{error}; {advice}") from None
-    if not isinstance(data, dict) or not has_seal(data):
-        return data
-    if not is_sealed(data):
-        raise EsperError(
-            f"{path} does not match its checksum, it was damaged or edited (without the line "
-            f'"checksum" it is taken as it is); {advice}'
-        )
-    return without_seal(data)
-
-
-def _record_of(kind: type[_Record], data: Json, path: Path, advice: str) -> _Record:
+    if check is not None:
+        check(path, data)
     try:
         return read_record(kind, data, str(path))
     except EsperError as error:
@@ -408,54 +409,10 @@ def report_of(path: Path) -> Path:
     return path / "report"
 
 
-def read_json(path: Path) -> Json:
-    """The content of a file; what is wrong with it is refused in one line."""
-    try:
-        return parse_json(path.read_bytes())
-    except OSError as error:
-        raise EsperError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({reason_of(error)})") from None
-
-
 def one_line(error: BaseException) -> str:
     """An error in one line, with its kind unless it is one of ours."""
     text = " ".join(str(error).split())
     return text if isinstance(error, EsperError) else f"{type(error).__name__}: {text}"
-
-
-# ---- what it ran on -----------------------------------------------------------------------------
-
-
-def versions() -> tuple[tuple[str, str], ...]:
-    """(package, version) of what the numbers of a run depend on."""
-    own = [("esper", esper.__version__), ("python", python_version())]
-    return (*own, *((name, _version(name)) for name in _PACKAGES))
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
-
-
-def git_revision() -> str | None:
-    """Commit of the repository this source belongs to; None where it belongs to none."""
-    home = Path(esper.__file__).parent
-    if _git(home, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None  # installed, or in a repository of something else
-    return _git(home, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-
-
-def _git(home: Path, *words: str) -> str | None:
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _rename_unused(draft: Path, path: Path) -> Path:

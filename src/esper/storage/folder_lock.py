@@ -17,8 +17,8 @@ from typing import Final
 
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError
-from esper.leyline.files import write_advice
-from esper.leyline.sealed import parse_json
+from esper.storage.atomic import write_advice
+from esper.storage.sealed_json import parse_json
 
 LOCK: Final = "lock"
 _PATIENCE: Final = 5

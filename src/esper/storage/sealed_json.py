@@ -7,10 +7,11 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from esper.leyline.codec import Json
-from esper.leyline.errors import shorten, shown
+from esper.leyline.errors import EsperError, reason_of, shorten, shown
 
 DEEPEST: Final = 64
 """Levels of lists and objects in a document; ours have fewer than ten."""
@@ -31,19 +32,40 @@ def is_sealed(document: Mapping[str, Json]) -> bool:
     return document.get(_SEAL) == checksum_of(document)
 
 
-def has_seal(document: Mapping[str, Json]) -> bool:
-    """Whether it carries a checksum, right or wrong; documents of an older Esper carry none."""
-    return _SEAL in document
+def read_document(path: Path) -> Json:
+    """The content of a JSON file, its checksum right; what is wrong is said in one line."""
+    try:
+        return unseal(parse_json(path.read_bytes()))
+    except OSError as error:
+        raise EsperError(f"cannot read {path}: {error.strerror}") from error
+    except EsperError as error:
+        raise EsperError(f"{path} {error}") from None
+    except ValueError as error:
+        raise EsperError(f"{path} is damaged, not JSON ({reason_of(error)})") from None
 
 
-def without_seal(document: Mapping[str, Json]) -> dict[str, Json]:
-    """The document as it was before `seal`."""
+def unseal(document: Json) -> Json:
+    """The document as it was before `seal`; refused where its checksum is wrong.
+
+    Documents of an older Esper carry none and pass as they are.
+    """
+    if not isinstance(document, dict) or _SEAL not in document:
+        return document
+    if not is_sealed(document):
+        raise EsperError(
+            "does not match its checksum, it was damaged or edited (if you edited it, remove its "
+            f'"{_SEAL}" line)'
+        )
+    return _without_seal(document)
+
+
+def _without_seal(document: Mapping[str, Json]) -> dict[str, Json]:
     return {key: value for key, value in document.items() if key != _SEAL}
 
 
 def checksum_of(document: Mapping[str, Json]) -> str:
     """Of everything but the checksum, in canonical form: sorted keys, no spaces, ASCII."""
-    text = json.dumps(without_seal(document), sort_keys=True, separators=(",", ":"))
+    text = json.dumps(_without_seal(document), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -19,8 +19,6 @@ set aside, and nothing looks at it again.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import math
 import os
 import re
@@ -30,15 +28,24 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError
-from esper.leyline.files import sync_folder, write_advice, write_whole
-from esper.leyline.sealed import is_sealed, parse_json, seal
+from esper.storage.atomic import sync_folder, write_advice
+from esper.storage.manifest import (
+    FileRecord,
+    FolderFormat,
+    NewerFormatError,
+    check_file,
+    read_bytes,
+    read_manifest,
+    record_of,
+    write_manifest,
+)
 
-FORMAT: Final = "esper-checkpoint"
 SCHEMA: Final = 1
 """Grows with every change that old readers would not understand, and with a new field whose default
-is not what was done before; `format`, `schema` and `checksum` never change."""
+is not what was done before."""
+FORMAT: Final = FolderFormat("esper-checkpoint", SCHEMA, "checkpoint")
 MANIFEST: Final = "checkpoint.json"
 STATE: Final = "state.json"
 KEEP: Final = 3
@@ -66,21 +73,11 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class FileFacts:
-    """A file that belongs to a checkpoint."""
-
-    name: str
-    """From the checkpoint's folder on, parts joined by '/'."""
-    bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class Manifest:
     """The content of `checkpoint.json`, but for its envelope."""
 
     summary: Summary
-    files: tuple[FileFacts, ...]
+    files: tuple[FileRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +88,6 @@ class Found:
     """The one that was found, whole; None: there is none."""
     skipped: tuple[str, ...]
     """What is wrong with those that would have come first, a line each."""
-
-
-class NewerCheckpointError(EsperError):
-    """A checkpoint that this Esper is too old for: sound, so nothing goes on without it."""
 
 
 class CheckpointStore:
@@ -128,7 +121,7 @@ class CheckpointStore:
         scored, unreadable = [], []
         for path in self.paths():
             try:
-                scored.append((-_order(read_manifest(path).summary.score), path))
+                scored.append((-_order(read_summary(path).score), path))
             except EsperError as error:
                 unreadable.append(str(error))
         scored.sort(key=lambda entry: entry[0])
@@ -259,7 +252,7 @@ def _first_whole(paths: Iterator[Path]) -> Found:
     for path in paths:
         try:
             verify(path)
-        except NewerCheckpointError:
+        except NewerFormatError:
             raise
         except EsperError as error:
             skipped.append(str(error))
@@ -275,36 +268,24 @@ def verify(path: Path) -> Summary:
     """Check every byte of a checkpoint; what is wrong with it is refused in one line."""
     manifest = _check_sizes(path)
     for file in manifest.files:
-        if hashlib.sha256(_read(path / file.name)).hexdigest() != file.sha256:
-            raise EsperError(f"{path / file.name} is damaged, its checksum is wrong")
+        where = path / file.name
+        check_file(file, where, read_bytes(where))
     return manifest.summary
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_summary(path: Path) -> Summary:
     """What a checkpoint says of itself; its files are not looked at."""
+    return _read_contents(path).summary
+
+
+def _read_contents(path: Path) -> Manifest:
     where = path / MANIFEST
-    try:
-        data = parse_json(_read(where))
-    except ValueError as error:
-        if isinstance(error, EsperError):
-            raise
-        raise EsperError(f"{where} is damaged, not JSON ({error})") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise EsperError(f"{where} is no manifest of a checkpoint")
-    if not is_sealed(data):
-        raise EsperError(f"{where} is damaged, its checksum is wrong")
-    schema = data.get("schema")
-    if not isinstance(schema, int) or schema > SCHEMA:
-        raise NewerCheckpointError(
-            f"{where} was written by a newer Esper (schema {schema}, this one reads up to "
-            f"{SCHEMA}): update esper"
-        )
-    return read_record(Manifest, data.get("content"), str(where))
+    return read_record(Manifest, read_manifest(where, FORMAT).get("content"), str(where))
 
 
 def _check_sizes(path: Path) -> Manifest:
     """The manifest of a checkpoint whose files are all there, in their sizes."""
-    manifest = read_manifest(path)
+    manifest = _read_contents(path)
     for file in manifest.files:
         parts = PurePosixPath(file.name).parts
         if not parts or ".." in parts or parts[0] == "/":
@@ -320,19 +301,6 @@ def _check_sizes(path: Path) -> Manifest:
 
 def _write_manifest(folder: Path, summary: Summary) -> None:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    facts = []
-    for path in files:
-        blob = path.read_bytes()
-        name = path.relative_to(folder).as_posix()
-        facts.append(FileFacts(name, len(blob), hashlib.sha256(blob).hexdigest()))
-    content = to_json(Manifest(summary, tuple(facts)))
-    document: dict[str, Json] = {"format": FORMAT, "schema": SCHEMA, "content": content}
-    # No line end behind it: every byte counts, so that a file that was cut anywhere is noticed.
-    write_whole(folder / MANIFEST, json.dumps(seal(document), indent=1).encode())
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise EsperError(f"cannot read {path}: {error.strerror}") from error
+    records = [record_of(p.relative_to(folder).as_posix(), p.read_bytes()) for p in files]
+    content = to_json(Manifest(summary, tuple(records)))
+    write_manifest(folder / MANIFEST, FORMAT, {"content": content})

@@ -14,15 +14,16 @@ from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError, shorten, shown
 from esper.leyline.payloads import CheckpointLoaded
 from esper.simic.client import policy_spec
-from esper.simic.training.checkpoint_files import CheckpointStore, Found
-from esper.simic.training.checkpoints import (
+from esper.simic.training.runs.checkpoint_store import CheckpointStore, Found
+from esper.simic.training.runs.checkpoints import (
     Checkpoint,
     read_checkpoint,
     task_facts,
     tell,
     with_later_facts,
 )
-from esper.simic.training.run_folder import CONFIG, checkpoints_of, read_info, versions
+from esper.simic.training.runs.provenance import versions
+from esper.simic.training.runs.folder import CONFIG, checkpoints_of, read_info
 from esper.simic.training.vectorized import make_trainer
 from esper.tasks.outside import digest_of_task_file, is_file_reference
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from esper.leyline.protocols import EngineListener, RewardProtocol
     from esper.simic.training.config import TrainingConfig
-    from esper.simic.training.run_folder import RunFolder
+    from esper.simic.training.runs.folder import RunFolder
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
     from esper.tasks.spec import TaskData, TaskSpec
 

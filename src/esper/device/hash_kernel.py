@@ -12,8 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.kernels.layout import launched
-
 BLOCK: Final = 1024
 """Words of a program."""
 
@@ -40,12 +38,12 @@ def _hash(
     tl.store(out + row * count + n, bits.to(tl.int32, bitcast=True), mask=n < count)
 
 
-@launched
 def hashed(keys_R: Tensor, count: int, golden: int, mix_1: int, mix_2: int) -> Tensor:
     """`[R, count]` int32 words."""
     keys_R = keys_R.contiguous()
     out = torch.empty(len(keys_R), count, dtype=torch.int32, device=keys_R.device)
     if out.numel():
         grid = (triton.cdiv(count, BLOCK), len(keys_R))
-        _hash[grid](keys_R, out, count, golden, mix_1, mix_2, BLOCK=BLOCK)
+        with torch.cuda.device_of(keys_R):  # Triton launches on the current device
+            _hash[grid](keys_R, out, count, golden, mix_1, mix_2, BLOCK=BLOCK)
     return out

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Final
 
 from esper.leyline.codec import Json, default_of, read_record, to_json
 from esper.leyline.errors import EsperError
-from esper.leyline.files import write_whole
+from esper.storage.atomic import write_atomic
 from esper.leyline.payloads import CheckpointReason, CheckpointSaved, Payload
-from esper.leyline.sealed import parse_json
+from esper.storage.sealed_json import parse_json, read_document
 from esper.leyline.telemetry import TelemetryEvent
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.agent.saving import AgentCapture, capture_agent
 from esper.simic.telemetry.emitters import emit_with_env_context
 from esper.simic.telemetry.listener import RunTally
-from esper.simic.training.checkpoint_files import (
+from esper.simic.training.runs.checkpoint_store import (
     MANIFEST,
     STATE,
     CheckpointStore,
@@ -38,10 +38,9 @@ from esper.simic.training.checkpoint_files import (
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
-from esper.simic.training.run_folder import (
+from esper.simic.training.runs.folder import (
     checkpoints_of,
     read_checkpoint_config,
-    read_json,
     require_run,
 )
 
@@ -126,8 +125,8 @@ class Capture:
     def fill(self, folder: Path) -> None:
         """Write everything into a folder; the manifest is the store's."""
         self.agent.write(folder / AGENT)
-        write_whole(folder / STATE, (json.dumps(self.state, indent=1) + "\n").encode())
-        write_whole(folder / HISTORY, b"".join(self.history))
+        write_atomic(folder / STATE, (json.dumps(self.state, indent=1) + "\n").encode())
+        write_atomic(folder / HISTORY, b"".join(self.history))
 
 
 def capture(
@@ -222,7 +221,7 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """A checkpoint, every byte of it checked before any is believed."""
     summary, where = verify(path), path / STATE
-    state = read_json(where)
+    state = read_document(where)
     if not isinstance(state, dict):
         raise EsperError(f"{where}: expected an object")
     engine = state.get("engine")

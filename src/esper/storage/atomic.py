@@ -18,7 +18,7 @@ _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TAKEN: Final = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
 
 
-def write_whole(path: Path, content: bytes) -> None:
+def write_atomic(path: Path, content: bytes) -> None:
     """Write under a temporary name beside `path`, sync, rename; a failure leaves the old file.
 
     The error of a failure carries `path`, whatever name or descriptor it happened to.

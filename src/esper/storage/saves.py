@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -31,13 +30,21 @@ from torch import Tensor
 import esper
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.files import sync_folder, write_advice, write_whole
-from esper.leyline.sealed import is_sealed, parse_json, seal
+from esper.storage.atomic import sync_folder, write_advice, write_atomic
+from esper.storage.manifest import (
+    FileRecord,
+    FolderFormat,
+    check_file,
+    read_bytes,
+    read_manifest,
+    write_manifest,
+)
+from esper.storage.sealed_json import is_sealed, parse_json
 
-FORMAT: Final = "esper-save"
 SCHEMA: Final = 2
-"""Grows with every change of the manifest or of the tensors' names that old readers would not
-understand. The envelope (`format`, `schema`, `kind`, `checksum`) never changes."""
+"""Grows with every change of the manifest or of the tensors' names that older readers would not
+understand."""
+FORMAT: Final = FolderFormat("esper-save", SCHEMA, "save", ": load another save")
 MANIFEST: Final = "manifest.json"
 
 Kind = Literal["population", "member", "controller"]
@@ -50,15 +57,6 @@ _TENSORS: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _TEMPORARY: Final = re.compile(rf"\.({_TENSORS.pattern}|{re.escape(MANIFEST)})\.\w+\.tmp")
 
 PathLike = str | os.PathLike[str]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFile:
-    """The file of tensors that belongs to a manifest."""
-
-    name: str
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +81,8 @@ def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str
     # SYNC: a save waits for the device, between rounds; never in the step.
     blob = save_tensors({n: t.detach().cpu().contiguous() for n, t in tensors.items()})
     digest = hashlib.sha256(blob).hexdigest()
-    file = TensorFile(f"tensors-{digest[:16]}.safetensors", len(blob), digest)
-    manifest: dict[str, Json] = {
-        "format": FORMAT,
-        "schema": SCHEMA,
+    file = FileRecord(f"tensors-{digest[:16]}.safetensors", len(blob), digest)
+    fields: dict[str, Json] = {
         "kind": kind,
         "versions": {"esper": esper.__version__, "torch": str(torch.__version__)},
         "tensors": to_json(file),
@@ -95,8 +91,8 @@ def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str
     try:
         _make_folder(folder)
         _sweep(folder, _in_use(folder))
-        write_whole(folder / file.name, blob)
-        write_whole(folder / MANIFEST, json.dumps(seal(manifest), indent=1).encode())
+        write_atomic(folder / file.name, blob)
+        write_manifest(folder / MANIFEST, FORMAT, fields)
     except OSError as error:
         with contextlib.suppress(OSError):
             _sweep(folder, _in_use(folder))
@@ -126,8 +122,8 @@ def _in_use(folder: Path) -> set[str]:
     except FileNotFoundError:
         return set()
     except ValueError:
-        manifest = {"format": FORMAT}
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        manifest = {"format": FORMAT.name}
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT.name:
         raise EsperError(
             f"{folder / MANIFEST} belongs to something else than Esper: choose another folder"
         )
@@ -153,36 +149,10 @@ def read_save(path: PathLike, kind: Kind) -> Saved:
     if not os.path.isdir(folder):
         found = "is a file" if os.path.exists(folder) else "does not exist"
         raise EsperError(f"{folder} {found}: give the folder of a save")
-    manifest = _read_manifest(folder)
-    file = read_record(TensorFile, manifest.get("tensors"), f"{folder / MANIFEST} tensors")
+    manifest = read_manifest(folder / MANIFEST, FORMAT)
+    file = read_record(FileRecord, manifest.get("tensors"), f"{folder / MANIFEST} tensors")
     _check_kind(folder, manifest.get("kind"), kind)
     return Saved(str(folder), manifest.get("content"), _read_tensors(folder, file))
-
-
-def _read_manifest(folder: Path) -> dict[str, Json]:
-    path = folder / MANIFEST
-    raw = _read(path)
-    try:
-        manifest = parse_json(raw)
-    except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({error}): load another save") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise EsperError(f"{path} is no manifest of Esper: give the folder of a save")
-    if not is_sealed(manifest):
-        raise EsperError(f"{path} is damaged, its checksum is wrong: load another save")
-    _check_schema(path, manifest)
-    return manifest
-
-
-def _check_schema(path: Path, manifest: dict[str, Json]) -> None:
-    schema = manifest.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise EsperError(f"{path}: schema {schema!r}, expected a number from 1 to {SCHEMA}")
-    if schema > SCHEMA:
-        raise EsperError(
-            f"{path} was written by a newer Esper (schema {schema}, versions "
-            f"{manifest.get('versions')!r}); this one reads up to schema {SCHEMA}: update esper"
-        )
 
 
 def _check_kind(folder: Path, found: Json, wanted: Kind) -> None:
@@ -192,27 +162,13 @@ def _check_kind(folder: Path, found: Json, wanted: Kind) -> None:
         raise EsperError(f"{folder} holds a {found}, not a {wanted}: load it with {_LOADER[found]}")
 
 
-def _read_tensors(folder: Path, file: TensorFile) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, file: FileRecord) -> dict[str, Tensor]:
     path = folder / file.name
     if not _TENSORS.fullmatch(file.name):
         raise EsperError(f"{folder / MANIFEST}: {file.name!r} is no name of a tensor file")
-    blob = _read(path)
-    if len(blob) != file.bytes:
-        raise EsperError(f"{path} is damaged, {len(blob)} bytes of {file.bytes}: load another save")
-    if hashlib.sha256(blob).hexdigest() != file.sha256:
-        raise EsperError(f"{path} is damaged, its checksum is wrong: load another save")
+    blob = read_bytes(path, FORMAT.advice)
+    check_file(file, path, blob, FORMAT.advice)
     try:
         return load_tensors(blob)
     except SafetensorError as error:
-        raise EsperError(f"{path} is no safetensors file ({error}): load another save") from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise EsperError(
-            f"{path} is missing: give the folder of a whole save, or load another one"
-        ) from None
-    except OSError as error:
-        raise EsperError(f"cannot read {path}: {error.strerror or error}") from error
+        raise EsperError(f"{path} is no safetensors file ({error}){FORMAT.advice}") from None

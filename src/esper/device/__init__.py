@@ -1,0 +1,1 @@
+"""Device: how host and accelerator exchange values. Selection, uploads, streams, graphs."""
