@@ -40,7 +40,7 @@ def writing_times(engine: VectorizedEngine, data: TaskData, steps: int) -> list[
     """Data on the device, and on a GPU also streamed; the engine goes on training meanwhile."""
     placements: tuple[DataPlacement, ...] = ("device", "stream")
     on_gpu = engine.device.type == "cuda"
-    with engine._memory_guard(), engine._stream():
+    with engine.computing():
         return [
             _writing_time(engine, _placed(engine, data, placement), steps)
             for placement in (placements if on_gpu else placements[:1])
@@ -74,15 +74,15 @@ def _writing_time(
     timers = [CUDATimer(engine.device) for _ in range(steps + 1)]
     for step, timer in enumerate(timers):
         with timer.span("alone"):
-            for _ in batches.step(step, engine._buffers):
+            for _ in batches.step(step, engine.buffers):
                 pass
     wait_for(engine.device)
     for step, timer in enumerate(timers):
-        made = batches.step(step, engine._buffers)
+        made = batches.step(step, engine.buffers)
         for _ in range(batches.batches_per_step):
             with timer.span("write"):
                 x, target = next(made)
-            with timer.span("train"), engine._precision():
+            with timer.span("train"), engine.autocast():
                 process_train_batch(
                     engine.env.model, x, target, engine.env.train, engine.env.scaler, engine.graphs
                 )

@@ -43,7 +43,9 @@ def build_engine(
         spec = replace(spec, episode_length=max(spec.episode_length, steps))
     cut = first_samples(data, config.val_images)
     engine = VectorizedEngine(spec, config.engine_config(members, executor), data=cut)
-    hub = None if telemetry_folder is None else _attach(engine, telemetry_folder)
+    hub, listener = None, None
+    if telemetry_folder is not None:
+        hub, listener = _recorder(engine, telemetry_folder)
 
     def place_seeds(engine: VectorizedEngine) -> None:
         if config.policy == "mix":
@@ -51,16 +53,16 @@ def build_engine(
             wanted_ES = half_of_slots_live(population.members, len(population.slots))
             spread_stages(population, config.blueprint, wanted_ES)
 
-    return TimedEngine(engine, make_client(config.policy, spec), place_seeds, hub)
+    return TimedEngine(engine, make_client(config.policy, spec), place_seeds, listener, hub)
 
 
-def _attach(engine: VectorizedEngine, folder: Path) -> TelemetryHub:
+def _recorder(engine: VectorizedEngine, folder: Path) -> tuple[TelemetryHub, TelemetryListener]:
     """Record what a run records at level NORMAL, as JSON lines and as Parquet files."""
     telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
     folder.mkdir(parents=True)
     hub = TelemetryHub([JsonlSink(folder / "events.jsonl"), ParquetSink(folder)], telemetry.level)
     configure_slot_telemetry(engine.watch, telemetry)
-    engine.listener = TelemetryListener(
+    listener = TelemetryListener(
         hub,
         telemetry,
         str(engine.device),
@@ -68,4 +70,4 @@ def _attach(engine: VectorizedEngine, folder: Path) -> TelemetryHub:
         batches_per_step=engine.spec.batches_per_step,
         batch_size=engine.spec.batch_size,
     )
-    return hub
+    return hub, listener

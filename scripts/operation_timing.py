@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import count
 from time import perf_counter
 from typing import Any, Literal
@@ -22,19 +22,19 @@ from esper.device.transfer import fetch
 from esper.kasmina.executors.choice import ExecutorChoice, choose_executor
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.rows import RowTable
+from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionSpec
 from esper.leyline.records import StepRecord
 from esper.tamiyo.masks import build_masks
 from esper.tasks.spec import TaskData
 from esper.tolaria.action_execution import execute_actions
-from esper.tolaria.batch_ops import TrainTotals
 from esper.tolaria.counterfactual_eval import attribute, plan_coalitions
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.machine import wait_for
+from esper.tolaria.measurements import fetch_rows, transferred
 from esper.tolaria.observation import Measured, Standing
 from esper.tolaria.runtime import autocast
-from esper.tolaria.validation import measured_rows, tensors_of
 
 Parts = tuple[float, ...]
 Operation = Callable[[], Parts]
@@ -226,11 +226,11 @@ def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[T
     population, life = engine.env.model, engine.env.model.lifecycle
     config = engine.config.counterfactuals
     plan = plan_coalitions(population, config, 0, 0, 0)
-    rows = measured_rows(fetch(tensors_of(engine.env.val, "c")), "c", engine.env.val.samples)
+    (rows,) = fetch_rows(engine.env.val)
     measured, standing = _measured(engine, record), _standing(engine)
     nobody_E = np.zeros(population.members, dtype=np.bool_)
     wait = ActionSpec.wait(population.members)
-    totals = (rows.merit_R, rows.gain_R, rows.gain_square_R, rows.samples)
+    totals = (rows.merit_sum_R, rows.gain_sum_R, rows.gain_square_sum_R, rows.samples)
     work: Mapping[str, Callable[[], object]] = {
         "plan_coalitions": lambda: plan_coalitions(population, config, 0, 0, 0),
         "attribute": lambda: attribute(plan, *totals),
@@ -271,7 +271,9 @@ def _standing(engine: VectorizedEngine) -> Standing:
 
 def _transfers(engine: VectorizedEngine) -> Iterator[Timed]:
     """One copy of everything against one for each tensor."""
-    parts = transferred(engine)
+    env = engine.env
+    scored = engine.validator.run_score(env.model)
+    parts = transferred(env.train, env.val, scored, finite_members(env.model))
     work: Mapping[str, Callable[[], object]] = {
         "one stacked": lambda: fetch(parts),
         f"one for each of {len(parts)} tensors": lambda: [
@@ -280,15 +282,6 @@ def _transfers(engine: VectorizedEngine) -> Iterator[Timed]:
     }
     for name, one in work.items():
         yield Timed(_whole(one, engine.device), (f"transfer, {name}",), "step")
-
-
-def transferred(engine: VectorizedEngine) -> dict[str, Tensor]:
-    """The tensors a step's transfer is about, by name."""
-    train: TrainTotals = engine.env.train
-    own = {f.name: getattr(train, f.name) for f in fields(train)}
-    parts = {f"train/{n}": value for n, value in own.items() if isinstance(value, Tensor)}
-    parts |= tensors_of(engine.env.val, "control")
-    return parts | tensors_of(engine._scored, "score")
 
 
 # ---- inside a train batch -----------------------------------------------------------------

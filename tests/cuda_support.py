@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import esper.tolaria.engine as engine_module
 from engine_support import small_engine, small_task
 from esper.device.transfer import fetch
 from esper.kasmina import Population
 from esper.leyline.protocols import EngineListener, PolicyProtocol
 from esper.tasks.spec import TaskSpec
+from esper.tolaria import measurements
 from esper.tolaria.engine import VectorizedEngine
 
 DEVICE = torch.device("cuda")
@@ -63,7 +63,7 @@ def watched_episode(engine: VectorizedEngine, policy: PolicyProtocol[Any]) -> in
             return fetch(parts)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "fetch", transfer)
+        patch.setattr(measurements, "fetch", transfer)
         engine.begin_episode(policy)
         transfers = 0
         with sync_mode("error"):

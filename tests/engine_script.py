@@ -189,7 +189,9 @@ class Script:
             "final_signals": self.signals(rng, round_index, self.steps - 1),
             "final_masks": self.masks(rng),
             "final_state": None,
+            "train_accuracy_E": rng.random(e),
             "seconds": self.seconds,
+            "device_seconds": 0.75 * self.seconds,
         }
         return build(Rollout, told, E=e, S=s, K=self.blueprints)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import Checkpoint, read_checkpoint
 from esper.simic.training.runs.folder import RunFolder
-from esper.simic.training.runs.resume import Resumed, resume_trainer
-from esper.simic.training.vectorized import make_trainer
+from esper.simic.training.runs.resume import Resumed
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.sealed_json import seal
 from loop_support import same_agents, tiny_task, untimed
 from run_driver import EPISODE
@@ -41,18 +41,27 @@ def same_runs(one: Path, two: Path) -> bool:
 
 def trained(root: Path, config: TrainingConfig, **settings: Any) -> Path:
     with RunFolder.create(root, "x", config) as folder:
-        train_in_folder(make_trainer(config, spec=SPEC, **settings), folder)
+        train_ppo_vectorized(config, run_dir=folder, spec=SPEC, **settings)
         return folder.path
 
 
 def gone_on(
     path: Path, config: TrainingConfig | None = None, run: bool = True, **settings: Any
 ) -> Resumed:
-    with RunFolder.open(path) as folder:
-        resumed = resume_trainer(folder, config, spec=SPEC, **settings)
-        if run:
-            train_in_folder(resumed.trainer, folder)
-        return resumed
+    """Resume a run; `run` False stops before the first round."""
+    found: list[Resumed] = []
+
+    def restored(resumed: Resumed) -> None:
+        found.append(resumed)
+        if not run:
+            raise KeyboardInterrupt
+
+    with contextlib.nullcontext() if run else contextlib.suppress(KeyboardInterrupt):
+        train_ppo_vectorized(
+            config,
+            **({"run_dir": path, "resume": True, "spec": SPEC, "on_resume": restored} | settings),
+        )
+    return found[0]
 
 
 # ---- files as others wrote them -----------------------------------------------------------------

@@ -31,12 +31,11 @@ from typing import Any
 from engine_support import Diary
 from esper.leyline import EsperError
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs.checkpoint_store import CheckpointStore, verify
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.interrupts import Interrupted
-from esper.simic.training.runs.resume import resume_trainer
-from esper.simic.training.vectorized import make_trainer
+from esper.simic.training.runs.resume import Resumed
+from esper.simic.training.vectorized import make_trainer, train_ppo_vectorized
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from loop_support import tiny_config, tiny_task
 
@@ -72,19 +71,33 @@ def train(
         say(f"folder {folder.path}")
         hooks = [_report] if file_limit is None else [_Limit(file_limit), _report]
         slow = Diary(lambda record: _linger(step_seconds))
-        train_in_folder(small_trainer(config, hooks=hooks, listener=slow), folder, every)
+        train_ppo_vectorized(
+            config,
+            run_dir=folder,
+            checkpoint_every=every,
+            hooks=hooks,
+            listeners=[slow],
+            spec=tiny_task(episode_length=EPISODE),
+        )
 
 
 def resume(path: Path, rounds: int | None = None) -> None:
     with RunFolder.open(path) as folder:
         config = folder.config if rounds is None else replace(folder.config, rounds=rounds)
-        resumed = resume_trainer(
-            folder, config, hooks=[_report], spec=tiny_task(episode_length=EPISODE)
+        train_ppo_vectorized(
+            config,
+            run_dir=folder,
+            resume=True,
+            hooks=[_report],
+            on_resume=_say_where,
+            spec=tiny_task(episode_length=EPISODE),
         )
-        for note in resumed.notes:
-            say(f"note {note}")
-        say(f"from {resumed.trainer.engine.round}")
-        train_in_folder(resumed.trainer, folder)
+
+
+def _say_where(resumed: Resumed) -> None:
+    for note in resumed.notes:
+        say(f"note {note}")
+    say(f"from {resumed.trainer.engine.round}")
 
 
 def _report(trainer, record) -> None:

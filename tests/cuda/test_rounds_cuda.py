@@ -12,9 +12,8 @@ import torch
 from cuda_support import NEEDS_CUDA, assert_same
 from engine_support import histories
 from esper.simic.training.config import PLAIN_BLEND, TrainingConfig
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs.folder import RunFolder
-from esper.simic.training.runs.resume import resume_trainer
+from esper.simic.training.runs.session import FolderSession
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from graph_support import rerun_cache
@@ -50,19 +49,28 @@ def configured(rounds: int, **population: object) -> TrainingConfig:
 
 
 def gone_on(path: Path, config: TrainingConfig, prepare: Prepare) -> VectorizedPPOTrainer:
-    with RunFolder.open(path) as folder:
-        trainer = resume_trainer(folder, config, spec=SPEC).trainer
-        prepare(trainer)
-        train_in_folder(trainer, folder)
-    return trainer
+    return _trained(RunFolder.open(path), config, prepare, resume=True)
 
 
 def begun(root: Path, config: TrainingConfig, prepare: Prepare) -> tuple:
-    with RunFolder.create(root, "run", config) as folder:
-        trainer = make_trainer(config, spec=SPEC)
-        prepare(trainer)
-        train_in_folder(trainer, folder)
+    folder = RunFolder.create(root, "run", config)
+    trainer = _trained(folder, config, prepare)
     return folder.path, trainer
+
+
+def _trained(
+    folder: RunFolder, config: TrainingConfig, prepare: Prepare, resume: bool = False
+) -> VectorizedPPOTrainer:
+    with folder:
+        session = FolderSession(folder, config, resume)
+        stops = [session.interrupts]
+        trainer = make_trainer(
+            config, spec=SPEC, listeners=stops, hooks=[session.checkpoints, *stops]
+        )
+        session.begin(trainer)
+        prepare(trainer)
+        session.run(trainer)
+    return trainer
 
 
 @pytest.mark.parametrize(
@@ -109,14 +117,13 @@ def test_memory_stays_constant_over_a_hundred_rounds():
     spec = replace(spec, blueprints=("conv_light",))
     config = small_run(ROUNDS, device="cuda", frozen_heads=PLAIN_BLEND)
     task = replace(config.task, episode_length=3, batch_size=4, blueprints=spec.blueprints)
-    trainer = make_trainer(replace(config, task=task), spec=spec)
     allocated, reserved = [], []
 
     def look(trainer, record) -> None:
         allocated.append(torch.cuda.memory_allocated())
         reserved.append(torch.cuda.memory_reserved())
 
-    trainer.hooks = (look,)
+    trainer = make_trainer(replace(config, task=task), spec=spec, hooks=[look])
     trainer.run()
     assert len(allocated) == ROUNDS
     assert trainer.engine.graph_report().replays > 2 * ROUNDS

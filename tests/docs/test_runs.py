@@ -16,7 +16,7 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     exec(example, names)
     assert [record.round_index for record in names["history"]] == [0, 1, 2]
     line = capsys.readouterr().out
-    assert re.match(r"synthetic__first__0__\S+ finished 3 -?0\.\d+\n$", line)
+    assert re.match(r"first finished 3 -?0\.\d+\n$", line)
 
 
 def test_all_that_may_change_is_listed():

@@ -51,20 +51,18 @@ class Run:
     """The run, and the events of it at every level: three listeners hear the same rounds."""
 
     def __init__(self) -> None:
-        self.trainer: VectorizedPPOTrainer = make_trainer(
-            tiny_config(rounds=ROUNDS, seed=11), spec=SPEC
-        )
         sinks = {level: MemorySink() for level in LEVELS}
         hubs = {level: TelemetryHub([sink], level) for level, sink in sinks.items()}
-        self.trainer.listen(
-            [
-                TelemetryListener(
-                    hub, TelemetryConfig(level), "cpu", ROUNDS,
-                    batches_per_step=4, batch_size=32, anomalies=ANYTHING_GOES,
-                )
-                for level, hub in hubs.items()
-            ]
-        )  # fmt: skip
+        listeners = [
+            TelemetryListener(
+                hub, TelemetryConfig(level), "cpu", ROUNDS,
+                batches_per_step=4, batch_size=32, anomalies=ANYTHING_GOES,
+            )
+            for level, hub in hubs.items()
+        ]  # fmt: skip
+        self.trainer: VectorizedPPOTrainer = make_trainer(
+            tiny_config(rounds=ROUNDS, seed=11), spec=SPEC, listeners=listeners
+        )
         self.history = self.trainer.run()
         for hub in hubs.values():
             hub.close()
@@ -176,12 +174,15 @@ def test_the_same_seed_is_the_same_run_and_its_events():
 
 # ---- what a step consists of ------------------------------------------------------------------
 
-ORDER = ("_see", "checked_decision", "execute_actions", "reward_inputs", "checked_rewards", "_tell")
+ORDER = (
+    "_observe_step", "checked_decision", "execute_actions", "reward_inputs", "checked_rewards",
+    "_notify",
+)  # fmt: skip
 INSIDE = {
-    "_see": ("_train_pass", "_validate", "_transfer", "_judge", "_observe"),
+    "_observe_step": ("_train_pass", "_validate", "fetch_step", "_review", "_observe"),
     "_train_pass": ("begin_step", "process_train_batch"),
     "_validate": ("plan_coalitions", "run_control", "run_score"),
-    "_judge": ("note", "sound_members", "_pass_gates", "review"),
+    "_review": ("note", "sound_members", "_pass_gates", "review"),
     "checked_decision": ("act",),
     "checked_rewards": ("store",),
 }

@@ -22,10 +22,9 @@ from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import PLAIN_BLEND, TaskConfig
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.folder import RunFolder
-from esper.simic.training.vectorized import make_trainer
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import NetworkConfig
 from esper.tolaria import EngineConfig, VectorizedEngine
 from loop_support import tiny_config
@@ -46,9 +45,8 @@ def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> P
 def learnt(root: Path, **population: object) -> Path:
     """The folder of a short run of the learner."""
     config = tiny_config(rounds=2, envs=2, counterfactual_stride=4, **population)
-    trainer = make_trainer(config)
     with RunFolder.create(root, "short", config) as folder:
-        train_in_folder(trainer, folder)
+        train_ppo_vectorized(config, run_dir=folder)
     return folder.path
 
 

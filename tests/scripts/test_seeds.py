@@ -21,13 +21,11 @@ from esper.scripts.train_config import Train
 from esper.scripts.train_learner_config import read_train_ppo
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import resolve
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs.folder import RunFolder, read_config, read_info
-from esper.simic.training.runs.resume import resume_trainer
-from esper.simic.training.vectorized import make_trainer
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria import EngineConfig
 from payload_support import build
-from resume_support import SPEC, newest
+from resume_support import SPEC, gone_on, newest
 from run_driver import small_run
 from support import refused, tiny_host
 
@@ -74,14 +72,13 @@ def test_the_largest_seed_is_read_exactly_from_files_and_flags(tmp_path):
 def test_a_run_of_the_largest_seed_goes_on_with_it(tmp_path):
     config = replace(small_run(1), seed=LARGEST_SEED)
     with RunFolder.create(tmp_path, "x", config) as folder:
-        train_in_folder(make_trainer(config, spec=SPEC), folder)
+        train_ppo_vectorized(config, run_dir=folder, spec=SPEC)
     path = folder.path
     assert read_config(path).seed == read_info(path).seed == LARGEST_SEED
     assert newest(path).engine["seed"] == newest(path).load_agent().seed == LARGEST_SEED
-    with RunFolder.open(path) as folder:
-        resumed = resume_trainer(folder, replace(config, rounds=2), spec=SPEC)
-        assert resumed.trainer.engine.config.seed == LARGEST_SEED
-        assert len(train_in_folder(resumed.trainer, folder)) == 2
+    resumed = gone_on(path, replace(config, rounds=2))
+    assert resumed.trainer.engine.config.seed == LARGEST_SEED
+    assert len(resumed.trainer.history) == 2
 
 
 def test_events_keep_it_in_both_formats(tmp_path):

@@ -20,11 +20,11 @@ from esper.scripts.train_config import read_train
 from esper.scripts.train_learner_config import read_train_ppo
 from esper.scripts.trust import require_trust
 from esper.simic.training.config import TaskConfig
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs.checkpoint_store import STATE, CheckpointStore, Summary
-from esper.simic.training.runs.folder import RunFolder, read_info
-from esper.simic.training.runs.resume import check_changes, resume_trainer
-from esper.simic.training.vectorized import make_trainer
+from esper.simic.training.runs.folder import RunFolder, read_config, read_info
+from esper.simic.training.runs.resume import check_changes
+from esper.simic.training.vectorized import train_ppo_vectorized
+from resume_support import gone_on
 from run_driver import small_run
 from support import refused
 
@@ -181,26 +181,24 @@ def own(file) -> Path:
     """A run of one round on the task of the file."""
     config = replace(config_of(file), rounds=1)
     with RunFolder.create(Path("runs"), "own", config) as folder:
-        train_in_folder(make_trainer(config), folder)
+        train_ppo_vectorized(config, run_dir=folder)
     assert has_run(file)
     return folder.path
 
 
 def test_python_resumes_a_task_file_only_where_its_spec_is_given(own, file):
-    with RunFolder.open(own) as folder:
-        line = refused(lambda: resume_trainer(folder))
-        assert "spec=config.task.spec()" in line
-        assert not has_run(file)
-        assert resume_trainer(folder, spec=folder.config.task.spec()).changed == ()
-        assert has_run(file)
+    line = refused(lambda: train_ppo_vectorized(run_dir=own, resume=True))
+    assert "spec=config.task.spec()" in line
+    assert not has_run(file)
+    assert gone_on(own, spec=read_config(own).task.spec()).changed == ()
+    assert has_run(file)
 
 
 def test_a_task_file_that_was_edited_since_is_told_and_recorded(own, file, tmp_path):
     moved = file.rename(tmp_path / "moved.py")
     moved.write_text(f"{CODE}\n# edited\n")
-    with RunFolder.open(own) as folder:
-        config = replace(config_of(moved), rounds=2)
-        resumed = resume_trainer(folder, config, spec=config.task.spec())
+    config = replace(config_of(moved), rounds=2)
+    resumed = gone_on(own, config, run=False, spec=config.task.spec())
     *settings, edited = resumed.changed
     assert settings == ["rounds: 1 -> 2", f"task.name: {file} -> {moved}"]
     first, second = read_info(own).sessions

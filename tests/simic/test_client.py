@@ -326,9 +326,8 @@ def test_a_policy_of_three_slots_decides_for_a_host_of_five():
 
 def test_misuse_is_refused_by_name():
     spec = tiny_task(episode_length=3)
-    engine, diary = small_engine(spec), Diary()
-    client = small_client(spec)
-    engine.listener = diary
+    diary = Diary()
+    engine, client = small_engine(spec, listener=diary), small_client(spec)
     assert "before act" in refused(lambda: client.update(None))  # type: ignore[arg-type]
     rollout = engine.run_rollout(client)
     inputs, ends = diary.records[-1].reward_inputs, diary.records[-1].reward_inputs.terminal

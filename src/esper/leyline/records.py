@@ -5,13 +5,14 @@ Shape letters: E members, O operations, A action heads.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
-from esper.leyline.arrays import ArrayStruct, Floats
+from esper.leyline.arrays import ArrayStruct, Doubles, Floats
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.masks import ActionMasks
@@ -94,7 +95,12 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     members is that of the state beyond. Else of the last step, after its actions."""
     final_masks: ActionMasks
     final_state: _StateT_co
+    train_accuracy_E: Doubles
+    """On the train batches of the last step, 0..1."""
     seconds: float
+    """Wall time."""
+    device_seconds: float
+    """Of these, the device spent on training and validation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +135,8 @@ class BatchSummary(Payload):
     rollbacks: int
     member_steps_per_second: float
     seconds: float
+    mean_train_accuracy: float = math.nan
+    """On the train batches of the last step, over members; NaN in events of older versions."""
 
     @property
     def ends_episode(self) -> bool:

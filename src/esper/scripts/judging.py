@@ -95,7 +95,7 @@ def judge(
     for contender in contenders:
         diary = StageDiary()
         settings = contender.engine_config(training.population, EVALUATION_SEED, members)
-        engine = VectorizedEngine(contender.spec, settings, diary, data)
+        engine = VectorizedEngine(contender.spec, settings, data=data)
         by = contender.found_by
         planted_ES = None if by is None else found[by.label].outcome.blueprint_ES
         done = run_round(engine, contender.policy(EVALUATION_SEED, reward, planted_ES), diary)

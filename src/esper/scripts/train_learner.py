@@ -7,18 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from esper.scripts.judging import LEARNED, Judged, judge
+from esper.leyline.telemetry import TelemetryConfig
+from esper.scripts.judging import Judged, judge
 from esper.scripts.train_learner_config import TrainPPO
-from esper.scripts.train_run import telemetry_of
+from esper.scripts.train_run import event_files, shown_progress
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.history import RoundRecord
-from esper.simic.training.runs.checkpoints import tally_of
 from esper.simic.training.runs.folder import RunFolder
-from esper.simic.training.runs.resume import Resumed, announce, resume_trainer
-from esper.simic.training.vectorized import make_trainer
+from esper.simic.training.runs.resume import Resumed
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
 from esper.tolaria.memory_need import require_memory
 from esper.tolaria.runtime import parse_device
 
@@ -35,7 +34,7 @@ class Learnt:
 
 @contextmanager
 def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
-    """Train the controller and judge it; its folder is held until the caller is done with it."""
+    """Train the controller and judge it; its folder stays locked until the caller is done."""
     training, recording = config.training, config.recording
     data = spec.load(config.data_dir)
     flag = "--envs" if config.evaluation_envs is None else "--evaluation-envs"
@@ -43,38 +42,40 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
     require_memory(spec, data, config.judged_members, device, flag)
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
-    with _opened(config, spec, data) as (folder, resumed):
-        trainer = resumed.trainer
+    with _opened(config) as folder:
         events = recording.telemetry_dir or folder.telemetry
-        tally = tally_of(trainer.history)
-        with telemetry_of(
-            trainer.engine, LEARNED, training.rounds, recording, events, tally
-        ) as telemetry:
-            trainer.listen(telemetry.listeners)
-            announce(resumed)
-            history = train_in_folder(trainer, folder, config.checkpoint_every, config.keep)
-        judged = judge(training, trainer.client.agent, spec, data, config.judged_members)
-        told = replace(judged.result, telemetry=telemetry.told())
-        yield Learnt(folder, training, history, replace(judged, result=told))
+        with shown_progress(recording), event_files(recording, events) as hub:
+            agent, history = train_ppo_vectorized(
+                training,
+                run_dir=folder,
+                resume=config.resume is not None,
+                sinks=hub,
+                telemetry=TelemetryConfig(level=recording.level),
+                checkpoint_every=config.checkpoint_every,
+                keep=config.keep,
+                on_resume=_print_resumed,
+                spec=spec,
+                data=data,
+            )
+        judged = judge(training, agent, spec, data, config.judged_members)
+        result = replace(judged.result, telemetry=f"{hub.report()} ({events})")
+        yield Learnt(folder, training, history, replace(judged, result=result))
 
 
 @contextmanager
-def _opened(
-    config: TrainPPO, spec: TaskSpec, data: TaskData
-) -> Iterator[tuple[RunFolder, Resumed]]:
-    """The folder of the run and its trainer: new, or where it was."""
+def _opened(config: TrainPPO) -> Iterator[RunFolder]:
+    """The folder of the run: a new one, or the one to resume."""
     if config.resume is not None:
         with RunFolder.open(config.resume) as folder:
-            resumed = resume_trainer(folder, config.training, spec=spec, data=data)
-            for line in (*resumed.notes, *resumed.changed, resumed.line):
-                print(line, file=sys.stderr, flush=True)
             folder.note_session_settings(config.session)
-            yield folder, resumed
+            yield folder
         return
-    trainer = make_trainer(
-        config.training, spec=spec, data=data
-    )  # what it refuses leaves no folder
     with RunFolder.create(config.runs, config.run_name, config.training, config.session) as folder:
         if not config.recording.quiet:
             print(f"run folder: {folder.path}", flush=True)
-        yield folder, Resumed(trainer, None, (), ())
+        yield folder
+
+
+def _print_resumed(resumed: Resumed) -> None:
+    for line in (*resumed.notes, *resumed.changed, resumed.line):
+        print(line, file=sys.stderr, flush=True)

@@ -12,16 +12,15 @@ Shape letters: E members, S slots, R rows, T steps.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-import torch
 
 from esper.device.graphs import GraphCache, GraphReport
-from esper.device.transfer import fetch
+from esper.device.streams import new_stream, on_stream
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import LifecycleOp
@@ -37,12 +36,18 @@ from esper.tamiyo.masks import build_masks
 from esper.tasks.scoring import suffix_macs
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.action_execution import execute_actions
-from esper.tolaria.batch_ops import process_train_batch
+from esper.tolaria.batch_ops import RowTotals, process_train_batch
 from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
 from esper.tolaria.episode import EpisodeBook
 from esper.tolaria.governor import sound_members
+from esper.tolaria.measurements import (
+    RowMeasurements,
+    StepMeasurements,
+    fetch_rows,
+    fetch_step,
+)
 from esper.tolaria.memory_need import require_memory
 from esper.tolaria.observation import Measured, Observer, Standing
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
@@ -62,27 +67,24 @@ from esper.tolaria.setup import (
     train_batches,
 )
 from esper.tolaria.slot_events import SlotWatch
-from esper.tolaria.validation import (
-    RowMeasurements,
-    Validator,
-    measured_rows,
-    tensors_of,
-)
+from esper.tolaria.validation import Validator
 
 STATE_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Seen:
-    """What a step brought before the policy acts in it."""
+class _Observation:
+    """A step up to where the policy acts."""
 
     signals: TrainingSignals
     masks: ActionMasks
     verdicts: GovernorVerdicts
     counterfactuals: Counterfactuals
+    train_accuracy_E: Doubles
     rows: int
+    """Rows computed: validation rows and shadow rows of training."""
     phases: dict[StepPhase, float]
-    """Host seconds so far; what follows is added."""
+    """Host seconds so far; the rest of the step adds its own."""
 
 
 class VectorizedEngine:
@@ -95,24 +97,24 @@ class VectorizedEngine:
         listener: EngineListener | None = None,
         data: TaskData | None = None,
     ) -> None:
-        """`data`: the task's, where the caller has loaded it already."""
+        """`listener` hears every rollout; `data`: the task's, where they are loaded already."""
         self.spec = spec
         self.config = config or EngineConfig()
-        self.listener = listener
+        self._listeners = () if listener is None else (listener,)
         self.device = parse_device(self.config.device)
         self.precision = choose_precision(self.config.precision, self.device)
         self.round = 0
-        """Episodes begun before the next one."""
+        """Index of the current episode, or of the next one between episodes."""
         self.step = 0
-        """Steps done of the episode under way; 0 between episodes."""
-        self._ahead: _Seen | None = None
-        """The next step as far as it was computed when a rollout was cut."""
+        """Steps done of the current episode; 0 between episodes."""
+        self._ahead: _Observation | None = None
+        """The next step, observed already because the last rollout was cut before it."""
         self.timer = CUDATimer(self.device)
         """Device time of training and validation, for benchmarks."""
         self.phase_seconds = dict.fromkeys(StepPhase, 0.0)
         """Host wall time of each phase so far."""
         set_profile(self.config.profile, self.device)
-        with self._memory_guard():
+        with explain_out_of_memory(self.device, self.config.members, spec.batch_size):
             self._build(data if data is not None else spec.load())
 
     def _build(self, data: TaskData) -> None:
@@ -127,15 +129,16 @@ class VectorizedEngine:
             config.signals,
             config.governor,
             fp16=self.precision == "fp16",
+            stream=new_stream(self.device),
         )
         population, device, precision = self.env.model, self.device, self.precision
         self.batches = train_batches(spec, data, config, population, device, precision)
-        self._buffers = batch_buffers(self.batches, device)
+        self.buffers = batch_buffers(self.batches, device)
         batch_size = config.val_batch_size or default_val_batch(config.members, device)
         limit = config.counterfactuals.images
         self.validator = Validator(spec, data, device, batch_size, limit)
         choice = settle_executor(
-            spec, self.env, self.batches, self._buffers, config, device, precision
+            spec, self.env, self.batches, self.buffers, config, device, precision
         )
         name = choice.executor.name
         graphs, self._no_graphs = settle_graphs(config.graphs, device, name)
@@ -150,8 +153,8 @@ class VectorizedEngine:
     def use_graphs(self, graphs: GraphCache | None) -> None:
         """Capture train and validation batches there from now on; None: run them eagerly."""
         self.graphs = self.validator.graphs = graphs
-        if graphs is not None and self._buffers is not None:
-            graphs.adopt(*self._buffers)
+        if graphs is not None and self.buffers is not None:
+            graphs.adopt(*self.buffers)
 
     def graph_report(self) -> GraphReport:
         """Whether batches are replayed, why, and how often."""
@@ -159,7 +162,8 @@ class VectorizedEngine:
             return GraphReport(False, self._no_graphs or "none were given")
         return self.graphs.report()
 
-    def _precision(self) -> contextlib.AbstractContextManager[None]:
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """The precision members are computed in."""
         return autocast(self.device, self.precision, cached=self.graphs is None)
 
     # ---- rounds ---------------------------------------------------------------------------
@@ -173,64 +177,83 @@ class VectorizedEngine:
             history.append(rollout)
         return history
 
-    def run_rollout(self, client: PolicyProtocol[Any]) -> Rollout[Any]:
+    def run_rollout(
+        self, client: PolicyProtocol[Any], listener: EngineListener | None = None
+    ) -> Rollout[Any]:
         """One episode of all members, or the next part of one where rollouts are shorter.
 
-        A return that is cut goes on with the value of what `act` would see next. So the next step
-        is trained and measured here already, and the next rollout begins with its `act`.
+        `listener` hears this rollout, after the engine's own. The return of a rollout that is cut
+        is bootstrapped with the value of what `act` would see next. So the next step is trained
+        and observed here already, and the next rollout starts with its `act`.
         """
         start = perf_counter()
+        device_seconds = sum(self.timer.seconds.values())
+        listeners = self._listeners if listener is None else (*self._listeners, listener)
         set_profile(self.config.profile, self.device)
         length = self.spec.episode_length
-        begun = self.step
-        last = min(length, begun + (self.config.rollout_steps or length))
+        first = self.step
+        last = min(length, first + (self.config.rollout_steps or length))
         try:
-            with self._memory_guard(), self._stream():
+            with self.computing():
                 if self.step == 0:
                     self.begin_episode(client)
-                if self.listener is not None:
-                    self.listener.on_round_start(self.round, self.env.members)
+                for each in listeners:
+                    each.on_round_start(self.round, self.env.members)
                 while self.step < last:
-                    record = self._step_env(client, cut=self.step + 1 == last < length)
+                    cut = self.step + 1 == last < length
+                    record, train_accuracy_E = self._step_env(client, cut, listeners)
                     self.step += 1
                 outcome = self._outcome()
                 if last < length:
-                    self._ahead = self._see()
+                    self._ahead = self._observe_step()
         except BaseException:
-            self.step = 0  # half a step cannot be gone on from: the episode begins again
+            self.step = 0  # half a step cannot be continued: the episode starts over
             raise
-        self.timer.collect()
-        rollout = self._rollout(record, outcome, last - begun, perf_counter() - start)
-        if self.step == length:
-            self.round, self.step = self.round + 1, 0
-        if self.listener is not None:
-            self.listener.on_round_end(rollout)
-        return rollout
-
-    def _outcome(self) -> EpisodeOutcome:
-        """How the members stand after the step that was done last."""
-        env = self.env
-        life, rollbacks_E = env.model.lifecycle, env.governor.rollbacks_E
-        return self.book.outcome(env.epoch_rewards, env.successes, rollbacks_E, life)
-
-    def _rollout(
-        self, record: StepRecord, outcome: EpisodeOutcome, steps: int, seconds: float
-    ) -> Rollout[Any]:
-        result, ahead = record.result, self._ahead
-        return Rollout(
+        device_seconds = sum(self.timer.collect().values()) - device_seconds
+        ahead, result = self._ahead, record.result
+        rollout = Rollout(
             round_index=self.round,
-            steps=steps,
+            steps=last - first,
             ends_episode=ahead is None,
             outcome=outcome,
             truncated_bootstrap_targets=result.truncated_bootstrap_targets,
             final_signals=result.post_action_signals if ahead is None else ahead.signals,
             final_masks=result.post_action_masks if ahead is None else ahead.masks,
             final_state=self.env.lstm_hidden,
-            seconds=seconds,
+            train_accuracy_E=train_accuracy_E,
+            seconds=perf_counter() - start,
+            device_seconds=device_seconds,
         )
+        if self.step == length:
+            self.round, self.step = self.round + 1, 0
+        for each in listeners:
+            each.on_round_end(rollout)
+        return rollout
+
+    def step_members(
+        self, client: PolicyProtocol[Any], listener: EngineListener | None = None
+    ) -> StepRecord:
+        """One step of an episode that `begin_episode` began, for callers that time single steps."""
+        with self.computing():
+            record, _ = self._step_env(client, False, () if listener is None else (listener,))
+        self.step += 1
+        return record
+
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Queue work on the engine's stream; a failed allocation becomes one clear line."""
+        members, batch_size = self.config.members, self.spec.batch_size
+        with explain_out_of_memory(self.device, members, batch_size), on_stream(self.env.stream):
+            yield
+
+    def _outcome(self) -> EpisodeOutcome:
+        """The state of the members after the last step."""
+        env = self.env
+        life, rollbacks_E = env.model.lifecycle, env.governor.rollbacks_E
+        return self.book.outcome(env.epoch_rewards, env.successes, rollbacks_E, life)
 
     def begin_episode(self, client: PolicyProtocol[Any]) -> None:
-        """Fresh hosts, scored before they train: where the first reward starts from.
+        """Reset members to fresh hosts and score them untrained: the first reward's baseline.
 
         `run_rollout` calls it; a benchmark may, to put seeds in place before it times steps.
         """
@@ -241,21 +264,20 @@ class VectorizedEngine:
         self.watch.reset()
         slots = population.slot_reports()
         self.book.begin(slots)
-        self._rates = (-1.0, -1.0)
-        with self._precision():
+        with self.autocast():
             control = self.validator.run_control(population, None)
             scored = self.validator.run_score(population)
-        host = fetch(tensors_of(control, "control") | tensors_of(scored, "score"))
-        rows = measured_rows(host, "control", control.samples)
-        score_rows = measured_rows(host, "score", scored.samples)
-        first_E = self.book.note(-1, slots, self._judged(rows), self._judged(score_rows))
-        self.env.governor.reset(first_E)
+        control_rows, score_rows = fetch_rows(control, scored)
+        judged = self._loss_and_accuracy(control_rows), self._loss_and_accuracy(score_rows)
+        self.env.governor.reset(self.book.note(-1, slots, *judged))
 
     # ---- one step -------------------------------------------------------------------------
 
-    def _step_env(self, client: PolicyProtocol[Any], cut: bool) -> StepRecord:
-        """One step of all members, in the order of the design; `cut`: the rollout ends with it."""
-        seen, self._ahead = self._ahead or self._see(), None
+    def _step_env(
+        self, client: PolicyProtocol[Any], cut: bool, listeners: Sequence[EngineListener] = ()
+    ) -> tuple[StepRecord, Doubles]:
+        """One step of all members, and their train accuracy `[E]`; `cut`: the rollout ends here."""
+        seen, self._ahead = self._ahead or self._observe_step(), None
         env, phases = self.env, seen.phases
         signals, masks, verdicts = seen.signals, seen.masks, seen.verdicts
         with _clock(phases, StepPhase.ACT):
@@ -293,120 +315,101 @@ class VectorizedEngine:
             phases=tuple(PhaseTime(phase, seconds) for phase, seconds in phases.items() if seconds),
         )
         with _clock(phases, StepPhase.LISTEN):
-            self._tell(record)
+            self._notify(record, listeners)
         for phase, seconds in phases.items():
             self.phase_seconds[phase] += seconds
-        return record
+        return record, seen.train_accuracy_E
 
-    def _see(self) -> _Seen:
-        """Train and measure: all of the next step up to where the policy acts."""
+    def _observe_step(self) -> _Observation:
+        """Train, validate, review: all of the next step up to where the policy acts."""
         env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
         with _clock(phases, StepPhase.TRAIN), self.timer.span("train"):
-            self._train_pass()
+            shadow_rows = self._train_pass()
         with _clock(phases, StepPhase.VALIDATION), self.timer.span("validation"):
-            plan = self._validate()
+            plan, scored = self._validate()
         with _clock(phases, StepPhase.TRANSFER_1):
-            host = self._transfer()
+            measured = fetch_step(env.train, env.val, scored, finite_members(env.model))
         with _clock(phases, StepPhase.ANALYSIS):
-            rows = measured_rows(host, "control", env.val.samples)
-            verdicts, found = self._judge(host, rows, plan)
-            signals, masks = self._observe(host, rows)
-        computed = plan.table.rows + self._shadow_rows
-        return _Seen(signals, masks, verdicts, found, computed, phases)
+            verdicts, found = self._review(measured, plan)
+            signals, masks = self._observe(measured, verdicts)
+        rows = plan.table.rows + shadow_rows
+        return _Observation(
+            signals, masks, verdicts, found, measured.train.accuracy_E, rows, phases
+        )
 
-    def _train_pass(self) -> None:
-        """Batches outermost, members inside."""
+    def _train_pass(self) -> int:
+        """All train batches of the step, every member in each; the number of shadow rows."""
         env, population = self.env, self.env.model
         population.begin_step()
-        rates = self.spec.optim.rates_at(self.step, self.spec.episode_length)
-        if rates != self._rates:
-            population.set_rates(*rates)
-            self._rates = rates
+        self._set_rates()
         slots = self.watch.look()
-        self._shadow_rows = int((slots.stage_ES == SeedStage.TRAINING).sum())
         self.book.count_training(slots)
         env.train.zero_()
-        for x_EB, target_EB in self.batches.step(self.step, self._buffers):
-            with self._precision():
+        for x_EB, target_EB in self.batches.step(self.step, self.buffers):
+            with self.autocast():
                 process_train_batch(population, x_EB, target_EB, env.train, env.scaler, self.graphs)
+        return int((slots.stage_ES == SeedStage.TRAINING).sum())
 
-    def _validate(self) -> CoalitionPlan:
+    def _set_rates(self) -> None:
+        """Learning rates of this step; uploaded only where the schedule changes them."""
+        optim, length = self.spec.optim, self.spec.episode_length
+        rates = optim.rates_at(self.step, length)
+        if self.step == 0 or rates != optim.rates_at(self.step - 1, length):
+            self.env.model.set_rates(*rates)
+
+    def _validate(self) -> tuple[CoalitionPlan, RowTotals]:
         """Members and coalitions of their seeds on `val_control`, members on `val_score`."""
         population, config = self.env.model, self.config
         plan = plan_coalitions(
             population, config.counterfactuals, config.seed, self.round, self.step
         )
         alone = plan.table.rows == population.members
-        with self._precision():
+        with self.autocast():
             self.env.val = self.validator.run_control(population, None if alone else plan.table)
-            self._scored = self.validator.run_score(population)
-        return plan
+            return plan, self.validator.run_score(population)
 
-    def _transfer(self) -> dict[str, Doubles]:
-        """Everything the host needs to know of this step, in one copy."""
-        train = self.env.train
-        parts = {
-            "train/loss_E": train.loss_E,
-            "train/shadow_loss_ES": train.shadow_loss_ES,
-            "train/host_grad_norm_E": train.host_grad_norm_E,
-            "train/grad_norm_ES": train.grad_norm_ES,
-        }
-        parts |= tensors_of(self.env.val, "control") | tensors_of(self._scored, "score")
-        parts["finite_E"] = finite_members(self.env.model)
-        host = fetch(parts)
-        for name in parts:
-            if name.startswith("train/"):
-                host[name] = host[name] / train.batches
-        return host
-
-    def _judge(
-        self, host: dict[str, Doubles], rows: RowMeasurements, plan: CoalitionPlan
+    def _review(
+        self, measured: StepMeasurements, plan: CoalitionPlan
     ) -> tuple[GovernorVerdicts, Counterfactuals]:
         """Score, gates, governor: what the measurements mean for members and their seeds."""
-        env, life = self.env, self.env.model.lifecycle
-        loss_E, accuracy_E = self._judged(rows)
-        score_rows = measured_rows(host, "score", self._scored.samples)
-        train_loss_E = host["train/loss_E"]
-        slots = env.model.slot_reports()
-        judged = (loss_E, accuracy_E), self._judged(score_rows)
-        score_E = self.book.note(self.step, slots, *judged, train_loss_E)
+        env, train = self.env, measured.train
+        loss_E, accuracy_E = self._loss_and_accuracy(measured.control)
+        judged = (loss_E, accuracy_E), self._loss_and_accuracy(measured.score)
+        score_E = self.book.note(self.step, env.model.slot_reports(), *judged, train.loss_E)
         sound_E = sound_members(
-            env.model, host["train/host_grad_norm_E"], host["train/grad_norm_ES"], host["finite_E"]
+            env.model, train.host_grad_norm_E, train.grad_norm_ES, measured.finite_E
         )
-        found = self._pass_gates(host, plan, rows.samples)
+        found = self._pass_gates(measured, plan)
         verdicts = env.governor.review(
             self.step,
-            train_loss_E.astype(np.float32),
+            train.loss_E.astype(np.float32),
             loss_E.astype(np.float32),
             accuracy_E.astype(np.float32),
             sound_E,
             score_E,
         )
         self.watch.look(PruneCause.ROLLBACK)
-        self.watch.judge(life.signals)
+        self.watch.judge(env.model.lifecycle.signals)
         self.observer.note(found)
-        self._verdicts = verdicts
         return verdicts, found
 
-    def _pass_gates(
-        self, host: dict[str, Doubles], plan: CoalitionPlan, samples: int
-    ) -> Counterfactuals:
-        """What seeds are worth; what may move on moves on, and the step is counted."""
-        population = self.env.model
+    def _pass_gates(self, measured: StepMeasurements, plan: CoalitionPlan) -> Counterfactuals:
+        """Attribute contributions to seeds; advance what passes its gate, and count the step."""
+        population, rows, train = self.env.model, measured.control, measured.train
         found = attribute(
             plan,
-            host["control/merit_R"],
-            host["control/gain_R"],
-            host["control/gain_square_R"],
-            samples,
-            host["control/loss_R"],
+            rows.merit_sum_R,
+            rows.gain_sum_R,
+            rows.gain_square_sum_R,
+            rows.samples,
+            rows.loss_sum_R,
         )
         gates = gate_signals(
             population.lifecycle.stage_ES,
             population.trainer.training(),
-            host["train/loss_E"],
-            host["train/shadow_loss_ES"],
-            host["train/grad_norm_ES"],
+            train.loss_E,
+            train.shadow_loss_ES,
+            train.grad_norm_ES,
             found.contribution_ES,
             found.contribution_se_ES,
         )
@@ -414,21 +417,20 @@ class VectorizedEngine:
         self.watch.look(counted=True)
         return found
 
-    def _judged(self, rows: RowMeasurements) -> tuple[Doubles, Doubles]:
-        """(loss, accuracy) of the members as they stand."""
+    def _loss_and_accuracy(self, rows: RowMeasurements) -> tuple[Doubles, Doubles]:
+        """(loss, accuracy) `[E]` of the members with all their seeds."""
         members = self.env.members
         return rows.loss_R[:members], self.validator.accuracy(rows)[:members]
 
     def _observe(
-        self, host: dict[str, Doubles], rows: RowMeasurements
+        self, measured: StepMeasurements, verdicts: GovernorVerdicts
     ) -> tuple[TrainingSignals, ActionMasks]:
-        """What the policy sees and may do."""
+        """What the policy sees, and its action masks."""
         env, life = self.env, self.env.model.lifecycle
-        loss_E, accuracy_E = self._judged(rows)
-        values = (host["train/loss_E"], loss_E, accuracy_E)
+        values = (measured.train.loss_E, *self._loss_and_accuracy(measured.control))
         train32_E, loss32_E, accuracy32_E = (value.astype(np.float32) for value in values)
         tracked = env.signal_tracker.update(train32_E, loss32_E, accuracy32_E)
-        env.signal_tracker.reset(self._verdicts.rolled_back_E)
+        env.signal_tracker.reset(verdicts.rolled_back_E)
         standing = Standing(
             env.last_action,
             env.last_outcome,
@@ -438,25 +440,23 @@ class VectorizedEngine:
         )
         signals = self.observer.observe(self.step, Measured(*values, tracked), standing)
         legal_ESO = life.legal_ops()
-        if self.step == self.spec.episode_length - 1:  # what came now would never be scored
+        if self.step == self.spec.episode_length - 1:  # the effect would never be scored
             legal_ESO[..., LifecycleOp.WAIT + 1 :] = False
         return signals, build_masks(legal_ESO, life.fits_SK, dict(self.config.frozen_heads))
 
-    def _tell(self, record: StepRecord) -> None:
-        if self.listener is None:
-            self.watch.tell(_nobody)
-            return
-        self.watch.tell(make_telemetry_callback(self.listener, self.round, self.step))
-        self.listener.on_step(record)
+    def _notify(self, record: StepRecord, listeners: Sequence[EngineListener]) -> None:
+        self.watch.flush([make_telemetry_callback(it, self.round, self.step) for it in listeners])
+        for listener in listeners:
+            listener.on_step(record)
 
     # ---- results and state ----------------------------------------------------------------
 
     def test(self) -> Doubles:
         """Accuracy `[E]` of the members on the task's test data: for the last line of a report."""
-        with self._memory_guard(), autocast(self.device, self.precision):
+        with self.computing(), autocast(self.device, self.precision):
             totals = self.validator.run_test(self.env.model)
-        host = fetch(tensors_of(totals, "test"))
-        return self.validator.accuracy(measured_rows(host, "test", totals.samples))
+        (rows,) = fetch_rows(totals)
+        return self.validator.accuracy(rows)
 
     def state_dict(self) -> dict[str, int | str]:
         """All it takes to go on between two episodes: members start afresh, from named streams."""
@@ -486,19 +486,6 @@ class VectorizedEngine:
                     f"resume with the same {name}"
                 )
         self.round = int(state["round"])
-
-    @contextlib.contextmanager
-    def _memory_guard(self) -> Iterator[None]:
-        with explain_out_of_memory(self.device, self.config.members, self.spec.batch_size):
-            yield
-
-    def _stream(self) -> contextlib.AbstractContextManager[Any]:
-        stream = self.env.stream
-        return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)
-
-
-def _nobody(payload: object) -> None:
-    """Where no one listens."""
 
 
 @contextlib.contextmanager

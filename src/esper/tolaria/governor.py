@@ -292,12 +292,12 @@ class TolariaGovernor:
 
 
 def sound_members(
-    population: Population, host_norm_E: Doubles, seed_norm_ES: Doubles, finite_E: Doubles
+    population: Population, host_norm_E: Doubles, seed_norm_ES: Doubles, finite_E: Bools
 ) -> Bools:
-    """`[E]`: members whose weights (`finite_E` above 0) and gradient norms are finite.
+    """`[E]`: members whose weights (`finite_E`) and gradient norms are finite.
 
     A seed that incubates cannot hurt its host: what breaks in it is for the gates to see.
     """
     heard_ES = population.trainer.training() & (population.lifecycle.alpha_ES > 0)
     seeds_E = (np.isfinite(seed_norm_ES) | ~heard_ES).all(axis=1)
-    return np.asarray(np.isfinite(host_norm_E) & seeds_E & (finite_E > 0))
+    return np.asarray(np.isfinite(host_norm_E) & seeds_E & finite_E)

@@ -104,10 +104,13 @@ class SlotWatch:
                 )
             )
 
-    def tell(self, callback: SlotCallback) -> None:
-        """Hand over what was found since the last time, one payload per kind."""
-        for kind in dict.fromkeys(type(payload) for payload in self._found):
-            callback(_joined([payload for payload in self._found if type(payload) is kind]))
+    def flush(self, callbacks: Sequence[SlotCallback]) -> None:
+        """Pass the events since the last flush to every callback, one payload per kind."""
+        if callbacks:
+            for kind in dict.fromkeys(type(payload) for payload in self._found):
+                found = _joined([payload for payload in self._found if type(payload) is kind])
+                for callback in callbacks:
+                    callback(found)
         self._found.clear()
 
     def _germinated(self, mask_ES: Bools, now: SlotReports) -> SeedGerminated:

@@ -14,7 +14,7 @@ import numpy as np
 
 from esper.leyline.arrays import Codes
 from esper.leyline.payloads import StepPhase
-from esper.leyline.protocols import PolicyProtocol
+from esper.leyline.protocols import EngineListener, PolicyProtocol
 from esper.leyline.records import StepRecord
 from esper.nissa import TelemetryHub
 from esper.tolaria.engine import VectorizedEngine
@@ -54,10 +54,12 @@ class TimedEngine:
         engine: VectorizedEngine,
         client: PolicyProtocol[Any],
         prepare: Callable[[VectorizedEngine], None],
+        listener: EngineListener | None = None,
         hub: TelemetryHub | None = None,
     ) -> None:
-        """`prepare`: called at the start of every episode."""
+        """`prepare`: called at the start of every episode; `hub`: what `listener` emits to."""
         self.engine, self.client, self.hub = engine, client, hub
+        self._listener = listener
         self._prepare = prepare
         self._begin()
         self.first_stage_ES: Codes = engine.env.seed_stage
@@ -65,15 +67,15 @@ class TimedEngine:
     def _begin(self) -> None:
         engine = self.engine
         engine.step = 0
-        with engine._memory_guard(), engine._stream():
+        with engine.computing():
             engine.begin_episode(self.client)
             self._prepare(engine)
-        if engine.listener is not None:
-            engine.listener.on_round_start(engine.round, engine.env.members)
+        if self._listener is not None:
+            self._listener.on_round_start(engine.round, engine.env.members)
 
     @property
     def stages_held(self) -> bool:
-        """Whether all seeds stand where they stood at first."""
+        """Whether all seeds are in the stage they were in at first."""
         return np.array_equal(self.first_stage_ES, self.engine.env.seed_stage)
 
     def turn(self, steps: int) -> Turn:
@@ -112,11 +114,7 @@ class TimedEngine:
 
     def step(self) -> StepRecord:
         """One step, timed by whoever calls."""
-        engine = self.engine
-        with engine._memory_guard(), engine._stream():
-            record = engine._step_env(self.client, cut=False)
-        engine.step += 1
-        return record
+        return self.engine.step_members(self.client, self._listener)
 
     def _device_seconds(self) -> dict[str, float]:
         wait_for(self.engine.device)  # outside of what is timed: all spans are finished

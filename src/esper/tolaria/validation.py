@@ -10,7 +10,6 @@ Shape letters: E members, R rows, S slots.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -34,6 +33,7 @@ from esper.tolaria.batch_ops import (
     process_val_batch,
     right_or_wrong,
 )
+from esper.tolaria.measurements import RowMeasurements
 
 
 class ValidationPart:
@@ -69,21 +69,6 @@ class ValidationPart:
     def sample(self) -> Tensor:
         """One input `[1, ...]`, to learn sizes from."""
         return self._inputs[:1]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RowMeasurements:
-    """What validation told about each row, on the host."""
-
-    loss_R: Doubles
-    """Mean over samples."""
-    merit_R: Doubles
-    """Mean over samples: the accuracy, for classes."""
-    gain_R: Doubles
-    """Sum over samples of what the row's member as it stands is better by."""
-    gain_square_R: Doubles
-    """Sum of its square."""
-    samples: int
 
 
 class Validator:
@@ -164,21 +149,3 @@ class Validator:
         if self._vocab is not None:
             return language_accuracy(rows.loss_R, self._vocab)
         return rows.merit_R
-
-
-def tensors_of(totals: RowTotals, prefix: str) -> dict[str, Tensor]:
-    """The totals by name, for the transfer."""
-    return {
-        f"{prefix}/{f.name}": getattr(totals, f.name) for f in fields(totals) if f.name != "samples"
-    }
-
-
-def measured_rows(host: dict[str, Doubles], prefix: str, samples: int) -> RowMeasurements:
-    """The totals after the transfer."""
-    return RowMeasurements(
-        loss_R=host[f"{prefix}/loss_R"] / samples,
-        merit_R=host[f"{prefix}/merit_R"] / samples,
-        gain_R=host[f"{prefix}/gain_R"],
-        gain_square_R=host[f"{prefix}/gain_square_R"],
-        samples=samples,
-    )

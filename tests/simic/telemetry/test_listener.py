@@ -235,7 +235,7 @@ def test_summary_of_a_round_is_that_of_its_outcome(script):
 
 def test_throughput_follows_from_the_sizes():
     script = Script(members=4, steps=3, seconds=6.0)
-    events = recorded(script, TelemetryConfig(NORMAL), gpu_utilization=lambda: 0.75)
+    events = recorded(script, TelemetryConfig(NORMAL))
     said = payload(events, Kind.THROUGHPUT)
     assert said.member_steps_per_second == 2.0
     assert said.episodes_per_second == pytest.approx(4 / 6)

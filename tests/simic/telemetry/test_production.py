@@ -63,9 +63,6 @@ class Watched:
     def run(self) -> Watched:
         self.sink, diary = MemorySink(), Diary()
         config = TelemetryConfig(level=self.level, escalation_rounds=self.escalation_rounds)
-        self.trainer = tiny_trainer(
-            tiny_config(rounds=self.rounds), listener=diary, hooks=self.hooks
-        )
         if self.strike:
             diary.watch = self._break
         with TelemetryHub([self.sink], self.level) as hub:
@@ -73,7 +70,9 @@ class Watched:
                 hub, config, "cpu", self.rounds,
                 batches_per_step=1, batch_size=16, anomalies=self.anomalies,
             )  # fmt: skip
-            self.trainer.listen([listener])
+            self.trainer = tiny_trainer(
+                tiny_config(rounds=self.rounds), listeners=[diary, listener], hooks=self.hooks
+            )
             sys.setprofile(self._note)
             try:
                 self.history = self.trainer.run()
@@ -184,7 +183,7 @@ def test_a_gradient_that_is_not_finite_is_looked_into_at_any_level_that_records_
 def test_recording_everything_changes_nothing(loud):
     """Raised level, provoked anomalies, a broken member: bit for bit the run nobody listens to."""
     diary = Diary()
-    silent = tiny_trainer(tiny_config(rounds=2), listener=diary)
+    silent = tiny_trainer(tiny_config(rounds=2), listeners=[diary])
 
     def strike(record) -> None:
         if (record.signals.round_index, record.signals.step) == (0, 3):

@@ -22,7 +22,6 @@ from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.agent import PPOAgent
 from esper.simic.telemetry.listener import RunTally, TelemetryListener
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.checkpoint_store import (
     CheckpointStore,
@@ -42,11 +41,12 @@ from esper.simic.training.runs.checkpoints import (
     whole_rounds,
 )
 from esper.simic.training.runs.folder import RunFolder
+from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage import atomic, manifest
 from esper.storage.sealed_json import seal
-from loop_support import same_agents, tiny_config, untimed
+from loop_support import same_agents, tiny_config, tiny_task, untimed
 from resume_support import DEADLY, die_at
-from run_driver import small_run, small_trainer
+from run_driver import EPISODE, small_run, small_trainer
 from support import refused
 
 
@@ -247,7 +247,7 @@ def real(tmp_path_factory) -> Path:
     """The folder of a small run with three checkpoints, not to be changed."""
     config = small_run(3)
     with RunFolder.create(tmp_path_factory.mktemp("real"), "real", config) as folder:
-        train_in_folder(small_trainer(config), folder)
+        train_ppo_vectorized(config, run_dir=folder, spec=tiny_task(episode_length=EPISODE))
         return folder.path
 
 
@@ -436,11 +436,11 @@ def test_saved_every_k_rounds_at_the_best_score_and_at_the_end(tmp_path):
     scores = [0.5, 0.2, 0.3, 0.1, 0.6, 0.4, 0.1, 0.2]
     history = scored(*scores)
     config = small_run(len(scores))
-    trainer = small_trainer(config)
     sink = MemorySink()
     hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
     told = TelemetryConfig(level=TelemetryLevel.NORMAL)
-    trainer.listen([TelemetryListener(hub, told, "cpu", 8, batches_per_step=1, batch_size=16)])
+    ear = TelemetryListener(hub, told, "cpu", 8, batches_per_step=1, batch_size=16)
+    trainer = small_trainer(config, listeners=[ear])
     hook = CheckpointHook(CheckpointStore(tmp_path, keep=9), config, every=3)
     for done, record in enumerate(history, start=1):
         trainer.engine.round = done

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from esper.leyline.stopping import STOP_SIGNALS
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import Checkpoint, read_checkpoint
 from esper.simic.training.runs.folder import RunFolder, SessionEnd, read_info
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 from esper.simic.training.runs.listing import RunState, list_runs
-from esper.simic.training.runs.resume import resume_trainer
+from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import same_agents, tiny_task, untimed
+from resume_support import SPEC, gone_on
 from run_driver import EPISODE, small_run, small_trainer
 
 
@@ -97,7 +97,7 @@ def test_a_full_disk_ends_the_run_in_one_line_with_older_checkpoints_whole(tmp_p
     assert job.wait() == 2
     (line,) = job.errors.read_text().splitlines()
     assert "cannot save round 3 to" in line
-    assert "File too large; free some space, then go on with --resume" in line
+    assert "File too large; free some space, then" in line
     assert whole(job.folder) == ["round-000001", "round-000002"]
     (run,) = list_runs(tmp_path)
     assert (run.state, run.problem) == (RunState.CRASHED, line)
@@ -134,10 +134,15 @@ class Press:
 def stopped(root: Path, press: Press, every: int = 1, **settings) -> tuple[Path, str]:
     """A run that was asked to stop; its folder and what it said."""
     config = small_run(4)
-    with RunFolder.create(root, "x", config) as folder:
-        trainer = small_trainer(config, listener=press, **settings)
-        with pytest.raises(Interrupted) as stop:
-            train_in_folder(trainer, folder, every)
+    with RunFolder.create(root, "x", config) as folder, pytest.raises(Interrupted) as stop:
+        train_ppo_vectorized(
+            config,
+            run_dir=folder,
+            checkpoint_every=every,
+            listeners=[press],
+            spec=tiny_task(episode_length=EPISODE),
+            **settings,
+        )
     return folder.path, str(stop.value)
 
 
@@ -158,10 +163,7 @@ def test_only_the_round_under_way_is_lost_however_seldom_is_saved(tmp_path):
     plain.run()
     assert same_agents(checkpoint.load_agent(), plain.client.agent)
     assert untimed(checkpoint.load_history()) == untimed(plain.history)
-    with RunFolder.open(path) as folder:
-        train_in_folder(
-            resume_trainer(folder, spec=tiny_task(episode_length=EPISODE)).trainer, folder
-        )
+    gone_on(path)
     other = small_trainer(small_run(4))
     other.run()
     assert same_agents(newest(path).load_agent(), other.client.agent)
@@ -195,12 +197,13 @@ def test_an_error_costs_the_round_under_way_and_is_told(tmp_path):
                 raise RuntimeError("out of luck")
 
     config = small_run(5)
-    trainer = small_trainer(config, listener=Fail(0, 0))
     with (
         pytest.raises(RuntimeError, match="out of luck"),
         RunFolder.create(tmp_path, "x", config) as folder,
     ):
-        train_in_folder(trainer, folder, every=100)
+        train_ppo_vectorized(
+            config, run_dir=folder, checkpoint_every=100, listeners=[Fail(0, 0)], spec=SPEC
+        )
     assert newest(folder.path).summary.round == 1
     (session,) = read_info(folder.path).sessions
     assert (session.end, session.failure) == (SessionEnd.FAILED, "RuntimeError: out of luck")
@@ -209,15 +212,11 @@ def test_an_error_costs_the_round_under_way_and_is_told(tmp_path):
 def test_afterwards_everything_is_as_it_was_before(tmp_path):
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     config = small_run(1)
-    trainer = small_trainer(config)
-    hooks, listener = trainer.hooks, trainer.engine.listener
     with RunFolder.create(tmp_path, "x", config) as folder:
-        train_in_folder(trainer, folder)
+        train_ppo_vectorized(config, run_dir=folder, spec=SPEC)
     assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
     stopped(tmp_path, Press(0, 0))
     assert {number: signal.getsignal(number) for number in STOP_SIGNALS} == before
-    assert trainer.hooks is hooks
-    assert trainer.engine.listener is listener
 
 
 def test_after_the_first_signal_the_system_handles_the_next():

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.leyline import TelemetryConfig, TelemetryLevel
+from esper.leyline.payloads import RunStatus
 from esper.leyline.telemetry import TelemetryEventType
-from esper.nissa import MemorySink, TelemetryHub
+from esper.nissa import MemorySink
 from esper.scripts.train_learner_config import read_train_ppo
-from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.runs import resume
 from esper.simic.training.runs.checkpoint_store import KEEP, CheckpointStore, verify
 from esper.simic.training.runs.folder import (
@@ -29,12 +27,10 @@ from esper.simic.training.runs.folder import (
 )
 from esper.simic.training.runs.resume import (
     MAY_CHANGE,
-    announce,
     check_changes,
-    resume_trainer,
 )
 from esper.simic.training.schedules import Schedule
-from esper.simic.training.vectorized import make_trainer
+from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import same_agents, tiny_task, untimed
 from resume_support import SPEC, gone_on, newest, same_runs, trained
 from run_driver import EPISODE, small_run, small_trainer
@@ -94,11 +90,9 @@ def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
         pytest.raises(RuntimeError, match="stopped"),
         RunFolder.create(tmp_path, "cut", config) as folder,
     ):
-        train_in_folder(small_trainer(config, hooks=[stop]), folder)
-    with RunFolder.open(folder.path) as folder:
-        resumed = resume_trainer(folder, spec=SPEC)
-        assert len(resumed.trainer.history) == 3
-        train_in_folder(resumed.trainer, folder)
+        train_ppo_vectorized(config, run_dir=folder, hooks=[stop], spec=SPEC)
+    assert len(gone_on(folder.path, run=False).trainer.history) == 3
+    resumed = gone_on(folder.path)
     whole = small_trainer(config)
     whole.run()
     assert same_agents(resumed.trainer.client.agent, whole.client.agent)
@@ -127,7 +121,7 @@ def test_a_run_that_goes_on_keeps_as_many_checkpoints_as_before(tmp_path):
     """Kept for a study of how it learnt: a resume that does not repeat the flag removes none."""
     config = small_run(5)
     with RunFolder.create(tmp_path, "x", config) as folder:
-        train_in_folder(make_trainer(config, spec=SPEC), folder, keep=6)
+        train_ppo_vectorized(config, run_dir=folder, spec=SPEC, keep=6)
     gone_on(folder.path, replace(config, rounds=6))
     names = [f"round-{number:06d}" for number in range(1, 7)]
     assert sorted(path.name for path in (folder.path / "checkpoints").iterdir()) == names
@@ -240,16 +234,15 @@ def test_every_mismatch_is_named_at_once():
 
 def test_a_task_that_is_no_longer_the_same_is_refused(copied):
     """The settings are the same, but what they name was changed since."""
-    with RunFolder.open(copied) as folder:
-        for spec, word in [
-            (tiny_task(episode_length=EPISODE, n_blocks=2), "task.slots"),
-            (tiny_task(episode_length=EPISODE, base_channels=3), "task.host_factory.base_channels"),
-            (replace(SPEC, blueprints=SPEC.blueprints[::-1]), "task.blueprints"),
-            (replace(SPEC, optim=replace(SPEC.optim, host_lr=0.2)), "task.optim.host_lr"),
-        ]:
-            assert word in refused(lambda spec=spec: resume_trainer(folder, spec=spec))
-        words = replace(SPEC, description="put in other words")
-        assert resume_trainer(folder, spec=words).trainer.engine.round == 2
+    for spec, word in [
+        (tiny_task(episode_length=EPISODE, n_blocks=2), "task.slots"),
+        (tiny_task(episode_length=EPISODE, base_channels=3), "task.host_factory.base_channels"),
+        (replace(SPEC, blueprints=SPEC.blueprints[::-1]), "task.blueprints"),
+        (replace(SPEC, optim=replace(SPEC.optim, host_lr=0.2)), "task.optim.host_lr"),
+    ]:
+        assert word in refused(lambda spec=spec: gone_on(copied, spec=spec))
+    words = replace(SPEC, description="put in other words")
+    assert gone_on(copied, run=False, spec=words).trainer.engine.round == 2
 
 
 def test_fewer_rounds_than_are_done_are_refused(copied):
@@ -297,15 +290,11 @@ def test_other_versions_are_told(copied, monkeypatch):
 
 def test_an_event_says_what_was_loaded(copied):
     sink = MemorySink()
-    hub = TelemetryHub([sink], TelemetryLevel.NORMAL)
-    resumed = gone_on(copied, run=False)
-    told = TelemetryConfig(level=TelemetryLevel.NORMAL)
-    ear = TelemetryListener(hub, told, "cpu", 2, batches_per_step=1, batch_size=16)
-    resumed.trainer.listen([ear])
-    announce(resumed)
-    hub.close()
-    (event,) = sink.events
+    resumed = gone_on(copied, run=False, sinks=[sink])
+    started, event, finished = sink.events
+    assert started.type is TelemetryEventType.RUN_STARTED
     assert event.type is TelemetryEventType.CHECKPOINT_LOADED
+    assert finished.payload.status is RunStatus.INTERRUPTED
     assert (event.payload.path, event.payload.rounds_done) == (str(resumed.checkpoint), 2)
 
 

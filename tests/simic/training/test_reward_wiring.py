@@ -34,7 +34,7 @@ def test_every_mode_and_family_trains_and_pays_by_its_own_rule(mode, family):
     """The episode's returns are those of a fresh reward of that name on the same steps."""
     config = paying(RewardConfig(mode=mode, family=family, rollback_penalty=0.3))
     diary = Diary()
-    trainer = tiny_trainer(config, listener=diary)
+    trainer = tiny_trainer(config, listeners=[diary])
     (record,) = trainer.run()
     alone = make_reward(config.reward, tiny_task().upkeep)
     expected = sum(alone(step.reward_inputs)[0] for step in diary.records)
@@ -46,7 +46,7 @@ def test_every_mode_and_family_trains_and_pays_by_its_own_rule(mode, family):
 def test_what_a_learner_is_paid_adds_up_to_the_score_that_is_reported():
     """Return = last score - first score - upkeep - penalties, member by member, over a rollback."""
     diary = Diary()
-    trainer = tiny_trainer(paying(RewardConfig(rollback_penalty=0.25)), listener=diary)
+    trainer = tiny_trainer(paying(RewardConfig(rollback_penalty=0.25)), listeners=[diary])
 
     def strike(record) -> None:
         if record.signals.step == 3:
@@ -83,7 +83,7 @@ def test_the_curve_is_of_hosts_the_controller_never_meets_and_the_same_each_time
     cut = tiny_config(rollout_steps=3).engine_config()
     assert wait_curve(tiny_task(), cut) == curves[0], "rollouts may be short, episodes are not"
     diary = Diary()
-    tiny_trainer(tiny_config(rounds=1), listener=diary).run()
+    tiny_trainer(tiny_config(rounds=1), listeners=[diary]).run()
     fresh = diary.records[0].reward_inputs.score_before_E.mean()
     assert fresh != curves[0][0]
 

@@ -43,7 +43,7 @@ def test_a_round_is_rollout_then_update_then_hooks():
         assert of.history[-1] is record
         told.append(f"hook {record.round_index}, {of.client.agent.updates_done} updates")
 
-    trainer = tiny_trainer(tiny_config(rounds=2), hooks=[hook], listener=Ear())
+    trainer = tiny_trainer(tiny_config(rounds=2), hooks=[hook], listeners=[Ear()])
     history = trainer.run()
     assert told == [
         "start 0", "end 0, 0 updates", "hook 0, 1 updates",
@@ -59,8 +59,8 @@ def test_events_say_what_was_learnt():
     hub, ear = listener(sink)
     config = tiny_config(rounds=2)
     schedule = Schedule(1e-3, 5e-4, 2)
-    trainer = tiny_trainer(replace(config, ppo=replace(config.ppo, learning_rate=schedule)))
-    trainer.listen([ear])
+    config = replace(config, ppo=replace(config.ppo, learning_rate=schedule))
+    trainer = tiny_trainer(config, listeners=[ear])
     history = trainer.run()
     hub.close()
     updates = [e.payload for e in sink.events if e.type is TelemetryEventType.PPO_UPDATED]

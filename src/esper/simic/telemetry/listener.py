@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -81,11 +81,6 @@ class LearnerFigures:
     entropy_coef: float = math.nan
 
 
-def _unread() -> float:
-    """The utilisation of a device that nobody reads."""
-    return math.nan
-
-
 class TelemetryListener:
     """Turns what the engine tells into events of a hub.
 
@@ -105,10 +100,8 @@ class TelemetryListener:
         batches_per_step: int,
         batch_size: int,
         tally: RunTally | None = None,
-        gpu_utilization: Callable[[], float] = _unread,
         anomalies: AnomalyConfig | None = None,
     ) -> None:
-        """`gpu_utilization`: 0..1 when called, once a round; must not synchronise the device."""
         self.hub = hub
         self.config = config
         self.device = device
@@ -116,7 +109,6 @@ class TelemetryListener:
         self.batches_per_step = batches_per_step
         self.batch_size = batch_size
         self.tally = tally or RunTally()
-        self._gpu_utilization = gpu_utilization
         self._learner = LearnerFigures()
         self._slots = emitters.SlotTelemetry()
         self._totals: RoundTotals | None = None
@@ -301,6 +293,7 @@ class TelemetryListener:
             rollbacks=int(ended.rollbacks_E.sum()),
             member_steps_per_second=_rate(rollout.steps * members, rollout.seconds),
             seconds=rollout.seconds,
+            mean_train_accuracy=float(rollout.train_accuracy_E.mean()),
         )
 
     def _emit_totals(self, rollout: Rollout[object], totals: RoundTotals) -> None:
@@ -333,7 +326,7 @@ class TelemetryListener:
             self.device,
             member_steps * self.batches_per_step,
             member_steps * self.batches_per_step * self.batch_size,
-            self._gpu_utilization(),
+            _rate(rollout.device_seconds, rollout.seconds),
             member_steps_per_second=member_steps,
             episodes_per_second=member_steps / rollout.final_signals.episode_length,
             rows_per_member=totals.rows_per_member,
@@ -343,7 +336,7 @@ class TelemetryListener:
         )
 
 
-def _rate(count: int, seconds: float) -> float:
+def _rate(count: float, seconds: float) -> float:
     """Per second; NaN where no time was measured."""
     return count / seconds if seconds > 0 else math.nan
 

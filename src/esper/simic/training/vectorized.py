@@ -1,34 +1,62 @@
-"""The entry point of the learner: a config in, a trained agent and its history out."""
+"""The entry point of the learner: `train_ppo_vectorized`, the one place where a run is assembled.
+
+A config becomes engine, agent, client and trainer (`make_trainer`); a run folder adds checkpoints,
+resume and clean stops; sinks add telemetry. `esper train ppo` calls it, too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from esper.leyline.errors import EsperError, shown
 from esper.simic.training.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from esper.leyline.protocols import EngineListener, RewardProtocol
+    from esper.leyline.protocols import EngineListener, RewardProtocol, SinkProtocol
+    from esper.leyline.telemetry import TelemetryConfig
+    from esper.nissa.hub import TelemetryHub
     from esper.simic.agent.agent import PPOAgent
-    from esper.simic.telemetry.listener import TelemetryListener
     from esper.simic.training.history import RoundRecord
+    from esper.simic.training.runs.folder import RunFolder
+    from esper.simic.training.runs.resume import Resumed
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
     from esper.tasks.spec import TaskData, TaskSpec
+
+POLICY: Final = "ppo"
+"""Name of the learner in events and tables."""
 
 
 def train_ppo_vectorized(
     config: TrainingConfig | None = None,
     *,
+    run_dir: Path | RunFolder | None = None,
+    resume: bool = False,
+    sinks: Sequence[SinkProtocol] | TelemetryHub = (),
+    telemetry: TelemetryConfig | None = None,
+    checkpoint_every: int | None = None,
+    keep: int | None = None,
     reward: RewardProtocol | None = None,
-    listeners: Sequence[TelemetryListener] = (),
+    listeners: Sequence[EngineListener] = (),
     hooks: Sequence[RoundHook] = (),
+    on_resume: Callable[[Resumed], None] | None = None,
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> tuple[PPOAgent, list[RoundRecord]]:
-    """Train a controller; the agent, and a record of each round.
+    """Train a controller with PPO; returns the agent and a record of each round.
 
-    `reward` stands in for the config's; `spec` for the task the config names, `data` for what the
-    task would load.
+    run_dir: folder of the run, created here, or an open `RunFolder`; None writes nothing to disk.
+        With a folder, SIGINT, SIGTERM and SIGHUP stop the run after the current step: it is saved,
+        and `Interrupted` is raised.
+    resume: continue the run in `run_dir` from its newest whole checkpoint; `config` None takes the
+        settings of the run. `on_resume` is called before the first round.
+    sinks, telemetry: where events go and how many; the process's hub (`get_hub`) gets them, too.
+    checkpoint_every, keep: rounds between checkpoints, and how many are kept besides the best;
+        a resumed run has its own values as defaults.
+    listeners: hear every rollout; `TelemetryListener`s among them hear updates as well.
+    reward, spec, data: replace the config's reward, its task, and the task's data.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
     >>> task = TaskConfig("synthetic", episode_length=4, batches_per_step=1)
@@ -37,25 +65,56 @@ def train_ppo_vectorized(
     >>> agent.updates_done, history[0].steps
     (1, 4)
     """
-    trainer = make_trainer(config, reward=reward, hooks=hooks, spec=spec, data=data)
-    trainer.listen(listeners)
-    history = trainer.run()
-    return trainer.client.agent, history
+    from esper.device.selection import parse_device
+    from esper.leyline.telemetry import TelemetryConfig
+    from esper.simic.telemetry.run_telemetry import run_telemetry
+    from esper.simic.training.runs.resume import announce
+    from esper.simic.training.runs.session import FolderSession
+
+    with _opened(run_dir, resume, config) as folder:
+        if folder is not None and resume:
+            config = config or folder.config
+            _require_trusted(config, spec, folder)
+        config = config or TrainingConfig()
+        spec = spec or config.task.spec()
+        session = None
+        if folder is not None:
+            session = FolderSession(folder, config, resume, checkpoint_every, keep)
+        tally = None if session is None else session.tally
+        device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
+        with run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
+            stops = [] if session is None else [session.interrupts]
+            saves = [] if session is None else [session.checkpoints]
+            trainer = make_trainer(
+                config,
+                reward=reward,
+                listeners=[*listeners, *events.listeners, *stops],
+                hooks=[*saves, *hooks, *stops],
+                spec=spec,
+                data=data,
+            )
+            if session is None:
+                events.run_started(trainer.engine, POLICY)
+                return trainer.client.agent, trainer.run()
+            resumed = session.begin(trainer)
+            events.run_started(trainer.engine, POLICY)
+            if resumed is not None:
+                announce(resumed)
+                if on_resume is not None:
+                    on_resume(resumed)
+            return trainer.client.agent, session.run(trainer)
 
 
 def make_trainer(
     config: TrainingConfig | None = None,
     *,
     reward: RewardProtocol | None = None,
+    listeners: Sequence[EngineListener] = (),
     hooks: Sequence[RoundHook] = (),
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
-    listener: EngineListener | None = None,
 ) -> VectorizedPPOTrainer:
-    """Engine, agent, client and trainer of a run, ready to go.
-
-    For callers who want a hand on them; `listener` hears everything the engine tells.
-    """
+    """Engine, agent, client and trainer of a run, for callers that drive rounds themselves."""
     from esper.simic.agent.agent import PPOAgent
     from esper.simic.client import SimicClient, policy_spec
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -63,7 +122,7 @@ def make_trainer(
 
     config = config or TrainingConfig()
     spec = spec or config.task.spec()
-    engine = VectorizedEngine(spec, config.engine_config(), listener, data)
+    engine = VectorizedEngine(spec, config.engine_config(), data=data)
     agent = PPOAgent(
         policy_spec(engine.env.model.blueprints), config.ppo, config.seed, engine.device
     )
@@ -74,11 +133,11 @@ def make_trainer(
         updates_per_rollout=config.updates_per_rollout,
         use_amp=config.use_amp,
     )
-    return VectorizedPPOTrainer(engine, client, config.rounds, hooks=hooks)
+    return VectorizedPPOTrainer(engine, client, config.rounds, listeners, hooks)
 
 
 def _reward(config: TrainingConfig, spec: TaskSpec, data: TaskData | None) -> RewardProtocol:
-    """What the config pays; the curve of waiting is measured where it asks for it."""
+    """The config's reward; the learning curve of the bare host is measured if it needs one."""
     from esper.simic.rewards.factory import make_reward
     from esper.simic.training.baseline import wait_curve
 
@@ -86,3 +145,41 @@ def _reward(config: TrainingConfig, spec: TaskSpec, data: TaskData | None) -> Re
     if config.reward.wait_baseline:
         curve = wait_curve(spec, config.engine_config(), data)
     return make_reward(config.reward, spec.upkeep, curve)
+
+
+@contextlib.contextmanager
+def _opened(
+    run_dir: Path | RunFolder | None, resume: bool, config: TrainingConfig | None
+) -> Iterator[RunFolder | None]:
+    """The folder of the run, locked; one that the caller opened stays open."""
+    from esper.simic.training.runs.folder import RunFolder
+
+    if run_dir is None:
+        if resume:
+            raise EsperError("resume=True without run_dir: name the folder of the run")
+        yield None
+        return
+    with contextlib.ExitStack() as stack:
+        if isinstance(run_dir, RunFolder):
+            folder = run_dir
+        elif resume:
+            folder = stack.enter_context(RunFolder.open(run_dir))
+        else:
+            created = RunFolder.create_at(run_dir, config or TrainingConfig())
+            folder = stack.enter_context(created)
+        try:
+            yield folder
+        except BaseException:
+            folder.discard_unused()  # refused before it trained: leave nothing behind
+            raise
+
+
+def _require_trusted(config: TrainingConfig, spec: TaskSpec | None, folder: RunFolder) -> None:
+    """A run folder may come from others: code it names is run only if the caller asks for it."""
+    from esper.tasks.outside import is_file_reference
+
+    if spec is None and is_file_reference(config.task.name):
+        raise EsperError(
+            f"{folder.path} names the task file {shown(config.task.name, 200)}: to run its code, "
+            f"give spec=config.task.spec()"
+        )

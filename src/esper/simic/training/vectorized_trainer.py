@@ -13,6 +13,7 @@ from typing import Protocol
 
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import PPOUpdateMetrics
+from esper.leyline.protocols import EngineListener
 from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.telemetry.inspection import inspect_network
@@ -37,9 +38,13 @@ class VectorizedPPOTrainer:
         engine: VectorizedEngine,
         client: SimicClient,
         rounds: int,
+        listeners: Sequence[EngineListener] = (),
         hooks: Sequence[RoundHook] = (),
     ) -> None:
-        """`rounds`: of the whole run; an engine that has some behind it does the rest."""
+        """`rounds`: of the whole run; an engine with some of them done does the rest.
+
+        `listeners` hear every rollout; `TelemetryListener`s among them hear updates as well.
+        """
         if rounds < 1:
             raise EsperError(f"rounds={rounds}: must be 1 or more")
         if client.mode is not ActingMode.LEARN:
@@ -50,20 +55,12 @@ class VectorizedPPOTrainer:
         self.engine = engine
         self.client = client
         self.rounds = rounds
-        self.listeners: tuple[TelemetryListener, ...] = ()
         self.hooks = tuple(hooks)
         self.history: list[RoundRecord] = []
+        self.listeners = tuple(it for it in listeners if isinstance(it, TelemetryListener))
+        """Those that also hear updates."""
         self._tally = ActionTally()
-        self._others = [] if engine.listener is None else [engine.listener]
-        self.listen(())
-
-    def listen(self, listeners: Sequence[TelemetryListener]) -> None:
-        """Who makes events of the run, of rollouts and updates alike; before `run`.
-
-        What the engine told before, it goes on telling.
-        """
-        self.listeners = tuple(listeners)
-        self.engine.listener = ListenerGroup([*self._others, self._tally, *self.listeners])
+        self._all_listeners = ListenerGroup([self._tally, *listeners])
 
     def run(self, until: int | None = None) -> list[RoundRecord]:
         """Train until all rounds are done, or `until` of them; a record of each."""
@@ -71,7 +68,7 @@ class VectorizedPPOTrainer:
         self._set_run_updates()
         while self.engine.round < last:
             self._announce()
-            rollout = self.engine.run_rollout(self.client)
+            rollout = self.engine.run_rollout(self.client, self._all_listeners)
 
             began = perf_counter()
             metrics = self.client.update(rollout)

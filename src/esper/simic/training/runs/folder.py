@@ -151,7 +151,7 @@ class RunFolder:
     """A run folder this process trains in; others are kept out until it is closed.
 
     with RunFolder.create(Path("runs"), "first", config) as folder:
-        train_in_folder(make_trainer(config), folder)
+        agent, history = train_ppo_vectorized(config, run_dir=folder)
     """
 
     def __init__(self, path: Path, info: RunInfo, config: TrainingConfig, lock: FolderLock) -> None:
@@ -162,6 +162,8 @@ class RunFolder:
         """As last used; `begin` changes it."""
         self._lock = lock
         self._in_session = False
+        self._unused = False
+        """Created here, and nothing is trained yet."""
 
     @classmethod
     def create(
@@ -181,13 +183,33 @@ class RunFolder:
             raise EsperError(
                 f"run name {shown(name)}: {len(name)} characters, use {LONGEST_NAME} or fewer"
             )
-        now = time.gmtime()
-        created = time.strftime("%Y-%m-%d %H:%M:%S", now)
-        info = RunInfo(SCHEMA, config.task.name, name, config.seed, created, ())
         task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).name)[:LONGEST_NAME]
-        stamp = time.strftime("%Y%m%d-%H%M%S", now)
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = root / f"{task}__{name}__{config.seed}__{stamp}"
-        draft = root / f".{path.name}.{os.getpid()}.tmp"
+        return cls._create(path, name, config, session, _rename_unused)
+
+    @classmethod
+    def create_at(
+        cls, path: Path, config: TrainingConfig, session: SessionSettings | None = None
+    ) -> RunFolder:
+        """The new folder `path` for this run, locked; its first session begins."""
+        if path.exists():
+            raise EsperError(f"{path} exists: resume the run in it, or name another folder")
+        return cls._create(path, path.name, config, session, _rename)
+
+    @classmethod
+    def _create(
+        cls,
+        path: Path,
+        name: str,
+        config: TrainingConfig,
+        session: SessionSettings | None,
+        rename: Callable[[Path, Path], Path],
+    ) -> RunFolder:
+        """Fill a hidden draft beside `path`, then rename it."""
+        created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        info = RunInfo(SCHEMA, config.task.name, name, config.seed, created, ())
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             with contextlib.ExitStack() as undo:
                 draft.mkdir(parents=True)
@@ -197,14 +219,15 @@ class RunFolder:
                 folder = cls(draft, info, config, lock)
                 folder.note_session_settings(session or SessionSettings())
                 folder.begin(config)
-                folder.path = _rename_unused(draft, path)
-                sync_folder(root)
+                folder.path = rename(draft, path)
+                sync_folder(path.parent)
                 undo.pop_all()  # it is whole: nothing is undone
         except (OSError, EsperError) as error:
             cause = error.__cause__ if isinstance(error, EsperError) else error
             if isinstance(cause, OSError):  # name the place, not the hidden draft in it
-                raise _unwritable(root, cause) from cause
+                raise _unwritable(path.parent, cause) from cause
             raise
+        folder._unused = True
         return folder
 
     @classmethod
@@ -266,6 +289,16 @@ class RunFolder:
         *before, last = self.info.sessions
         self.info = replace(self.info, sessions=(*before, replace(last, end=end, failure=failure)))
         self._write(RUN, to_json(self.info))
+
+    def mark_used(self) -> None:
+        """Training begins: from now on the folder stays, whatever happens."""
+        self._unused = False
+
+    def discard_unused(self) -> None:
+        """Remove a folder that was created here and in which nothing was trained."""
+        if self._unused:
+            self._unused = self._in_session = False
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def note_retention(self, retention: Retention) -> None:
         """How checkpoints are kept from now on, for sessions to come."""
@@ -413,6 +446,11 @@ def one_line(error: BaseException) -> str:
     """An error in one line, with its kind unless it is one of ours."""
     text = " ".join(str(error).split())
     return text if isinstance(error, EsperError) else f"{type(error).__name__}: {text}"
+
+
+def _rename(draft: Path, path: Path) -> Path:
+    draft.rename(path)
+    return path
 
 
 def _rename_unused(draft: Path, path: Path) -> Path:

@@ -24,7 +24,6 @@ from esper.simic.training.runs.checkpoints import (
 )
 from esper.simic.training.runs.provenance import versions
 from esper.simic.training.runs.folder import CONFIG, checkpoints_of, read_info
-from esper.simic.training.vectorized import make_trainer
 from esper.tasks.outside import digest_of_task_file, is_file_reference
 
 if TYPE_CHECKING:
@@ -132,30 +131,10 @@ def find_start(path: Path, before: TrainingConfig, config: TrainingConfig) -> St
     return start
 
 
-def resume_trainer(
-    folder: RunFolder,
-    config: TrainingConfig | None = None,
-    *,
-    reward: RewardProtocol | None = None,
-    hooks: Sequence[RoundHook] = (),
-    spec: TaskSpec | None = None,
-    data: TaskData | None = None,
-    listener: EngineListener | None = None,
+def restore(
+    trainer: VectorizedPPOTrainer, folder: RunFolder, start: Start, config: TrainingConfig
 ) -> Resumed:
-    """A trainer that goes on where the run in `folder` was last saved; a session begins.
-
-    `config`: what to go on with, the run's own where not given. The others are for `make_trainer`.
-    """
-    config = config or folder.config
-    if spec is None and is_file_reference(config.task.name):
-        raise EsperError(
-            f"{folder.path} names the task file {shown(config.task.name, 200)}: to run its code, "
-            f"give spec=config.task.spec()"
-        )
-    start = find_start(folder.path, folder.config, config)
-    trainer = make_trainer(
-        config, reward=reward, hooks=hooks, spec=spec, data=data, listener=listener
-    )
+    """Put the run in `folder` into a fresh trainer; newer checkpoints that are damaged go aside."""
     if start.checkpoint is not None:
         put_into(trainer, start.checkpoint, config)
     skipped, path = start.found.skipped, start.found.path
@@ -167,12 +146,11 @@ def resume_trainer(
         *_without_config(folder.path, path),
         *_other_versions(folder),
     )
-    folder.begin(config, start.done, start.changed)
     return Resumed(trainer, path, start.changed, notes)
 
 
 def put_into(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig) -> None:
-    """Set a fresh trainer to where a checkpoint was taken; what does not fit is refused by name."""
+    """Set a fresh trainer to the state of a checkpoint; what does not fit is refused by name."""
     engine = trainer.engine
     check_task(checkpoint, engine.spec)
     engine.load_state_dict(checkpoint.engine)

@@ -1,0 +1,33 @@
+"""CUDA streams: queue work on one, in order with the stream around it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+def new_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream of its own on a GPU; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+@contextlib.contextmanager
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
+    """Queue work on `stream`; it starts after work queued before, and later work waits for it.
+
+    Tensors may cross the border both ways: the device orders the two streams, the host never waits.
+    """
+    if stream is None:
+        yield
+        return
+    outer = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(outer)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        outer.wait_stream(stream)

@@ -1,0 +1,124 @@
+"""The telemetry of one run: listeners for its sinks and for the process's hub, start and end.
+
+with run_telemetry(sinks, TelemetryConfig(), spec, device, rounds) as telemetry:
+    engine = VectorizedEngine(...)
+    telemetry.run_started(engine, "heuristic")
+    ...                                     rollouts with `telemetry.listeners`
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from esper.leyline.payloads import RunStarted, RunStatus
+from esper.leyline.protocols import SinkProtocol
+from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
+from esper.nissa.hub import TelemetryHub
+from esper.nissa.shared import get_hub
+from esper.simic.telemetry.listener import RunTally, TelemetryListener
+from esper.tasks.spec import TaskSpec
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.env_factory import configure_slot_telemetry
+from esper.tolaria.machine import describe
+
+
+class RunTelemetry:
+    """The listeners of one run; all of them see the same events."""
+
+    def __init__(
+        self,
+        hubs: Sequence[TelemetryHub],
+        config: TelemetryConfig,
+        spec: TaskSpec,
+        device: torch.device,
+        rounds: int,
+        tally: RunTally | None = None,
+    ) -> None:
+        self._config, self._rounds = config, rounds
+        self.listeners = tuple(
+            TelemetryListener(
+                hub,
+                config,
+                str(device),
+                rounds,
+                batches_per_step=spec.batches_per_step,
+                batch_size=spec.batch_size,
+                tally=tally,
+            )
+            for hub in hubs
+        )
+
+    def run_started(self, engine: VectorizedEngine, policy: str) -> None:
+        """Emit RUN_STARTED with what the engine runs on."""
+        configure_slot_telemetry(engine.watch, self._config)
+        started = describe_run(engine, policy, self._rounds)
+        for listener in self.listeners:
+            listener.run_started(started)
+
+    def run_finished(self, status: RunStatus, seconds: float) -> None:
+        """Emit RUN_FINISHED."""
+        for listener in self.listeners:
+            listener.run_finished(status, seconds)
+
+
+@contextmanager
+def run_telemetry(
+    sinks: Sequence[SinkProtocol] | TelemetryHub,
+    config: TelemetryConfig,
+    spec: TaskSpec,
+    device: torch.device,
+    rounds: int,
+    tally: RunTally | None = None,
+) -> Iterator[RunTelemetry]:
+    """The telemetry of a run, from before its engine is built to RUN_FINISHED.
+
+    `sinks` get a hub at the level of `config`, closed at the end; an open hub stays the caller's
+    to close. The process's hub (`get_hub`) hears the run as well. `tally`: where a resumed run was.
+    """
+    own = sinks if isinstance(sinks, TelemetryHub) else TelemetryHub.from_config(sinks, config)
+    hubs = [hub for hub in (get_hub(), own) if hub.level is not TelemetryLevel.OFF]
+    telemetry = RunTelemetry(hubs, config, spec, device, rounds, tally)
+    began, status = time.monotonic(), RunStatus.FAILED
+    try:
+        yield telemetry
+        status = RunStatus.COMPLETED
+    except KeyboardInterrupt:
+        status = RunStatus.INTERRUPTED
+        raise
+    finally:
+        telemetry.run_finished(status, time.monotonic() - began)
+        if own is not sinks:
+            own.close()
+
+
+def describe_run(engine: VectorizedEngine, policy: str, rounds: int) -> RunStarted:
+    """The payload of RUN_STARTED."""
+    spec, config, choice = engine.spec, engine.config, engine.env.model.choice
+    assert choice is not None  # the engine showed the population an input
+    machine = describe(engine.device)
+    return RunStarted(
+        run_name=f"{policy} on {spec.name}",
+        task=spec.name,
+        policy=policy,
+        seed=config.seed,
+        rounds=rounds,
+        members=config.members,
+        episode_length=spec.episode_length,
+        batches_per_step=spec.batches_per_step,
+        batch_size=spec.batch_size,
+        control_images=len(engine.validator.control),
+        score_images=len(engine.validator.score),
+        profile=config.profile,
+        executor=choice.executor.name,
+        executor_reason=choice.reason,
+        device=machine["device"],
+        versions=(("python", machine["python"]), ("torch", machine["torch"])),
+        slot_ids=engine.env.model.slots,
+        blueprints=engine.env.model.blueprints,
+        host_params=engine.book.host_params,
+        host_macs=engine.book.host_macs,
+    )

@@ -1,0 +1,1 @@
+"""Run folders: where a run lives, what it resumes from, how it is stopped."""

@@ -1,0 +1,43 @@
+"""What code did a run compute with? Versions of packages, and the commit of Esper's source."""
+
+from __future__ import annotations
+
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import Final
+
+import esper
+
+_PACKAGES: Final = ("torch", "numpy", "safetensors")
+
+def versions() -> tuple[tuple[str, str], ...]:
+    """(package, version) of what the numbers of a run depend on."""
+    own = [("esper", esper.__version__), ("python", python_version())]
+    return (*own, *((name, _version(name)) for name in _PACKAGES))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def git_revision() -> str | None:
+    """Commit of the repository this source belongs to; None where it belongs to none."""
+    home = Path(esper.__file__).parent
+    if _git(home, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None  # installed, or in a repository of something else
+    return _git(home, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(home: Path, *words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(home), *words], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,124 @@
+"""The measurements of one step: typed host copies, fetched from the device in one transfer.
+
+Shape letters: E members, R rows (members first, then coalitions of their seeds), S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from torch import Tensor
+
+from esper.device.transfer import fetch
+from esper.leyline.arrays import Bools, Doubles
+from esper.tolaria.batch_ops import RowTotals, TrainTotals
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainMeasurements:
+    """Means over the train batches of a step."""
+
+    loss_E: Doubles
+    accuracy_E: Doubles
+    """Share of correct predictions, 0..1."""
+    shadow_loss_ES: Doubles
+    """NaN where no seed is in TRAINING."""
+    host_grad_norm_E: Doubles
+    """Before clipping."""
+    grad_norm_ES: Doubles
+    """Before clipping; NaN where no seed trains."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowMeasurements:
+    """Validation of each row."""
+
+    loss_sum_R: Doubles
+    """Sum over samples, as the other sums."""
+    merit_sum_R: Doubles
+    gain_sum_R: Doubles
+    """How much better the row's member is with all its seeds."""
+    gain_square_sum_R: Doubles
+    samples: int
+
+    @property
+    def loss_R(self) -> Doubles:
+        """Mean over samples."""
+        return self.loss_sum_R / self.samples
+
+    @property
+    def merit_R(self) -> Doubles:
+        """Mean over samples; for classes this is the accuracy."""
+        return self.merit_sum_R / self.samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepMeasurements:
+    """All that a step measured before the policy acts."""
+
+    train: TrainMeasurements
+    control: RowMeasurements
+    """On `val_control`: members and coalitions."""
+    score: RowMeasurements
+    """On `val_score`: members."""
+    finite_E: Bools
+    """Members whose weights and buffers are all finite."""
+
+
+def transferred(
+    train: TrainTotals, control: RowTotals, score: RowTotals, finite_E: Tensor
+) -> dict[str, Tensor]:
+    """The device tensors of a step's transfer, by name."""
+    own = {f"train/{f.name}": getattr(train, f.name) for f in fields(train)}
+    parts = {name: value for name, value in own.items() if isinstance(value, Tensor)}
+    return (
+        parts
+        | _row_tensors(control, "control")
+        | _row_tensors(score, "score")
+        | {"finite_E": finite_E}
+    )
+
+
+def fetch_step(
+    train: TrainTotals, control: RowTotals, score: RowTotals, finite_E: Tensor
+) -> StepMeasurements:
+    """The totals of a step, copied to the host in one transfer."""
+    host = fetch(transferred(train, control, score, finite_E))
+    batches = train.batches
+    return StepMeasurements(
+        train=TrainMeasurements(
+            loss_E=host["train/loss_E"] / batches,
+            accuracy_E=host["train/correct_E"] / train.predictions,
+            shadow_loss_ES=host["train/shadow_loss_ES"] / batches,
+            host_grad_norm_E=host["train/host_grad_norm_E"] / batches,
+            grad_norm_ES=host["train/grad_norm_ES"] / batches,
+        ),
+        control=_rows(host, "control", control.samples),
+        score=_rows(host, "score", score.samples),
+        finite_E=host["finite_E"] > 0,
+    )
+
+
+def fetch_rows(*totals: RowTotals) -> tuple[RowMeasurements, ...]:
+    """Validation totals, copied to the host in one transfer."""
+    parts: dict[str, Tensor] = {}
+    for index, rows in enumerate(totals):
+        parts |= _row_tensors(rows, str(index))
+    host = fetch(parts)
+    return tuple(_rows(host, str(index), rows.samples) for index, rows in enumerate(totals))
+
+
+def _row_tensors(totals: RowTotals, prefix: str) -> dict[str, Tensor]:
+    tensors = {f.name: getattr(totals, f.name) for f in fields(totals) if f.name != "samples"}
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def _rows(host: Mapping[str, Doubles], prefix: str, samples: int) -> RowMeasurements:
+    return RowMeasurements(
+        loss_sum_R=host[f"{prefix}/loss_R"],
+        merit_sum_R=host[f"{prefix}/merit_R"],
+        gain_sum_R=host[f"{prefix}/gain_R"],
+        gain_square_sum_R=host[f"{prefix}/gain_square_R"],
+        samples=samples,
+    )
