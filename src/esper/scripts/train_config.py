@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import tyro
 
-from esper.leyline.errors import EsperError
-from esper.leyline.limits import require_at_most
+from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
 from esper.scripts.command import read_command_line
@@ -20,22 +19,32 @@ from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
 from esper.simic.training.runs.folder import LevelWord
+from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
+from esper.tamiyo.make_policy import (
+    make_policy,
+    require_known_names,
+    require_no_run,
+    with_topology,
+)
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine_config import EngineConfig
 
-PolicyName = Literal["wait", "random", "fixed", "static-full", "static-final", "heuristic"]
-POLICIES: Final[dict[PolicyName, str]] = {
-    "wait": "nothing is grown",
-    "random": "any legal action",
-    "fixed": "blueprints in the given slots, from a given step on",
-    "static-full": "one blueprint in the given slots, there from the start",
-    "static-final": "a topology that was found, there from the start",
-    "heuristic": "seeds as early as may be, kept if they are worth their price",
+LEARNER: Final = "ppo"
+"""The policy that learns: it has settings of its own (`train_learner_config.py`)."""
+_PLACES: Final = "BLUEPRINT:SLOT,SLOT"
+_SCHEDULE: Final = "fixed:BLUEPRINT@STEP:SLOT,SLOT"
+_TOPOLOGY: Final = "SLOT=BLUEPRINT,SLOT=BLUEPRINT"
+_GONE: Final[dict[str, tuple[str, dict[str, str]]]] = {
+    "--blueprint": (_SCHEDULE, {"static-full": f"static-full:{_PLACES}"}),
+    "--slots": (_SCHEDULE, {"static-full": f"static-full:{_PLACES}"}),
+    "--topology": (f"static-final:{_TOPOLOGY}", {"fixed": f"fixed:{_TOPOLOGY}@STEP"}),
+    "--start": (_SCHEDULE, {}),
+    "--order": ("heuristic:BLUEPRINT,BLUEPRINT", {}),
 }
-"""Those that do not learn, and what they do."""
+"""Flags there once were: what to write instead, and what where the policy is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,8 @@ class Recording:
 class Train:
     """Train a population of hosts under a policy that does not learn."""
 
-    policy: Annotated[PolicyName, tyro.conf.Suppress]
-    """Who decides."""
+    policy: Annotated[str, tyro.conf.Suppress]
+    """Who decides: a word of the grammar (`tamiyo/grammar.py`)."""
     preset: str = ""
     """Take task and population from these settings of the learner: plain, digits_impaired,
     digits_quick, cifar_baseline."""
@@ -78,17 +87,6 @@ class Train:
     """Episodes of each member, one after the other, each from a fresh host."""
     seed: int = 0
     """Every random draw follows from it."""
-    blueprint: str = "conv_heavy"
-    """fixed, static-full: what is grown."""
-    slots: tuple[str, ...] = ()
-    """fixed, static-full: where; every slot of the task where not given."""
-    topology: tuple[str, ...] = ()
-    """static-final, and fixed in place of --blueprint and --slots: what stands where, for example
-    r0c0=depthwise r0c1=conv_light."""
-    start: int = 2
-    """fixed: step at the end of which the first seed is germinated."""
-    order: tuple[str, ...] = ()
-    """heuristic: blueprints to try, in this order; its own where not given."""
     charge: float | None = None
     """heuristic: share of the task's prices that a seed must earn to be kept; its own where not
     given."""
@@ -105,79 +103,48 @@ class Train:
         """Refuse what cannot work before anything is loaded; the task."""
         require_counts(rounds=self.rounds)
         require_training_seed(self.seed, "--seed")
-        require_at_most("--start ", self.start)
-        if self.start < 0:
-            raise EsperError(f"--start {self.start}: must be 0 or more")
-        if self.policy == "static-final" and not self.topology:
-            raise EsperError("static-final needs --topology, for example r0c0=conv_light")
-        if self.topology and (self.slots or self.blueprint != _DEFAULTS["blueprint"]):
-            raise EsperError("--topology says what is grown where: leave --blueprint and --slots")
-        ignored = [
-            flag
-            for flag, policies in _ONLY_FOR.items()
-            if self.policy not in policies and getattr(self, flag) != _DEFAULTS[flag]
-        ]
-        if ignored:
-            raise EsperError(
-                f"--{ignored[0]} has no meaning for {self.policy}: it is for "
-                f"{' and '.join(_ONLY_FOR[ignored[0]])}"
-            )
+        parsed = self.parsed
+        if self.charge is not None and parsed.kind != "heuristic":
+            raise EsperError(f"--charge has no meaning for {parsed.kind}: it is for heuristic")
         if self.population.rollout_steps is not None:
             raise EsperError(
-                f"--rollout-steps has no meaning for {self.policy}: it is for policies that learn"
+                f"--rollout-steps has no meaning for {parsed.kind}: it is for policies that learn"
             )
+        require_no_run(parsed)
         spec = self.task.spec()
+        require_known_names(with_topology(parsed), spec.slots, spec.blueprints)
+        self.make_policy(spec, None)  # a bad step, slot or topology is refused here
         self.population.check(spec)
         return spec
+
+    @property
+    def parsed(self) -> ParsedPolicy:
+        """What the policy's word means; its label can be printed."""
+        (parsed,) = parse_all([self.policy])
+        return parsed
 
     def engine_config(self) -> EngineConfig:
         """The settings in the engine's words."""
         return self.population.engine_config(self.seed)
 
-    def make_policy(self, spec: TaskSpec, reward: RewardProtocol) -> PolicyProtocol[Any]:
-        """Who decides."""
-        from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
-        from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
-        from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
-
-        slots = self.slots or spec.slots
-        _refuse_twice("--slots", slots)
-        if self.policy == "fixed" and self.start >= spec.episode_length - 1:
-            raise EsperError(
-                f"--start {self.start}: the episode has {spec.episode_length} steps; a seed that "
-                f"is to grow starts before step {spec.episode_length - 1}"
-            )
-        if self.policy == "wait":
-            return WaitPolicy(reward)
-        if self.policy == "random":
-            return RandomPolicy(self.seed, reward)
-        if self.policy == "heuristic":
-            rules = HeuristicConfig(blueprints=self.order)
-            rules = rules if self.charge is None else replace(rules, charge=self.charge)
-            return HeuristicPolicy(rules, reward, prices=spec.score)
-        if self.policy == "static-full":
-            return StaticTopology.full(self.blueprint, slots, reward)
-        if self.policy == "static-final":
-            return StaticTopology.final(self._found_topology(), reward)
-        grown = self._found_topology() or dict.fromkeys(slots, self.blueprint)
-        entries = tuple(ScheduleEntry(self.start, slot, kind) for slot, kind in grown.items())
-        return FixedSchedule(ScheduleConfig(entries), reward)
-
-    def _found_topology(self) -> dict[str, str]:
-        """Blueprint by slot, from `slot=blueprint` words."""
-        pairs = [word.partition("=") for word in self.topology]
-        for slot, mark, blueprint in pairs:
-            if not (slot and mark and blueprint):
-                raise EsperError(
-                    f"--topology {slot}{mark}{blueprint}: expected slot=blueprint, for example "
-                    f"r0c0=conv_light"
-                )
-        _refuse_twice("--topology", [slot for slot, _, _ in pairs])
-        return {slot: blueprint for slot, _, blueprint in pairs}
+    def make_policy(self, spec: TaskSpec, reward: RewardProtocol | None) -> PolicyProtocol[Any]:
+        """Who decides, on this task."""
+        return make_policy(
+            self.parsed,
+            slots=spec.slots,
+            episode_length=spec.episode_length,
+            prices=spec.score,
+            seed=self.seed,
+            reward=reward,
+            charge=self.charge,
+        )
 
 
-def read_train(policy: PolicyName, argv: Sequence[str]) -> Train:
+def read_train(policy: str, argv: Sequence[str]) -> Train:
     """The settings a command line describes, on top of a preset or a file where it names one."""
+    _refuse_gone_flags(policy, argv)
+    if policy not in WORDS or not {"-h", "--help"} & set(argv):
+        _require_word(policy)
     base = Train(policy)
     named, file = peek(argv, "--preset"), peek(argv, "--config")
     if named or file:
@@ -189,20 +156,21 @@ def read_train(policy: PolicyName, argv: Sequence[str]) -> Train:
     return config
 
 
-def _refuse_twice(flag: str, slots: Sequence[str]) -> None:
-    for slot in slots:
-        if slots.count(slot) > 1:
-            raise EsperError(f"{flag}: slot {slot} is named twice")
+def _require_word(policy: str) -> None:
+    """Refuse a word that names no policy; the one that learns is among those it may have meant."""
+    try:
+        parse(policy)
+    except UnknownNameError:
+        if policy.partition(":")[0] in WORDS:  # what stands behind it is unknown
+            raise
+        raise unknown_name("policy", policy, (LEARNER, *WORDS)) from None
 
 
-_ONLY_FOR: Final[dict[str, tuple[PolicyName, ...]]] = {
-    "blueprint": ("fixed", "static-full"),
-    "slots": ("fixed", "static-full"),
-    "start": ("fixed",),
-    "topology": ("static-final", "fixed"),
-    "order": ("heuristic",),
-    "charge": ("heuristic",),
-}
-_DEFAULTS: Final[dict[str, Any]] = {
-    name: Train.__dataclass_fields__[name].default for name in _ONLY_FOR
-}
+def _refuse_gone_flags(policy: str, argv: Sequence[str]) -> None:
+    """Say what to write instead of a flag that was there once."""
+    kind, _, _ = policy.partition(":")
+    for word in argv:
+        flag, _, _ = word.partition("=")
+        if flag in _GONE:
+            usual, by_kind = _GONE[flag]
+            raise EsperError(f"{flag} is gone: write {by_kind.get(kind, usual)}")

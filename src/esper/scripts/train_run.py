@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from esper.karn.run_progress import RunProgressSink
 from esper.leyline.arrays import Bools, Codes, Doubles
 from esper.leyline.payloads import EpisodeOutcome, RunStarted, RunStatus, SlotPayload
+from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.records import Rollout, StepRecord
 from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType, TelemetryLevel
@@ -26,6 +27,7 @@ from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.scripts.train_config import Recording, Train
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
+from esper.tasks.scoring import charge_length
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
@@ -118,13 +120,17 @@ class Telemetry:
 
 def run(config: Train, spec: TaskSpec) -> RunResult:
     """Train all rounds under a policy that does not learn."""
-    policy = config.make_policy(spec, ScoreReward(spec.upkeep))
-    engine = VectorizedEngine(spec, config.engine_config(), data=spec.load(config.data_dir))
+    parsed = config.parsed
+    longer = spec.lengthened(parsed.longer)
+    policy = config.make_policy(longer, ScoreReward(spec.upkeep))
+    engine = VectorizedEngine(longer, config.engine_config(), data=spec.load(config.data_dir))
     diary = StageDiary()
     folder = config.recording.telemetry_dir
-    with telemetry_of(engine, config.policy, config.rounds, config.recording, folder) as telemetry:
+    with telemetry_of(engine, parsed.label, config.rounds, config.recording, folder) as telemetry:
         engine.listener = ListenerGroup([diary, *telemetry.listeners])
         rounds = [run_round(engine, policy, diary) for _ in range(config.rounds)]
+    length = longer.episode_length / spec.episode_length
+    rounds = [paid_for_length(done, length, spec.score) for done in rounds]
     return result_of(engine, rounds, diary, telemetry.told())
 
 
@@ -183,6 +189,17 @@ def run_round(engine: VectorizedEngine, policy: Any, diary: StageDiary) -> Round
         leaving_TES=np.stack(diary.leaving),
         seconds=rollout.seconds,
     )
+
+
+def paid_for_length(done: RoundResult, length: float, constants: ScoreConstants) -> RoundResult:
+    """The result of episodes `length` times as long as the task's, as `compare` scores them."""
+    outcome = done.outcome
+    score_E, flops_ratio_E = charge_length(
+        outcome.score_E, outcome.flops_ratio_E, length, constants
+    )
+    score_TE, _ = charge_length(done.score_TE, outcome.flops_ratio_E, length, constants)
+    outcome = replace(outcome, score_E=score_E, flops_ratio_E=flops_ratio_E)
+    return replace(done, outcome=outcome, score_TE=score_TE)
 
 
 def result_of(
