@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from hot_path_config import (
     IN_WORDS,
     MIX,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from hot_path_config import ExecutorName, HotPath, require_positive
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import memory_floor
 from benchmark_hot_path import BenchmarkHotPath, benchmark
 from esper.leyline.payloads import StepPhase
 from esper.leyline.stages import SeedStage
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from esper.tolaria.stage_mix import half_of_slots_live
 from esper.tolaria.timed_engine import Turn
 from hot_path_config import HotPath, first_samples

@@ -16,11 +16,11 @@ from matplotlib.image import imread
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import EVALUATION_SEEDS
-from esper.scripts import compare_run
 from esper.scripts.compare import Compare, compare_policies, main
-from esper.scripts.compare_run import place_of
-from esper.scripts.comparison import METRICS, Comparison
-from esper.scripts.policies import make_contender
+from esper.scripts.compare import run as compare_run
+from esper.scripts.compare.comparison import METRICS, Comparison
+from esper.scripts.compare.policies import make_contender
+from esper.scripts.compare.run import place_of
 from esper.simic.training.config import TaskConfig
 from esper.storage.sealed_json import seal
 from esper.tamiyo import HeuristicConfig, WaitPolicy

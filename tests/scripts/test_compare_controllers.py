@@ -15,8 +15,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
-from esper.scripts.compare_run import place_of
-from esper.scripts.policies import find_controller, make_contender
+from esper.scripts.compare.policies import find_controller, make_contender
+from esper.scripts.compare.run import place_of
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward

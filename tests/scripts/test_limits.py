@@ -8,7 +8,7 @@ import os
 import pytest
 
 from esper.scripts import compare, evaluate, train
-from esper.scripts.command import REFUSED, guarded
+from esper.scripts.cli.command import REFUSED, guarded
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.config_files import resolve

@@ -20,12 +20,12 @@ from matplotlib.image import imread
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import PolicyProtocol
 from esper.nissa.readers import read_jsonl
+from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.scripts.evaluate import read_evaluate
-from esper.scripts.judging import EVALUATION_SEED
 from esper.scripts.train import main
-from esper.scripts.train_config import read_train
-from esper.scripts.train_learner_config import read_train_ppo
-from esper.scripts.train_report import file_name_of, place_of_report
+from esper.scripts.train.config import read_train
+from esper.scripts.train.learner_config import read_train_ppo
+from esper.scripts.train.report import file_name_of, place_of_report
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.folder import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from esper.leyline import TelemetryConfig, TelemetryLevel
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink, TelemetryHub
-from esper.scripts.train_learner_config import read_train_ppo
+from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.telemetry.listener import TelemetryListener
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from esper.leyline.errors import EsperError
-from esper.scripts.command import guarded
+from esper.scripts.cli.command import guarded
 from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
 
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(words: Sequence[str]) -> int:
     """Read, check, run, report. Heavy libraries are imported late, so that --help is quick."""
-    from esper.scripts.train_config import LEARNER
+    from esper.scripts.train.config import LEARNER
 
     names = [LEARNER, *WORDS]
     if not words:
@@ -46,7 +46,7 @@ def train(words: Sequence[str]) -> int:
 
 def overview() -> str:
     """What policies there are, with an example of each."""
-    from esper.scripts.train_config import LEARNER
+    from esper.scripts.train.config import LEARNER
 
     learner = ("a controller that learns, then is judged on fresh hosts", "ppo --rounds 100")
     lines = ["usage: esper train POLICY [settings]", "", "Train hosts side by side.", ""]
@@ -58,7 +58,7 @@ def overview() -> str:
 
 def train_learner(flags: Sequence[str]) -> None:
     """`train ppo`."""
-    from esper.scripts.train_learner_config import read_train_ppo
+    from esper.scripts.train.learner_config import read_train_ppo
 
     config = read_train_ppo(flags)
     spec = config.check()
@@ -66,11 +66,11 @@ def train_learner(flags: Sequence[str]) -> None:
 
     ask_for_exact_sums()
     if config.dry_run:
-        from esper.scripts.plan import plan_learner
+        from esper.scripts.train.plan import plan_learner
 
         return plan_learner(config, spec)
-    from esper.scripts.train_learner import learn
-    from esper.scripts.train_learner_report import report_learner, report_places
+    from esper.scripts.train.learner import learn
+    from esper.scripts.train.learner_report import report_learner, report_places
     from esper.simic.training.runs.folder import report_of
     from esper.simic.training.runs.interrupts import Interrupted
     from esper.storage.atomic import require_not_folders
@@ -86,7 +86,7 @@ def train_learner(flags: Sequence[str]) -> None:
 
 def train_unlearned(policy: str, flags: Sequence[str]) -> None:
     """`train` with a policy that does not learn."""
-    from esper.scripts.train_config import read_train
+    from esper.scripts.train.config import read_train
 
     config = read_train(policy, flags)
     spec = config.check()
@@ -94,18 +94,14 @@ def train_unlearned(policy: str, flags: Sequence[str]) -> None:
 
     ask_for_exact_sums()
     if config.dry_run:
-        from esper.scripts.plan import plan_unlearned
+        from esper.scripts.train.plan import plan_unlearned
 
         return plan_unlearned(config, spec)
-    from esper.scripts.train_report import place_of_report, report_train
-    from esper.scripts.train_run import run
+    from esper.scripts.train.report import place_of_report, report_train
+    from esper.scripts.train.run import run
     from esper.storage.atomic import require_not_folders, require_writable
 
     places = place_of_report(config, spec.name)
     require_not_folders(places)
     require_writable(places[0], "--out")
     return report_train(config, run(config, spec))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from esper.scripts.judging import LEARNED, Judged, judge
-from esper.scripts.train_learner_config import TrainPPO
-from esper.scripts.train_run import telemetry_of
+from esper.scripts.compare.judging import LEARNED, Judged, judge
+from esper.scripts.train.learner_config import TrainPPO
+from esper.scripts.train.run import telemetry_of
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.folder_run import train_in_folder
 from esper.simic.training.history import RoundRecord

@@ -22,7 +22,7 @@ from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
-from esper.scripts.compare_config import Compare
+from esper.scripts.compare.config import Compare
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward

@@ -15,8 +15,11 @@ from typing import Final
 import torch
 
 from esper.karn.display import clock_time, say
-from esper.scripts.judging import BASELINES
-from esper.scripts.plan_probe import (
+from esper.scripts.cli.console import console_for_report
+from esper.scripts.compare.judging import BASELINES
+from esper.scripts.train.config import Train
+from esper.scripts.train.learner_config import TrainPPO
+from esper.scripts.train.plan_probe import (
     Probe,
     cut_data,
     cut_spec,
@@ -25,9 +28,6 @@ from esper.scripts.plan_probe import (
     probe_steps,
     whole_sizes,
 )
-from esper.scripts.train_config import Train
-from esper.scripts.train_learner_config import TrainPPO
-from esper.scripts.train_report import console_for_report
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import read_config
 from esper.simic.training.runs.resume import Start, check_task, find_start

@@ -29,10 +29,10 @@ from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.protocols import EngineListener
 from esper.leyline.statistics import interquartile_estimate
-from esper.scripts.compare_config import Compare
-from esper.scripts.comparison import Comparison, ComparisonSettings, PolicyResult, judge
-from esper.scripts.policies import Contender, Identity, make_contender
-from esper.scripts.records import json_bytes
+from esper.scripts.cli.report_files import json_bytes
+from esper.scripts.compare.comparison import Comparison, ComparisonSettings, PolicyResult, judge
+from esper.scripts.compare.config import Compare
+from esper.scripts.compare.policies import Contender, Identity, make_contender
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.sealed_json import read_document, seal
 from esper.tamiyo.grammar import parse_all

@@ -12,9 +12,9 @@ import tyro
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
-from esper.scripts.command import read_command_line
-from esper.scripts.flags import peek, require_counts
-from esper.scripts.trust import require_trust
+from esper.scripts.cli.command import read_command_line
+from esper.scripts.cli.flags import peek, require_counts
+from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from esper.tolaria.engine_config import EngineConfig
 
 LEARNER: Final = "ppo"
-"""The policy that learns: it has settings of its own (`train_learner_config.py`)."""
+"""The policy that learns: it has settings of its own (`learner_config.py`)."""
 _PLACES: Final = "BLUEPRINT:SLOT,SLOT"
 _SCHEDULE: Final = "fixed:BLUEPRINT@STEP:SLOT,SLOT"
 _TOPOLOGY: Final = "SLOT=BLUEPRINT,SLOT=BLUEPRINT"

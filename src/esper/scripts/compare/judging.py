@@ -19,14 +19,14 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
-from esper.scripts.policies import Contender, learned, static_final, unlearned
-from esper.scripts.train_run import RoundResult, RunResult, StageDiary, result_of, run_round
+from esper.scripts.compare.policies import Contender, learned, static_final, unlearned
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.grammar import ParsedPolicy, parse
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.round_results import RoundResult, RunResult, StageDiary, result_of, run_round
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
