@@ -5,9 +5,9 @@
     python scripts/benchmark_hot_path.py --telemetry off normal     what recording costs
 
 What is timed is the engine's step: train batches, validation with counterfactuals, transfer,
-governor, observation, decision, actions, reward. Half of the slots are live, a third of those each
-in TRAINING, BLENDING and HOLDING, and nobody acts, so that all steps do the same work
-(`--policy dormant` has bare hosts, `--policy random` acts). Set-up, warm-up and the beginning of
+governor, observation, decision, actions, reward. Half the slots hold a seed, split evenly between
+TRAINING, BLENDING and HOLDING, and nobody acts, so that all steps do the same work
+(`--policy wait` has bare hosts, `--policy random` acts). Set-up, warm-up and the beginning of
 episodes are left out.
 
 Configurations take turns of `--steps` steps; a GPU is waited for before and after a turn, never
@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from hot_path_config import (
-    SEEDS,
+    IN_WORDS,
+    MIX,
     ExecutorName,
     HotPath,
     TelemetryName,
@@ -77,10 +78,10 @@ class BenchmarkHotPath(HotPath):
             require_positive(self, name)
         for name in ("envs", "executors", "telemetry"):
             require_distinct(self, name)
-        if self.plain and self.policy != "dormant":
+        if self.plain and self.policy != "wait":
             raise EsperError(
                 f"--plain with --policy {self.policy}: the plain loop trains bare hosts; add "
-                f"--policy dormant"
+                f"--policy wait"
             )
 
 
@@ -129,7 +130,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
                 engine.close()
     results = summarise_all(engines, turns, spec.episode_length, bandwidth)
     found = ratios(turns, on_cpu=device.type == "cpu")
-    _show(results, found, config.policy != "random")
+    _show(results, found, not config.acts)
     for case in plains:
         print(_plain_line(case, turns[case]))
     reports = {case: engine.engine.graph_report() for case, engine in engines.items()}
@@ -176,7 +177,7 @@ def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) ->
     """What belongs beside every number, beyond the machine."""
     import numpy as np
 
-    told = SEEDS[config.policy]
+    told = IN_WORDS.get(config.policy, config.policy)
     return {
         "numpy": np.__version__,
         "task": config.task,
@@ -185,7 +186,7 @@ def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) ->
         "profile": config.profile,
         "compile": "no",
         "kernels": config.kernels,
-        "seeds": f"{config.blueprint}, {told}" if config.policy == "mix" else told,
+        "seeds": f"{config.blueprint}, {told}" if config.policy == MIX else told,
         "copy": f"{bandwidth / 1e9:.1f} GB/s",
     }
 

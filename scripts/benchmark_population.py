@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 if TYPE_CHECKING:
     from population_timing import Timing

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,7 +90,7 @@ def benchmark(config: BenchmarkShare) -> None:
     from rich.console import Console
 
     from esper.leyline.codec import to_json
-    from esper.scripts.records import json_bytes
+    from esper.scripts.cli.report_files import json_bytes
     from esper.tolaria.machine import ask_for_exact_sums, describe
 
     ask_for_exact_sums()

@@ -22,7 +22,7 @@ import tyro
 
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError, reason_of, shown
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from esper.storage.sealed_json import parse_json
 
 if TYPE_CHECKING:

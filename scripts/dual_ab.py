@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.command import enter
-from esper.scripts.judging import EVALUATION_SEED
+from esper.scripts.cli.command import enter
+from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.simic.rewards.config import RewardConfig, RewardFamily, RewardMode
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def compare(config: DualAb) -> None:
     config.check()
     training = config.training_config()
     spec = training.task.spec()
-    from esper.scripts.report_files import json_file, written_first
+    from esper.scripts.cli.report_files import json_file, written_first
     from esper.storage.atomic import require_not_folders, require_writable
 
     name = f"dual_ab_{spec.name}_{config.a}_{config.b}"

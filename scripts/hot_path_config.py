@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
+from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse
+from esper.tamiyo.make_policy import require_known_names, require_no_run, with_topology
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
     from esper.tolaria.engine_config import EngineConfig
 
 ExecutorName = Literal["vmap", "loop", "auto"]
-PolicyName = Literal["mix", "dormant", "random"]
 TelemetryName = Literal["off", "normal"]
 
-MIX: Final = (
-    "half of the slots live, a third of those each in TRAINING, BLENDING and HOLDING; nobody acts"
-)
-
-SEEDS: Final[dict[PolicyName, str]] = {
-    "mix": MIX,
-    "dormant": "every slot dormant; nobody acts",
+MIX: Final = "mix"
+"""The one policy that is no word of the grammar: seeds in every stage, and nobody acts."""
+IN_WORDS: Final = {
+    MIX: "half the slots hold a seed, split evenly between TRAINING, BLENDING and HOLDING; "
+    "nobody acts",
+    "wait": "every slot dormant; nobody acts",
     "random": "random actions",
 }
-"""What stands in the slots, in words."""
+"""What the slots hold; other policies are told by their word."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class HotPath:
 
     task: str = "digits_impaired"
     """What is trained on."""
-    policy: PolicyName = "mix"
-    """mix: half of the slots live, a third of those each in TRAINING, BLENDING and HOLDING, and
-    nobody acts. dormant: no seed anywhere, bare hosts, and nobody acts. random: any legal action,
-    in whole episodes of the task's length."""
+    policy: str = MIX
+    """mix: half the slots hold a seed, split evenly between TRAINING, BLENDING and HOLDING, and
+    nobody acts. Or a policy as `esper train` takes it: wait (bare hosts, nobody acts), random (any
+    legal action), fixed:conv_heavy@2; those that act run whole episodes of the task's length."""
     blueprint: str = "conv_light"
     """mix: the seed in every live slot."""
     device: str = "auto"
@@ -64,6 +64,27 @@ class HotPath:
         for name in ("batch_size", "batches_per_step", "val_images"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
+        parsed = self.parsed
+        if parsed is not None:
+            require_no_run(parsed)
+            spec = self.spec()
+            require_known_names(with_topology(parsed), spec.slots, spec.blueprints)
+
+    @property
+    def parsed(self) -> ParsedPolicy | None:
+        """What the policy's word means; None: the mix."""
+        if self.policy == MIX:
+            return None
+        try:
+            return parse(self.policy)
+        except UnknownNameError:
+            raise unknown_name("policy", self.policy, (MIX, *WORDS)) from None
+
+    @property
+    def acts(self) -> bool:
+        """Whether the policy changes what the slots hold."""
+        parsed = self.parsed
+        return parsed is not None and parsed.kind in ("random", "heuristic", "fixed")
 
     def spec(self) -> TaskSpec:
         """The task with what was changed about it."""
@@ -74,7 +95,9 @@ class HotPath:
             for name in ("batch_size", "batches_per_step")
             if getattr(self, name) is not None
         }
-        return replace(get_task_spec(self.task), **changes)
+        parsed = self.parsed
+        longer = 1.0 if parsed is None else parsed.longer
+        return replace(get_task_spec(self.task), **changes).lengthened(longer)
 
     def engine_config(self, members: int, executor: ExecutorName) -> EngineConfig:
         """The settings in the engine's words."""

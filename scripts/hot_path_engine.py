@@ -11,19 +11,29 @@ from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import TelemetryListener
-from esper.tamiyo.baselines import RandomPolicy, WaitPolicy
+from esper.tamiyo.baselines import WaitPolicy
+from esper.tamiyo.make_policy import make_policy
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
 from esper.tolaria.stage_mix import half_of_slots_live, spread_stages
 from esper.tolaria.timed_engine import TimedEngine
-from hot_path_config import ExecutorName, HotPath, PolicyName, first_samples
+from hot_path_config import MIX, ExecutorName, HotPath, first_samples
 
 
-def make_client(policy: PolicyName, spec: TaskSpec) -> PolicyProtocol[Any]:
-    """Who decides: nobody, or chance."""
-    reward = ScoreReward(spec.upkeep)
-    return RandomPolicy(0, reward) if policy == "random" else WaitPolicy(reward)
+def make_client(config: HotPath, spec: TaskSpec) -> PolicyProtocol[Any]:
+    """Who decides; under the mix nobody."""
+    reward, parsed = ScoreReward(spec.upkeep), config.parsed
+    if parsed is None:
+        return WaitPolicy(reward)
+    return make_policy(
+        parsed,
+        slots=spec.slots,
+        episode_length=spec.episode_length,
+        prices=spec.score,
+        seed=0,
+        reward=reward,
+    )
 
 
 def build_engine(
@@ -39,7 +49,7 @@ def build_engine(
     `data`: all of the task's. `telemetry_folder`: record events there.
     """
     spec = config.spec()
-    if config.policy != "random":
+    if not config.acts:
         spec = replace(spec, episode_length=max(spec.episode_length, steps))
     cut = first_samples(data, config.val_images)
     engine = VectorizedEngine(spec, config.engine_config(members, executor), data=cut)
@@ -48,12 +58,12 @@ def build_engine(
         hub, listener = _recorder(engine, telemetry_folder)
 
     def place_seeds(engine: VectorizedEngine) -> None:
-        if config.policy == "mix":
+        if config.policy == MIX:
             population = engine.env.model
             wanted_ES = half_of_slots_live(population.members, len(population.slots))
             spread_stages(population, config.blueprint, wanted_ES)
 
-    return TimedEngine(engine, make_client(config.policy, spec), place_seeds, listener, hub)
+    return TimedEngine(engine, make_client(config, spec), place_seeds, listener, hub)
 
 
 def _recorder(engine: VectorizedEngine, folder: Path) -> tuple[TelemetryHub, TelemetryListener]:

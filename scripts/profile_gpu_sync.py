@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from esper.scripts.command import enter
-from hot_path_config import ExecutorName, HotPath, PolicyName, require_positive
+from esper.scripts.cli.command import enter
+from hot_path_config import ExecutorName, HotPath, require_positive
 
 if TYPE_CHECKING:
     from sync_sites import Site, Wait
@@ -30,9 +30,10 @@ FOUND = 1
 class ProfileGpuSync(HotPath):
     """Count what a step waits for."""
 
-    policy: PolicyName = "random"
-    """random: any legal action, so that seeds come and go. mix: half of the slots live, a third of
-    those each in TRAINING, BLENDING and HOLDING, and nobody acts."""
+    policy: str = "random"
+    """random: any legal action, so that seeds come and go. mix: half the slots hold a seed, split
+    evenly between TRAINING, BLENDING and HOLDING, and nobody acts. Or any other policy as `esper
+    train` takes it."""
     envs: int = 8
     """E: members that train side by side."""
     executor: ExecutorName = "auto"

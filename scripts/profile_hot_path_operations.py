@@ -18,7 +18,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from hot_path_config import ExecutorName, HotPath, first_samples, require_positive
 
 WARM_UP = 2

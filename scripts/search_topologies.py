@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import require_training_seed
-from esper.scripts.command import enter
-from esper.scripts.records import json_bytes
+from esper.scripts.cli.command import enter
+from esper.scripts.cli.report_files import json_bytes
 
 if TYPE_CHECKING:
     import numpy as np

@@ -24,9 +24,9 @@ from run_driver import serve
 READY = (
     "torch._dynamo", "matplotlib.pyplot", "pyarrow.parquet", "sklearn.datasets", "tyro",
     *(f"esper.scripts.{name}" for name in (
-        "main", "train", "train_config", "train_learner", "train_learner_config",
-        "train_learner_report", "train_report", "train_run", "plan", "evaluate", "compare",
-        "compare_run", "compare_report", "runs", "tasks", "doctor",
+        "main", "train.config", "train.learner", "train.learner_config", "train.learner_report",
+        "train.report", "train.run", "train.plan", "evaluate", "compare.run", "compare.report",
+        "runs", "tasks", "doctor",
     )),
 )  # fmt: skip
 """What commands import, in every process anew otherwise."""
@@ -60,7 +60,7 @@ def command(asked: dict[str, Any]) -> int:
 def main() -> None:
     for name in READY:
         importlib.import_module(name)
-    plan = importlib.import_module("esper.scripts.plan")
+    plan = importlib.import_module("esper.scripts.train.plan")
     plan.probe_steps = functools.partial(plan.probe_steps, budget=0.0)  # the first probe will do
     importlib.import_module("esper.tasks.registry").task_names()
     serve(command)

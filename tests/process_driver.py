@@ -27,8 +27,8 @@ HEAVY = (
     "scipy.stats",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
-    "esper.scripts.train_learner_report",
-    "esper.scripts.compare_report",
+    "esper.scripts.train.learner_report",
+    "esper.scripts.compare.report",
     "dual_ab",
     "esper.simic.training.dual_ab",
 )

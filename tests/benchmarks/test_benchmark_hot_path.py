@@ -13,7 +13,7 @@ import memory_floor
 from benchmark_hot_path import BenchmarkHotPath, benchmark
 from esper.leyline.payloads import StepPhase
 from esper.leyline.stages import SeedStage
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from esper.tolaria.stage_mix import half_of_slots_live
 from esper.tolaria.timed_engine import Turn
 from hot_path_config import HotPath, first_samples
@@ -94,8 +94,19 @@ def test_seeds_stand_as_stated_and_stay_there():
     assert timed.stages_held
 
 
+def test_any_policy_of_the_grammar_can_be_timed():
+    timed = small_engine(2, policy="fixed:norm@0:r0c1")
+    timed.turn(3)
+    stage_ES = timed.engine.env.seed_stage
+    assert (stage_ES[:, 1] != SeedStage.DORMANT).all()
+    planted = small_engine(2, policy="static-full:norm:r0c1")
+    planted.turn(3)
+    assert planted.stages_held
+    assert small_engine(2, policy="wait:2").engine.spec.episode_length >= 20
+
+
 def test_dormant_slots_stay_empty():
-    timed = small_engine(2, policy="dormant")
+    timed = small_engine(2, policy="wait")
     turn = timed.turn(3)
     assert (timed.engine.env.seed_stage == SeedStage.DORMANT).all()
     assert (turn.train_rows, turn.validation_rows) == (3 * 2, 3 * 2)
@@ -244,7 +255,7 @@ def test_small_benchmark_prints_and_writes_all_figures(
 
 
 def test_the_plain_loop_trains_the_same_hosts_and_takes_turns():
-    timed = small_engine(2, policy="dormant")
+    timed = small_engine(2, policy="wait")
     population, data = timed.engine.env.model, SMALL.spec().load()
     plain = PlainLoop(population, timed.engine.spec, first_samples(data, 12))
     x = torch.randn(3, *timed.engine.spec.input_shape)
@@ -265,7 +276,7 @@ def test_a_plain_loop_stands_beside_every_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     out = tmp_path / "bench.json"
-    flags = ["--plain", "--policy", "dormant", "--envs", "1", "2", "--no-empty-steps"]
+    flags = ["--plain", "--policy", "wait", "--envs", "1", "2", "--no-empty-steps"]
     assert call(*FLAGS, *flags, "--out", str(out)) == 0
     record, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert {members: len(turns) for members, turns in record["plain_turns"].items()} == {
@@ -294,6 +305,8 @@ def test_random_policy_goes_through_whole_episodes(tmp_path: Path):
         ["--task", "digits_impared"],
         ["--val-images", "100000"],
         ["--policy", "mixed"],
+        ["--policy", "fixed:nrom"],
+        ["--policy", "static-final:random"],
         ["--plain", "--policy", "mix"],
     ],
 )

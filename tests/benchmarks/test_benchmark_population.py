@@ -9,7 +9,7 @@ import pytest
 from benchmark_population import BenchmarkPopulation, benchmark
 from esper.kasmina import CNNHost, Population
 from esper.leyline.stages import SeedStage
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from esper.tolaria.stage_mix import every_slot_live, spread_stages
 from population_timing import BLUEPRINT, SLOTS
 

@@ -14,7 +14,7 @@ from benchmark_ppo_share import (
     time_round,
 )
 from esper.leyline.payloads import StepPhase
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 SMALL = {"task": "synthetic", "envs": 2, "episode_length": 3, "device": "cpu"}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrate_score import CalibrateScore, calibrate, judge, merge
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 KINDS = ("-", "small", "big")
 GAIN = {"-": 0.0, "small": 0.04, "big": 0.07}

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from dual_ab import DualAb, compare
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 SMALL = (
     "--task", "synthetic", "--episode-length", "3", "--batches-per-step", "1", "--envs", "2",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sync_sites
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from profile_gpu_sync import ProfileGpuSync, look
 from sync_sites import (
     NOT_IN_A_STEP,

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from operation_timing import Timed, take_turns
 from profile_hot_path_operations import ProfileOperations, measure
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 from search_topologies import SearchTopologies, search
 
 SMALL = ("--task", "synthetic", "--episode-length", "2", "--device", "cpu", "--profile", "exact")

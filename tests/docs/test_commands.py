@@ -14,7 +14,7 @@ from command_tables import written
 from esper.scripts import main as door
 from esper.scripts import train
 from esper.scripts.evaluate import read_evaluate
-from esper.scripts.train_learner_config import read_train_ppo
+from esper.scripts.train.learner_config import read_train_ppo
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "commands.md").read_text()

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from esper.leyline import statistics
 from esper.leyline.seeds import EVALUATION_SEEDS
-from esper.scripts.command import read_command_line
-from esper.scripts.compare_config import Compare
-from esper.scripts.policy_words import WORDS, read_policies
+from esper.scripts.cli.command import read_command_line
+from esper.scripts.compare.config import Compare
+from esper.tamiyo.grammar import WORDS, parse_all
 
 TEXT = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
 
@@ -33,7 +33,7 @@ def test_its_commands_are_understood(tmp_path, monkeypatch):
     for command in commands:
         config = read_command_line(Compare, command.rstrip(",").split())
         config.check()
-        assert len(read_policies(config.policies)) >= 3
+        assert len(parse_all(config.policies)) >= 3
 
 
 def test_every_word_is_in_its_table():

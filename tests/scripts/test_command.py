@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from esper.scripts.command import REFUSED, guarded
+from esper.scripts.cli.command import REFUSED, guarded
 from esper.storage.atomic import write_atomic
 
 

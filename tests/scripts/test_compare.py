@@ -16,15 +16,15 @@ from matplotlib.image import imread
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import EVALUATION_SEEDS
-from esper.scripts import compare_run
 from esper.scripts.compare import Compare, compare_policies, main
-from esper.scripts.compare_run import place_of
-from esper.scripts.comparison import METRICS, Comparison
-from esper.scripts.policies import make_contender
-from esper.scripts.policy_words import read_policy
+from esper.scripts.compare import run as compare_run
+from esper.scripts.compare.comparison import METRICS, Comparison
+from esper.scripts.compare.policies import make_contender
+from esper.scripts.compare.run import place_of
 from esper.simic.training.config import TaskConfig
 from esper.storage.sealed_json import seal
 from esper.tamiyo import HeuristicConfig, WaitPolicy
+from esper.tamiyo.grammar import parse
 from esper.tasks.registry import get_task_spec
 from esper.tolaria import EngineConfig, VectorizedEngine
 
@@ -259,7 +259,7 @@ def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
 
 def test_a_heuristic_with_other_rules_is_not_the_one_that_was_kept():
     config, spec = Compare(("heuristic",)), get_task_spec("digits_impaired")
-    kept = make_contender(config, read_policy("heuristic"), spec).identity
+    kept = make_contender(config, parse("heuristic"), spec).identity
     other = replace(kept, rules=HeuristicConfig(probation_steps=3))
     assert place_of(Path("out"), kept) != place_of(Path("out"), other)
     assert place_of(Path("out"), kept) == place_of(Path("out"), replace(kept))
@@ -328,7 +328,7 @@ BAD = [
     (("static-final:r0c0=conv_lite", *FLAGS), "conv_light"),
     (("static-final:out.json", *FLAGS), "there is no file 'out.json'"),
     (("static-final:r0c0=norm,r0c0=norm", *FLAGS), "r0c0 is named twice"),
-    (("./nowhere", *FLAGS), "there is no folder nowhere"),
+    (("./nowhere", *FLAGS), "there is no folder 'nowhere'"),
     (("wait", *FLAGS, "--device", "cuda:7"), "cuda:7"),
     (("wait", "--seedss", "3"), "--seeds"),
 ]

@@ -15,9 +15,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
-from esper.scripts.compare_run import place_of
-from esper.scripts.policies import find_controller, found_topology, make_contender
-from esper.scripts.policy_words import read_policy
+from esper.scripts.compare.policies import find_controller, make_contender
+from esper.scripts.compare.run import place_of
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
@@ -26,6 +25,8 @@ from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import NetworkConfig
+from esper.tamiyo.grammar import parse
+from esper.tamiyo.make_policy import found_topology
 from esper.tolaria import EngineConfig, VectorizedEngine
 from loop_support import tiny_config
 
@@ -52,7 +53,7 @@ def learnt(root: Path, **population: object) -> Path:
 
 def contender(word: object, **changes: object):
     config = replace(TINY, **changes)
-    return make_contender(config, read_policy(str(word)), config.task.spec())
+    return make_contender(config, parse(str(word)), config.task.spec())
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
@@ -172,9 +173,9 @@ def test_the_most_frequent_topology_of_all_rounds_is_replayed(tmp_path):
 
 def test_a_run_of_train_is_replayed_by_its_result(tmp_path, monkeypatch):
     flags = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batches-per-step",
-             "1", "--batch-size", "16", "--blueprint", "norm", "--slots", "r0c1", "--device", "cpu",
-             "--quiet", "--out", str(tmp_path))  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["train", "static-full", *flags])
+             "1", "--batch-size", "16", "--device", "cpu", "--quiet",
+             "--out", str(tmp_path))  # fmt: skip
+    monkeypatch.setattr(sys, "argv", ["train", "static-full:norm:r0c1", *flags])
     assert train.main() == 0
     (path,) = tmp_path.glob("*.json")
     assert found_topology(path) == ("r0c1=norm",)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.codec import to_json
-from esper.scripts.flags import fill_in, peek, peek_count
-from esper.scripts.train_config import Train, read_train
-from esper.scripts.train_learner_config import TrainPPO, read_train_ppo
+from esper.scripts.cli.flags import fill_in, peek, peek_count
+from esper.scripts.train.config import Train, read_train
+from esper.scripts.train.learner_config import TrainPPO, read_train_ppo
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
 from esper.simic.training.config_files import setting_names
 from esper.simic.training.schedules import Schedule

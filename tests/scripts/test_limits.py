@@ -8,12 +8,12 @@ import os
 import pytest
 
 from esper.scripts import compare, evaluate, train
-from esper.scripts.command import REFUSED, guarded
-from esper.scripts.policy_words import read_policy
+from esper.scripts.cli.command import REFUSED, guarded
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.config_files import resolve
 from esper.storage.atomic import write_atomic
+from esper.tamiyo.grammar import parse
 from esper.tamiyo.network_config import NetworkConfig
 from esper.tolaria import EngineConfig
 from support import refused
@@ -79,7 +79,7 @@ def test_other_commands_are_as_short(capsys, tmp_path, monkeypatch):
 
 
 def test_a_step_of_thousands_of_digits_is_no_step():
-    assert "no whole number" in refused(lambda: read_policy(f"fixed:norm@{'9' * 5000}"))
+    assert "no whole number" in refused(lambda: parse(f"fixed:norm@{'9' * 5000}"))
 
 
 @pytest.mark.parametrize("value", [HUGE, True, 2.0, "3"], ids=["huge", "bool", "float", "text"])

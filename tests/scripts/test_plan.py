@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_support import small_task
-from esper.scripts.plan import _small_trainer, _update_seconds
-from esper.scripts.plan_probe import (
+from esper.scripts.train import main
+from esper.scripts.train.plan import _small_trainer, _update_seconds
+from esper.scripts.train.plan_probe import (
     WORTH_IT,
     Sizes,
     StepTime,
@@ -19,7 +20,6 @@ from esper.scripts.plan_probe import (
     probe_steps,
     whole_sizes,
 )
-from esper.scripts.train import main
 from esper.simic.training.config import PopulationConfig, TrainingConfig
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.timed_engine import Turn

@@ -281,7 +281,7 @@ def test_closed_descriptors_change_no_status(line, status, tmp_path):
 def test_a_message_never_goes_into_a_file_that_took_the_number_of_a_closed_stream(tmp_path):
     """What C libraries and signal handlers write goes to descriptor 2, whatever that is."""
     code = (
-        "import os; from esper.scripts.command import guarded\n"
+        "import os; from esper.scripts.cli.command import guarded\n"
         "guarded(lambda: (open('results', 'w'), os.write(2, b'warning'))[0].close())\n"
         "assert os.sys.stdin.read() == ''"
     )

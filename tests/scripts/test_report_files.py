@@ -10,8 +10,8 @@ import pytest
 from dual_ab import DualAb
 from dual_ab import compare as compare_rewards
 from esper.scripts import compare, evaluate, train
-from esper.scripts.command import enter
-from esper.scripts.report_files import json_file, written_first
+from esper.scripts.cli.command import enter
+from esper.scripts.cli.report_files import json_file, written_first
 from esper.simic.training.runs.folder import RunFolder
 from loop_support import tiny_config
 

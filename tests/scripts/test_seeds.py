@@ -16,9 +16,9 @@ from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 from esper.nissa import ParquetSink
 from esper.nissa.readers import read_jsonl, read_parquet
 from esper.scripts import train
-from esper.scripts.compare_config import Compare
-from esper.scripts.train_config import Train
-from esper.scripts.train_learner_config import read_train_ppo
+from esper.scripts.compare.config import Compare
+from esper.scripts.train.config import Train
+from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import resolve
 from esper.simic.training.runs.folder import RunFolder, read_config, read_info

@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from esper.scripts.standard_streams import INCOMPLETE, with_steady_output
+from esper.scripts.cli.streams import INCOMPLETE, with_steady_output
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from esper.leyline.stopping import STOP_SIGNALS
-from esper.scripts.command import guarded
-from esper.scripts.stopping import Stopped, signals_interrupt
+from esper.scripts.cli.command import guarded
+from esper.scripts.cli.signals import Stopped, signals_interrupt
 
 
 @pytest.fixture(autouse=True)

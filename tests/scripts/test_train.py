@@ -18,12 +18,14 @@ import pytest
 from matplotlib.image import imread
 
 from esper.leyline.prices import ScoreConstants
+from esper.leyline.protocols import PolicyProtocol
 from esper.nissa.readers import read_jsonl
+from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.scripts.evaluate import read_evaluate
-from esper.scripts.judging import EVALUATION_SEED
 from esper.scripts.train import main
-from esper.scripts.train_config import read_train
-from esper.scripts.train_learner_config import read_train_ppo
+from esper.scripts.train.config import read_train
+from esper.scripts.train.learner_config import read_train_ppo
+from esper.scripts.train.report import file_name_of, place_of_report
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.folder import (
@@ -34,6 +36,7 @@ from esper.simic.training.runs.folder import (
     read_session_settings,
 )
 from esper.tamiyo import HeuristicConfig, WaitPolicy
+from esper.tamiyo.grammar import DESCRIPTIONS, parse, parse_all
 from esper.tasks.registry import get_task_spec
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
@@ -86,12 +89,109 @@ def test_every_policy_runs_to_a_table_a_picture_and_numbers(policy, tmp_path, ca
 
 
 def test_a_found_topology_is_trained_from_the_start(tmp_path):
-    topology = ("--topology", "r0c0=norm", "r0c2=conv_light")
-    assert call("static-final", *TINY, *topology, "--out", tmp_path, "--quiet") == 0
-    record = numbers(tmp_path, "static-final")
+    word = "static-final:r0c0=norm,r0c2=conv_light"
+    assert call(word, *TINY, "--out", tmp_path, "--quiet") == 0
+    record = numbers(tmp_path, "static-final-r0c0-norm-r0c2-conv_light")
+    assert record["settings"]["policy"] == word
     stands = np.array(record["rounds"][0]["outcome"]["blueprint_ES"])
     kinds = [record["blueprints"].index(name) for name in ("norm", "conv_light")]
     assert (stands == [kinds[0], -1, kinds[1]]).all()
+
+
+def test_waiting_longer_is_paid_for_as_in_a_comparison(tmp_path):
+    short = ("--task", "synthetic", "--episode-length", "4", *TINY[6:], "--rent", "2", "--quiet")
+    assert call("wait:1.5", *short, "--envs", 2, "--out", tmp_path) == 0
+    (done,) = numbers(tmp_path, "wait-1.5")["rounds"]
+    task = TaskConfig("synthetic", (), 6, 16, 1, rent=2.0)
+    engine = VectorizedEngine(task.spec(), EngineConfig(members=2, device="cpu"))
+    alone = engine.run_rollout(WaitPolicy()).outcome
+    assert np.shape(done["score_TE"]) == (7, 2)
+    assert done["outcome"]["accuracy_E"] == alone.accuracy_E.tolist()
+    assert done["outcome"]["flops_ratio_E"] == [1.5, 1.5]
+    paid_E = alone.score_E - 0.5 * task.spec().score.c_f
+    np.testing.assert_allclose(done["outcome"]["score_E"], paid_E, atol=1e-12)
+    np.testing.assert_allclose(done["score_TE"][-1], paid_E, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("wait", "wait"),
+        ("static-full", "static-full"),
+        ("mine=fixed:norm@3:r0c0,r0c1", "fixed-norm-3-r0c0-r0c1"),
+        ("heuristic:../x,\udce9 b", "heuristic-..-x-udce9-b"),
+    ],
+)
+def test_every_word_is_a_sane_file_name(word, name):
+    places = place_of_report(read_train(word, ["--out", "here"]), "task")
+    assert places == (Path(f"here/train_{name}_task.png"), Path(f"here/train_{name}_task.json"))
+
+
+def test_long_words_are_cut_in_file_names_and_stay_apart():
+    names = {file_name_of(parse(f"heuristic:{'norm,' * 50}{last}")) for last in "ab"}
+    assert len(names) == 2
+    assert max(map(len, names)) < 100
+
+
+ALL_FORMS = (
+    "wait", "wait:1.5", "random", "heuristic", "heuristic:norm,conv_light", "fixed", "fixed:norm",
+    "fixed:norm@3", "fixed:norm:r0c0", "fixed:norm@3:r0c0,r0c2",
+    "fixed:r0c0=norm,r0c1=attention@4",
+    "static-full", "static-full:norm", "static-full:norm:r0c1", "static-final:r0c0=norm",
+    "static-final:result.json", "static-final:heuristic", "static-final:run", "run", "sampled:run",
+)  # fmt: skip
+REFUSED = ("static-final:heuristic", "static-final:run", "run", "sampled:run")
+
+
+@pytest.mark.parametrize("label", ["", "my label="])
+@pytest.mark.parametrize("word", ALL_FORMS)
+def test_every_word_of_a_comparison_is_taken_or_refused_in_one_line(
+    word, label, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    result = {"slots": ["r0c0"], "blueprints": ["norm"], "rounds": [
+        {"outcome": {"blueprint_ES": [[0]]}}]}  # fmt: skip
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert parse_all([label + word])[0].text == word
+    asked = read_train(label + word, list(TINY))
+    if word in REFUSED:
+        line = refused(asked.check)
+        assert ("esper compare" if word.startswith("static-final") else "esper eval") in line
+    else:
+        spec = asked.check()
+        assert isinstance(asked.make_policy(spec, ScoreReward(Upkeep())), PolicyProtocol)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("fixed", "--blueprint", "norm"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
+        (("fixed", "--slots", "r0c0", "r0c1"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
+        (("fixed", "--start=3"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
+        (("fixed", "--topology", "r0c0=norm"), "write fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT@STEP"),
+        (("static-full", "--blueprint", "norm"), "write static-full:BLUEPRINT:SLOT,SLOT"),
+        (("static-final", "--topology", "r0c0=norm"), "write static-final:SLOT=BLUEPRINT,"),
+        (("heuristic", "--order", "norm"), "write heuristic:BLUEPRINT,BLUEPRINT"),
+        (("wait", "--start", "3"), "write fixed:BLUEPRINT@STEP:SLOT,SLOT"),
+    ],
+)
+def test_a_flag_that_is_gone_says_what_to_write_instead(words, says, capsys):
+    assert call(*words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {words[1].partition('=')[0]} is gone: {says}")
+    assert said.count("\n") == 1
+
+
+def test_help_shows_an_example_of_every_policy(capsys):
+    assert call("--help") == 0
+    said = capsys.readouterr().out
+    for kind, (says, example) in DESCRIPTIONS.items():
+        for word in (f"  {kind} ", says, f"esper train {example}\n"):
+            assert word in said
+    for word in ("static-final", "static-final:r0c0=norm", "fixed:norm@3"):
+        assert call(word, "--help") == 0
+        assert "--charge" in capsys.readouterr().out
 
 
 def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
@@ -237,7 +337,7 @@ def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp
         folder.note_session_settings(told.session)
     again = read_train_ppo(["--resume", str(run)])
     assert again.session == told.session == SessionSettings(5, None, "off", None)
-    assert read_train_ppo(LEARN[1:]).surroundings == SessionSettings(3), "a new run has its own"
+    assert read_train_ppo(LEARN[1:]).session == SessionSettings(3), "a new run has its own"
 
 
 def test_a_run_in_the_usual_surroundings_or_an_older_one_says_nothing_about_them(tmp_path):
@@ -359,21 +459,26 @@ BAD = [
     (("wait", "--rounds", "0"), "--rounds 0"),
     (("wait", "--task", "synthetic", "--batch-size", "5000"), "batch size 5000"),
     (("wait", "--device", "cuda:7"), "cuda:7"),
-    (("wait", "--blueprint", "norm"), "--blueprint has no meaning for wait"),
     (("wait", "--rollout-steps", "3"), "--rollout-steps has no meaning for wait"),
-    (("heuristic", "--start", "3"), "--start has no meaning for heuristic"),
     (("heuristic", *TINY, "--charge", "-1"), "charge=-1"),
     (("wait", "--charge", "1"), "--charge has no meaning for wait"),
-    (("fixed", *TINY, "--blueprint", "conv_hevy"), "conv_heavy"),
-    (("static-full", *TINY, "--slots", "r9c9"), "r9c9"),
+    (("fixed:conv_hevy", *TINY), "conv_heavy"),
+    (("static-full:norm:r9c9", *TINY), "r9c9"),
+    (("heuristic:norm,conv_lite", *TINY), "conv_light"),
     (("wait", *TINY, "--precision", "bf16"), "a CPU computes in fp32"),
-    (("static-final", *TINY), "--topology"),
-    (("static-final", *TINY, "--topology", "r0c0=norm", "r0c0=norm"), "r0c0 is named twice"),
-    (("fixed", *TINY, "--slots", "r0c0", "r0c0"), "r0c0 is named twice"),
-    (("fixed", *TINY, "--start", "8"), "--start 8"),
-    (("static-final", *TINY, "--topology", "r0c0"), "expected slot=blueprint"),
-    (("static-final", *TINY, "--topology", "r0c0=conv_lite"), "conv_light"),
-    (("wait", *TINY, "--topology", "r0c0=norm"), "--topology has no meaning for wait"),
+    (("static-final", *TINY), "name a topology"),
+    (("static-final:r0c0=norm,r0c0=norm", *TINY), "r0c0 is named twice"),
+    (("fixed:norm:r0c0,r0c0", *TINY), "r0c0 is named twice"),
+    (("fixed:norm@8", *TINY), "step 8: the episode has 9 steps"),
+    (("static-final:r0c0=", *TINY), "expected slot=blueprint"),
+    (("static-final:r0c0=conv_lite", *TINY), "conv_light"),
+    (("static-final:absent.json", *TINY), "there is no file"),
+    (("static-final:heuristic", *TINY), "esper compare 'static-final:heuristic'"),
+    (("static-final:heurstic", *TINY), "did you mean 'heuristic'"),
+    ((".", *TINY), "esper eval '.'"),
+    (("sampled:.", *TINY), "esper eval '.'"),
+    (("wait:0", *TINY), "expected wait:FACTOR"),
+    (("pp0", *TINY), "did you mean 'ppo'"),
     (("wait", "--episode-length", "0"), "episode_length=0"),
     (("wait", "--task", "cifar_baseline"), "--data synthetic"),
     (("wait", "--task", "cifar_baseline", "--data-dir", "nowhere"), "nowhere"),
@@ -477,7 +582,7 @@ def test_a_learner_that_is_stopped_saves_and_says_how_to_go_on(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     run = only_run(tmp_path)
-    assert f"go on with --resume {run}" in err
+    assert f"resume with --resume {run}" in err
     kinds = [event.type.name for event in read_jsonl(run / "events.jsonl")]
     assert kinds[-1] == "RUN_FINISHED"
     assert read_info(run).sessions[-1].end.value == "interrupted"

@@ -14,11 +14,11 @@ from calibrate_score import _task_constants
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.scripts import compare, evaluate, runs, train
+from esper.scripts.cli.report_files import json_bytes
+from esper.scripts.cli.trust import require_trust
 from esper.scripts.evaluate import read_evaluate
-from esper.scripts.records import json_bytes
-from esper.scripts.train_config import read_train
-from esper.scripts.train_learner_config import read_train_ppo
-from esper.scripts.trust import require_trust
+from esper.scripts.train.config import read_train
+from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.checkpoint_store import STATE, CheckpointStore, Summary
 from esper.simic.training.runs.folder import RunFolder, read_config, read_info

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 if TYPE_CHECKING:
     from esper.kasmina.kernels.build_times import KernelBuilds

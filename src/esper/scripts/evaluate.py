@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import tyro
 
 from esper.leyline.errors import EsperError
-from esper.scripts.command import guarded, read_command_line
-from esper.scripts.flags import peek
-from esper.scripts.trust import require_trust
+from esper.scripts.cli.command import guarded, read_command_line
+from esper.scripts.cli.flags import peek
+from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 
 if TYPE_CHECKING:
-    from esper.scripts.judging import Judged
+    from esper.scripts.compare.judging import Judged
     from esper.simic.agent.agent import PPOAgent
     from esper.tasks.spec import TaskSpec
 
@@ -64,7 +64,7 @@ def evaluate(words: Sequence[str]) -> None:
     """Read, check, judge, report. Heavy libraries are imported late, so that --help is quick."""
     config, training = read_evaluate(words)
     spec = training.check()
-    from esper.scripts.judging import judge
+    from esper.scripts.compare.judging import judge
     from esper.simic.training.runs.checkpoints import find_checkpoint
     from esper.storage.atomic import require_not_folders, require_writable
     from esper.tolaria.machine import ask_for_exact_sums
@@ -170,9 +170,10 @@ def report_places(folder: Path, task: str) -> ReportPlaces:
 def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
     """The tables, the picture, the numbers."""
     from esper.karn.display import say
-    from esper.scripts.judging import EVALUATION_SEED, LEARNED, judgement_table
-    from esper.scripts.report_files import json_file, written_first
-    from esper.scripts.train_report import Shown, console_for_report, files_of, settings_of, show
+    from esper.scripts.cli.console import console_for_report
+    from esper.scripts.cli.report_files import json_file, written_first
+    from esper.scripts.cli.run_report import Shown, files_of, settings_of, show
+    from esper.scripts.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
 
     places = report_places(config.out, judged.result.task)
     shown = Shown(

@@ -1,4 +1,4 @@
-"""The `esper` command: a verb for each module of this folder.
+"""The `esper` command: a verb for each module or folder beside this one; `cli` is what they share.
 
 esper train ppo --task digits_impaired
 esper tasks
@@ -14,7 +14,7 @@ from typing import Final
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.scripts.command import REFUSED, guarded
+from esper.scripts.cli.command import REFUSED, guarded
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 if TYPE_CHECKING:
     from esper.simic.training.runs.listing import ListedRun

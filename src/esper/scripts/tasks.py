@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from esper.scripts.command import enter
+from esper.scripts.cli.command import enter
 
 if TYPE_CHECKING:
     from esper.tasks.listing import BrokenTask, TaskListing

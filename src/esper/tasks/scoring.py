@@ -130,6 +130,17 @@ def score(
 # ---- upkeep ----------------------------------------------------------------------------------
 
 
+def charge_length(
+    score: Doubles, flops_ratio_E: Doubles, length: float, constants: ScoreConstants
+) -> tuple[Doubles, Doubles]:
+    """Score and FLOPs ratio of episodes `length` times as long as the task's.
+
+    A longer episode is paid for like any other training compute.
+    """
+    unpaid = constants.c_f * (length - 1.0)
+    return np.asarray(score - unpaid), np.asarray(flops_ratio_E * length)
+
+
 def live_seeds(stage_ES: Codes) -> Ints:
     """Seeds `[E]` that stand and are not permanent."""
     return np.asarray(_LIVE[stage_ES].sum(axis=1), dtype=np.int64)

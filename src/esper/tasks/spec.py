@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -358,6 +358,12 @@ class TaskSpec:
     def episode_samples(self) -> int:
         """Training samples one member sees in an episode."""
         return self.batch_size * self.batches_per_step * self.episode_length
+
+    def lengthened(self, factor: float) -> TaskSpec:
+        """The same task with episodes `factor` times as long, to whole steps."""
+        if factor == 1.0:
+            return self
+        return replace(self, episode_length=max(1, round(factor * self.episode_length)))
 
     def load(self, data_dir: Path | None = None) -> TaskData:
         """The data, checked against this spec; `data_dir`: where files lie (`tasks/places.py`)."""

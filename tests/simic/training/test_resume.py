@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from esper.leyline.payloads import RunStatus
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa import MemorySink
-from esper.scripts.train_learner_config import read_train_ppo
+from esper.scripts.train.learner_config import read_train_ppo
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs import resume
 from esper.simic.training.runs.checkpoint_store import KEEP, CheckpointStore, verify

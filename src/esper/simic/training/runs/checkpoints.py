@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 from esper.leyline.codec import Json, default_of, read_record, to_json
 from esper.leyline.errors import EsperError
-from esper.storage.atomic import write_atomic
 from esper.leyline.payloads import CheckpointReason, CheckpointSaved, Payload
-from esper.storage.sealed_json import parse_json, read_document
 from esper.leyline.telemetry import TelemetryEvent
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.agent.saving import AgentCapture, capture_agent
 from esper.simic.telemetry.emitters import emit_with_env_context
 from esper.simic.telemetry.listener import RunTally
+from esper.simic.training.config import TrainingConfig
+from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.checkpoint_store import (
     MANIFEST,
     STATE,
@@ -36,13 +36,13 @@ from esper.simic.training.runs.checkpoint_store import (
     Summary,
     verify,
 )
-from esper.simic.training.config import TrainingConfig
-from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.folder import (
     checkpoints_of,
     read_checkpoint_config,
     require_run,
 )
+from esper.storage.atomic import write_atomic
+from esper.storage.sealed_json import parse_json, read_document
 
 if TYPE_CHECKING:
     import torch

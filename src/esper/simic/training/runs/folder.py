@@ -34,12 +34,12 @@ from typing import Final, Literal, TypeVar
 
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, shown
-from esper.storage.atomic import sync_folder, write_advice, write_atomic
-from esper.storage.sealed_json import read_document, seal
-from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
 from esper.simic.training.runs.provenance import git_revision, versions
+from esper.storage.atomic import sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
+from esper.storage.sealed_json import read_document, seal
 from esper.tasks.outside import digest_of_task_file
 
 RUN: Final = "run.json"

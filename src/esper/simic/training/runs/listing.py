@@ -9,7 +9,6 @@ from pathlib import Path
 
 from esper.leyline.errors import EsperError
 from esper.simic.training.runs.checkpoint_store import CheckpointStore, Summary, read_summary
-from esper.storage.folder_lock import is_locked
 from esper.simic.training.runs.folder import (
     RunInfo,
     SessionEnd,
@@ -18,6 +17,7 @@ from esper.simic.training.runs.folder import (
     read_info,
     require_run,
 )
+from esper.storage.folder_lock import is_locked
 
 
 class RunState(Enum):

@@ -12,6 +12,7 @@ import esper
 
 _PACKAGES: Final = ("torch", "numpy", "safetensors")
 
+
 def versions() -> tuple[tuple[str, str], ...]:
     """(package, version) of what the numbers of a run depend on."""
     own = [("esper", esper.__version__), ("python", python_version())]

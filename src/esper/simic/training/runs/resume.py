@@ -22,18 +22,17 @@ from esper.simic.training.runs.checkpoints import (
     tell,
     with_later_facts,
 )
-from esper.simic.training.runs.provenance import versions
 from esper.simic.training.runs.folder import CONFIG, checkpoints_of, read_info
+from esper.simic.training.runs.provenance import versions
 from esper.tasks.outside import digest_of_task_file, is_file_reference
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from esper.leyline.protocols import EngineListener, RewardProtocol
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.runs.folder import RunFolder
-    from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
-    from esper.tasks.spec import TaskData, TaskSpec
+    from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+    from esper.tasks.spec import TaskSpec
 
 MAY_CHANGE: Final = (
     # how long

@@ -1,34 +1,24 @@
-"""One run of `train`: engine, policy, telemetry and progress put together, round after round.
+"""What became of the members of a round, and of all rounds of a run.
 
-Shape letters: T steps, E members, S slots, N members of all rounds.
+`train` runs rounds until its count is done, `judging` one for each policy; both keep this.
+
+Shape letters: T steps, E members, S slots.
 """
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from esper.karn.run_progress import RunProgressSink
 from esper.leyline.arrays import Bools, Codes, Doubles
 from esper.leyline.payloads import EpisodeOutcome, SlotPayload
-from esper.leyline.protocols import EngineListener, SinkProtocol
+from esper.leyline.prices import ScoreConstants
+from esper.leyline.protocols import EngineListener
 from esper.leyline.records import Rollout, StepRecord
-from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType, TelemetryLevel
-from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
-from esper.nissa.shared import use_hub
-from esper.scripts.train_config import Recording, Train
-from esper.simic.rewards.score import ScoreReward
-from esper.simic.telemetry.listener import ListenerGroup
-from esper.simic.telemetry.run_telemetry import run_telemetry
-from esper.tasks.spec import TaskSpec
+from esper.tasks.scoring import charge_length
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.machine import describe
 
@@ -103,32 +93,13 @@ class StageDiary:
         """Nothing more to keep."""
 
 
-def run(config: Train, spec: TaskSpec) -> RunResult:
-    """Train all rounds under a policy that does not learn."""
-    policy = config.make_policy(spec, ScoreReward(spec.upkeep))
-    engine = VectorizedEngine(spec, config.engine_config(), data=spec.load(config.data_dir))
-    diary = StageDiary()
-    recording, folder = config.recording, config.recording.telemetry_dir
-    told = TelemetryConfig(level=recording.level)
-    with (
-        shown_progress(recording),
-        event_files(recording, folder) as hub,
-        run_telemetry(hub, told, spec, engine.device, config.rounds) as telemetry,
-    ):
-        telemetry.run_started(engine, config.policy)
-        listeners = ListenerGroup([diary, *telemetry.listeners])
-        rounds = [run_round(engine, policy, diary, listeners) for _ in range(config.rounds)]
-    kept = f"{hub.report()} ({folder})" if folder else ""
-    return result_of(engine, rounds, diary, kept)
-
-
 def run_round(
     engine: VectorizedEngine,
     policy: Any,
     diary: StageDiary,
     listener: EngineListener | None = None,
 ) -> RoundResult:
-    """One round under a policy that does not learn; `listener`: `diary`, if not more."""
+    """One round under a policy that does not learn; `listener`: a group with `diary` in it."""
     rollout = engine.run_rollout(policy, listener or diary)
     return RoundResult(
         outcome=rollout.outcome,
@@ -139,6 +110,17 @@ def run_round(
         leaving_TES=np.stack(diary.leaving),
         seconds=rollout.seconds,
     )
+
+
+def paid_for_length(done: RoundResult, length: float, constants: ScoreConstants) -> RoundResult:
+    """The result of episodes `length` times as long as the task's, as `compare` scores them."""
+    outcome = done.outcome
+    score_E, flops_ratio_E = charge_length(
+        outcome.score_E, outcome.flops_ratio_E, length, constants
+    )
+    score_TE, _ = charge_length(done.score_TE, outcome.flops_ratio_E, length, constants)
+    outcome = replace(outcome, score_E=score_E, flops_ratio_E=flops_ratio_E)
+    return replace(done, outcome=outcome, score_TE=score_TE)
 
 
 def result_of(
@@ -163,25 +145,3 @@ def result_of(
         member_steps_per_second=rate,
         telemetry=told,
     )
-
-
-@contextmanager
-def shown_progress(recording: Recording) -> Iterator[None]:
-    """Show the progress of runs, unless the recording is quiet."""
-    if recording.quiet:
-        yield
-        return
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    steps = (TelemetryEventType.STEP_COMPLETED,)
-    with use_hub(TelemetryHub([RunProgressSink(console)], TelemetryLevel.NORMAL, always=steps)):
-        yield
-
-
-@contextmanager
-def event_files(recording: Recording, folder: Path | None) -> Iterator[TelemetryHub]:
-    """A hub that writes events to `folder` as JSON lines and Parquet; None: to nowhere."""
-    sinks: list[SinkProtocol] = []
-    if folder is not None:
-        sinks = [JsonlSink(folder / "events.jsonl"), ParquetSink(folder)]
-    with TelemetryHub(sinks, recording.level) as hub:
-        yield hub

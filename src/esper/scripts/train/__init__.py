@@ -1,7 +1,7 @@
 """Train many hosts side by side under a policy, and see what became of them.
 
     python -m esper.scripts.train wait --task digits_impaired
-    python -m esper.scripts.train fixed --task digits_impaired --blueprint conv_heavy
+    python -m esper.scripts.train fixed:conv_heavy@2:r0c0,r0c1 --task digits_impaired
     python -m esper.scripts.train random --task digits_impaired --rounds 3 --telemetry-dir events
     python -m esper.scripts.train ppo --task digits_impaired --rounds 100 --envs 16
 
@@ -14,16 +14,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
 
-from esper.leyline.errors import EsperError, unknown_name
-from esper.scripts.command import guarded
-
-if TYPE_CHECKING:
-    from esper.scripts.train_config import PolicyName
-
-LEARNER: Final = "ppo"
-"""The policy that learns."""
+from esper.leyline.errors import EsperError
+from esper.scripts.cli.command import guarded
+from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(words: Sequence[str]) -> int:
     """Read, check, run, report. Heavy libraries are imported late, so that --help is quick."""
-    from esper.scripts.train_config import POLICIES
+    from esper.scripts.train.config import LEARNER
 
-    names = [LEARNER, *POLICIES]
+    names = [LEARNER, *WORDS]
     if not words:
         raise EsperError(f"name a policy: {', '.join(names)}; --help says what each does")
     policy, *flags = words
@@ -43,28 +37,28 @@ def train(words: Sequence[str]) -> int:
         print(overview())
     elif policy == LEARNER:
         train_learner(flags)
-    elif policy in POLICIES:
-        train_unlearned(policy, flags)
     elif policy.startswith("-"):
         raise EsperError(f"{policy}: name the policy before any flag: {', '.join(names)}")
     else:
-        raise unknown_name("policy", policy, names)
+        train_unlearned(policy, flags)
     return 0
 
 
 def overview() -> str:
-    """What policies there are."""
-    from esper.scripts.train_config import POLICIES
+    """What policies there are, with an example of each."""
+    from esper.scripts.train.config import LEARNER
 
-    told = {LEARNER: "a controller that learns, then is judged on fresh hosts"} | POLICIES
+    learner = ("a controller that learns, then is judged on fresh hosts", "ppo --rounds 100")
     lines = ["usage: esper train POLICY [settings]", "", "Train hosts side by side.", ""]
-    lines += [f"  {name:<13} {says}" for name, says in told.items()]
-    return "\n".join([*lines, "", "esper train POLICY --help lists the settings of one."])
+    for name, (says, example) in ((LEARNER, learner), *DESCRIPTIONS.items()):
+        lines += [f"  {name:<13} {says}", f"  {'':<13} esper train {example}"]
+    lines += ["", "docs/compare.md has all forms. esper train POLICY --help lists the settings."]
+    return "\n".join(lines)
 
 
 def train_learner(flags: Sequence[str]) -> None:
     """`train ppo`."""
-    from esper.scripts.train_learner_config import read_train_ppo
+    from esper.scripts.train.learner_config import read_train_ppo
 
     config = read_train_ppo(flags)
     spec = config.check()
@@ -72,11 +66,11 @@ def train_learner(flags: Sequence[str]) -> None:
 
     ask_for_exact_sums()
     if config.dry_run:
-        from esper.scripts.plan import plan_learner
+        from esper.scripts.train.plan import plan_learner
 
         return plan_learner(config, spec)
-    from esper.scripts.train_learner import learn
-    from esper.scripts.train_learner_report import report_learner, report_places
+    from esper.scripts.train.learner import learn
+    from esper.scripts.train.learner_report import report_learner, report_places
     from esper.simic.training.runs.folder import report_of
     from esper.simic.training.runs.interrupts import Interrupted
     from esper.storage.atomic import require_not_folders
@@ -90,9 +84,9 @@ def train_learner(flags: Sequence[str]) -> None:
         print(stopped, file=sys.stderr)
 
 
-def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:
+def train_unlearned(policy: str, flags: Sequence[str]) -> None:
     """`train` with a policy that does not learn."""
-    from esper.scripts.train_config import read_train
+    from esper.scripts.train.config import read_train
 
     config = read_train(policy, flags)
     spec = config.check()
@@ -100,18 +94,14 @@ def train_unlearned(policy: PolicyName, flags: Sequence[str]) -> None:
 
     ask_for_exact_sums()
     if config.dry_run:
-        from esper.scripts.plan import plan_unlearned
+        from esper.scripts.train.plan import plan_unlearned
 
         return plan_unlearned(config, spec)
-    from esper.scripts.train_report import place_of_report, report_train
-    from esper.scripts.train_run import run
+    from esper.scripts.train.report import place_of_report, report_train
+    from esper.scripts.train.run import run
     from esper.storage.atomic import require_not_folders, require_writable
 
     places = place_of_report(config, spec.name)
     require_not_folders(places)
     require_writable(places[0], "--out")
     return report_train(config, run(config, spec))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

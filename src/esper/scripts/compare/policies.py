@@ -13,22 +13,16 @@ A controller's folder is one of
 from __future__ import annotations
 
 import json
-from collections import Counter
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from esper.leyline.arrays import Ints
-from esper.leyline.errors import EsperError, shown, unknown_name
+from esper.leyline.errors import EsperError
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
-from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.streams import stream_seed
-from esper.scripts.compare_config import Compare
-from esper.scripts.policy_words import PolicyWord
-from esper.scripts.train_config import Train
+from esper.scripts.compare.config import Compare
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
@@ -43,9 +37,15 @@ from esper.simic.training.runs.checkpoint_store import MANIFEST as CHECKPOINT
 from esper.simic.training.runs.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.runs.folder import RUN
 from esper.storage.saves import MANIFEST
-from esper.storage.sealed_json import parse_json
 from esper.tamiyo.baselines import StaticTopology
+from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
+from esper.tamiyo.make_policy import (
+    heuristic_rules,
+    make_policy,
+    require_known_names,
+    with_topology,
+)
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.runtime import parse_device
@@ -80,7 +80,7 @@ class Identity:
 class Contender:
     """A policy, ready to be made for each population."""
 
-    word: PolicyWord
+    word: ParsedPolicy
     spec: TaskSpec
     """The task with what this policy may grow."""
     identity: Identity
@@ -110,17 +110,14 @@ class Contender:
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
             return SimicClient(_with_draws_of(self.agent, seed), reward, mode)
-        assert self.word.kind != "controller"  # those have an agent
-        asked = Train(
-            self.word.kind,
+        return make_policy(
+            self.word,
+            slots=self.spec.slots,
+            episode_length=self.spec.episode_length,
+            prices=self.spec.score,
             seed=seed,
-            blueprint=self.word.blueprint,
-            slots=self.word.slots,
-            topology=self.word.topology,
-            start=self.word.start,
-            order=self.word.order,
+            reward=reward,
         )
-        return asked.make_policy(self.spec, reward)
 
     def engine_config(self, population: PopulationConfig, seed: int, members: int) -> EngineConfig:
         """How its population of a run seed runs; `population`: how any is computed."""
@@ -146,34 +143,29 @@ def _with_draws_of(agent: PPOAgent, seed: int) -> PPOAgent:
     return twin
 
 
-def make_contender(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
+def make_contender(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> Contender:
     """The policy of a word on a task, everything about it checked that can be before it runs."""
     if word.kind == "controller":
         return _controller(config, word, spec)
     if word.found_by is not None:
         return static_final(make_contender(config, word.found_by, spec), word)
-    if word.kind == "static-final" and word.path is not None:
-        word = replace(word, topology=found_topology(word.path))
-    _check_names(word, spec)
+    word = with_topology(word)
+    require_known_names(word, spec.slots, spec.blueprints)
     contender = unlearned(word, spec)
-    try:
-        contender.policy(config.first_seed)  # a bad start, slot or topology is refused here
-    except EsperError as error:
-        raise EsperError(f"policy {shown(word.text)}: {error}") from None
+    contender.policy(config.first_seed)  # a bad step, slot or topology is refused here
     return contender
 
 
-def unlearned(word: PolicyWord, spec: TaskSpec) -> Contender:
+def unlearned(word: ParsedPolicy, spec: TaskSpec) -> Contender:
     """A policy that does not learn, with all that `spec` has."""
-    if word.longer != 1.0:
-        spec = replace(spec, episode_length=max(1, round(word.longer * spec.episode_length)))
-    rules = HeuristicConfig(blueprints=word.order) if word.kind == "heuristic" else None
+    spec = spec.lengthened(word.longer)
+    rules = heuristic_rules(word) if word.kind == "heuristic" else None
     identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
     return Contender(word, spec, identity)
 
 
 def learned(
-    word: PolicyWord,
+    word: ParsedPolicy,
     spec: TaskSpec,
     agent: PPOAgent,
     population: PopulationConfig,
@@ -188,13 +180,13 @@ def learned(
     return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
 
 
-def static_final(found_by: Contender, word: PolicyWord) -> Contender:
+def static_final(found_by: Contender, word: ParsedPolicy) -> Contender:
     """The topologies that `found_by` ends with, planted in the same hosts from the start."""
     known = replace(found_by.identity, policy=f"static-final of {found_by.identity.policy}")
     return Contender(word, found_by.spec, known, found_by=found_by)
 
 
-def _in_words(word: PolicyWord) -> str:
+def _in_words(word: ParsedPolicy) -> str:
     """What the policy does, written one way only."""
     if word.kind == "wait" and word.longer != 1.0:
         return f"wait:{word.longer:g}"
@@ -212,54 +204,10 @@ def _in_words(word: PolicyWord) -> str:
     return word.kind
 
 
-def _check_names(word: PolicyWord, spec: TaskSpec) -> None:
-    """Slots and blueprints must be the task's."""
-    pairs = [entry.partition("=")[::2] for entry in word.topology]
-    slots = (*word.slots, *(slot for slot, _ in pairs))
-    kinds = [*word.order, *(blueprint for _, blueprint in pairs if blueprint)]
-    if word.kind in ("fixed", "static-full") and not word.topology:
-        kinds = [word.blueprint]
-    for slot in slots:
-        if slot not in spec.slots:
-            raise unknown_name("slot", slot, spec.slots, f"in policy {shown(word.text)}")
-    for blueprint in kinds:
-        if blueprint not in spec.blueprints:
-            raise unknown_name(
-                "blueprint", blueprint, spec.blueprints, f"in policy {shown(word.text)}"
-            )
-
-
-# ---- a topology that was found -----------------------------------------------------------------
-
-
-def found_topology(path: Path) -> tuple[str, ...]:
-    """The most frequent topology at the end of a run, as `slot=blueprint`, from its JSON result."""
-    try:
-        record: Any = parse_json(path.read_bytes())
-        slots, blueprints = record["slots"], record["blueprints"]
-        kinds_NS = np.concatenate(
-            [np.asarray(done["outcome"]["blueprint_ES"]) for done in record["rounds"]]
-        )
-        counts = Counter(tuple(int(kind) for kind in kinds_S) for kinds_S in kinds_NS)
-        (kind_S, _), *_ = counts.most_common(1)
-        standing = [(slot, k) for slot, k in zip(slots, kind_S, strict=True) if k != NO_BLUEPRINT]
-        found = tuple(f"{slot}={blueprints[kind]}" for slot, kind in standing)
-    except OSError as error:
-        raise EsperError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise EsperError(
-            f"{path} is not the result of a run (slots, blueprints, rounds with their outcome): "
-            f"give the JSON that `train` writes"
-        ) from None
-    if not found:
-        raise EsperError(f"{path}: that run ended most often with the host alone; compare wait")
-    return found
-
-
 # ---- controllers -------------------------------------------------------------------------------
 
 
-def _controller(config: Compare, word: PolicyWord, spec: TaskSpec) -> Contender:
+def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> Contender:
     assert word.path is not None  # a controller is named by its folder
     folder, training = find_controller(word.path)
     agent = PPOAgent.load(folder, parse_device(config.device))

@@ -13,7 +13,7 @@ import tyro
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MOST_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
-from esper.scripts.flags import require_counts
+from esper.scripts.cli.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 

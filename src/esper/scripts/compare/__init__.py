@@ -14,26 +14,30 @@ them. At the end a table, a picture, a report and all numbers (docs/compare.md).
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from esper.scripts.command import enter
-from esper.scripts.compare_config import Compare
+from esper.leyline.lazy import attach
+from esper.scripts.cli.command import enter
 
 if TYPE_CHECKING:
-    from esper.scripts.comparison import Comparison
+    from esper.scripts.compare.comparison import Comparison
+    from esper.scripts.compare.config import Compare as Compare
+else:
+    __getattr__, _, _ = attach(__name__, {".config": ("Compare",)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command."""
+    from esper.scripts.compare.config import Compare
+
     return enter(Compare, compare, argv)
 
 
 def compare(config: Compare) -> None:
     """Compare and report. Heavy libraries are imported here, so that --help is quick."""
     config.check()
-    from esper.scripts.compare_report import report
+    from esper.scripts.compare.report import report
     from esper.tolaria.machine import ask_for_exact_sums
 
     ask_for_exact_sums()
@@ -47,11 +51,7 @@ def compare_policies(config: Compare) -> Comparison:
     Results are kept in the config's folder; those that are there are not computed again.
     """
     config.check()
-    from esper.scripts.compare_run import run_comparison
-    from esper.scripts.train_report import console_for_report
+    from esper.scripts.cli.console import console_for_report
+    from esper.scripts.compare.run import run_comparison
 
     return run_comparison(config, console_for_report())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What does a policy's name on the command line of `compare` mean?
+"""What does a policy's name mean, on a command line of `train`, `compare` or a benchmark?
 
     wait   random   heuristic
     wait:FACTOR                                 the host alone, trained FACTOR times as long
@@ -12,7 +12,8 @@
     FOLDER   sampled:FOLDER                     a saved controller; its likeliest actions, or drawn
     LABEL=any of these                          how tables and pictures call it
 
-Only the words are read here: nothing is loaded, and no torch.
+Only the words are read here: nothing is loaded, and no torch. `make_policy.py` builds what they
+name; controllers and static-final:POLICY need a run, so only `compare` can build them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,31 @@ from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_na
 from esper.storage.atomic import printable
 
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
-WORDS: Final[tuple[Kind, ...]] = (
-    "wait", "random", "heuristic", "fixed", "static-full", "static-final",
-)  # fmt: skip
+DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
+    "wait": (
+        "nothing is grown; wait:FACTOR trains the host FACTOR times as long",
+        "wait:1.2",
+    ),
+    "random": ("any legal action", "random"),
+    "heuristic": (
+        "seeds as early as may be, kept if they are worth their price",
+        "heuristic:conv_light,depthwise",
+    ),
+    "fixed": (
+        "blueprints from a given step on, in all slots or those named",
+        "fixed:conv_heavy@2:r0c0,r0c1",
+    ),
+    "static-full": (
+        "one blueprint in all slots or those named, there from the start",
+        "static-full:depthwise:r0c0,r0c1",
+    ),
+    "static-final": (
+        "a topology that was found, there from the start",
+        "static-final:r0c0=depthwise,r0c1=conv_light",
+    ),
+}
+"""Policies that do not learn: what each does, and an example."""
+WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
 LONGEST_WAIT: Final = 100.0
 """Most times the episode that the host alone may train."""
 SAMPLED: Final = "sampled"
@@ -45,7 +68,7 @@ _TOPOLOGY: Final = re.compile(r"[^:=/@]*=")
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyWord:
+class ParsedPolicy:
     """A policy as it was asked for."""
 
     label: str
@@ -65,7 +88,7 @@ class PolicyWord:
     """heuristic: blueprints to try; empty: its own order."""
     longer: float = 1.0
     """wait: times the task's episode it trains."""
-    found_by: PolicyWord | None = None
+    found_by: ParsedPolicy | None = None
     """static-final: the policy whose final topologies are planted."""
     path: Path | None = None
     """controller: its folder; static-final: the result it is found in."""
@@ -73,13 +96,13 @@ class PolicyWord:
     """controller: whether its actions are drawn."""
 
 
-def read_policies(texts: Sequence[str]) -> list[PolicyWord]:
+def parse_all(texts: Sequence[str]) -> list[ParsedPolicy]:
     """The policies in their order, each with a label of its own that can be printed and drawn.
 
-    >>> [word.label for word in read_policies(["wait", "wait", "mine=random"])]
+    >>> [word.label for word in parse_all(["wait", "wait", "mine=random"])]
     ['wait', 'wait #2', 'mine']
     """
-    words = [replace(word, label=printable(word.label)) for word in map(read_policy, texts)]
+    words = [replace(word, label=printable(word.label)) for word in map(parse, texts)]
     seen = Counter[str]()
     for place, word in enumerate(words):
         seen[word.label] += 1
@@ -88,37 +111,42 @@ def read_policies(texts: Sequence[str]) -> list[PolicyWord]:
     return words
 
 
-def read_policy(text: str) -> PolicyWord:
+def parse(text: str) -> ParsedPolicy:
     """The policy a text names; what it cannot mean is refused in one line.
 
-    >>> read_policy("fixed:norm@3:r0c0,r0c1").slots
+    >>> parse("fixed:norm@3:r0c0,r0c1").slots
     ('r0c0', 'r0c1')
     """
-    labelled = _LABELLED.fullmatch(text)
-    if labelled:
-        return replace(read_policy(labelled[2]), label=labelled[1])
+    label = None
+    while labelled := _LABELLED.fullmatch(text):  # of several labels the first counts
+        label, text = label or labelled[1], labelled[2]
+    parsed = _parse_unlabelled(text)
+    return parsed if label is None else replace(parsed, label=label)
+
+
+def _parse_unlabelled(text: str) -> ParsedPolicy:
     head, mark, rest = text.partition(":")
     if mark and not rest:
         raise EsperError(f"policy {shown(text)}: nothing stands behind the colon; leave it out")
-    plain: dict[str, PolicyWord] = {kind: PolicyWord(text, text, kind) for kind in WORDS}
+    plain: dict[str, ParsedPolicy] = {kind: ParsedPolicy(text, text, kind) for kind in WORDS}
     if head == "random":
         if rest:
             raise EsperError(f"policy {shown(text)}: random takes nothing behind it; write random")
         return plain[head]
     if head == "wait":
-        return _read_wait(plain[head], rest)
+        return _parse_wait(plain[head], rest)
     if head == "heuristic":
-        return _read_heuristic(plain[head], rest)
+        return _parse_heuristic(plain[head], rest)
     if head == "fixed":
-        return _read_fixed(plain[head], rest)
+        return _parse_fixed(plain[head], rest)
     if head == "static-full":
         return _with_places(plain[head], rest)
     if head == "static-final":
-        return _read_final(plain[head], rest)
-    return _read_controller(text)
+        return _parse_final(plain[head], rest)
+    return _parse_controller(text)
 
 
-def _read_wait(word: PolicyWord, rest: str) -> PolicyWord:
+def _parse_wait(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     """FACTOR"""
     try:
         longer = float(rest or 1.0)
@@ -132,7 +160,7 @@ def _read_wait(word: PolicyWord, rest: str) -> PolicyWord:
     return replace(word, longer=longer)
 
 
-def _with_places(word: PolicyWord, rest: str) -> PolicyWord:
+def _with_places(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     """BLUEPRINT[:SLOT,SLOT]"""
     if not rest:
         return word
@@ -145,7 +173,7 @@ def _with_places(word: PolicyWord, rest: str) -> PolicyWord:
     return replace(word, blueprint=blueprint, slots=tuple(slots.split(",")) if mark else ())
 
 
-def _read_heuristic(word: PolicyWord, rest: str) -> PolicyWord:
+def _parse_heuristic(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     """BLUEPRINT,BLUEPRINT"""
     order = tuple(rest.split(",")) if rest else ()
     if not all(order):
@@ -156,14 +184,14 @@ def _read_heuristic(word: PolicyWord, rest: str) -> PolicyWord:
     return replace(word, order=order)
 
 
-def _read_fixed(word: PolicyWord, rest: str) -> PolicyWord:
+def _parse_fixed(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     """BLUEPRINT[@STEP][:SLOT,SLOT] or SLOT=BLUEPRINT,...[@STEP]"""
     what, mark, slots = rest.partition(":")
     blueprint, at, step = what.partition("@")
     if "=" in blueprint:
         if mark:
             raise EsperError(
-                f"policy {shown(word.text)}: its slots are named already, leave :{slots}"
+                f"policy {shown(word.text)}: its slots are named, leave {shown(mark + slots)}"
             )
         found = replace(word, topology=tuple(blueprint.split(",")))
     else:
@@ -178,7 +206,7 @@ def _read_fixed(word: PolicyWord, rest: str) -> PolicyWord:
     return replace(found, start=int(step))
 
 
-def _read_final(word: PolicyWord, rest: str) -> PolicyWord:
+def _parse_final(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     """SLOT=BLUEPRINT,... or the path of a result, or a policy that grows."""
     if not rest:
         raise EsperError(
@@ -192,15 +220,16 @@ def _read_final(word: PolicyWord, rest: str) -> PolicyWord:
         return replace(word, path=Path(rest))
     if rest.endswith(".json"):
         raise EsperError(f"policy {shown(word.text)}: there is no file {shown(rest)}")
-    found_by = read_policy(rest)
-    if found_by.kind in ("wait", "static-full", "static-final"):
+    grown_by, _, _ = rest.partition(":")
+    if grown_by in ("wait", "static-full", "static-final"):  # before it is parsed: no nesting
         raise EsperError(
-            f"policy {shown(word.text)}: {found_by.kind} does not grow; name a policy that does"
+            f"policy {shown(word.text)}: {grown_by} does not grow; name a policy that does"
         )
+    found_by = parse(rest)
     return replace(word, found_by=found_by)
 
 
-def _read_controller(text: str) -> PolicyWord:
+def _parse_controller(text: str) -> ParsedPolicy:
     """FOLDER or sampled:FOLDER"""
     head, mark, rest = text.partition(":")
     sampled = bool(mark) and head == SAMPLED
@@ -209,19 +238,19 @@ def _read_controller(text: str) -> PolicyWord:
         raise _no_such_policy(text, path, sampled)
     shown = "/".join(path.resolve().parts[-2:])
     label = f"{shown}, sampled" if sampled else shown
-    return PolicyWord(label, text, "controller", path=path, sampled=sampled)
+    return ParsedPolicy(label, text, "controller", path=path, sampled=sampled)
 
 
 def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
     """A folder that is not there, or a word that is none."""
     if os.path.isfile(path):
         return EsperError(
-            f"policy {shown(text)}: {path} is a file; give the folder of a controller"
+            f"policy {shown(text)}: {shown(str(path))} is a file; give the folder of a controller"
         )
     if sampled or os.sep in text or text.startswith("."):
         return EsperError(
-            f"policy {shown(text)}: there is no folder {path}; give the folder of a saved "
-            f"controller, checkpoint or run"
+            f"policy {shown(text)}: there is no folder {shown(str(path))}; give the folder of a "
+            f"saved controller, checkpoint or run"
         )
     unknown = unknown_name("policy", text.partition(":")[0], (*WORDS, f"{SAMPLED}:FOLDER"))
     return UnknownNameError(f"{unknown}, or the folder of a controller")

@@ -15,8 +15,11 @@ from typing import Final
 import torch
 
 from esper.karn.display import clock_time, say
-from esper.scripts.judging import BASELINES
-from esper.scripts.plan_probe import (
+from esper.scripts.cli.console import console_for_report
+from esper.scripts.compare.judging import BASELINES
+from esper.scripts.train.config import Train
+from esper.scripts.train.learner_config import TrainPPO
+from esper.scripts.train.plan_probe import (
     Probe,
     cut_data,
     cut_spec,
@@ -25,10 +28,6 @@ from esper.scripts.plan_probe import (
     probe_steps,
     whole_sizes,
 )
-from esper.scripts.train_config import Train
-from esper.scripts.train_learner_config import TrainPPO
-from esper.scripts.train_report import console_for_report
-from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import read_config
 from esper.simic.training.runs.resume import Start, check_task, find_start
@@ -96,14 +95,14 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
 
 def plan_unlearned(config: Train, spec: TaskSpec) -> None:
     """The plan of `train` with a policy that does not learn."""
-    config.make_policy(spec, ScoreReward(spec.upkeep))  # what cannot be made is refused
+    spec = spec.lengthened(config.parsed.longer)
     data, settings = spec.load(config.data_dir), config.engine_config()
     device = parse_device(settings.device)
     probe = probe_steps(spec, data, settings, device)
     work = Work(config.rounds, config.rounds * spec.episode_length, 0, 0.0)
     lines = _lines(spec, data, probe, config.rounds, device, settings.profile)
     lines += _time_lines(probe, work)
-    _show(f"plan: {config.policy} on {spec.name}", lines, probe, device)
+    _show(f"plan: {config.parsed.label} on {spec.name}", lines, probe, device)
 
 
 def _start(config: TrainPPO, spec: TaskSpec) -> Start | None:

@@ -29,13 +29,14 @@ from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.protocols import EngineListener
 from esper.leyline.statistics import interquartile_estimate
-from esper.scripts.compare_config import Compare
-from esper.scripts.comparison import Comparison, ComparisonSettings, PolicyResult, judge
-from esper.scripts.policies import Contender, Identity, make_contender
-from esper.scripts.policy_words import read_policies
-from esper.scripts.records import json_bytes
+from esper.scripts.cli.report_files import json_bytes
+from esper.scripts.compare.comparison import Comparison, ComparisonSettings, PolicyResult, judge
+from esper.scripts.compare.config import Compare
+from esper.scripts.compare.policies import Contender, Identity, make_contender
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.sealed_json import read_document, seal
+from esper.tamiyo.grammar import parse_all
+from esper.tasks.scoring import charge_length
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.machine import describe
@@ -58,7 +59,7 @@ class Kept:
 def run_comparison(config: Compare, console: Console | None = None) -> Comparison:
     """Compute what is not there yet, and judge; all words are checked before anything runs."""
     spec = config.task.spec()
-    contenders = [make_contender(config, word, spec) for word in read_policies(config.policies)]
+    contenders = [make_contender(config, word, spec) for word in parse_all(config.policies)]
     settings = settings_of_comparison(config, spec)
     folder = config.folder(spec.name)
     open_folder(folder, settings)
@@ -175,18 +176,19 @@ def _run_population(
     rollout = engine.run_rollout(contender.policy(seed, planted_ES=planted_ES))
     outcome, choice = rollout.outcome, engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
-    # A longer episode is paid for like any other training compute.
     length = contender.spec.episode_length / config.task.spec().episode_length
-    unpaid = contender.spec.score.c_f * (length - 1.0)
+    score_E, flops_ratio_E = charge_length(
+        outcome.score_E, outcome.flops_ratio_E, length, contender.spec.score
+    )
     return PolicyResult(
         seed_N=np.full(members, seed, dtype=np.int64),
         member_N=outcome.member_E,
-        score_N=outcome.score_E - unpaid,
+        score_N=score_E,
         accuracy_N=outcome.accuracy_E,
         test_N=engine.test(),
         parameters_N=engine.book.host_params + outcome.added_params_E,
         macs_N=engine.book.host_macs + outcome.added_macs_E,
-        flops_ratio_N=outcome.flops_ratio_E * length,
+        flops_ratio_N=flops_ratio_E,
         germinated_N=outcome.germinated_E,
         fossilized_N=outcome.fossilized_E,
         pruned_N=outcome.pruned_E,

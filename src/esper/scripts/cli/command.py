@@ -16,8 +16,8 @@ from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError, shorten
 from esper.leyline.user_errors import is_out_of_memory
-from esper.scripts.standard_streams import with_steady_output
-from esper.scripts.stopping import Stopped, signals_interrupt
+from esper.scripts.cli.signals import Stopped, signals_interrupt
+from esper.scripts.cli.streams import with_steady_output
 from esper.storage.atomic import is_unwritable, write_advice
 
 C = TypeVar("C")
@@ -44,7 +44,7 @@ def guarded(work: Callable[[], int | None]) -> int:
     """Do the work; its exit status. A file there is no room or permission for is a refusal, too.
 
     Work that checks something may give a status of its own; none is 0. Output that nobody takes
-    costs nothing but itself (`standard_streams`).
+    costs nothing but itself (`streams.py`).
     """
     return with_steady_output(lambda: _status_of(work))
 
@@ -100,7 +100,7 @@ def read_command_line(
     """The config, on top of `default`; a mistake in a flag is an `EsperError` of one line."""
     import tyro
 
-    from esper.scripts.flags import REGISTRY, hint_for
+    from esper.scripts.cli.flags import REGISTRY, hint_for
 
     complaint = io.StringIO()
     try:
@@ -122,7 +122,7 @@ def help_text(config: type[C], default: C | None = None) -> str:
     """What --help of a command says."""
     import tyro
 
-    from esper.scripts.flags import REGISTRY
+    from esper.scripts.cli.flags import REGISTRY
 
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):

@@ -15,10 +15,10 @@ from esper.karn.display import say
 from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shortened
 from esper.leyline.codec import Json, to_json
 from esper.leyline.statistics import Estimate
-from esper.scripts.compare_run import ReportPlaces, report_places, unwritable
-from esper.scripts.comparison import METRICS, Comparison, Contestant, Metric
-from esper.scripts.report_files import ReportFile, json_file, written_first
-from esper.scripts.train_report import console_for_report
+from esper.scripts.cli.console import console_for_report
+from esper.scripts.cli.report_files import ReportFile, json_file, written_first
+from esper.scripts.compare.comparison import METRICS, Comparison, Contestant, Metric
+from esper.scripts.compare.run import ReportPlaces, report_places, unwritable
 from esper.storage.atomic import write_atomic
 
 TOPOLOGIES_SHOWN: Final = 3

@@ -1,15 +1,16 @@
-"""How is a report kept? Its files are written first, then it is printed.
+"""How is a report kept? Its files are written first, then it is printed; numbers are strict JSON.
 
 Printing may wait for a reader that never comes (`| less`); results are on the disk by then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from esper.scripts.records import json_bytes
 from esper.storage.atomic import write_atomic
 
 ReportFile = tuple[Path, Callable[[Path], None]]
@@ -41,3 +42,22 @@ def _write(path: Path, write: Callable[[Path], None]) -> OSError | None:
     except OSError as error:
         return error
     return None
+
+
+def json_bytes(record: object) -> bytes:
+    """The record as a file's content; what is not finite is null.
+
+    >>> json_bytes({"rate": float("nan"), "n": [1, 2.5]})
+    b'{\\n "rate": null,\\n "n": [\\n  1,\\n  2.5\\n ]\\n}\\n'
+    """
+    return (json.dumps(_finite(record), indent=1, allow_nan=False) + "\n").encode()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return value

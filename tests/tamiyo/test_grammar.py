@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline.errors import EsperError
-from esper.scripts.policy_words import WORDS, PolicyWord, read_policies, read_policy
+from esper.tamiyo.grammar import (
+    DESCRIPTIONS,
+    LONGEST_STEP,
+    LONGEST_WAIT,
+    WORDS,
+    ParsedPolicy,
+    parse,
+    parse_all,
+)
 
 
 def meaning(text: str) -> dict[str, object]:
     """What differs from a word that says nothing more than its kind."""
-    found = read_policy(text)
-    plain = PolicyWord(found.label, found.text, found.kind)
+    found = parse(text)
+    plain = ParsedPolicy(found.label, found.text, found.kind)
     differs = {f.name: getattr(found, f.name) for f in fields(found)}
     return {n: v for n, v in differs.items() if v != getattr(plain, n)} | {"kind": found.kind}
 
@@ -52,8 +60,8 @@ def meaning(text: str) -> dict[str, object]:
 )
 def test_what_a_word_means(text, means):
     assert meaning(text) == means
-    assert read_policy(text).label == text
-    named = read_policy(f"my policy={text}")
+    assert parse(text).label == text
+    named = parse(f"my policy={text}")
     assert (named.label, named.text, named.kind) == ("my policy", text, means["kind"])
 
 
@@ -66,20 +74,20 @@ def test_folders_are_controllers(tmp_path, monkeypatch):
         ("runs/agent", False),
         ("sampled:runs/agent", True),
     ):
-        word = read_policy(text)
+        word = parse(text)
         assert (word.kind, word.sampled) == ("controller", sampled)
         assert word.path is not None
         assert word.path.resolve() == folder
         assert word.label == ("runs/agent, sampled" if sampled else "runs/agent")
-    assert read_policy("learned=runs/agent").label == "learned"
+    assert parse("learned=runs/agent").label == "learned"
 
 
 def test_a_topology_may_be_what_another_policy_ends_with(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for text in ("heuristic:norm", "fixed:r0c0=norm@3", "runs", "sampled:runs"):
-        word = read_policy(f"static-final:{text}")
-        assert (word.kind, word.found_by) == ("static-final", read_policy(text))
+        word = parse(f"static-final:{text}")
+        assert (word.kind, word.found_by) == ("static-final", parse(text))
 
 
 def test_a_result_is_where_a_topology_is_found(tmp_path):
@@ -104,7 +112,7 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("static-final:heurstic", "did you mean 'heuristic'"),
         ("fixed:", "nothing stands behind the colon"),
         ("heuristic:norm,", "expected heuristic:BLUEPRINT,BLUEPRINT"),
-        ("fixed:r0c0=norm:r0c1", "its slots are named already"),
+        ("fixed:r0c0=norm:r0c1", "its slots are named, leave"),
         ("fixed:norm@", "is no whole number"),
         ("fixed:norm@soon", "'soon' is no whole number"),
         ("fixed:norm@-1", "'-1' is no whole number"),
@@ -113,15 +121,15 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("static-full::r0c0", "expected static-full:BLUEPRINT:SLOT,SLOT"),
         ("static-final", "name a topology"),
         ("static-final:nowhere.json", "there is no file 'nowhere.json'"),
-        ("out/agent", "there is no folder out/agent"),
-        ("sampled:agent", "there is no folder agent"),
+        ("out/agent", "there is no folder 'out/agent'"),
+        ("sampled:agent", "there is no folder 'agent'"),
         ("", "unknown policy ''"),
     ],
 )
 def test_what_means_nothing_is_refused_in_one_line(text, word, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(EsperError) as refused:
-        read_policy(text)
+        parse(text)
     assert word in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -130,19 +138,86 @@ def test_a_file_is_no_controller(tmp_path):
     path = tmp_path / "agent"
     path.write_text("")
     with pytest.raises(EsperError, match="is a file"):
-        read_policy(str(path))
+        parse(str(path))
 
 
 def test_every_policy_has_a_label_of_its_own():
-    words = read_policies(["wait", "a=wait", "wait", "a=random", "wait"])
+    words = parse_all(["wait", "a=wait", "wait", "a=random", "wait"])
     assert [word.label for word in words] == ["wait", "a", "wait #2", "a #2", "wait #3"]
 
 
-@given(st.text(max_size=30))
+NAME = st.text("abcxyz019_", min_size=1, max_size=6)
+NAMES = st.lists(NAME, min_size=1, max_size=3).map(tuple)
+TOPOLOGY = st.lists(st.tuples(NAME, NAME).map("=".join), min_size=1, max_size=3).map(tuple)
+STEP = st.integers(0, 10**LONGEST_STEP - 1)
+
+
+def built(kind: str, form: str, **parts: st.SearchStrategy) -> st.SearchStrategy:
+    """(text, what it means) of a form of the grammar, its parts drawn."""
+
+    def fill(drawn: dict[str, object]) -> tuple[str, dict[str, object]]:
+        words = {n: ",".join(v) if isinstance(v, tuple) else v for n, v in drawn.items()}
+        return form.format(**words), {"kind": kind, **drawn}
+
+    return st.fixed_dictionaries(parts).map(fill)
+
+
+FORMS = st.one_of(
+    *(built(kind, kind) for kind in WORDS if kind != "static-final"),
+    built("wait", "wait:{longer!r}", longer=st.floats(1e-3, LONGEST_WAIT)),
+    built("heuristic", "heuristic:{order}", order=NAMES),
+    built("fixed", "fixed:{blueprint}", blueprint=NAME),
+    built("fixed", "fixed:{blueprint}@{start}", blueprint=NAME, start=STEP),
+    built("fixed", "fixed:{blueprint}:{slots}", blueprint=NAME, slots=NAMES),
+    built("fixed", "fixed:{blueprint}@{start}:{slots}", blueprint=NAME, start=STEP, slots=NAMES),
+    built("fixed", "fixed:{topology}@{start}", topology=TOPOLOGY, start=STEP),
+    built("static-full", "static-full:{blueprint}:{slots}", blueprint=NAME, slots=NAMES),
+    built("static-final", "static-final:{topology}", topology=TOPOLOGY),
+)
+"""Every form but those with paths in them."""
+
+
+@given(FORMS)
+def test_what_is_written_in_a_form_is_what_is_read(form):
+    text, means = form
+    found = parse(text)
+    plain = ParsedPolicy(text, text, found.kind)
+    assert found == replace(plain, **means)
+    assert parse(found.text) == found
+    assert parse(f"some label={text}") == replace(found, label="some label")
+
+
+def test_every_description_has_an_example_of_its_kind():
+    assert tuple(DESCRIPTIONS) == WORDS
+    for kind, (_, example) in DESCRIPTIONS.items():
+        assert parse(example).kind == kind
+
+
+@pytest.mark.parametrize("text", ["a=" * 5000 + "wait", "static-final:" * 5000 + "heuristic"])
+def test_a_text_that_repeats_itself_is_no_deeper_than_any_other(text):
+    if text.endswith("wait"):
+        assert parse(text).label == "a"
+    else:
+        with pytest.raises(EsperError, match="static-final does not grow"):
+            parse(text)
+
+
+PIECES = st.sampled_from(
+    (*WORDS, "sampled", "norm", "r0c0", ":", "=", "@", ",", "/", ".", "-1", "2", "1e9", "nan",
+     "\0", "\n", "\udce9", "a" * 300)
+)  # fmt: skip
+
+
+@given(st.one_of(st.text(max_size=30), st.lists(PIECES, max_size=9).map("".join)))
 def test_any_text_is_a_policy_or_a_refusal_of_ours(text):
     try:
-        found = read_policy(text)
-    except EsperError:
+        found = parse(text)
+    except EsperError as error:
+        line = str(error)
+    else:
+        line = ""
+    assert "\n" not in line
+    if line:
         return
     assert found.kind in (*WORDS, "controller")
     if found.kind == "controller":
@@ -153,7 +228,7 @@ def test_any_text_is_a_policy_or_a_refusal_of_ours(text):
 def test_a_label_made_from_a_path_that_is_no_utf8_can_be_printed(tmp_path):
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
-    word, same = read_policies([str(folder), str(folder)])
+    word, same = parse_all([str(folder), str(folder)])
     assert word.label == rf"{tmp_path.name}/caf\udce9"
     assert same.label == f"{word.label} #2"
     assert word.path == folder

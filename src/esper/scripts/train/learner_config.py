@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MOST_MEMBERS
-from esper.scripts.command import read_command_line
-from esper.scripts.flags import fill_in, peek, peek_count, require_counts
-from esper.scripts.train_config import Recording
-from esper.scripts.trust import require_trust
+from esper.scripts.cli.command import read_command_line
+from esper.scripts.cli.flags import fill_in, peek, peek_count, require_counts
+from esper.scripts.cli.trust import require_trust
+from esper.scripts.train.config import Recording
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import overlay, read_entries, resolve

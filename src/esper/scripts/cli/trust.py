@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.errors import EsperError, shown
-from esper.scripts.flags import peek
+from esper.scripts.cli.flags import peek
 from esper.tasks.outside import is_file_reference
 
 LONGEST_NAME: Final = 200

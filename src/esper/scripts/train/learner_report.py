@@ -13,11 +13,12 @@ import numpy as np
 from esper.karn.display import say
 from esper.karn.learning_picture import LearningCurves, Level, draw_learning
 from esper.leyline.codec import Json, to_json
-from esper.scripts.judging import EVALUATION_SEED, LEARNED, judgement_table
-from esper.scripts.report_files import json_file, written_first
-from esper.scripts.train_learner import Learnt
-from esper.scripts.train_learner_config import TrainPPO
-from esper.scripts.train_report import Shown, console_for_report, files_of, settings_of, show
+from esper.scripts.cli.console import console_for_report
+from esper.scripts.cli.report_files import json_file, written_first
+from esper.scripts.cli.run_report import Shown, files_of, settings_of, show
+from esper.scripts.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
+from esper.scripts.train.learner import Learnt
+from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.history import RoundRecord
 
 

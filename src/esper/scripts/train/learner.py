@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from esper.leyline.telemetry import TelemetryConfig
-from esper.scripts.judging import Judged, judge
-from esper.scripts.train_learner_config import TrainPPO
-from esper.scripts.train_run import event_files, shown_progress
+from esper.scripts.compare.judging import Judged, judge
+from esper.scripts.train.learner_config import TrainPPO
+from esper.scripts.train.recording import event_files, shown_progress
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.folder import RunFolder

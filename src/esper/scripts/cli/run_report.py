@@ -1,18 +1,16 @@
-"""What a run of `train` says at its end: the table, the picture, the numbers.
+"""What a run says at its end: the table, the picture, the numbers. `train` and `eval` show it.
 
 Shape letters: N members of all rounds, T steps, E members, S slots.
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -22,17 +20,9 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.signals import NO_BLUEPRINT
-from esper.scripts.report_files import ReportFile, json_file, written_first
-from esper.scripts.train_config import Train
-from esper.scripts.train_run import RunResult
-
-PLAIN_WIDTH = 110
-"""Columns where there is no terminal to ask."""
-
-
-def console_for_report() -> Console:
-    """As wide as the terminal, where there is one."""
-    return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+from esper.scripts.cli.console import console_for_report
+from esper.scripts.cli.report_files import ReportFile, json_file
+from esper.tolaria.round_results import RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +36,6 @@ class Shown:
     numbers: Path
     settings: Json
     """What the run was set to."""
-
-
-def place_of_report(config: Train, task: str) -> tuple[Path, Path]:
-    """Where a run under a policy that does not learn puts its picture and its numbers."""
-    stem = f"train_{config.policy}_{task}"
-    return config.out / f"{stem}.png", config.out / f"{stem}.json"
-
-
-def report_train(config: Train, result: RunResult) -> None:
-    """The report of a run under a policy that does not learn."""
-    picture, numbers = place_of_report(config, result.task)
-    shown = Shown(
-        policy=config.policy,
-        episodes=config.population.envs * config.rounds,
-        picture=picture,
-        numbers=numbers,
-        settings=settings_of(config),
-    )
-    with written_first(*files_of(shown, result)):
-        show(shown, result)
 
 
 def files_of(shown: Shown, result: RunResult) -> tuple[ReportFile, ReportFile]:

@@ -1,6 +1,6 @@
 """What is a controller worth? One episode of it, and of others, on the same fresh members.
 
-Each policy plays under its own settings (`contenders.py`), so that the numbers are those that
+Each policy plays under its own settings (`policies.py`), so that the numbers are those that
 `esper compare` finds on the same hosts.
 
 Shape letters: E members.
@@ -19,17 +19,16 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
-from esper.scripts.policies import Contender, learned, static_final, unlearned
-from esper.scripts.policy_words import PolicyWord, read_policy
-from esper.scripts.train_config import PolicyName
-from esper.scripts.train_run import RoundResult, RunResult, StageDiary, result_of, run_round
+from esper.scripts.compare.policies import Contender, learned, static_final, unlearned
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
+from esper.tamiyo.grammar import ParsedPolicy, parse
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.round_results import RoundResult, RunResult, StageDiary, result_of, run_round
 
-BASELINES: Final[tuple[PolicyName, ...]] = ("wait", "random", "heuristic")
+BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
 """The fresh members are drawn from it."""
 LEARNED: Final = "ppo"
@@ -107,12 +106,12 @@ def judge(
 
 def _contenders(training: TrainingConfig, agent: PPOAgent, spec: TaskSpec) -> list[Contender]:
     """The learned policy first. The others may grow all that the task has."""
-    words = [PolicyWord(LEARNED, LEARNED, "controller")]
-    words.append(PolicyWord(SAMPLED, SAMPLED, "controller", sampled=True))
+    words = [ParsedPolicy(LEARNED, LEARNED, "controller")]
+    words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
     controllers = [learned(word, spec, agent, training.population) for word in words]
-    planted = static_final(controllers[0], PolicyWord(STATIC, STATIC, "static-final"))
+    planted = static_final(controllers[0], ParsedPolicy(STATIC, STATIC, "static-final"))
     whole = replace(training.task, blueprints=()).spec()
-    return [*controllers, planted, *(unlearned(read_policy(name), whole) for name in BASELINES)]
+    return [*controllers, planted, *(unlearned(parse(name), whole) for name in BASELINES)]
 
 
 def judgement_table(judged: Judged) -> Table:

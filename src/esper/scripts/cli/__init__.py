@@ -1,0 +1,1 @@
+"""What every command shares: its command line, refusals, signals, output and report."""

@@ -1,0 +1,10 @@
+"""`python -m esper.scripts.compare` is `esper compare`."""
+
+from __future__ import annotations
+
+import sys
+
+from esper.scripts.compare import main
+
+if __name__ == "__main__":
+    sys.exit(main())

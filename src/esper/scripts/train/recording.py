@@ -1,0 +1,39 @@
+"""Progress display and event files of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from esper.karn.run_progress import RunProgressSink
+from esper.leyline.protocols import SinkProtocol
+from esper.leyline.telemetry import TelemetryEventType, TelemetryLevel
+from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
+from esper.nissa.shared import use_hub
+from esper.scripts.train.config import Recording
+
+
+@contextmanager
+def shown_progress(recording: Recording) -> Iterator[None]:
+    """Show the progress of runs, unless the recording is quiet."""
+    if recording.quiet:
+        yield
+        return
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    steps = (TelemetryEventType.STEP_COMPLETED,)
+    with use_hub(TelemetryHub([RunProgressSink(console)], TelemetryLevel.NORMAL, always=steps)):
+        yield
+
+
+@contextmanager
+def event_files(recording: Recording, folder: Path | None) -> Iterator[TelemetryHub]:
+    """A hub that writes events to `folder` as JSON lines and Parquet; None: to nowhere."""
+    sinks: list[SinkProtocol] = []
+    if folder is not None:
+        sinks = [JsonlSink(folder / "events.jsonl"), ParquetSink(folder)]
+    with TelemetryHub(sinks, recording.level) as hub:
+        yield hub

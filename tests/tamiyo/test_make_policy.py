@@ -1,0 +1,108 @@
+"""From a word to a policy: what is built, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from esper.leyline.prices import ScoreConstants
+from esper.leyline.protocols import PolicyProtocol
+from esper.tamiyo import (
+    FixedSchedule,
+    HeuristicConfig,
+    HeuristicPolicy,
+    RandomPolicy,
+    StaticTopology,
+    WaitPolicy,
+)
+from esper.tamiyo.grammar import parse
+from esper.tamiyo.make_policy import make_policy, require_known_names, with_topology
+from support import refused
+
+SLOTS = ("r0c0", "r0c1")
+PRICES = ScoreConstants(c_p=0.5)
+
+
+def made(text: str, **changes: Any) -> PolicyProtocol[Any]:
+    settings = {"slots": SLOTS, "episode_length": 9, "prices": PRICES, "seed": 3, "reward": None}
+    return make_policy(parse(text), **settings | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("wait", WaitPolicy),
+        ("wait:2", WaitPolicy),
+        ("random", RandomPolicy),
+        ("heuristic", HeuristicPolicy),
+        ("fixed", FixedSchedule),
+        ("static-full", StaticTopology),
+        ("static-final:r0c0=norm", StaticTopology),
+        ("mine=random", RandomPolicy),
+    ],
+)
+def test_every_kind_is_built(text, kind):
+    assert type(made(text)) is kind
+
+
+def test_what_a_word_says_is_what_is_built():
+    assert made("random").seed == 3
+    heuristic = made("heuristic:norm,conv_light", charge=0.25)
+    assert heuristic.config == HeuristicConfig(blueprints=("norm", "conv_light"), charge=0.25)
+    assert heuristic.prices == PRICES
+    assert made("static-full:norm").topology == {"r0c0": "norm", "r0c1": "norm"}
+    assert made("static-full:norm:r0c1").topology == {"r0c1": "norm"}
+    assert made("static-final:r0c1=norm").topology == {"r0c1": "norm"}
+    for text, grown in (
+        ("fixed:norm@3", [(3, "r0c0", "norm"), (3, "r0c1", "norm")]),
+        ("fixed:norm:r0c1", [(2, "r0c1", "norm")]),
+        ("fixed:r0c1=gate,r0c0=norm@0", [(0, "r0c1", "gate"), (0, "r0c0", "norm")]),
+    ):
+        assert [(e.step, e.slot, e.blueprint) for e in made(text).entries] == grown
+
+
+def test_the_result_of_a_run_is_a_topology(tmp_path):
+    path = tmp_path / "result.json"
+    rounds = [{"outcome": {"blueprint_ES": [[0, -1]]}}]
+    path.write_text(json.dumps({"slots": SLOTS, "blueprints": ["norm"], "rounds": rounds}))
+    text = f"static-final:{path}"
+    assert made(text).topology == {"r0c0": "norm"}
+    assert with_topology(parse(text)).topology == ("r0c0=norm",)
+    assert with_topology(parse("wait")) == parse("wait")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("fixed:norm@8", "step 8: the episode has 9 steps"),
+        ("fixed:norm:r0c0,r0c0", "slot r0c0 is named twice"),
+        ("static-final:r0c0=norm,r0c0=norm", "slot r0c0 is named twice"),
+        ("static-final:r0c0=", "expected slot=blueprint"),
+        ("fixed:=norm", "expected slot=blueprint"),
+        (".", "esper eval '.'"),
+        ("sampled:.", "esper eval '.'"),
+        ("static-final:random", "esper compare 'static-final:random'"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(text, says):
+    line = refused(lambda: made(text))
+    assert says in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("fixed:nrom", "did you mean 'norm'"),
+        ("static-full:norm:r0c9", "unknown slot 'r0c9'"),
+        ("heuristic:norm,nrom", "did you mean 'norm'"),
+        ("static-final:r0c0=nrom", "did you mean 'norm'"),
+        ("fixed:r9c9=norm", "unknown slot 'r9c9'"),
+    ],
+)
+def test_names_that_a_task_does_not_have_are_refused(text, says):
+    line = refused(lambda: require_known_names(parse(text), SLOTS, ("norm", "gate")))
+    assert says in line
+    assert f"in policy {text!r}" in line
