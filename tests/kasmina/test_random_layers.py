@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import CNNHost, Population, rng
+from esper.device import rng
+from esper.kasmina import CNNHost, Population
 from esper.kasmina.random_layers import RowDraws, row_keys
 from esper.kasmina.rows import training_rows
 from esper.leyline import InjectionSpec

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina import MorphogeneticModel, files
+from esper.kasmina import MorphogeneticModel
 from esper.leyline import EsperError
 from esper.simic.agent import PPOAgent
 from esper.simic.training.runner import run_ppo_updates
