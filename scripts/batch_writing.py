@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from esper.leyline.compute import DataPlacement
 from esper.tasks.spec import TaskData
 from esper.tolaria.batch_ops import process_train_batch
-from esper.tolaria.data import DataPlacement, SharedBatchIterator
+from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.machine import wait_for
 from esper.tolaria.runtime import CUDATimer

@@ -25,12 +25,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import enter
 from hot_path_config import (
     IN_WORDS,
     MIX,
-    ExecutorName,
     HotPath,
     TelemetryName,
     first_samples,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import tyro
+
+from esper.leyline.compute import ComputeSettings, ExecutorName, Profile
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse
 from esper.tamiyo.make_policy import require_known_names, require_no_run, with_topology
@@ -14,7 +17,6 @@ if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
     from esper.tolaria.engine_config import EngineConfig
 
-ExecutorName = Literal["vmap", "loop", "auto"]
 TelemetryName = Literal["off", "normal"]
 
 MIX: Final = "mix"
@@ -29,7 +31,7 @@ IN_WORDS: Final = {
 
 
 @dataclass(frozen=True)
-class HotPath:
+class HotPath(ComputeSettings):
     """What is run, and on what."""
 
     task: str = "digits_impaired"
@@ -40,18 +42,11 @@ class HotPath:
     legal action), fixed:conv_heavy@2; those that act run whole episodes of the task's length."""
     blueprint: str = "conv_light"
     """mix: the seed in every live slot."""
-    device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
-    profile: Literal["exact", "fast"] = "fast"
+    profile: Profile = "fast"
     """exact: the same numbers every time (on a GPU it needs CUBLAS_WORKSPACE_CONFIG); fast may
     reorder sums, and executor auto takes the one that measures faster."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """What members are computed in; auto is bf16 on a GPU that has it."""
-    kernels: Literal["auto", "own", "torch"] = "auto"
-    """Whose kernels compute members on a GPU in half precision; auto is our own, or under executor
-    auto what measures faster."""
-    graphs: Literal["auto", "on", "off"] = "auto"
-    """Batches as captured CUDA graphs; auto is on for a GPU with the vmap executor."""
+    executor: Annotated[ExecutorName, tyro.conf.Suppress] = "auto"
+    """Benchmarks name executors themselves."""
     batch_size: int | None = None
     """Samples in a batch of each member; the task's own where not given."""
     batches_per_step: int | None = None
@@ -103,15 +98,7 @@ class HotPath:
         """The settings in the engine's words."""
         from esper.tolaria.engine_config import EngineConfig
 
-        return EngineConfig(
-            members=members,
-            device=self.device,
-            profile=self.profile,
-            executor=executor,
-            precision=self.precision,
-            kernels=self.kernels,
-            graphs=self.graphs,
-        )
+        return EngineConfig(members=members, **(self.compute() | {"executor": executor}))
 
 
 def require_positive(config: object, name: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from esper.leyline.compute import ExecutorName
 from esper.leyline.protocols import PolicyProtocol
 from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
@@ -18,7 +19,7 @@ from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
 from esper.tolaria.stage_mix import half_of_slots_live, spread_stages
 from esper.tolaria.timed_engine import TimedEngine
-from hot_path_config import MIX, ExecutorName, HotPath, first_samples
+from hot_path_config import MIX, HotPath, first_samples
 
 
 def make_client(config: HotPath, spec: TaskSpec) -> PolicyProtocol[Any]:

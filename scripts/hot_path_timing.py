@@ -14,10 +14,11 @@ from typing import Literal
 
 import numpy as np
 
+from esper.leyline.compute import ExecutorName
 from esper.leyline.payloads import StepPhase
 from esper.tasks.spec import TaskData
 from esper.tolaria.timed_engine import TimedEngine, Turn
-from hot_path_config import ExecutorName, HotPath, TelemetryName
+from hot_path_config import HotPath, TelemetryName
 from hot_path_engine import build_engine
 from memory_floor import train_batch_bytes
 from plain_loop import PlainLoop

@@ -27,9 +27,9 @@ from torch import Tensor
 from esper.kasmina.network import Segment
 from esper.kasmina.population import Population
 from esper.kasmina.rows import FROM_INPUT, RowTable, training_rows
+from esper.leyline.compute import Precision
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.tolaria.machine import wait_for
-from esper.tolaria.runtime import Precision
 
 WEIGHT_BYTES: Final = 4
 ACTIVATION_BYTES: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2, "fp16": 2}

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esper.leyline.compute import ExecutorName
 from esper.scripts.cli.command import enter
-from hot_path_config import ExecutorName, HotPath, require_positive
+from hot_path_config import HotPath, require_positive
 
 if TYPE_CHECKING:
     from sync_sites import Site, Wait

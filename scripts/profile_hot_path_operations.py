@@ -18,8 +18,9 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from esper.leyline.compute import ExecutorName
 from esper.scripts.cli.command import enter
-from hot_path_config import ExecutorName, HotPath, first_samples, require_positive
+from hot_path_config import HotPath, first_samples, require_positive
 
 WARM_UP = 2
 """Steps before anything is timed."""

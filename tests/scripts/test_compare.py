@@ -102,7 +102,7 @@ def test_every_host_is_the_engines_own_member_under_its_run_seed(tmp_path):
     assert found.member_N.tolist() == [0, 1, 0]
     alone = []
     for seed, members in ((first, 2), (first + 1, 1)):
-        engine = VectorizedEngine(TASK.spec(), EngineConfig(members, seed, "cpu"))
+        engine = VectorizedEngine(TASK.spec(), EngineConfig(members, seed, device="cpu"))
         outcome = engine.run_rollout(WaitPolicy()).outcome
         alone.append((outcome.score_E, engine.test()))
     assert found.score_N.tolist() == np.concatenate([score for score, _ in alone]).tolist()
@@ -166,7 +166,7 @@ def test_waiting_longer_trains_longer_and_pays_for_it(tmp_path):
     assert longer.flops_ratio_N.tolist() == [1.5, 1.5]
     spec = replace(TASK, rent=2.0).spec()
     engine = VectorizedEngine(
-        replace(spec, episode_length=6), EngineConfig(2, EVALUATION_SEEDS[0], "cpu")
+        replace(spec, episode_length=6), EngineConfig(2, EVALUATION_SEEDS[0], device="cpu")
     )
     alone = engine.run_rollout(WaitPolicy()).outcome
     assert longer.accuracy_N.tolist() == alone.accuracy_E.tolist()

@@ -63,7 +63,7 @@ def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
     found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
     spec = replace(TASK.spec(), blueprints=GROWS)
     for label, mode in (("greedy", ActingMode.GREEDY), ("drawn", ActingMode.SAMPLE)):
-        engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, "cpu"))
+        engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, device="cpu"))
         agent = PPOAgent.load(folder)
         agent.seed = stream_seed(agent.seed, "compare", TINY.first_seed)
         client = SimicClient(agent, ScoreReward(spec.upkeep), mode)

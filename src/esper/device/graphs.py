@@ -15,17 +15,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
+from esper.leyline.compute import GRAPH_MODES, GraphMode
 from esper.leyline.errors import EsperError, unknown_name
 
 logger = logging.getLogger(__name__)
 
-GraphMode = Literal["auto", "on", "off"]
-GRAPH_MODES: Final = ("auto", "on", "off")
 MOST_GRAPHS: Final = 64
 """Graphs kept; beyond them the one used least recently goes."""
 

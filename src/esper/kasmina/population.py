@@ -28,12 +28,7 @@ from esper.device.rng import derived
 from esper.device.selection import parse_device
 from esper.device.upload import upload
 from esper.kasmina.executors.base import check_input, check_tensor
-from esper.kasmina.executors.choice import (
-    ExecutorChoice,
-    ExecutorName,
-    choose_executor,
-    why_seed_not_vmap,
-)
+from esper.kasmina.executors.choice import ExecutorChoice, choose_executor, why_seed_not_vmap
 from esper.kasmina.lifecycle import IntLike, Lifecycle, whole_numbers
 from esper.kasmina.losses import RowLoss, check_labels, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
@@ -48,6 +43,7 @@ from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
+from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.limits import MOST_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from esper.kasmina.executors.choice import EXECUTOR_NAMES, ExecutorName
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.optim_config import OptimConfig
+from esper.leyline.compute import EXECUTOR_NAMES, ExecutorName
 from esper.leyline.errors import unknown_name
 
 

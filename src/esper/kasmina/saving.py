@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from esper.device.selection import parse_device
 from esper.kasmina.blueprints.registry import BlueprintRegistry
 from esper.kasmina.executors.base import Executor
-from esper.kasmina.executors.choice import ExecutorChoice, ExecutorName
+from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.host_checks import as_host, host_slots
@@ -36,6 +36,7 @@ from esper.kasmina.probe import HostProbe
 from esper.kasmina.store import ParameterStore
 from esper.kasmina.training import GATE_KEY, HOST_KEY, Trainer
 from esper.leyline.codec import read_record
+from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, SlotReport, Topology
 from esper.storage.saves import PathLike, Saved, read_save, write_save

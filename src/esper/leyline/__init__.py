@@ -24,6 +24,21 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
     ),
     ".user_errors": ("LONGEST_TEXT", "user_code", "in_one_line", "is_out_of_memory"),
     ".lazy": ("attach",),
+    ".compute": (
+        "Profile",
+        "ExecutorName",
+        "Precision",
+        "KernelMode",
+        "GraphMode",
+        "DataPlacement",
+        "PROFILES",
+        "EXECUTOR_NAMES",
+        "PRECISIONS",
+        "KERNEL_MODES",
+        "GRAPH_MODES",
+        "PLACEMENTS",
+        "ComputeSettings",
+    ),
     ".limits": (
         "LARGEST_COUNT",
         "MOST_MEMBERS",
@@ -239,6 +254,19 @@ if TYPE_CHECKING:
     from esper.leyline.codec import read_enum as read_enum
     from esper.leyline.codec import read_record as read_record
     from esper.leyline.codec import to_json as to_json
+    from esper.leyline.compute import EXECUTOR_NAMES as EXECUTOR_NAMES
+    from esper.leyline.compute import GRAPH_MODES as GRAPH_MODES
+    from esper.leyline.compute import KERNEL_MODES as KERNEL_MODES
+    from esper.leyline.compute import PLACEMENTS as PLACEMENTS
+    from esper.leyline.compute import PRECISIONS as PRECISIONS
+    from esper.leyline.compute import PROFILES as PROFILES
+    from esper.leyline.compute import ComputeSettings as ComputeSettings
+    from esper.leyline.compute import DataPlacement as DataPlacement
+    from esper.leyline.compute import ExecutorName as ExecutorName
+    from esper.leyline.compute import GraphMode as GraphMode
+    from esper.leyline.compute import KernelMode as KernelMode
+    from esper.leyline.compute import Precision as Precision
+    from esper.leyline.compute import Profile as Profile
     from esper.leyline.errors import LONGEST_SHOWN as LONGEST_SHOWN
     from esper.leyline.errors import EsperError as EsperError
     from esper.leyline.errors import IllegalActionError as IllegalActionError

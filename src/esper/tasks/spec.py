@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from esper.kasmina.executors.choice import ExecutorName
     from esper.kasmina.population import Population, PopulationConfig
+    from esper.leyline.compute import ExecutorName
 
 Inputs = npt.NDArray[Any]
 InputKind = Literal["images", "vectors", "tokens"]

@@ -27,13 +27,12 @@ from torch import Tensor
 
 from esper.device.rng import random_bits
 from esper.device.triton_support import takes_kernels
+from esper.leyline.compute import PLACEMENTS, DataPlacement
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
 
 Augmentation = Literal["none", "flip", "crop_flip"]
 AUGMENTATIONS: tuple[Augmentation, ...] = ("none", "flip", "crop_flip")
-DataPlacement = Literal["auto", "device", "stream"]
-PLACEMENTS: tuple[DataPlacement, ...] = ("auto", "device", "stream")
 DEVICE_SHARE = 0.5
 """`auto` puts data on the device that take up to this share of its free memory."""
 CROP_PADDING = 4

@@ -3,56 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
 
-from esper.device.graphs import GraphMode
-from esper.kasmina.executors.choice import ExecutorName
 from esper.leyline.actions import ActionHead
+from esper.leyline.compute import KERNEL_MODES, ComputeSettings
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.limits import MOST_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
 from esper.tamiyo.signals import SignalConfig
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
-from esper.tolaria.data import DataPlacement
 from esper.tolaria.governor import GovernorConfig
-from esper.tolaria.runtime import Precision, Profile
-
-KernelMode = Literal["auto", "own", "torch"]
-KERNEL_MODES: Final = ("auto", "own", "torch")
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
+class EngineConfig(ComputeSettings):
     """How a population is run."""
 
     members: int = 8
     """E: networks that train side by side."""
     seed: int = 0
     """Every random draw of the run follows from it."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:<number>`; `auto` takes a GPU where there is one."""
-    profile: Profile = "exact"
-    """`exact`: bit-identical runs on one machine kind; `fast` may reorder sums and measures which
-    executor is faster."""
-    executor: ExecutorName = "auto"
-    """`vmap` computes all members at once, `loop` one after the other; `auto` takes vmap where it
-    works (`exact`) or the one that measures faster (`fast`)."""
-    precision: Precision = "auto"
-    """What members are computed in: `fp32`, `bf16`, `fp16`; `auto` is bf16 on a GPU that has it."""
-    kernels: KernelMode = "auto"
-    """Whose kernels compute members on a GPU in half precision: our `own`, or `torch`'s; `auto` is
-    our own (`exact`) or what measures faster (`fast`, executor `auto`)."""
-    graphs: GraphMode = "auto"
-    """Train and validation batches as captured CUDA graphs: `on`, `off`; `auto` is on for CUDA with
-    the vmap executor."""
     rollout_steps: int | None = None
     """Steps of a rollout; None: whole episodes. A shorter one is cut, and goes on in the next."""
     val_batch_size: int | None = None
     """Validation images computed at a time; only memory and speed depend on it. None: 512, on a GPU
     up to 2048 where members are few, because a pass that is not captured costs Python its time."""
-    data_placement: DataPlacement = "auto"
-    """Where training data lie: on the `device`, or on the host and `stream`ed; `auto` takes the
-    device where they fit."""
     counterfactuals: CounterfactualConfig = field(default_factory=CounterfactualConfig)
     """How seeds are measured."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)

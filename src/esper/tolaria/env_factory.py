@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.kasmina.executors.choice import ExecutorName
 from esper.kasmina.lifecycle import whole_numbers
 from esper.kasmina.scaling import MemberScaler
 from esper.leyline.arrays import Ints
+from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import SlotPayload
 from esper.leyline.protocols import EngineListener, PlantingPolicy, PolicyProtocol

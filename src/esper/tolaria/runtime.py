@@ -7,20 +7,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from torch.utils import deterministic
 
 from esper.device.selection import parse_device as parse_device
 from esper.device.selection import validate_cuda_device as validate_cuda_device
+from esper.leyline.compute import PRECISIONS, PROFILES, Precision, Profile
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import is_out_of_memory
 
-Profile = Literal["exact", "fast"]
-PROFILES: Final = ("exact", "fast")
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
-PRECISIONS: Final = ("auto", "fp32", "bf16", "fp16")
 NUMBER_TYPES: Final[dict[Precision, torch.dtype]] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,

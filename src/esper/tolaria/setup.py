@@ -14,18 +14,19 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.device.graphs import CudaRecorder, GraphCache, GraphMode, why_no_graphs
+from esper.device.graphs import CudaRecorder, GraphCache, why_no_graphs
 from esper.device.triton_support import takes_kernels
 from esper.kasmina.executors.base import KernelName
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.fused import input_buffer
 from esper.kasmina.population import Population
+from esper.leyline.compute import GraphMode, Precision
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_state import ParallelEnvState
 from esper.tolaria.executor_trial import measure_executors
-from esper.tolaria.runtime import NUMBER_TYPES, Precision, autocast
+from esper.tolaria.runtime import NUMBER_TYPES, autocast
 
 Buffers = tuple[Tensor, Tensor]
 """Room for the inputs and the targets of one train batch of all members."""

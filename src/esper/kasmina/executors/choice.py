@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
 
 import numpy as np
 import torch
@@ -18,10 +17,8 @@ from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.random_layers import RowStreams, drawing
 from esper.kasmina.rows import make_plan, whole_rows
+from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
-
-ExecutorName = Literal["auto", "vmap", "loop"]
-EXECUTOR_NAMES: Final = ("auto", "vmap", "loop")
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,8 @@ class ComparisonSettings:
     """Version."""
     torch: str
     """Version."""
+    kernels: str = "auto"
+    """As asked for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

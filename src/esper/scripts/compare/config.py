@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 
+from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MOST_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
@@ -19,7 +20,7 @@ from esper.simic.training.config import PopulationConfig, TaskConfig
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(ComputeSettings):
     """Compare policies and saved controllers on the same fresh hosts, in pairs."""
 
     policies: Annotated[
@@ -44,18 +45,8 @@ class Compare:
     preset: str = ""
     """Settings a controller was trained with where its folder does not say; those named like the
     task, else plain."""
-    device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
-    profile: Literal["exact", "fast"] = "exact"
-    """exact: the same numbers every time; fast may reorder sums and picks the faster executor."""
-    executor: Literal["auto", "vmap", "loop"] = "auto"
-    """vmap computes all members at once, loop one after the other."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """What members are computed in; auto is bf16 on a GPU that has it."""
     data_dir: Path | None = None
     """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
-    data_placement: Literal["auto", "device", "stream"] = "auto"
-    """Where training data lie: on the device, or on the host and streamed."""
     out: Path | None = None
     """Folder for everything; out/compare_TASK where not given. What a run that was cut off left
     there is not computed again."""
@@ -79,14 +70,7 @@ class Compare:
     @property
     def population(self) -> PopulationConfig:
         """How every population is computed; what its policy may choose from is the policy's."""
-        return PopulationConfig(
-            envs=self.envs,
-            device=self.device,
-            profile=self.profile,
-            executor=self.executor,
-            precision=self.precision,
-            data_placement=self.data_placement,
-        )
+        return PopulationConfig(envs=self.envs, **self.compute())
 
     def folder(self, task_name: str) -> Path:
         """Where everything is kept; `task_name`: what the task calls itself."""

@@ -243,6 +243,7 @@ def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSetting
         precision=config.precision,
         esper=esper.__version__,
         torch=version("torch"),
+        kernels=config.kernels,
     )
 
 
@@ -254,7 +255,10 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
     (folder / POLICIES).mkdir(exist_ok=True)
     wanted = to_json(settings)
     if path.exists():
-        different = next(_differences(read_document(path), wanted, ""), None)
+        saved = read_document(path)
+        if isinstance(saved, dict):  # folders of older versions do not say whose kernels
+            saved = {"kernels": "auto"} | saved
+        different = next(_differences(saved, wanted, ""), None)
         if different is not None:
             raise EsperError(
                 f"{folder} holds a comparison with other settings: {different}; set it back or "

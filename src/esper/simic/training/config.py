@@ -20,6 +20,7 @@ from esper.leyline.actions import (
     BlendStyle,
 )
 from esper.leyline.codec import ALWAYS_WRITTEN
+from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.limits import LONGEST_EPISODE, MOST_BATCHES, MOST_MEMBERS, require_at_most
 from esper.leyline.seeds import require_training_seed
@@ -99,26 +100,11 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class PopulationConfig:
+class PopulationConfig(ComputeSettings):
     """How the hosts are run that the controller learns on."""
 
     envs: int = field(default=16, metadata=ALWAYS_WRITTEN)
     """E: members that train side by side; E episodes make a round."""
-    device: str = "auto"
-    """`cpu`, `cuda`, `cuda:<number>`; `auto` takes a GPU where there is one."""
-    profile: Literal["exact", "fast"] = "exact"
-    """`exact`: bit-identical runs; `fast` may reorder sums and picks the faster executor."""
-    executor: Literal["auto", "vmap", "loop"] = "auto"
-    """`vmap` computes all members at once, `loop` one after the other."""
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """What members are computed in; `auto` is bf16 on a GPU that has it."""
-    kernels: Literal["auto", "own", "torch"] = "auto"
-    """Whose kernels compute members on a GPU in half precision: our `own`, or `torch`'s; `auto` is
-    our own (`exact`) or what measures faster (`fast`, executor `auto`)."""
-    graphs: Literal["auto", "on", "off"] = "auto"
-    """Batches and the policy's steps as captured CUDA graphs; `auto` takes them where they work."""
-    data_placement: Literal["auto", "device", "stream"] = "auto"
-    """Where training data lie: on the device, or on the host and streamed."""
     rollout_steps: int | None = None
     """Steps between updates; None: whole episodes."""
     counterfactual_stride: int = 1
@@ -165,16 +151,10 @@ class PopulationConfig:
         return EngineConfig(
             members=self.envs,
             seed=seed,
-            device=self.device,
-            profile=self.profile,
-            executor=self.executor,
-            precision=self.precision,
-            kernels=self.kernels,
-            graphs=self.graphs,
-            data_placement=self.data_placement,
             rollout_steps=self.rollout_steps,
             counterfactuals=CounterfactualConfig(stride=self.counterfactual_stride),
             frozen_heads=self.frozen_heads,
+            **self.compute(),
         )
 
 

@@ -1,0 +1,49 @@
+"""Where and how members are computed: the one set of settings that every entry point shares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, get_args
+
+Profile = Literal["exact", "fast"]
+ExecutorName = Literal["auto", "vmap", "loop"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+KernelMode = Literal["auto", "own", "torch"]
+GraphMode = Literal["auto", "on", "off"]
+DataPlacement = Literal["auto", "device", "stream"]
+
+PROFILES: Final[tuple[Profile, ...]] = get_args(Profile)
+EXECUTOR_NAMES: Final[tuple[ExecutorName, ...]] = get_args(ExecutorName)
+PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
+KERNEL_MODES: Final[tuple[KernelMode, ...]] = get_args(KernelMode)
+GRAPH_MODES: Final[tuple[GraphMode, ...]] = get_args(GraphMode)
+PLACEMENTS: Final[tuple[DataPlacement, ...]] = get_args(DataPlacement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeSettings:
+    """Base of every config that says where and how members are computed."""
+
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:<number>`; `auto` takes a GPU if there is one."""
+    profile: Profile = "exact"
+    """`exact`: bit-identical runs on one kind of machine; `fast` may reorder sums and picks the
+    faster executor."""
+    executor: ExecutorName = "auto"
+    """`vmap` computes all members at once, `loop` one after the other; `auto` takes vmap where it
+    works (`exact`) or the one that measures faster (`fast`)."""
+    precision: Precision = "auto"
+    """Number type of members; `auto` is bf16 on a GPU that has it, else fp32."""
+    kernels: KernelMode = "auto"
+    """Kernels for members on a GPU in half precision: our `own`, or `torch`'s; `auto` is our own
+    (`exact`) or what measures faster (`fast`, executor `auto`)."""
+    graphs: GraphMode = "auto"
+    """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA with the
+    vmap executor."""
+    data_placement: DataPlacement = "auto"
+    """Training data on the `device`, or on the host and `stream`ed; `auto` takes the device if
+    they fit."""
+
+    def compute(self) -> dict[str, Any]:
+        """These settings by name, for another config of the same base."""
+        return {field.name: getattr(self, field.name) for field in fields(ComputeSettings)}
