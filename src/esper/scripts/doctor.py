@@ -21,15 +21,12 @@ if TYPE_CHECKING:
     from esper.tolaria.engine import VectorizedEngine
 
 PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
-"""What it stands on, besides torch."""
+"""Required packages, besides torch."""
 EXTRAS: Final = {
-    "onnx": "export to ONNX",
-    "textual": "terminal UI",
-    "fastapi": "web dashboard",
-    "duckdb": "SQL over events",
-    "gymnasium": "Gymnasium environments",
+    "onnx": "export to ONNX (pip install 'esper-morph[export]')",
+    "gymnasium": "learner on Gymnasium environments (pip install 'esper-morph[gym]')",
 }
-"""What it can use where it is there."""
+"""Optional packages and what they are for."""
 
 
 @dataclass(frozen=True)
