@@ -25,7 +25,7 @@ from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision, Rollout
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import TrainingSignals
-from esper.simic.agent.agent import PPOAgent
+from esper.simic.agent.agent import Act, PPOAgent
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo.features import FEATURE_NAMES, batch_signals_to_features
@@ -84,16 +84,7 @@ class SimicClient:
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState
     ) -> tuple[PolicyDecision, PolicyState]:
         """Choose an action for each member; while learning, remember what was seen and chosen."""
-        self._require_names(obs)
-        act = self.agent.act(
-            batch_signals_to_features(obs),
-            masks,
-            policy_state,
-            obs.round_index,
-            obs.step,
-            greedy=self.mode is ActingMode.GREEDY,
-            learning=self.mode is ActingMode.LEARN,
-        )
+        act = self._choose(obs, masks, policy_state, self.mode)
         if self.mode is ActingMode.LEARN:
             self._record(obs, act.trace)
         return act.decision, act.state
@@ -101,16 +92,23 @@ class SimicClient:
     def get_action(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState
     ) -> tuple[ActionSpec, PolicyState]:
-        """What `act` would choose at its likeliest, for use outside an engine: nothing is stored.
-
-        Another state may be asked about at any time; the rollout under way is not touched.
-        """
-        self._require_names(obs)
-        features = batch_signals_to_features(obs)
-        act = self.agent.act(
-            features, masks, policy_state, obs.round_index, obs.step, greedy=True, learning=False
-        )
+        """The greedy action, for use outside an engine; the stored rollout is not touched."""
+        act = self._choose(obs, masks, policy_state, ActingMode.GREEDY)
         return act.decision.actions, act.state
+
+    def _choose(
+        self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState, mode: ActingMode
+    ) -> Act:
+        self._require_names(obs)
+        return self.agent.act(
+            batch_signals_to_features(obs),
+            masks,
+            policy_state,
+            obs.round_index,
+            obs.step,
+            greedy=mode is ActingMode.GREEDY,
+            learning=mode is ActingMode.LEARN,
+        )
 
     def compute_reward(self, inputs: RewardInputs) -> tuple[Doubles, RewardComponentsTelemetry]:
         """What this client's reward pays for a step `[E]`, and its parts."""

@@ -14,44 +14,17 @@ them. At the end a table, a picture, a report and all numbers (docs/compare.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from esper.leyline.lazy import attach
-from esper.scripts.cli.command import enter
 
 if TYPE_CHECKING:
-    from esper.scripts.compare.comparison import Comparison
+    from esper.scripts.compare.command import compare as compare
+    from esper.scripts.compare.command import compare_policies as compare_policies
+    from esper.scripts.compare.command import main as main
     from esper.scripts.compare.config import Compare as Compare
 else:
-    __getattr__, _, _ = attach(__name__, {".config": ("Compare",)})
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    from esper.scripts.compare.config import Compare
-
-    return enter(Compare, compare, argv)
-
-
-def compare(config: Compare) -> None:
-    """Compare and report. Heavy libraries are imported here, so that --help is quick."""
-    config.check()
-    from esper.scripts.compare.report import report
-    from esper.tolaria.machine import ask_for_exact_sums
-
-    ask_for_exact_sums()
-    found = compare_policies(config)
-    report(found, config.folder(found.settings.task))
-
-
-def compare_policies(config: Compare) -> Comparison:
-    """What each policy comes to on the same hosts, held against the first one.
-
-    Results are kept in the config's folder; those that are there are not computed again.
-    """
-    config.check()
-    from esper.scripts.cli.console import console_for_report
-    from esper.scripts.compare.run import run_comparison
-
-    return run_comparison(config, console_for_report())
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {".command": ("compare", "compare_policies", "main"), ".config": ("Compare",)},
+    )

@@ -257,7 +257,7 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
     if path.exists():
         saved = read_document(path)
         if isinstance(saved, dict):  # folders of older versions do not say whose kernels
-            saved = {"kernels": "auto"} | saved
+            saved = {"kernels": "auto", **saved}
         different = next(_differences(saved, wanted, ""), None)
         if different is not None:
             raise EsperError(

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from esper.device.graphs import CudaRecorder, GraphCache
-from esper.leyline.actions import ActionHead, ActionSpec
+from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Bools, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
@@ -35,6 +35,7 @@ from esper.simic.agent.transfer import adapt_agent
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.training.schedules import Schedule
+from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.distribution import action_uniforms
 from esper.tamiyo.heads import heads_needed
 from esper.tamiyo.inputs import Observation
@@ -281,7 +282,7 @@ def _to_host(outputs_EX: Tensor) -> PolicyDecision:
             f"{log_prob_EA[member, head]}: its mask is empty, or the weights are not finite"
         )
     return PolicyDecision(
-        ActionSpec(*choice_EA.T.copy()),
+        parse_sampled_action(choice_EA),
         packed[:, OP_P_O].copy(),
         np.exp(log_prob_EA),
         packed[:, VALUE].copy(),
