@@ -330,8 +330,8 @@ def test_a_slot_behind_no_segment_names_the_valid_positions():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: InjectionSpec("r0c0", "4", 0, "x"), "channels '4' must be a whole number"),
-        (lambda: InjectionSpec("r0c0", 4, 1.0, "x"), "position 1.0 must be a whole number"),
+        (lambda: InjectionSpec("r0c0", "4", 0, "x"), "channels '4' must be an integer"),
+        (lambda: InjectionSpec("r0c0", 4, 1.0, "x"), "position 1.0 must be an integer"),
         (lambda: InjectionSpec(0, 4, 1, "x"), "slot id 0: expected r<row>c<col>"),
         (lambda: own_population(slots="r0c0"), "slots='r0c0': give a list"),
         (lambda: own_population(slots=None), "slots=None: give a list"),

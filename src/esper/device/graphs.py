@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 GraphMode = Literal["auto", "on", "off"]
 GRAPH_MODES: Final = ("auto", "on", "off")
-MOST_GRAPHS: Final = 64
+MAX_GRAPHS: Final = 64
 """Graphs kept; beyond them the one used least recently goes."""
 
 
@@ -145,7 +145,7 @@ class GraphCache:
     """Captured work by key, and the buffers its inputs are copied to."""
 
     def __init__(
-        self, recorder: Recorder, limit: int = MOST_GRAPHS, reason: str = "asked for"
+        self, recorder: Recorder, limit: int = MAX_GRAPHS, reason: str = "asked for"
     ) -> None:
         """`reason`: why its owner captures, in words, for the report."""
         self._recorder = recorder

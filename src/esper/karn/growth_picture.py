@@ -42,7 +42,7 @@ ROW_INCHES: Final = 0.115
 """Height of one slot of one member."""
 MEMBER_GAP: Final = 0.5
 """Between members, in rows."""
-MOST_MEMBERS: Final = 24
+MAX_MEMBERS: Final = 24
 """Members whose seeds are drawn; more would not be readable."""
 TITLE_POINTS: Final = 9.5
 INK: Final = "#222222"
@@ -79,9 +79,9 @@ def draw_growth(
     """Write the picture as a PNG; `each` says what a thin line is."""
     _check(curves, lives)
     members = lives.stage_TES.shape[1]
-    if members > MOST_MEMBERS:
-        lives_note += f" (members 0 to {MOST_MEMBERS - 1} of {members})"
-        stages, leaving = lives.stage_TES[:, :MOST_MEMBERS], lives.leaving_TES[:, :MOST_MEMBERS]
+    if members > MAX_MEMBERS:
+        lives_note += f" (members 0 to {MAX_MEMBERS - 1} of {members})"
+        stages, leaving = lives.stage_TES[:, :MAX_MEMBERS], lives.leaving_TES[:, :MAX_MEMBERS]
         lives = LifeLines(lives.slots, stages, leaving)
     write_atomic(path, _render(_figure(curves, lives, title, each, lives_note)))
 

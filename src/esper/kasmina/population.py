@@ -49,7 +49,7 @@ from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.limits import MOST_MEMBERS, require_at_most
+from esper.leyline.limits import MAX_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
 from esper.leyline.signals import NO_BLUEPRINT, GateSignals, SlotReports
 from esper.leyline.streams import UInt64Array, stream_keys
@@ -86,7 +86,7 @@ class Population:
         for name, number in (("members", members), ("seed", seed)):
             if isinstance(number, bool) or not isinstance(number, int | np.integer):
                 raise EsperError(f"{name}={number!r}: give a whole number")
-        require_at_most("members=", members, MOST_MEMBERS)
+        require_at_most("members=", members, MAX_MEMBERS)
         require_seed(int(seed), "seed")
         if members < 1:
             raise EsperError(f"members={members}: a population needs at least 1")

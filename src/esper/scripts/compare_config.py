@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import MOST_MEMBERS
+from esper.leyline.limits import MAX_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
 from esper.scripts.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
@@ -67,7 +67,7 @@ class Compare:
         if not self.policies:
             raise EsperError("no policies: name at least one, for example wait heuristic")
         require_counts(seeds=self.seeds)
-        require_counts(MOST_MEMBERS, envs=self.envs)
+        require_counts(MAX_MEMBERS, envs=self.envs)
         runs = math.ceil(self.seeds / self.envs)
         require_evaluation_seeds(self.first_seed, runs, "--first-seed")
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.codec import Json
-from esper.leyline.errors import EsperError, reason_of, shorten, shown
+from esper.leyline.errors import EsperError, parse_error_line, shorten, shown
 
-DEEPEST: Final = 64
+MAX_DEPTH: Final = 64
 """Levels of lists and objects in a document; ours have fewer than ten."""
 _SEAL: Final = "checksum"
 
@@ -41,7 +41,7 @@ def read_document(path: Path) -> Json:
     except EsperError as error:
         raise EsperError(f"{path} {error}") from None
     except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({reason_of(error)})") from None
+        raise EsperError(f"{path} is damaged, not JSON ({parse_error_line(error)})") from None
 
 
 def unseal(document: Json) -> Json:
@@ -84,20 +84,20 @@ def parse_json(raw: bytes) -> Json:
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if raw.count(b"[") + raw.count(b"{") > DEEPEST:
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         require_shallow(data)
     return data
 
 
 def require_shallow(data: object) -> None:
-    """Refuse what is nested more than `DEEPEST` levels deep; ValueError."""
+    """Refuse what is nested more than `MAX_DEPTH` levels deep; ValueError."""
     level = [data]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         lists = [list(it.values()) if isinstance(it, dict) else it for it in level]
         level = [inner for it in lists if isinstance(it, list) for inner in it]
         if not level:
             return
-    raise ValueError(f"nested more than {DEEPEST} levels deep")
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
 def _refuse(word: str) -> None:

@@ -9,7 +9,7 @@ from esper.device.graphs import GraphMode
 from esper.kasmina.executors.choice import ExecutorName
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.limits import MOST_MEMBERS, require_at_most
+from esper.leyline.limits import MAX_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
 from esper.tamiyo.signals import SignalConfig
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
@@ -63,7 +63,7 @@ class EngineConfig:
     """Action heads that have one choice only: (head, index of the choice)."""
 
     def __post_init__(self) -> None:
-        require_at_most("members=", self.members, MOST_MEMBERS)
+        require_at_most("members=", self.members, MAX_MEMBERS)
         require_at_most("rollout_steps=", self.rollout_steps)
         require_at_most("val_batch_size=", self.val_batch_size)
         require_seed(self.seed, "EngineConfig.seed")
