@@ -269,8 +269,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _task_constants(task: str) -> ScoreConstants:
-    from esper.tasks.outside import is_file_reference
     from esper.tasks.registry import get_task_spec
+    from esper.tasks.task_files import is_file_reference
 
     if is_file_reference(task):  # it would be run, and only the searches name it
         raise EsperError(f"the searches are of the task file {shown(task)}: give --constants")

@@ -124,6 +124,6 @@ def test_nothing_leaks_into_the_global_generators():
 
 def test_uniform_values_leave_both_ends_out():
     """At the smallest and the largest word there is."""
-    ends = rng.between_0_and_1(torch.tensor([0, 2**24 - 1]))
+    ends = rng.to_unit_interval(torch.tensor([0, 2**24 - 1]))
     assert 0.0 < ends[0] < 1e-7
     assert 1.0 - 1e-7 < ends[1] < 1.0

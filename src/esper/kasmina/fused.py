@@ -15,7 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.device.triton_support import takes_kernels
+from esper.device.triton_support import can_use_kernels
 from esper.kasmina.layout import padded_channels
 
 LARGEST_KERNEL: Final = 3
@@ -47,7 +47,7 @@ def stock_kernels(wanted: bool = True) -> Iterator[None]:
 
 def half_type(x: Tensor) -> torch.dtype | None:
     """The type our kernels would compute `x` in; None where torch's are used."""
-    if _stock.get() or not isinstance(x, Tensor) or not takes_kernels(x):
+    if _stock.get() or not isinstance(x, Tensor) or not can_use_kernels(x):
         return None
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):

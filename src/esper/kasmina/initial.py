@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from esper.device.rng import forked_rng
-from esper.device.upload import send
+from esper.device.upload import to_device
 from esper.kasmina.layers import Draw, DrawnModule
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array, stream_keys
@@ -109,12 +109,12 @@ class Initialiser:
                 flat = self._draws[name].sample(name_keys, value.numel(), device)
                 out[name] = flat.view(count, *value.shape).to(value.dtype)
             else:
-                out[name] = send(value, device).expand(count, *value.shape).clone()
+                out[name] = to_device(value, device).expand(count, *value.shape).clone()
         if self._built:
             built = (build(self._factory, int(key), self._what) for key in keys)
             states = [self._state_of(module) for module in built]
             for name in self._built:
-                out[name] = send(torch.stack([state[name] for state in states]), device)
+                out[name] = to_device(torch.stack([state[name] for state in states]), device)
         return out
 
     def _state_of(self, module: nn.Module) -> dict[str, Tensor]:

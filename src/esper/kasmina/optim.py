@@ -15,7 +15,7 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from esper.device.triton_support import takes_kernels
+from esper.device.triton_support import can_use_kernels
 from esper.kasmina.optim_config import OptimConfig as OptimConfig
 from esper.kasmina.store import ParameterStore
 
@@ -116,7 +116,7 @@ class StackedOptimizer:
 
 
 def _takes_kernels(*tensors: Tensor) -> bool:
-    return all(takes_kernels(t) and t.dtype == torch.float32 and t.numel() for t in tensors)
+    return all(can_use_kernels(t) and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
 def _row_norms(grad_EP: Tensor) -> Tensor:

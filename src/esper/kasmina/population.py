@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.device.rng import derived
+from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
 from esper.device.upload import upload
 from esper.kasmina.executors.base import check_input, check_tensor
@@ -307,7 +307,7 @@ class Population:
             base_R = plan.key_R
             if base_R is None:  # not a train batch: nothing is captured
                 base_R = upload(self._row_keys(plan.table), self.device)
-            key_R = derived(base_R, self.passes)
+            key_R = derive_keys(base_R, self.passes)
         self.passes.add_(1)
         return key_R
 

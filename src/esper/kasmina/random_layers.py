@@ -75,9 +75,9 @@ class RowStreams:
     def of_call(self, site: str, call: int) -> Tensor:
         """Keys of one call at a site; computed once for rows that come one after the other."""
         if self.key_R.is_cuda:  # rows may run on CUDA streams of their own, beside one another
-            return rng.derived(self.key_R, _call_word(site, call))
+            return rng.derive_keys(self.key_R, _call_word(site, call))
         if (site, call) not in self._calls:
-            self._calls[site, call] = rng.derived(self.key_R, _call_word(site, call))
+            self._calls[site, call] = rng.derive_keys(self.key_R, _call_word(site, call))
         return self._calls[site, call]
 
 
@@ -159,7 +159,7 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"random numbers of shape {tuple(shape)} are not drawn row by row ({rows} rows)"
             )
         count = math.prod(shape[1:] if self.stacked else shape)
-        return rng.words(keys_R, count).view(shape).to(like.device)
+        return rng.random_words(keys_R, count).view(shape).to(like.device)
 
 
 # ---- kinds of numbers: what draws, a tensor of their shape and device, parameters -----------
@@ -176,7 +176,7 @@ def _uniform(draws: RowDraws, like: Tensor, low: float = 0.0, high: float = 1.0)
 
 def _between(draws: RowDraws, like: Tensor) -> Tensor:
     """Float32, strictly between 0 and 1."""
-    return rng.between_0_and_1((draws.words(like) >> 8).bitwise_and_((1 << 24) - 1))
+    return rng.to_unit_interval((draws.words(like) >> 8).bitwise_and_((1 << 24) - 1))
 
 
 def _below(draws: RowDraws, like: Tensor, probability: float | Tensor = 0.5) -> Tensor:

@@ -36,7 +36,7 @@ def is_integer(value: object) -> bool:
 
 
 def require_at_most(where: str, value: int | None, most: int = MAX_COUNT) -> None:
-    """Raise if `value` is not an integer or exceeds `most`; `where` starts the message, None passes.
+    """Raise if `value` is not an integer or exceeds `most`; `where` prefixes the message.
 
     >>> require_at_most("rounds=", 100)
     """

@@ -1,4 +1,4 @@
-"""How a JSON document carries its own checksum, so that damage is noticed before it is believed."""
+"""JSON documents that carry their own checksum, and a strict JSON parser."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError, parse_error_line, shorten, shown
 
 MAX_DEPTH: Final = 64
-"""Levels of lists and objects in a document; ours have fewer than ten."""
+"""Maximum nesting of lists and objects; our documents have fewer than ten levels."""
 _SEAL: Final = "checksum"
 
 
 def seal(document: Mapping[str, Json]) -> dict[str, Json]:
-    """The document with its checksum.
+    """Return the document with its checksum added.
 
     >>> is_sealed(seal({"round": 7})), is_sealed(seal({"round": 7}) | {"round": 8})
     (True, False)
@@ -28,12 +28,12 @@ def seal(document: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def is_sealed(document: Mapping[str, Json]) -> bool:
-    """Whether the checksum in it is right."""
+    """Whether the checksum of the document is correct."""
     return document.get(_SEAL) == checksum_of(document)
 
 
 def read_document(path: Path) -> Json:
-    """The content of a JSON file, its checksum right; what is wrong is said in one line."""
+    """Read a JSON file and verify its checksum; any problem raises in one line."""
     try:
         return unseal(parse_json(path.read_bytes()))
     except OSError as error:
@@ -45,9 +45,9 @@ def read_document(path: Path) -> Json:
 
 
 def unseal(document: Json) -> Json:
-    """The document as it was before `seal`; refused where its checksum is wrong.
+    """Remove the checksum from a document; raises if it is wrong.
 
-    Documents of an older Esper carry none and pass as they are.
+    Documents of older versions have none and pass unchanged.
     """
     if not isinstance(document, dict) or _SEAL not in document:
         return document
@@ -64,16 +64,17 @@ def _without_seal(document: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def checksum_of(document: Mapping[str, Json]) -> str:
-    """Of everything but the checksum, in canonical form: sorted keys, no spaces, ASCII."""
+    """SHA-256 of everything except the checksum, in canonical form (sorted keys, no spaces,
+    ASCII)."""
     text = json.dumps(_without_seal(document), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_json(raw: bytes) -> Json:
-    """JSON as Esper writes it; ValueError for anything else.
+    """Parse strict JSON; ValueError for anything else.
 
-    Refused are NaN and infinities as numbers, a name that an object has twice, and what is nested
-    so deeply that no record of ours is meant.
+    Rejects NaN and infinities as numbers, duplicate keys and excessive nesting.
+
 
     >>> parse_json(b'{"round": 7}')
     {'round': 7}
@@ -90,7 +91,7 @@ def parse_json(raw: bytes) -> Json:
 
 
 def require_shallow(data: object) -> None:
-    """Refuse what is nested more than `MAX_DEPTH` levels deep; ValueError."""
+    """Raise ValueError if `data` is nested more than `MAX_DEPTH` levels deep."""
     level = [data]
     for _ in range(MAX_DEPTH):
         lists = [list(it.values()) if isinstance(it, dict) else it for it in level]

@@ -151,7 +151,7 @@ class VectorizedEngine:
         """Capture train and validation batches there from now on; None: run them eagerly."""
         self.graphs = self.validator.graphs = graphs
         if graphs is not None and self._buffers is not None:
-            graphs.adopt(*self._buffers)
+            graphs.register_static(*self._buffers)
 
     def graph_report(self) -> GraphReport:
         """Whether batches are replayed, why, and how often."""

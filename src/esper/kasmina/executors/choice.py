@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.device.rng import forked_rng
-from esper.device.upload import send, upload
+from esper.device.upload import to_device, upload
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
@@ -53,7 +53,7 @@ def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str
     """Run two rows of a bank on small activations; None if the blueprint can be vmapped."""
     bank = network.bank(slot, blueprint)
     members_G = upload(np.array([0, network.members - 1]), network.device)
-    h = send(network.sample_activation(slot), network.device)
+    h = to_device(network.sample_activation(slot), network.device)
     state = bank.gather(members_G, None) | bank.gather_fixed(members_G)
     try:
         bank.template.train()

@@ -40,7 +40,7 @@ from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointSt
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.provenance import git_revision, versions
 from esper.storage.folder_lock import FolderLock
-from esper.tasks.outside import digest_of_task_file
+from esper.tasks.task_files import task_file_digest
 
 RUN: Final = "run.json"
 CONFIG: Final = "config.json"
@@ -249,7 +249,7 @@ class RunFolder:
             changed=changed,
             end=None,
             failure="",
-            task_file=digest_of_task_file(config.task.name),
+            task_file=task_file_digest(config.task.name),
         )
         self.config = config
         sessions = (*self.info.sessions, session)
