@@ -9,9 +9,9 @@ from matplotlib.image import imread
 
 from esper.karn.growth_picture import MAX_MEMBERS, Curve, LifeLines, draw_growth
 from esper.karn.stages import STAGE_COLOURS, STAGE_NOTES, STAGE_WORDS
-from esper.leyline import write_atomic
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
+from esper.storage.atomic import write_atomic
 
 STEPS, SLOTS = 12, ("r0c0", "r0c1", "r0c2")
 

@@ -343,7 +343,7 @@ def test_saving_clears_what_was_left_and_nothing_else(folder):
 
 def test_saving_does_not_replace_what_is_not_ours(tmp_path):
     (tmp_path / "manifest.json").write_text('{"name": "my web app"}')
-    with pytest.raises(EsperError, match="belongs to something else than Esper: choose another"):
+    with pytest.raises(EsperError, match="does not belong to Esper: choose another"):
         small(1).save(tmp_path)
     assert os.listdir(tmp_path) == ["manifest.json"]
     assert "web app" in (tmp_path / "manifest.json").read_text()
