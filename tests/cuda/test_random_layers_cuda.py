@@ -22,8 +22,9 @@ from cuda_support import (
     watched_episode,
 )
 from engine_support import histories, random_policy
+from esper.device import rng
 from esper.device.graphs import CudaRecorder, GraphCache
-from esper.kasmina import CNNHost, Population, rng
+from esper.kasmina import CNNHost, Population
 from esper.leyline import InjectionSpec
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.runtime import autocast

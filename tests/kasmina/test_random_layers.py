@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import CNNHost, Population, rng
+from esper.device import rng
+from esper.kasmina import CNNHost, Population
 from esper.kasmina.random_layers import RowDraws, row_keys
 from esper.kasmina.rows import training_rows
 from esper.leyline import InjectionSpec
@@ -266,8 +267,8 @@ def test_joined_segments_and_slots_that_are_not_in_use_change_no_number():
     for executor, slots in (("vmap", ROW_0), ("loop", ROW_0), ("vmap", ("r0c2",)), ("loop", ())):
         population = random_population(3, executor, Dropping, slots=slots)
         population.forward(batch(3)[0])
-        assert set(population.network.joints) == {0, 4}
-        assert set(population.network.unwatched_joints()) == {0}, "what draws is not joined"
+        assert set(population.network.fused_pairs) == {0, 4}
+        assert set(population.network.usable_fused_pairs()) == {0}, "what draws is not joined"
         ends.append(torch.stack([population.train_batch(*batch(3, s)).loss_E for s in range(3)]))
     for other in ends[1:]:
         torch.testing.assert_close(other, ends[0], rtol=1e-4, atol=1e-5)

@@ -357,7 +357,7 @@ def test_fast_measures_and_exact_does_not():
     assert "loop" in fast.reason
     assert "ms" in fast.reason
     assert asked.executor.name == "loop"
-    assert asked.reason == "asked for"
+    assert asked.reason == "requested"
 
 
 def test_the_executor_trial_leaves_nothing_behind():

@@ -119,8 +119,8 @@ def test_held_inputs_keep_their_place_and_take_new_values():
         ("auto", "cuda", "loop", "loop"),
         ("auto", "cuda", "vmap", None),
         ("on", "cuda", "vmap", None),
-        ("off", "cuda", "vmap", "asked for"),
-        ("off", "cpu", "loop", "asked for"),
+        ("off", "cuda", "vmap", "requested"),
+        ("off", "cpu", "loop", "requested"),
     ],
 )
 def test_graphs_are_for_cuda_with_vmap(mode, device, executor, reason):
@@ -161,7 +161,7 @@ def test_what_changes_between_replays_is_what_they_see(kind):
             population.begin_step()
             population.set_rates(0.05 / (step + 1), [0.01 * step] * 4)
             if step == 3:
-                population.trainer.forget()
+                population.trainer.reset()
             if step == 4:
                 population.network.host.flat_EP.detach()[1].mul_(0.5)
             for index in range(3):

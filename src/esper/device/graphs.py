@@ -140,14 +140,14 @@ def reason_against_graphs(mode: GraphMode, device: torch.device, executor: str) 
         problem = f"executor {executor} computes member by member"
     if mode == "on" and problem is not None:
         raise EsperError(f"graphs 'on': {problem}; use graphs 'auto'")
-    return "asked for" if mode == "off" else problem
+    return "requested" if mode == "off" else problem
 
 
 class GraphCache:
     """Captured work by key, and the static buffers of its inputs."""
 
     def __init__(
-        self, recorder: Recorder, limit: int = MAX_GRAPHS, reason: str = "asked for"
+        self, recorder: Recorder, limit: int = MAX_GRAPHS, reason: str = "requested"
     ) -> None:
         """`reason`: why work is captured, for the report."""
         self._recorder = recorder

@@ -56,7 +56,7 @@ class CompareProgress:
         self._before += self.steps.get(self._label, 0)
         self._label, self._begun, self._step = label, self._begun + 1, 0
 
-    # ---- what the engine tells (EngineListener) -----------------------------------------------
+    # ---- EngineListener -----------------------------------------------------------------------
 
     def on_round_start(self, round_index: int, members: int) -> None:
         """No-op: steps are counted."""

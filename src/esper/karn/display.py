@@ -75,7 +75,7 @@ def say(console: Console, line: str) -> None:
     console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-class _TwoLines(Progress):
+class _BarWithStatus(Progress):
     """Progress bar with a status line below it."""
 
     status = ""
@@ -93,9 +93,9 @@ class Display:
         self.console = console
         self._lines = lines
         self._ticks = 0
-        self._live: _TwoLines | None = None
+        self._live: _BarWithStatus | None = None
         if console.is_terminal:
-            self._live = _TwoLines(
+            self._live = _BarWithStatus(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.fields[speed]}", markup=False),

@@ -34,7 +34,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e
 """Okabe-Ito palette, distinguishable for colour-blind readers; without yellow, which fades."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 LONGEST: Final = 42
-"""Longest label in characters; longer ones are shortened in the middle."""
+"""Longest label in characters; longer ones are shorten_label in the middle."""
 LONGEST_AT_POINT: Final = 22
 """The same beside a point, where there is less room."""
 MARKER_POINTS: Final = 6.0
@@ -90,10 +90,10 @@ def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:
     return found
 
 
-def shortened(label: str, longest: int = LONGEST) -> str:
+def shorten_label(label: str, longest: int = LONGEST) -> str:
     """Shorten a label in the middle.
 
-    >>> shortened("static-final:r0c0=depthwise", 12)
+    >>> shorten_label("static-final:r0c0=depthwise", 12)
     'stati…thwise'
     """
     if len(label) <= longest:
@@ -123,7 +123,7 @@ def _figure(points: Sequence[PolicyPoint], title: str, note: str) -> Figure:
     _draw_differences(below.subplots(), points)
     figure.draw_without_rendering()  # computes the layout, so that points have pixel positions
     for axes, costs in ((left, parameters), (right, flops)):
-        _name_points(axes, points, costs)
+        _label_points(axes, points, costs)
     return figure
 
 
@@ -146,7 +146,7 @@ def _draw_cost(
     axes.yaxis.set_major_formatter(FuncFormatter(_percent))
     axes.set_xlabel(words)
     axes.margins(x=0.08, y=0.1)
-    _plain(axes, f"Accuracy against {words.split(' /')[0]}")
+    _style_axes(axes, f"Accuracy against {words.split(' /')[0]}")
 
 
 def _logarithmic(axes: Axes) -> None:
@@ -159,7 +159,7 @@ def _logarithmic(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(_number))
 
 
-def _name_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Estimate]) -> None:
+def _label_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Estimate]) -> None:
     """Place labels beside the points, where they overlap least."""
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
@@ -175,19 +175,19 @@ def _name_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Esti
         taken += _bars(axes, cost, point.accuracy, pixels)
     for point, spot in zip(points, spots, strict=True):
         text = axes.annotate(
-            shortened(point.label, LONGEST_AT_POINT), (spot[0], spot[1]), PLACES[0],
+            shorten_label(point.label, LONGEST_AT_POINT), (spot[0], spot[1]), PLACES[0],
             xycoords="figure pixels", textcoords="offset points", fontsize=7.5, color=INK, zorder=5,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
         best, least = PLACES[0], math.inf
         for place in PLACES:
-            _put(text, place)
+            _move_label(text, place)
             box = text.get_window_extent()
             covered = sum(_overlap(box, other) for other in taken)
             outside = box.width * box.height - _overlap(box, axes.bbox)
             if covered + 3 * outside < least:
                 best, least = place, covered + 3 * outside
-        _put(text, best)
+        _move_label(text, best)
         taken.append(text.get_window_extent())
 
 
@@ -196,14 +196,14 @@ def _bars(axes: Axes, cost: Estimate, worth: Estimate, pixels: float) -> list[Bb
     from matplotlib.transforms import Bbox
 
     ends = []
-    if _reach(cost):
+    if _error_bars(cost):
         ends.append(((cost.low, worth.value), (cost.high, worth.value)))
-    if _reach(worth):
+    if _error_bars(worth):
         ends.append(((cost.value, worth.low), (cost.value, worth.high)))
     return [Bbox(axes.transData.transform(corners)).padded(1.5 * pixels) for corners in ends]
 
 
-def _put(text: Annotation, place: tuple[float, float]) -> None:
+def _move_label(text: Annotation, place: tuple[float, float]) -> None:
     """Move a label to an offset from its point, growing away from it."""
     x, y = place
     text.set_position(place)
@@ -225,14 +225,14 @@ def _draw_differences(axes: Axes, points: Sequence[PolicyPoint]) -> None:
     for place, point in enumerate(points):
         difference = point.difference or Estimate(0.0, math.nan, math.nan)
         _draw_point(axes, place, (difference.value, place), difference, None)
-        axes.plot([-0.018], [place], transform=aside, clip_on=False, **_looks(place))
+        axes.plot([-0.018], [place], transform=aside, clip_on=False, **_marker_style(place))
         axes.text(1.012, place, _row_text(point), transform=aside, va="center", fontsize=8.5)
-    axes.set_yticks(range(len(points)), [shortened(point.label) for point in points])
+    axes.set_yticks(range(len(points)), [shorten_label(point.label) for point in points])
     axes.tick_params(axis="y", length=0, pad=20)
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.margins(x=0.08)
-    axes.set_xlabel(f"score minus that of {shortened(points[0].label)}, paired by host")
-    _plain(axes, "Difference to the reference (mean over hosts, 95 % interval of Student's t)")
+    axes.set_xlabel(f"score minus that of {shorten_label(points[0].label)}, paired by host")
+    _style_axes(axes, "Difference to the reference (mean over hosts, 95 % interval of Student's t)")
 
 
 def _row_text(point: PolicyPoint) -> str:
@@ -249,13 +249,13 @@ def _draw_point(
 ) -> None:
     """Draw a policy's marker over the intervals of its coordinates."""
     axes.errorbar(
-        [at[0]], [at[1]], xerr=_reach(along), yerr=_reach(up) if up else None, fmt="none",
+        [at[0]], [at[1]], xerr=_error_bars(along), yerr=_error_bars(up) if up else None, fmt="none",
         ecolor=COLOURS[place % len(COLOURS)], elinewidth=1.6, capsize=3, zorder=3,
     )  # fmt: skip
-    axes.plot([at[0]], [at[1]], zorder=4, **_looks(place))
+    axes.plot([at[0]], [at[1]], zorder=4, **_marker_style(place))
 
 
-def _looks(place: int) -> dict[str, Any]:
+def _marker_style(place: int) -> dict[str, Any]:
     """Return colour and marker of a policy, the same in every panel."""
     shape = MARKERS[place % len(MARKERS)]
     return {
@@ -268,7 +268,7 @@ def _looks(place: int) -> dict[str, Any]:
     }
 
 
-def _reach(estimate: Estimate) -> list[list[float]] | None:
+def _error_bars(estimate: Estimate) -> list[list[float]] | None:
     """Return the error bar lengths; None if the interval is unknown."""
     if math.isnan(estimate.low) or math.isnan(estimate.high):
         return None
@@ -284,7 +284,7 @@ def _number(value: float, _: int) -> str:
     return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:,g}"
 
 
-def _plain(axes: Axes, title: str) -> None:
+def _style_axes(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=10, loc="left", color=INK)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)

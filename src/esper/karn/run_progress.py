@@ -83,22 +83,26 @@ class RunView:
     _stage_of: dict[_Slot, int] = field(default_factory=dict)
     _seeds: dict[SeedStage, int] | None = None
 
-    def take(self, event: TelemetryEvent) -> None:
+    def update(self, event: TelemetryEvent) -> None:
         """Update the state from an event."""
-        said = event.payload
-        if isinstance(said, RunStarted):
-            self.rounds, self.length, self.members = said.rounds, said.episode_length, said.members
-        elif isinstance(said, BatchSummary):
-            self._take_round(said)
-        elif isinstance(said, StepCompleted):
-            self._take_step(event, said)
-        elif isinstance(said, Throughput):
-            self.rows_per_member = said.rows_per_member
-        elif isinstance(said, SeedStageChanged):
-            self._take_stages(event, said, said.stage_after_N)
-        elif isinstance(said, SeedGerminated | SeedFossilized | SeedPruned):
-            entered_N = np.full(len(said.member_N), _STAGE_ENTERED[type(said)], dtype=np.int8)
-            self._take_stages(event, said, entered_N)
+        payload = event.payload
+        if isinstance(payload, RunStarted):
+            self.rounds, self.length, self.members = (
+                payload.rounds,
+                payload.episode_length,
+                payload.members,
+            )
+        elif isinstance(payload, BatchSummary):
+            self._update_round(payload)
+        elif isinstance(payload, StepCompleted):
+            self._update_step(event, payload)
+        elif isinstance(payload, Throughput):
+            self.rows_per_member = payload.rows_per_member
+        elif isinstance(payload, SeedStageChanged):
+            self._update_stages(event, payload, payload.stage_after_N)
+        elif isinstance(payload, SeedGerminated | SeedFossilized | SeedPruned):
+            entered_N = np.full(len(payload.member_N), _STAGE_ENTERED[type(payload)], dtype=np.int8)
+            self._update_stages(event, payload, entered_N)
 
     @property
     def total(self) -> int:
@@ -120,52 +124,52 @@ class RunView:
             self._seeds = {stage: counts[stage] for stage in OCCUPIED_STAGES}
         return self._seeds
 
-    def _reach(self, round_index: int | None, step: int | None, complete: int) -> bool:
+    def _advance_to(self, round_index: int | None, step: int | None, complete: int) -> bool:
         """Whether a step belongs to the newest unfinished round; may start a new one."""
         if round_index is None or step is None or round_index < self.round:
             return False
         if round_index > self.round:
-            self._open(round_index)
+            self._start_round(round_index)
         self.step = max(self.step, step + complete)
         return not self.over
 
-    def _open(self, round_index: int) -> None:
+    def _start_round(self, round_index: int) -> None:
         self.round, self.step, self.over = round_index, 0, False
         self.live_seeds = 0
         self._stage_of.clear()
         self._seeds = None
 
-    def _take_step(self, event: TelemetryEvent, said: StepCompleted) -> None:
-        if self._reach(event.round_index, event.step, complete=1):
-            self.accuracy, self.score = _mean(said.val_accuracy_E), _mean(said.score_E)
-            self.live_seeds = int(said.live_seeds_E.sum())
+    def _update_step(self, event: TelemetryEvent, payload: StepCompleted) -> None:
+        if self._advance_to(event.round_index, event.step, complete=1):
+            self.accuracy, self.score = _mean(payload.val_accuracy_E), _mean(payload.score_E)
+            self.live_seeds = int(payload.live_seeds_E.sum())
 
-    def _take_stages(
+    def _update_stages(
         self,
         event: TelemetryEvent,
-        said: SeedStageChanged | SeedGerminated | SeedFossilized | SeedPruned,
+        payload: SeedStageChanged | SeedGerminated | SeedFossilized | SeedPruned,
         stage_N: Codes,
     ) -> None:
         # Emitted during their step.
-        if self._reach(event.round_index, event.step, complete=0):
+        if self._advance_to(event.round_index, event.step, complete=0):
             self.knows_stages = True
-            places = zip(said.member_N.tolist(), said.slot_N.tolist(), strict=True)
+            places = zip(payload.member_N.tolist(), payload.slot_N.tolist(), strict=True)
             self._stage_of.update(zip(places, stage_N.tolist(), strict=True))
             self._seeds = None
 
-    def _take_round(self, said: BatchSummary) -> None:
+    def _update_round(self, payload: BatchSummary) -> None:
         if not self.length:
-            self.rounds, self.members = said.rounds_total, said.members
-        self.best = float(np.fmax(self.best, said.best_score))
-        if said.round_index < self.round:
+            self.rounds, self.members = payload.rounds_total, payload.members
+        self.best = float(np.fmax(self.best, payload.best_score))
+        if payload.round_index < self.round:
             return
-        if said.round_index > self.round:
-            self._open(said.round_index)
-        if said.ends_episode:
+        if payload.round_index > self.round:
+            self._start_round(payload.round_index)
+        if payload.ends_episode:
             self.step, self.over = self.length, True
-        self.accuracy, self.score = said.mean_accuracy, said.mean_score
-        self.member_steps_per_second = said.member_steps_per_second
-        self._seeds = {stage: said.stage_counts[stage] for stage in OCCUPIED_STAGES}
+        self.accuracy, self.score = payload.mean_accuracy, payload.mean_score
+        self.member_steps_per_second = payload.member_steps_per_second
+        self._seeds = {stage: payload.stage_counts[stage] for stage in OCCUPIED_STAGES}
 
 
 @np.errstate(all="ignore")
@@ -190,22 +194,22 @@ class RunProgressSink:
 
     def emit(self, event: TelemetryEvent) -> None:
         """Update the display."""
-        said = event.payload
-        if isinstance(said, RunStarted):
+        payload = event.payload
+        if isinstance(payload, RunStarted):
             self._stop()
             self._finished = False
             self.view = RunView()
-            self.view.take(event)
-            say(self.console, heading(said))
+            self.view.update(event)
+            say(self.console, heading(payload))
             self._start()
-        elif isinstance(said, RunFinished):
+        elif isinstance(payload, RunFinished):
             self._stop()
             self._finished = True
-            say(self.console, ending(said))
+            say(self.console, ending(payload))
         elif not self._finished:
             before = (self.view.done, self.view.over)
-            self.view.take(event)
-            if (self.view.done, self.view.over) != before or isinstance(said, StepCompleted):
+            self.view.update(event)
+            if (self.view.done, self.view.over) != before or isinstance(payload, StepCompleted):
                 self._draw()
 
     def flush(self) -> None:
@@ -236,10 +240,10 @@ class RunProgressSink:
         if view.done > self._ticked:
             self._pace.tick(view.done)
             self._ticked = view.done
-        if self.console.is_terminal or not self._waits():
+        if self.console.is_terminal or not self._should_wait():
             display.show(view.done, self._label(), self._speed(), self._status())
 
-    def _waits(self) -> bool:
+    def _should_wait(self) -> bool:
         """Whether a plain line should wait for the end of the round and its score."""
         view = self.view
         return not view.over and (view.step >= view.length or view.rounds >= PLAIN_LINES)

@@ -48,9 +48,9 @@ class ActionMasks(ArrayStruct):
                     f"ActionMasks: {sizes[letter]} choices for {head.name}, "
                     f"there are {len(HEAD_CHOICES[head])} ({', '.join(HEAD_CHOICES[head])})"
                 )
-        self._refuse_empty()
+        self._check_not_empty()
 
-    def _refuse_empty(self) -> None:
+    def _check_not_empty(self) -> None:
         """Raise unless every reachable choice leaves at least one choice for each later head."""
         stuck = np.flatnonzero(~self.op_EO.any(axis=1))
         if stuck.size:
@@ -62,8 +62,8 @@ class ActionMasks(ArrayStruct):
             member, op = nowhere[0]
             raise EsperError(f"empty mask: member {member}, {LifecycleOp(op).name} in no slot")
         can_germinate = placed[:, LifecycleOp.GERMINATE, None]
-        asked = (self.slot_EOS[:, LifecycleOp.GERMINATE] & can_germinate).any(axis=0)
-        barren = np.flatnonzero(asked & ~self.blueprint_SK.any(axis=1))
+        reachable = (self.slot_EOS[:, LifecycleOp.GERMINATE] & can_germinate).any(axis=0)
+        barren = np.flatnonzero(reachable & ~self.blueprint_SK.any(axis=1))
         if barren.size:
             raise EsperError(f"empty mask: no blueprint for slot {barren[0]}, where one may grow")
         for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):

@@ -426,7 +426,7 @@ class RewardSummary(Payload):
     total_E: Doubles
 
 
-# ---- how fast, how sound ----------------------------------------------------------------------
+# ---- performance and anomalies ----------------------------------------------------------------
 
 
 class StepPhase(IntEnum):

@@ -150,7 +150,7 @@ def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:
     return _percentiles(value, np.concatenate(found))
 
 
-# ---- inside ------------------------------------------------------------------------------------
+# ---- helpers -----------------------------------------------------------------------------------
 
 
 def _runs(values: Doubles) -> Doubles:

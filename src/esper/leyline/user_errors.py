@@ -50,7 +50,7 @@ def format_error(error: BaseException) -> str:
     'ValueError: two lines'
     """
     text = shorten(" ".join(str(error).split()), MAX_ERROR_CHARS)
-    return f"{type(error).__name__}{_place(error)}" + (f": {text}" if text else "")
+    return f"{type(error).__name__}{_location(error)}" + (f": {text}" if text else "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -61,7 +61,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return torch_says_so or isinstance(error, MemoryError)
 
 
-def _place(error: BaseException) -> str:
+def _location(error: BaseException) -> str:
     """Return file and line of the innermost frame outside Esper and installed libraries."""
     found = ""
     trace = error.__traceback__

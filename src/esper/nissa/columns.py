@@ -110,13 +110,13 @@ def rows_of(event: TelemetryEvent, number: int) -> pa.RecordBatch:
     count = lengths[0] if lengths else 1
     arrays = [
         pa.array(range(count) if name == "row" else [value] * count, type_)
-        for (name, type_), value in zip(_EVENT_COLUMNS, _own_values(event, number), strict=True)
+        for (name, type_), value in zip(_EVENT_COLUMNS, _event_values(event, number), strict=True)
     ]
     arrays += [_column(column, value, count) for column, value in values.items()]
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(event.type))
 
 
-def _own_values(event: TelemetryEvent, number: int) -> tuple[int | float | str | None, ...]:
+def _event_values(event: TelemetryEvent, number: int) -> tuple[int | float | str | None, ...]:
     """Return the values of `_EVENT_COLUMNS` in order; None for `row`."""
     place = (event.round_index, event.step, event.env_id, event.device)
     return (event.schema_version, number, None, event.wall_time, *place)

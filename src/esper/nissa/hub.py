@@ -69,7 +69,7 @@ class TelemetryHub:
         self._always = frozenset(always)
         self._capacity = capacity
         self._flush_seconds = flush_seconds
-        self._feeds = [_Feed(name, s) for name, s in zip(_names(sinks), sinks, strict=True)]
+        self._feeds = [_SinkState(name, s) for name, s in zip(_names(sinks), sinks, strict=True)]
         # Re-entrant, so that a signal handler may emit while its own thread is inside `emit`.
         self._changed = threading.Condition(threading.RLock())
         self._queue: deque[TelemetryEvent] = deque()
@@ -149,7 +149,7 @@ class TelemetryHub:
         with self._changed:
             self._queue.clear()  # timed out: a sink that wakes up later only closes
             if self._final is None:
-                self._final = self._account()
+                self._final = self._statistics()
                 if not self._final.complete:
                     _log.warning("%s", self._final)
         return self.report()
@@ -159,9 +159,9 @@ class TelemetryHub:
         if os.getpid() != self._pid:
             return HubReport(0, {}, {}, {}, (), 0)
         with self._changed:
-            return self._account()
+            return self._statistics()
 
-    def _account(self) -> HubReport:
+    def _statistics(self) -> HubReport:
         written = {feed.name: feed.written for feed in self._feeds}
         return HubReport(
             emitted=self._emitted,
@@ -236,7 +236,7 @@ class TelemetryHub:
             self._changed.notify_all()
 
 
-class _Feed:
+class _SinkState:
     """A sink and its statistics; used only by the writer thread."""
 
     def __init__(self, name: str, sink: SinkProtocol) -> None:
@@ -262,8 +262,7 @@ class _Feed:
             self.written = self._taken
 
     def _call(self, what: str, call: Callable[[], None]) -> bool:
-        """Call the sink; return whether it succeeded. Sinks may be user code: nothing may
-        escape."""
+        """Call the sink and return whether it succeeded; it may be user code, so never raise."""
         try:
             call()
         except (Exception, SystemExit) as error:  # rich exits if stdout is a closed pipe

@@ -67,7 +67,7 @@ class FolderLock:
                 return
             except BlockingIOError:
                 if not tries_left:
-                    holder = _holder_of(os.pread(self._file, 4096, 0))
+                    holder = _describe_holder(os.pread(self._file, 4096, 0))
                     raise EsperError(
                         f"{folder} is in use ({holder}): wait for it, stop it, or start a run of "
                         f"your own"
@@ -107,7 +107,7 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def _holder_of(raw: bytes) -> str:
+def _describe_holder(raw: bytes) -> str:
     try:
         return str(read_record(Holder, parse_json(raw), LOCK))
     except ValueError:  # it holds the lock but has not written its record yet

@@ -64,8 +64,7 @@ def _without_seal(document: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def checksum_of(document: Mapping[str, Json]) -> str:
-    """SHA-256 of everything except the checksum, in canonical form (sorted keys, no spaces,
-    ASCII)."""
+    """SHA-256 of everything except the checksum, as canonical JSON (sorted keys, no spaces)."""
     text = json.dumps(_without_seal(document), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -81,7 +80,10 @@ def parse_json(raw: bytes) -> Json:
     """
     try:
         data: Json = json.loads(
-            raw.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_entries
+            raw.decode(),
+            parse_constant=_reject_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique_entries,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
@@ -101,7 +103,7 @@ def require_shallow(data: object) -> None:
     raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
-def _refuse(word: str) -> None:
+def _reject_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
@@ -112,7 +114,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _entries(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _unique_entries(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)

@@ -56,7 +56,9 @@ def locate_data(dataset: DataSet, data_dir: Path | None = None) -> Path:
     """Return the folder of the data set; raises with the searched directories if missing."""
     found = find_data(dataset, data_dir)
     if found is None:
-        raise EsperError(f"{dataset.title} is not in {_places(data_dir)}: {download_hint(dataset)}")
+        raise EsperError(
+            f"{dataset.title} is not in {_searched_directories(data_dir)}: {download_hint(dataset)}"
+        )
     return found
 
 
@@ -69,14 +71,14 @@ def download_hint(dataset: DataSet) -> str:
     )
 
 
-def _places(data_dir: Path | None) -> str:
+def _searched_directories(data_dir: Path | None) -> str:
     if data_dir is not None:
         return f"--data-dir {data_dir}"
     named = os.environ.get(VARIABLE) or "not set"
     return f"${VARIABLE} ({named}) nor in ./{DEFAULT} ({DEFAULT.absolute()})"
 
 
-# ---- one file --------------------------------------------------------------------------------
+# ---- reading files ---------------------------------------------------------------------------
 
 
 def damaged(path: Path, why: str, dataset: DataSet) -> EsperError:

@@ -94,7 +94,7 @@ class FashionFiles:
 
     def _read(self, folder: Path, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         path = pick_file(folder, (f"{name}.gz", name), FASHION)
-        content = unpacked(path, 4 + 4 * len(shape) + int(np.prod(shape)))
+        content = read_decompressed(path, 4 + 4 * len(shape) + int(np.prod(shape)))
         try:
             array = parse_idx(content, shape)
         except EsperError as error:
@@ -104,7 +104,7 @@ class FashionFiles:
         return array
 
 
-def unpacked(path: Path, size: int) -> bytes:
+def read_decompressed(path: Path, size: int) -> bytes:
     """Read a plain or compressed file, at most one byte past `size`."""
     if path.suffix != ".gz":
         return read_file(path, size, FASHION)

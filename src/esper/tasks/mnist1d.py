@@ -1,5 +1,6 @@
-"""MNIST-1D task: 5,000 signals of 40 points in ten classes, designed so that architecture
-matters: a linear model reaches 32 %, an MLP 68 %, a convolutional network 94 %.
+"""MNIST-1D task: 5,000 signals of 40 points in ten classes.
+
+Architecture matters on it: a linear model reaches 32 %, an MLP 68 %, a convolutional network 94 %.
 
 A signal is an image of one row, so the convolutional host and seeds apply unchanged; only the
 middle row of a 3x3 kernel meets anything but padding.

@@ -44,8 +44,7 @@ def _split(reference: str) -> tuple[str, str | None]:
 
 
 def task_file_digest(reference: str) -> str:
-    """Return the SHA-256 of a task file, without its imports; empty if the reference is not a
-    readable file."""
+    """Return the SHA-256 of a task file, without its imports; empty if it is not readable."""
     if not is_file_reference(reference):
         return ""
     try:
@@ -94,11 +93,11 @@ def _run(path: Path) -> ModuleType:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise EsperError(f"task file {path} failed: {_in_one_line(error)}") from error
+        raise EsperError(f"task file {path} failed: {_format_error(error)}") from error
     return module
 
 
-def _in_one_line(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     line = _line_of(error)
     return f"{type(error).__name__}{line}" + (f": {text}" if text else "")
@@ -128,7 +127,7 @@ def load_entry_point(entry: EntryPoint) -> TaskSpec:
         spec = found() if callable(found) and not isinstance(found, TaskSpec) else found
     except (Exception, SystemExit) as error:
         raise EsperError(
-            f"task {entry.name!r} of package {package} failed: {_in_one_line(error)}; update or "
+            f"task {entry.name!r} of package {package} failed: {_format_error(error)}; update or "
             f"uninstall it"
         ) from error
     if not isinstance(spec, TaskSpec):

@@ -136,7 +136,7 @@ def process_train_batch(
     else:
         plan = population.train_plan(padded=True)
         x, target = graphs.static_input("x", x_EB), graphs.static_input("target", target_EB)
-        key = ("train", plan.room, x.data_ptr(), x.shape, target.data_ptr(), target.shape)
+        key = ("train", plan.buffers, x.data_ptr(), x.shape, target.data_ptr(), target.shape)
         graphs.run(key, partial(_train, population, plan, x, target, totals, scaler))
     totals.batches += 1
     totals.predictions += target_EB[0].numel()

@@ -99,7 +99,7 @@ def settle_executor(
     with autocast(device, precision), torch.no_grad():
         outputs = population.forward(x)
     spec.check_outputs(tuple(outputs.shape[2:]), tuple(target.shape[2:]))
-    population.try_blueprints()
+    population.check_user_blueprints()
     assert population.choice is not None, "made when the first input came"
     if config.kernels != "auto":
         population.choice.executor.kernels = config.kernels
@@ -141,5 +141,5 @@ def settle_graphs(
     problem = reason_against_graphs(mode, device, executor)
     if problem is not None:
         return None, problem
-    reason = "asked for" if mode == "on" else "CUDA and vmap"
+    reason = "requested" if mode == "on" else "CUDA and vmap"
     return GraphCache(CudaRecorder(device), reason=reason), None

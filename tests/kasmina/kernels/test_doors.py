@@ -185,7 +185,7 @@ def test_pooling_costs_no_macs_and_holds_no_parameters():
 
 
 def test_a_store_without_parameters_has_no_update_to_make():
-    from esper.kasmina.initial import Initialiser
+    from esper.kasmina.initialisation import Initialiser
     from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

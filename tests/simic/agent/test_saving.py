@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from esper.kasmina import MorphogeneticModel, files
+from esper.kasmina import MorphogeneticModel
 from esper.leyline import EsperError
 from esper.simic.agent import PPOAgent
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
+from esper.storage import saves
 from esper.storage.sealed_json import checksum_of
 from esper.tamiyo import NetworkConfig, PolicySpec
 from ppo_support import SPEC, S, agent, fill, random_masks, random_obs, same_bits, weights
@@ -198,7 +199,7 @@ def test_a_failed_save_leaves_the_old_one(folder, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "write_atomic", full)
+    monkeypatch.setattr(saves, "write_atomic", full)
     with pytest.raises(EsperError, match="free some space"):
         other.save(folder)
     assert same_bits(before, weights(PPOAgent.load(folder)))

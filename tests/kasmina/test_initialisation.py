@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina import CNNHost, rng
-from esper.kasmina.initial import Initialiser, build
+from esper.device import rng
+from esper.kasmina import CNNHost
+from esper.kasmina.initialisation import Initialiser, build
 from esper.kasmina.layers import Conv2d
 from esper.leyline import GOLDEN, mix64, stream_keys
 from support import DEVICES
