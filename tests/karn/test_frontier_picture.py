@@ -89,7 +89,7 @@ def test_any_number_of_policies_is_drawn(count, tmp_path):
     image = imread(path)
     assert image.shape[1] > 1000
     assert image[0, 0, :3].tolist() == [1.0, 1.0, 1.0], "on white"
-    looks = {(frontier_picture._looks(i)["marker"], frontier_picture._looks(i)["color"])
+    looks = {(frontier_picture._marker_style(i)["marker"], frontier_picture._marker_style(i)["color"])
              for i in range(count)}  # fmt: skip
     assert len(looks) == count, "told apart by shape and colour"
 

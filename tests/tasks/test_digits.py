@@ -60,7 +60,7 @@ def test_normalisation_comes_from_the_training_part_alone(split):
 
 
 def test_shares_that_are_not_a_whole_are_refused():
-    with pytest.raises(EsperError, match="together they are 1"):
+    with pytest.raises(EsperError, match="they must sum to 1"):
         stratified_split(np.zeros(10, dtype=np.int64), (0.5, 0.4), seed=0)
 
 

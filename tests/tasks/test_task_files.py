@@ -160,7 +160,7 @@ def test_a_package_offers_a_task(offer, value):
         ("offered", "a_package:fails", "RuntimeError: out of order; update or uninstall it"),
         ("offered", "a_package:A_NUMBER", "is not a TaskSpec but int"),
         ("other", "a_package:OFFERED", "is named 'offered'"),
-        ("digits_baseline", "a_package:OFFERED", "is one of Esper's"),
+        ("digits_baseline", "a_package:OFFERED", "is built in"),
     ],
 )
 def test_an_offer_that_will_not_do_is_one_line_and_harms_no_other_task(offer, name, value, words):
