@@ -149,7 +149,7 @@ def test_seeds_compute_the_same_in_both_layouts(name: str):
 def trained(monkeypatch: pytest.MonkeyPatch, places: int, factory=CNNHost) -> Population:
     """Two members of every kind of row, two batches of training, from so many places on laid out
     channels last."""
-    monkeypatch.setattr(loop, "CHANNELS_LAST_PLACES", places)
+    monkeypatch.setattr(loop, "CHANNELS_LAST_PIXELS", places)
     population = Population(
         lambda: factory(3, 3, n_blocks=2, base_channels=4), ("r0c0", "r0c1"), SEEDS[:3], 2,
         config=LOOP,

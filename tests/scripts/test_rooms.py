@@ -129,7 +129,7 @@ def test_the_doctor_times_a_task_without_its_data_on_made_up_ones(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
     assert doctor.main(["--task", "mnist1d", "--device", "cpu", "--envs", "2"]) == 0
-    assert "mnist1d (synthetic data), 2 members" in capsys.readouterr().out
+    assert "mnist1d (made-up data), 2 members" in capsys.readouterr().out
     assert doctor.main(["--device", "cuda:9"]) == 2
     assert "cuda:9" in capsys.readouterr().err
     assert doctor.main(["--task", "mnst1d"]) == 2

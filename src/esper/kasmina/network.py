@@ -59,10 +59,11 @@ class Segment:
 class FusedRun:
     """The segments between two slots as one module, which reduces the number of calls."""
 
-    before: tuple[nn.Module, ...]
+    samplewise: tuple[nn.Module, ...]
     """Leading modules without parameters that act on each sample independently: on a CPU they run
     on the samples of all rows as one batch, without vmap."""
-    whole: Segment
+    segment: Segment
+    """The remaining modules as one segment."""
     last: int
     """Position of its last segment."""
     site: Site | None = None
@@ -304,18 +305,18 @@ def _fuse_runs(
     """Fuse the segments between enabled slots, with sites as segments of their own."""
     cuts = {spec.position for spec in slots} | {len(segments) - 1} | set(sites)
     ends = sorted(cuts | {position - 1 for position in sites if position > 0})
-    fused_runs = []
+    runs = []
     for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
         parts = list(segments[first : last + 1])
-        before: list[nn.Module] = []
+        samplewise: list[nn.Module] = []
         while on_cpu and len(parts) > 1 and _is_samplewise(parts[0].module):
-            before.append(parts.pop(0).module)
+            samplewise.append(parts.pop(0).module)
         whole = parts[0]
         if len(parts) > 1:
             names = {f"{i}.{n}": g for i, part in enumerate(parts) for n, g in part.names.items()}
             whole = Segment(nn.Sequential(*(part.module for part in parts)), names)
-        fused_runs.append(FusedRun(tuple(before), whole, last, sites.get(last)))
-    return tuple(fused_runs)
+        runs.append(FusedRun(tuple(samplewise), whole, last, sites.get(last)))
+    return tuple(runs)
 
 
 def _fuse_pairs(segments: Sequence[Segment]) -> dict[int, Segment]:

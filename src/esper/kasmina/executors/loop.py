@@ -25,7 +25,7 @@ from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 
-CHANNELS_LAST_PLACES: Final = 256
+CHANNELS_LAST_PIXELS: Final = 256
 """Images with at least this many pixels are computed channels last on a CPU."""
 
 
@@ -220,8 +220,8 @@ def _prefers_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     """
     if x.device.type != "cpu" or x.ndim != 5 or network.topology != "cnn":
         return False
-    places = x.shape[-2] * x.shape[-1]
-    return places >= CHANNELS_LAST_PLACES and _supports_any_layout(network.host.template)
+    pixels = x.shape[-2] * x.shape[-1]
+    return pixels >= CHANNELS_LAST_PIXELS and _supports_any_layout(network.host.template)
 
 
 def _supports_any_layout(module: nn.Module) -> bool:

@@ -63,13 +63,13 @@ class VmapExecutor:
         h = _input_rows(x, plan)
         active = plan.first_active
         slot = 0
-        for stretch in network.fused_runs:
-            if training and stretch.site is not None and h.shape[0] < active:
+        for run in network.fused_runs:
+            if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
-            h = _by_sample(stretch, h)
-            with row_draws(stretch.site, streams, slice(active)):
-                h = _run_segment(stretch.whole, params, fixed, h, active, training)
-            while slot < len(network.slots) and network.slots[slot].position == stretch.last:
+            h = _run_samplewise(run, h)
+            with row_draws(run.site, streams, slice(active)):
+                h = _run_segment(run.segment, params, fixed, h, active, training)
+            while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
@@ -87,12 +87,12 @@ def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
     return x.index_select(0, plan.member_R[: plan.first_active])
 
 
-def _by_sample(stretch: FusedRun, h: Tensor) -> Tensor:
+def _run_samplewise(run: FusedRun, h: Tensor) -> Tensor:
     """Run samplewise modules on the samples of all rows as one batch."""
-    if not stretch.before:
+    if not run.samplewise:
         return h
     rows, out = h.shape[0], h.flatten(0, 1)
-    for module in stretch.before:
+    for module in run.samplewise:
         out = module.pool_rows(out) if isinstance(module, MaxPool2d) else module(out)
     return out.view(rows, -1, *out.shape[1:])
 
