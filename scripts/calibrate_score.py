@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import tyro
 
 from esper.leyline.arrays import Bools, Doubles, Ints
-from esper.leyline.errors import EsperError, reason_of, shown
+from esper.leyline.errors import EsperError, parse_error_line, shown
 from esper.scripts.cli.command import enter
 from esper.storage.sealed_json import parse_json
 
@@ -255,7 +255,9 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise EsperError(f"{path}: cannot be read as a search ({error.strerror})") from None
     except ValueError as error:
-        raise EsperError(f"{path}: cannot be read as a search ({reason_of(error)})") from None
+        raise EsperError(
+            f"{path}: cannot be read as a search ({parse_error_line(error)})"
+        ) from None
     if not isinstance(record, dict) or not record.get("topologies"):
         raise EsperError(f"{path}: not a file of search_topologies, it lists no topologies")
     needed = {"topology", "accuracy", "accuracy_error", "params_over_host", "macs_over_host",
@@ -267,8 +269,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _task_constants(task: str) -> ScoreConstants:
-    from esper.tasks.outside import is_file_reference
     from esper.tasks.registry import get_task_spec
+    from esper.tasks.task_files import is_file_reference
 
     if is_file_reference(task):  # it would be run, and only the searches name it
         raise EsperError(f"the searches are of the task file {shown(task)}: give --constants")

@@ -12,7 +12,7 @@ from esper.leyline.records import StepRecord
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import RandomPolicy
 from esper.tasks.spec import TaskSpec
-from esper.tasks.synthetic import synthetic_spec
+from esper.tasks.synthetic_images import synthetic_spec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.episode import EpisodeBook

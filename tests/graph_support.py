@@ -51,9 +51,9 @@ def addresses(population: Population, plan: RowPlan, others: tuple[Any, ...]) ->
     for optimizer in (trainer.host_optimizer, trainer.seed_optimizer):
         for key, moments in optimizer.state.items():
             found |= {f"moments {key}/{part}": value for part, value in moments.items()}
-    assert plan.room is not None
-    assert plan.room.packed is not None
-    found |= {f"plan/{name}": value for name, value in plan.room.packed.tensors.items()}
+    assert plan.buffers is not None
+    assert plan.buffers.packed is not None
+    found |= {f"plan/{name}": value for name, value in plan.buffers.packed.tensors.items()}
     for index, other in enumerate(others):
         parts = other if isinstance(other, Tensor) else getattr(other, "loss_E", None)
         if parts is not None:

@@ -54,7 +54,7 @@ class Wishes(WaitPolicy):
             if left and masks.slot_EOS[member, left[0], self.slot]:
                 heads[ActionHead.OP][member] = left[0]
                 self.done[member].append((obs.step, left.pop(0)))
-        return PolicyDecision.certain(ActionSpec(*heads.values())), policy_state
+        return PolicyDecision.deterministic(ActionSpec(*heads.values())), policy_state
 
     def step_of(self, member: int, op: LifecycleOp, nth: int = 0) -> int:
         """The step at which a member's wish came true."""
@@ -75,4 +75,6 @@ class SomeGrow(RandomPolicy):
         decision, policy_state = super().act(obs, masks, policy_state)
         op = np.full_like(decision.actions.op, LifecycleOp.WAIT)
         op[self.who] = decision.actions.op[self.who]
-        return PolicyDecision.certain(dataclasses.replace(decision.actions, op=op)), policy_state
+        return PolicyDecision.deterministic(
+            dataclasses.replace(decision.actions, op=op)
+        ), policy_state

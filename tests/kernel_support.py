@@ -29,7 +29,7 @@ def require_kernels() -> None:
 
 def choose_kernels(monkeypatch: pytest.MonkeyPatch, module: str, ours: bool) -> None:
     """Let one door take our kernels (also for a CPU, where they are interpreted), or torch's."""
-    monkeypatch.setattr(f"{module}.takes_kernels", lambda tensor: ours)
+    monkeypatch.setattr(f"{module}.can_use_kernels", lambda tensor: ours)
 
 
 HALF = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

@@ -84,7 +84,7 @@ def train_steps(
         population.begin_step()
         population.set_rates(0.05 / (step + 1), [0.01 * step] * population.members)
         if step == 2:
-            population.trainer.forget()
+            population.trainer.reset()
         if step == 3:
             population.network.host.flat_EP.detach()[1].mul_(0.5)
         for index in range(BATCHES):
@@ -269,7 +269,7 @@ def test_auto_is_on_for_cuda_with_vmap():
     assert on_gpu().graph_report().on
     assert on_gpu(graphs="on").graph_report().on
     off = on_gpu(graphs="off").graph_report()
-    assert (off.on, off.reason) == (False, "asked for")
+    assert (off.on, off.reason) == (False, "requested")
     loop = on_gpu(executor="loop").graph_report()
     assert not loop.on
     assert "loop" in loop.reason

@@ -77,8 +77,8 @@ def trained(
 
 def test_words_are_those_of_the_cpu():
     keys = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, 7))
-    assert torch.equal(rng.words(keys.cuda(), 1000).cpu(), rng.words(keys, 1000))
-    assert torch.equal(rng.derived(keys.cuda(), 5).cpu(), rng.derived(keys, 5))
+    assert torch.equal(rng.random_words(keys.cuda(), 1000).cpu(), rng.random_words(keys, 1000))
+    assert torch.equal(rng.derive_keys(keys.cuda(), 5).cpu(), rng.derive_keys(keys, 5))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -89,8 +89,8 @@ def test_any_number_of_policies_is_drawn(count, tmp_path):
     image = imread(path)
     assert image.shape[1] > 1000
     assert image[0, 0, :3].tolist() == [1.0, 1.0, 1.0], "on white"
-    looks = {(frontier_picture._looks(i)["marker"], frontier_picture._looks(i)["color"])
-             for i in range(count)}  # fmt: skip
+    styles = [frontier_picture._marker_style(i) for i in range(count)]
+    looks = {(style["marker"], style["color"]) for style in styles}
     assert len(looks) == count, "told apart by shape and colour"
 
 

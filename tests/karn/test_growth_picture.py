@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from esper.karn.growth_picture import MOST_MEMBERS, Curve, LifeLines, draw_growth
+from esper.karn.growth_picture import MAX_MEMBERS, Curve, LifeLines, draw_growth
 from esper.karn.stages import STAGE_COLOURS, STAGE_NOTES, STAGE_WORDS
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
@@ -65,8 +65,8 @@ def test_every_stage_has_its_own_word_and_colour():
 
 
 def test_large_populations_do_not_make_endless_pictures(tmp_path: Path):
-    draw(tmp_path / "some.png", MOST_MEMBERS)
-    draw(tmp_path / "many.png", 3 * MOST_MEMBERS)
+    draw(tmp_path / "some.png", MAX_MEMBERS)
+    draw(tmp_path / "many.png", 3 * MAX_MEMBERS)
     assert imread(tmp_path / "many.png").shape == imread(tmp_path / "some.png").shape
 
 

@@ -50,7 +50,7 @@ def test_shares_of_actions_add_up_and_small_ones_are_drawn_together():
 
 
 def test_what_cannot_be_drawn_is_refused(tmp_path):
-    assert "0 updates" in refused(lambda: curves(0))
+    assert "without updates" in refused(lambda: curves(0))
     assert "A is 3" in refused(lambda: curves(head_entropy_UA=np.zeros((UPDATES, 3))))
     levels = [Level(str(i), 0.1) for i in range(9)]
     assert "9 levels" in refused(lambda: draw_learning(tmp_path / "x.png", curves(), levels, ""))

@@ -194,7 +194,7 @@ def test_rows_of_a_member_are_shown_once_known():
     screen = Screen()
     speed = TelemetryEvent.of(build(Throughput, {"rows_per_member": 1.75}), 0)
     screen.tell(started(), speed, round_done(0))
-    assert "1.8 rows a member" in screen.progress[-1]
+    assert "1.8 rows per member" in screen.progress[-1]
 
 
 def test_seeds_by_stage_follow_the_slots():

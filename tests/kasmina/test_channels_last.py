@@ -20,7 +20,7 @@ from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
 from esper.kasmina.executors import loop
 from esper.kasmina.hosts.cnn import CNNHost
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
-from esper.kasmina.layout import channels_last, lies_channels_last
+from esper.kasmina.layout import channels_last, is_channels_last
 from esper.kasmina.normalisation import group_norm_channels_last
 
 SEEDS = ("norm", "conv_small", "conv_light", "conv_heavy", "depthwise", "bottleneck", "attention")
@@ -40,11 +40,11 @@ def test_a_layout_changes_no_value_and_is_recognised():
     x = draw((2, 3, 4, 5))
     laid = channels_last(x)
     assert torch.equal(laid, x)
-    assert lies_channels_last(laid)
-    assert not lies_channels_last(x)
-    assert lies_channels_last(channels_last(draw((6, 2, 3, 4, 5)))[1])  # one member of many
-    assert not lies_channels_last(channels_last(draw((2, 3, 4, 5)))[:, :2])  # with gaps
-    assert not vmap(lambda h: torch.tensor(lies_channels_last(h)))(laid[None]).any()
+    assert is_channels_last(laid)
+    assert not is_channels_last(x)
+    assert is_channels_last(channels_last(draw((6, 2, 3, 4, 5)))[1])  # one member of many
+    assert not is_channels_last(channels_last(draw((2, 3, 4, 5)))[:, :2])  # with gaps
+    assert not vmap(lambda h: torch.tensor(is_channels_last(h)))(laid[None]).any()
 
 
 # ---- the norm -----------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_a_relu_may_work_in_place_behind_the_norm():
 def test_the_layout_is_handed_on():
     x = channels_last(draw((2, 4, 16, 16)).float())
     for module in (ChannelNorm(4), Conv2d(4, 3, 3), Conv2d(4, 3, 1), nn.MaxPool2d(2)):
-        assert lies_channels_last(module(x)), module
+        assert is_channels_last(module(x)), module
 
 
 @pytest.mark.parametrize("lay", [channels_last, torch.clone])
@@ -149,7 +149,7 @@ def test_seeds_compute_the_same_in_both_layouts(name: str):
 def trained(monkeypatch: pytest.MonkeyPatch, places: int, factory=CNNHost) -> Population:
     """Two members of every kind of row, two batches of training, from so many places on laid out
     channels last."""
-    monkeypatch.setattr(loop, "CHANNELS_LAST_PLACES", places)
+    monkeypatch.setattr(loop, "CHANNELS_LAST_PIXELS", places)
     population = Population(
         lambda: factory(3, 3, n_blocks=2, base_channels=4), ("r0c0", "r0c1"), SEEDS[:3], 2,
         config=LOOP,
@@ -183,7 +183,7 @@ def test_large_images_lie_channels_last_under_loop(monkeypatch: pytest.MonkeyPat
     forward = ChannelNorm.forward
 
     def watched(self: ChannelNorm, x: Tensor) -> Tensor:
-        seen.append(lies_channels_last(x))
+        seen.append(is_channels_last(x))
         return forward(self, x)
 
     theirs = type("UserHost", (CNNHost,), {"__module__": "theirs"})

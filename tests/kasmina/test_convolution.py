@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from esper.kasmina.convolution import LARGEST_MATRIX, as_torch_does, conv2d
+from esper.kasmina.convolution import LARGEST_MATRIX, conv2d, torch_convolutions
 from esper.kasmina.counting import count_macs
 from esper.kasmina.layers import Conv2d
 
@@ -79,7 +79,7 @@ def test_large_images_are_torch_s_convolution():
 def test_what_a_convolution_costs_does_not_depend_on_how_it_is_computed(kernel: int):
     layer, x = Conv2d(3, 5, kernel), torch.zeros(2, 3, 4, 4)
     assert count_macs(layer, x) == 3 * 5 * kernel**2 * 16
-    with as_torch_does():
+    with torch_convolutions():
         assert count_macs(layer, x) == 3 * 5 * kernel**2 * 16
 
 

@@ -122,8 +122,8 @@ def test_a_seed_that_cannot_be_vmapped_is_refused_before_it_is_born():
         (lambda p: p.germinate([1, 2], "r0c1", "norm", alpha_target=np.ones(3)), "shape (3,)"),
         (lambda p: p.germinate([1, 2], "r0c1", "norm", tempo=[3, 3, 3]), "shape (3,)"),
         (lambda p: p.germinate(np.array([False, True, True]), "r0c1", "norm"), "np.flatnonzero"),
-        (lambda p: p.prune([0.9], "r0c1"), "whole numbers"),
-        (lambda p: p.forward(batch(3)[0], [True]), "whole numbers"),
+        (lambda p: p.prune([0.9], "r0c1"), "expected integers"),
+        (lambda p: p.forward(batch(3)[0], [True]), "expected integers"),
         (lambda p: p.set_rates(0.9, [1.0, 2.0]), "seed_lr"),
     ],
 )
@@ -169,7 +169,7 @@ def test_targets_of_another_shape_are_refused():
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"start_R": [-1, -1, 3]}, "rows begin at slots"),
+        ({"start_R": [-1, -1, 3]}, "rows start at slots"),
         ({"source_R": [0, 0, 7]}, "no such row"),
         ({"source_R": [0, 0, 1]}, "its own member"),
         ({"source_R": [0, 0, 2]}, "computed before"),

@@ -190,7 +190,7 @@ def test_an_incubating_seed_is_removed_at_once():
     assert stage(population) is SeedStage.PRUNED
 
 
-@pytest.mark.parametrize("by", ["prune", "uproot"])
+@pytest.mark.parametrize("by", ["prune", "force_remove"])
 def test_cooldown_is_one_five_one_steps(by):
     population = make_population()
     bring_to(population, SeedStage.HOLDING, [0], "r0c1")
@@ -198,7 +198,7 @@ def test_cooldown_is_one_five_one_steps(by):
     if by == "prune":
         population.prune([0], "r0c1", speed=0)
     else:
-        population.lifecycle.uproot(np.ones((3, 3), dtype=np.bool_))
+        population.lifecycle.force_remove(np.ones((3, 3), dtype=np.bool_))
     seen = []
     for left in range(7, 0, -1):
         assert population.lifecycle.cooldown_left()[0, S1] == left

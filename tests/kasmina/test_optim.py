@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.kasmina.initial import Initialiser
+from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.kasmina.store import ParameterStore
 from esper.leyline import stream_keys

@@ -95,7 +95,7 @@ class Number(nn.Module):
 
 SEEDS: dict[type[nn.Module], str] = {
     Wider: "turns (2, 4, 4, 4) into (2, 5, 4, 4): a seed must keep the shape of its slot",
-    Pair: "returns tuple: a seed takes one tensor and gives one",
+    Pair: "returns tuple: a seed maps one tensor to one tensor",
     NoWidth: "cannot be built for width 4: TypeError",
     ThreeChannels: "fails on an activation (2, 4, 4, 4): RuntimeError",
     DoubleWeights: "DoubleWeights parameter 'conv.weight' is float64",
@@ -192,12 +192,12 @@ def test_a_seed_that_works_in_place_gives_one_result_under_both_executors(seed):
 
 def test_blueprints_of_users_are_tried_before_a_run_and_leave_nothing():
     population = own_population(blueprints=("norm", "conv_light"))
-    population.try_blueprints()
+    population.check_user_blueprints()
     assert not population.network.banks
     blueprint("test_own", topologies=("cnn",))(Wider)
     try:
         population = own_population(blueprints=("norm", "test_own"))
-        assert "'test_own' turns" in refused(population.try_blueprints)
+        assert "'test_own' turns" in refused(population.check_user_blueprints)
         assert not population.network.banks
     finally:
         BlueprintRegistry.unregister("test_own")

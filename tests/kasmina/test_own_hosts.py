@@ -203,7 +203,7 @@ CHAINS: dict[str, tuple[type[OwnHost], str]] = {
     ),
     "the mean over the batch": (
         with_part("first", lambda: Then(Block(1, 4), lambda h: h.mean(0, keepdim=True))),
-        "segment 0 turns a batch of 2 into (1, 4, 8, 8): a segment takes one tensor and gives",
+        "segment 0 turns a batch of 2 into (1, 4, 8, 8): a segment maps one tensor to one",
     ),
     "every sample with every other": (
         with_part("head", lambda: Then(head(), lambda y: y @ y.T)),
@@ -240,11 +240,11 @@ CHAINS: dict[str, tuple[type[OwnHost], str]] = {
     ),
     "classes, not logits": (
         with_part("head", lambda: Then(head(), lambda y: y.argmax(-1))),
-        "gives int64: its outputs must be real numbers",
+        "gives int64: outputs must be real numbers",
     ),
     "one number": (
         with_part("head", lambda: Then(head(), lambda y: y.sum(-1))),
-        "outputs are one number a sample: cross-entropy needs one for each class",
+        "outputs are one number per sample: cross-entropy needs one for each class",
     ),
 }
 
@@ -308,7 +308,7 @@ SPEC = InjectionSpec("r0c0", 4, 0, "x")
             returning(segments=lambda s: (s.first, torch.relu, s.second, s.head)),
             "Changed.segments() holds builtin_function_or_method",
         ),
-        (returning(segments=lambda s: ("first", "head")), "holds str 'first' at place 0"),
+        (returning(segments=lambda s: ("first", "head")), "holds str 'first' at index 0"),
         (returning(injection_specs=lambda s: None), "Changed.injection_specs() fails: TypeError"),
         (returning(injection_specs=lambda s: [("r0c0", 4, 0)]), "holds tuple"),
         (returning(injection_specs=lambda s: [SPEC, SPEC]), "offers slot r0c0 twice"),
@@ -323,21 +323,21 @@ def test_a_declaration_that_cannot_be_is_one_line(host, words):
 def test_a_slot_behind_no_segment_names_the_valid_positions():
     host = returning(injection_specs=lambda s: [InjectionSpec("r0c0", 4, 9, "x")])
     line = refused(lambda: own_population(host, slots=("r0c0",)))
-    assert "slot r0c0 stands at position 9" in line
+    assert "slot r0c0 is at position 9" in line
     assert "(0 to 1)" in line
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: InjectionSpec("r0c0", "4", 0, "x"), "channels '4' must be a whole number"),
-        (lambda: InjectionSpec("r0c0", 4, 1.0, "x"), "position 1.0 must be a whole number"),
+        (lambda: InjectionSpec("r0c0", "4", 0, "x"), "channels '4' must be an integer"),
+        (lambda: InjectionSpec("r0c0", 4, 1.0, "x"), "position 1.0 must be an integer"),
         (lambda: InjectionSpec(0, 4, 1, "x"), "slot id 0: expected r<row>c<col>"),
         (lambda: own_population(slots="r0c0"), "slots='r0c0': give a list"),
         (lambda: own_population(slots=None), "slots=None: give a list"),
         (lambda: own_population(blueprints="norm"), "blueprints='norm': give a list"),
-        (lambda: own_population(members=2.0), "members=2.0: give a whole number"),
-        (lambda: own_population(seed=None), "seed=None: give a whole number"),
+        (lambda: own_population(members=2.0), "members=2.0: must be an integer"),
+        (lambda: own_population(seed=None), "seed=None: must be an integer"),
         (lambda: own_population().member([0, 1]), "member [0, 1]: give one index"),
     ],
 )

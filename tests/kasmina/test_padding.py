@@ -15,7 +15,7 @@ from esper.kasmina import Population
 from esper.kasmina.padding import (
     SHARES,
     SLACK,
-    PlanRooms,
+    PlanBufferCache,
     bucket,
     bucketed,
     covers,
@@ -129,7 +129,7 @@ def test_merged_room_takes_what_either_takes(one, other):
 
 def test_growth_that_changes_at_every_step_soon_finds_its_room():
     """The same few counts in other orders: room is made for two plans, then taken by many."""
-    population, rooms = make_population(16), PlanRooms()
+    population, rooms = make_population(16), PlanBufferCache()
     life = population.lifecycle
     rng = np.random.default_rng(0)
     found, wasted = [], []
@@ -149,7 +149,7 @@ def test_growth_that_changes_at_every_step_soon_finds_its_room():
 
 def test_room_that_is_there_is_taken_until_it_wastes_too_much():
     population = make_population(16)
-    rooms = PlanRooms()
+    rooms = PlanBufferCache()
     bring_to(population, SeedStage.TRAINING, list(range(6)), "r0c1")
     large = rooms.find("train", training_rows(population.lifecycle), population.lifecycle, True)
     population.prune(0, "r0c1")
@@ -169,7 +169,7 @@ def test_under_exact_a_room_follows_from_its_table_alone():
     life = population.lifecycle
     shapes = []
     for seen_before in (False, True):
-        rooms = PlanRooms()
+        rooms = PlanBufferCache()
         if seen_before:
             rooms.find("train", training_rows(life), life, True)
         later = copy.deepcopy(life)
@@ -183,7 +183,7 @@ def test_under_exact_a_room_follows_from_its_table_alone():
 
 def test_rooms_used_least_recently_go():
     population = make_population(8)
-    rooms, life = PlanRooms(limit=2), population.lifecycle
+    rooms, life = PlanBufferCache(limit=2), population.lifecycle
     tables = []
     for stage, count in ((SeedStage.DORMANT, 0), (SeedStage.TRAINING, 3), (SeedStage.TRAINING, 8)):
         if stage is SeedStage.TRAINING:
@@ -429,24 +429,24 @@ def test_entries_of_padding_point_at_padding():
             assert group.frozen_G is not None
             assert group.frozen_G[at].all()
     assert spare > 0
-    assert plan.shadow_place is not None
+    assert plan.shadow_index is not None
     late = [r for r in range(plan.table.rows) if plan.table.start_R[r] != FROM_INPUT]
     trash = population.members * len(population.slots)
-    for row, place in zip(late, plan.shadow_place.tolist(), strict=True):
+    for row, place in zip(late, plan.shadow_index.tolist(), strict=True):
         assert (place == trash) == (row in padding)
 
 
 def test_an_alpha_that_moves_changes_values_and_no_address():
     population = some_of_each()
     first = population.train_plan(padded=True)
-    tensors = dict(first.room.packed.tensors)
+    tensors = dict(first.buffers.packed.tensors)
     places = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     before = tensors["group/1/0/alpha_G"].clone()
     population.begin_step()
     second = population.train_plan(padded=True)
     assert second is not first
-    assert second.room is first.room
-    assert {n: t.data_ptr() for n, t in second.room.packed.tensors.items()} == places
+    assert second.buffers is first.buffers
+    assert {n: t.data_ptr() for n, t in second.buffers.packed.tensors.items()} == places
     assert not torch.equal(tensors["group/1/0/alpha_G"], before)
 
 
@@ -455,7 +455,7 @@ def test_a_shape_says_which_arrays_there_are():
     population = some_of_each()
     life = population.lifecycle
     table = training_rows(life)
-    room = PlanRooms().find("train", table, life, True)
+    room = PlanBufferCache().find("train", table, life, True)
     make_plan(table, life, population.device, True, population.trainer.masks(room.shape), room)
     bare = make_population(5)
     for slot, name in population.network.banks:
@@ -476,6 +476,6 @@ def test_a_table_larger_than_its_room_is_refused():
     population = some_of_each()
     life = population.lifecycle
     none = make_population(5).lifecycle
-    room = PlanRooms().find("train", training_rows(none), none, True)
-    line = refused(lambda: make_plan(training_rows(life), life, population.device, room=room))
-    assert "room" in line
+    room = PlanBufferCache().find("train", training_rows(none), none, True)
+    line = refused(lambda: make_plan(training_rows(life), life, population.device, buffers=room))
+    assert "the plan has room for" in line

@@ -11,7 +11,7 @@ from torch.func import vmap
 
 from esper.kasmina.layers import MaxPool2d
 from esper.kasmina.layout import channels_last
-from esper.kasmina.pooling_cpu import max_pool_in_slices, pools_in_slices
+from esper.kasmina.pooling_cpu import can_pool_in_slices, max_pool_in_slices
 
 
 def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -50,12 +50,12 @@ def test_members_under_vmap_are_those_of_a_loop(dim: int):
 
 def test_odd_sides_and_other_layouts_are_torch_s():
     even = draw((2, 8, 32, 32), 0)
-    assert pools_in_slices(even)
-    assert not pools_in_slices(even[:1])  # too small to gain
-    assert not pools_in_slices(channels_last(even))
+    assert can_pool_in_slices(even)
+    assert not can_pool_in_slices(even[:1])  # too small to gain
+    assert not can_pool_in_slices(channels_last(even))
     for side in (1, 3):
         x = draw((200, 32, side, 4), side)
-        assert not pools_in_slices(x)
+        assert not can_pool_in_slices(x)
         assert torch.equal(MaxPool2d()(x), F.max_pool2d(x, 2, ceil_mode=True))
 
 

@@ -150,13 +150,16 @@ def test_other_numbers_have_their_distribution(kind):
 
 def test_words_of_neighbouring_elements_rows_and_keys_are_not_related():
     keys = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, 64))
-    bits_RN = rng.words(keys, 4096).double()
+    bits_RN = rng.random_words(keys, 4096).double()
     bits_RN = (bits_RN - bits_RN.mean()) / bits_RN.std()
     others = {
         "the next element": (bits_RN[:, :-1], bits_RN[:, 1:]),
         "a row of pixels on": (bits_RN[:, :-32], bits_RN[:, 32:]),
         "another row": (bits_RN[:-1], bits_RN[1:]),
-        "the same key, next part": (bits_RN, _standard(rng.words(rng.derived(keys, 1), 4096))),
+        "the same key, next part": (
+            bits_RN,
+            _standard(rng.random_words(rng.derive_keys(keys, 1), 4096)),
+        ),
     }
     for name, (left, right) in others.items():
         assert abs((left * right).mean()) * left.numel() ** 0.5 < 4, name
@@ -164,9 +167,9 @@ def test_words_of_neighbouring_elements_rows_and_keys_are_not_related():
 
 def test_every_bit_of_a_key_matters():
     keys = torch.from_numpy(np.random.default_rng(0).integers(-(2**63), 2**63, 64))
-    half = rng.words(keys, 512) < 0
+    half = rng.random_words(keys, 512) < 0
     for bit in range(64):
-        flipped = rng.words(keys ^ (-(2**63) if bit == 63 else 1 << bit), 512) < 0
+        flipped = rng.random_words(keys ^ (-(2**63) if bit == 63 else 1 << bit), 512) < 0
         assert 0.4 < (half ^ flipped).double().mean() < 0.6, f"bit {bit}"
 
 
@@ -264,8 +267,8 @@ def test_joined_segments_and_slots_that_are_not_in_use_change_no_number():
     for executor, slots in (("vmap", ROW_0), ("loop", ROW_0), ("vmap", ("r0c2",)), ("loop", ())):
         population = random_population(3, executor, Dropping, slots=slots)
         population.forward(batch(3)[0])
-        assert set(population.network.joints) == {0, 4}
-        assert set(population.network.unwatched_joints()) == {0}, "what draws is not joined"
+        assert set(population.network.fused_pairs) == {0, 4}
+        assert set(population.network.usable_fused_pairs()) == {0}, "what draws is not joined"
         ends.append(torch.stack([population.train_batch(*batch(3, s)).loss_E for s in range(3)]))
     for other in ends[1:]:
         torch.testing.assert_close(other, ends[0], rtol=1e-4, atol=1e-5)

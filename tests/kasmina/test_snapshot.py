@@ -262,7 +262,7 @@ def test_moments_that_vanished_before_a_snapshot_are_not_brought_back():
     population = fossils()
     snapshots = MemberSnapshots(population)
     snapshots.take(mask(0, 1, 2, 3))
-    population.trainer.forget()
+    population.trainer.reset()
     snapshots.take(mask(0))
     train(population)
     snapshots.restore(mask(0, 1))

@@ -242,21 +242,21 @@ def test_one_bad_member_stops_the_whole_call():
     [
         (lambda p: p.germinate([3], "r0c1", "norm"), "member 3: valid are 0 to 2"),
         (lambda p: p.germinate([-1], "r0c1", "norm"), "member -1"),
-        (lambda p: p.germinate([0, 0], "r0c1", "norm"), "named twice"),
-        (lambda p: p.germinate([0], 9, "norm"), "slot index 9: valid are 0 to 2"),
+        (lambda p: p.germinate([0, 0], "r0c1", "norm"), "appears twice"),
+        (lambda p: p.germinate([0], 9, "norm"), "slot index 9: 3 slots are enabled"),
         (lambda p: p.germinate([0], "r0c1", 7), "blueprint index 7: valid are 0 to 3"),
         (lambda p: p.germinate([0], "r0c1", "norm", tempo=4), "tempo 4: choose from 3, 5, 8"),
         (lambda p: p.germinate([0], "r0c1", "norm", alpha_target=0.6), "0.5, 0.7, 1.0"),
         (lambda p: p.germinate([0], "r0c1", "norm", style=5), "style 5: choose from 0, 1, 2"),
         (lambda p: p.germinate([0], "r0c1", "norm", curve=9), "curve 9"),
-        (lambda p: p.germinate([0], "r0c1", "norm", tempo=3.0), "whole numbers"),
+        (lambda p: p.germinate([0], "r0c1", "norm", tempo=3.0), "expected integers"),
         (lambda p: p.member(3), "member 3: valid are 0 to 2"),
         (lambda p: p.set_rates(-0.1, 0.1), "host_lr"),
         (lambda p: p.set_rates(0.1, [0.1, float("nan"), 0.1]), "seed_lr"),
         (lambda p: p.set_rates([0.1, 0.2], 0.1), "give one rate, or 3"),
         (lambda p: p.forward(torch.zeros(2, 4, 1, 8, 8)), "the 3 members, or 1"),
         (lambda p: p.forward(batch(3)[0], [0], np.zeros((2, 3))), "rows x slots"),
-        (lambda p: p.forward(batch(3)[0], [0], np.ones((1, 3))), "where no seed stands"),
+        (lambda p: p.forward(batch(3)[0], [0], np.ones((1, 3))), "which holds no seed"),
         (lambda p: p.forward(batch(3)[0], [5]), "member 5"),
         (lambda p: p.macs_E(), "after the first batch"),
     ],
@@ -329,7 +329,7 @@ def test_seed_budget_is_checked_over_the_whole_call():
     population = make_population(lifecycle=config)
     before = snapshot(population)
     line = refused(lambda: population.germinate([0, 0], np.array([0, 1]), "norm"))
-    assert "member 0: 2 seeds asked for, budget left 1" in line
+    assert "member 0: 2 seeds requested, budget left 1" in line
     assert_unchanged(population, before)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from esper.leyline.errors import LONGEST_SHOWN, reason_of, shorten, shown, unknown_name
+from esper.leyline.errors import MAX_SHOWN_CHARS, parse_error_line, shorten, shown, unknown_name
 
 
 @pytest.mark.parametrize("value", [0, -3, 1.5, True, None, "a b", ["a", 2], {"a": [1]}, (1, 2)])
@@ -33,12 +33,12 @@ def nested(depth: int) -> list:
     ids=["text", "texts", "entries", "digits", "thousands of digits", "in a list", "deep"],
 )
 def test_a_long_deep_or_huge_value_is_shown_in_few_characters(value):
-    assert 0 < len(shown(value)) <= LONGEST_SHOWN
+    assert 0 < len(shown(value)) <= MAX_SHOWN_CHARS
 
 
 def test_both_ends_of_a_long_text_are_kept():
     assert shorten("a" * 500 + "z" * 500) == f"{'a' * 29}...{'z' * 28}"
-    assert shorten("a" * LONGEST_SHOWN) == "a" * LONGEST_SHOWN
+    assert shorten("a" * MAX_SHOWN_CHARS) == "a" * MAX_SHOWN_CHARS
 
 
 def test_an_unknown_name_of_5000_characters_is_one_readable_line():
@@ -51,4 +51,4 @@ def test_an_unknown_name_of_5000_characters_is_one_readable_line():
 def test_pythons_own_advice_about_long_numbers_is_not_passed_on():
     with pytest.raises(ValueError, match="set_int_max_str_digits") as caught:
         int("9" * 5000)
-    assert reason_of(caught.value) == "a number in it has thousands of digits"
+    assert parse_error_line(caught.value) == "a number in it has thousands of digits"

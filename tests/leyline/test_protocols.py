@@ -83,7 +83,7 @@ class Waiter:
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: np.ndarray
     ) -> tuple[PolicyDecision, np.ndarray]:
         members = len(obs.train_loss_E)
-        return PolicyDecision.certain(ActionSpec.wait(members)), policy_state + 1
+        return PolicyDecision.deterministic(ActionSpec.wait(members)), policy_state + 1
 
     def store(self, inputs: RewardInputs, terminal_E: np.ndarray) -> RewardComponentsTelemetry:
         reward_E, components = self.reward(inputs)
@@ -206,7 +206,7 @@ def test_reset_touches_only_the_rows_it_is_told():
 
 def test_certain_decision_puts_all_weight_on_the_choice():
     actions = ActionSpec.wait(2)
-    decision = PolicyDecision.certain(actions)
+    decision = PolicyDecision.deterministic(actions)
     assert decision.op_probability_EO[:, LifecycleOp.WAIT].tolist() == [1.0, 1.0]
     assert (decision.op_probability_EO.sum(axis=1) == 1).all()
     assert decision.head_confidence_EA.shape == (2, len(ActionHead))

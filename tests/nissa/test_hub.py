@@ -19,8 +19,8 @@ from esper.leyline import (
 from esper.leyline.protocols import SinkProtocol
 from esper.nissa import JsonlSink, MemorySink, ParquetSink, TelemetryHub, get_hub
 from esper.nissa.hub import MAX_FAILURES
+from esper.nissa.process_hub import set_hub, use_hub
 from esper.nissa.readers import read_jsonl
-from esper.nissa.shared import set_hub, use_hub
 from payload_support import build
 
 DEBUG = TelemetryLevel.DEBUG
@@ -98,16 +98,16 @@ def test_settling_waits_for_the_sinks_and_flushes_nothing(numbered):
 
     sink = Counting()
     with TelemetryHub([sink], DEBUG, flush_seconds=60) as hub:
-        assert hub.settle(), "nothing was emitted"
+        assert hub.drain(), "nothing was emitted"
         for i in range(3):
             hub.emit(numbered(i))
         sink.reached.wait(30)
-        assert not hub.settle(timeout=0.02), "the sink is still busy with the first"
+        assert not hub.drain(timeout=0.02), "the sink is still busy with the first"
         sink.gate.set()
-        assert hub.settle()
+        assert hub.drain()
         assert steps_of(sink) == [0, 1, 2]
         assert sink.flushes == 0
-    assert TelemetryHub([], DEBUG).settle(), "no sinks, nothing to wait for"
+    assert TelemetryHub([], DEBUG).drain(), "no sinks, nothing to wait for"
 
 
 @pytest.mark.parametrize("step_events", [True, False])
@@ -201,12 +201,12 @@ def test_a_sink_that_raises_is_reported_once_set_aside_and_harms_no_other(number
     assert steps_of(good) == list(range(50))
     assert bad.closed
     assert report.failures == {"FailingSink": MAX_FAILURES, "MemorySink": 0}
-    assert report.set_aside == ("FailingSink",)
+    assert report.disabled == ("FailingSink",)
     assert report.missing == {"FailingSink": 50}
     first, aside, end = warnings_of(caplog)
     assert "emit failed (OSError: [Errno 28]" in first
-    assert "set aside after 5 failures" in aside
-    assert "FailingSink lacks 50" in end
+    assert "disabled after 5 failures" in aside
+    assert "FailingSink is missing 50" in end
 
 
 DISPLAYED = """
@@ -228,7 +228,7 @@ def test_a_display_whose_stdout_is_a_closed_pipe_costs_other_sinks_nothing(run_p
     """rich answers a broken pipe with SystemExit, which ended the writer thread in silence."""
     done = run_python(DISPLAYED, tmp_path / "e.jsonl")
     assert len(list(read_jsonl(tmp_path / "e.jsonl"))) == 3, done.stderr
-    assert "telemetry: of 3 events, RunProgressSink lacks" in done.stderr
+    assert "telemetry: of 3 events, RunProgressSink is missing" in done.stderr
 
 
 def test_a_sink_that_recovers_goes_on(numbered):
@@ -238,7 +238,7 @@ def test_a_sink_that_recovers_goes_on(numbered):
             hub.emit(numbered(i))
     report = hub.report()
     assert steps_of(sink) == list(range(MAX_FAILURES - 1, 20))
-    assert report.set_aside == ()
+    assert report.disabled == ()
     assert report.written == {"FailingSink": 20 - (MAX_FAILURES - 1)}
 
 
@@ -263,7 +263,7 @@ def test_failing_flushes_set_a_sink_aside_although_it_takes_events(numbered):
     for i in range(MAX_FAILURES + 2):
         hub.emit(numbered(i))
         assert hub.flush(10)
-    assert hub.report().set_aside == ("FailingSink",)
+    assert hub.report().disabled == ("FailingSink",)
     assert hub.report().written == {"FailingSink": 0}
     hub.close()
 
@@ -350,7 +350,7 @@ def test_close_gives_up_when_its_time_is_over_and_says_what_is_missing(numbered,
     report = hub.close(timeout=0.05)
     assert time.perf_counter() - start < 2.0
     assert report.missing == {"GatedSink": 5}
-    assert "GatedSink lacks 5" in warnings_of(caplog)[-1]
+    assert "GatedSink is missing 5" in warnings_of(caplog)[-1]
     sink.gate.set()
 
 
@@ -372,7 +372,7 @@ def test_emit_after_close_does_nothing_but_count(numbered):
     assert steps_of(sink) == [0]
     report = hub.report()
     assert (report.emitted, report.after_close) == (1, 1)
-    assert "1 came after close" in str(report)
+    assert "1 emitted after close" in str(report)
 
 
 def test_a_signal_handler_may_emit_inside_emit(run_python):

@@ -341,9 +341,9 @@ def test_a_full_disk_costs_events_but_neither_the_run_nor_the_files(tmp_path, ru
     done = run_python(WRITER, tmp_path, 6000, 400)
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("399 800 telemetry: of 800 events, JsonlSink lacks")
+    assert last.startswith("399 800 telemetry: of 800 events, JsonlSink is missing")
     assert "File too large" in done.stderr
-    missing = int(last.partition("JsonlSink lacks ")[2].split()[0])
+    missing = int(last.partition("JsonlSink is missing ")[2].split()[0])
     assert len(list(read_jsonl(tmp_path / "events.jsonl"))) >= 800 - missing > 0
     assert_parts_are_whole(tmp_path)
 

@@ -318,8 +318,11 @@ BAD = [
     (("wait", "--seeds", "0"), "--seeds 0"),
     (("wait", "--envs", "0"), "--envs 0"),
     (("wait", "--rent", "-1"), "rent"),
-    (("wait", "--first-seed", "3"), "kept for evaluation"),
-    (("wait", "--first-seed", EVALUATION_SEEDS[-1], "--seeds", "9", "--envs", "1"), "not all kept"),
+    (("wait", "--first-seed", "3"), "reserved for evaluation"),
+    (
+        ("wait", "--first-seed", EVALUATION_SEEDS[-1], "--seeds", "9", "--envs", "1"),
+        "not all reserved",
+    ),
     (("wait", "--task", "digits_impared"), "digits_impaired"),
     (("wait", *FLAGS, "--blueprints", "conv_hevy"), "conv_heavy"),
     (("fixed:conv_hevy", *FLAGS), "conv_heavy"),

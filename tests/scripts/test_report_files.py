@@ -98,5 +98,5 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path, capsys):
     (tmp_path / "policies").write_text("")
     assert run_compare(tmp_path) == 2
     assert capsys.readouterr().err == (
-        f"error: {tmp_path / 'policies'} is a file, but is to be a folder: move it away\n"
+        f"error: {tmp_path / 'policies'} is a file, but must be a folder: move it away\n"
     )

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet as pq
 
 from esper.kasmina import Population
-from esper.leyline.seeds import EVALUATION_SEEDS, LARGEST_SEED
+from esper.leyline.seeds import EVALUATION_SEEDS, MAX_SEED
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 from esper.nissa import ParquetSink
 from esper.nissa.readers import read_jsonl, read_parquet
@@ -50,34 +50,34 @@ def test_a_seed_beyond_64_bits_is_refused_wherever_one_enters(seed, tmp_path):
     ):
         line = refused(entered)
         assert str(seed) in line
-        assert f"0 to {LARGEST_SEED}" in line
+        assert f"0 to {MAX_SEED}" in line
 
 
 def test_the_command_refuses_it_in_one_line(capsys):
     assert train.main(["ppo", "--seed", str(BEYOND[-1])]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert str(LARGEST_SEED) in said
+    assert str(MAX_SEED) in said
 
 
 def test_the_largest_seed_is_read_exactly_from_files_and_flags(tmp_path):
     toml, saved = tmp_path / "mine.toml", tmp_path / "mine.json"
-    toml.write_text(f"seed = {LARGEST_SEED}")
-    saved.write_text(json.dumps({"seed": LARGEST_SEED}))
+    toml.write_text(f"seed = {MAX_SEED}")
+    saved.write_text(json.dumps({"seed": MAX_SEED}))
     for path in (toml, saved):
-        assert resolve("plain", path).seed == LARGEST_SEED
-    assert read_train_ppo(["--seed", str(LARGEST_SEED)]).training.seed == LARGEST_SEED
+        assert resolve("plain", path).seed == MAX_SEED
+    assert read_train_ppo(["--seed", str(MAX_SEED)]).training.seed == MAX_SEED
 
 
 def test_a_run_of_the_largest_seed_goes_on_with_it(tmp_path):
-    config = replace(small_run(1), seed=LARGEST_SEED)
+    config = replace(small_run(1), seed=MAX_SEED)
     with RunFolder.create(tmp_path, "x", config) as folder:
         train_ppo_vectorized(config, run_dir=folder, spec=SPEC)
     path = folder.path
-    assert read_config(path).seed == read_info(path).seed == LARGEST_SEED
-    assert newest(path).engine["seed"] == newest(path).load_agent().seed == LARGEST_SEED
+    assert read_config(path).seed == read_info(path).seed == MAX_SEED
+    assert newest(path).engine["seed"] == newest(path).load_agent().seed == MAX_SEED
     resumed = gone_on(path, replace(config, rounds=2))
-    assert resumed.trainer.engine.config.seed == LARGEST_SEED
+    assert resumed.trainer.engine.config.seed == MAX_SEED
     assert len(resumed.trainer.history) == 2
 
 
@@ -85,13 +85,13 @@ def test_events_keep_it_in_both_formats(tmp_path):
     flags = ("--task", "synthetic", "--envs", "1", "--episode-length", "1", "--batches-per-step",
              "1", "--batch-size", "8", "--device", "cpu", "--quiet")  # fmt: skip
     where = ("--out", str(tmp_path), "--telemetry-dir", str(tmp_path))
-    assert train.main(["wait", *flags, "--seed", str(LARGEST_SEED), *where]) == 0
+    assert train.main(["wait", *flags, "--seed", str(MAX_SEED), *where]) == 0
     started, *_ = read_jsonl(tmp_path / "events.jsonl")
-    assert started.payload.seed == LARGEST_SEED
+    assert started.payload.seed == MAX_SEED
     table = read_parquet(tmp_path, TelemetryEventType.RUN_STARTED)
-    assert table["seed"].to_pylist() == [LARGEST_SEED]
+    assert table["seed"].to_pylist() == [MAX_SEED]
     assert json.loads((tmp_path / "train_wait_synthetic.json").read_text())["settings"]["seed"] == (
-        LARGEST_SEED
+        MAX_SEED
     )
 
 

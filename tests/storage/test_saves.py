@@ -94,7 +94,7 @@ def test_a_manifest_that_is_not_even_text(folder):
 @pytest.mark.parametrize("foreign", ["{}", "[]", "3", "null", '{"format": "other"}'])
 def test_foreign_json(folder, foreign):
     (folder / "manifest.json").write_text(foreign)
-    assert "is no manifest of a save of Esper" in refused(folder)
+    assert "is not a manifest of an Esper save" in refused(folder)
 
 
 def test_a_changed_setting_breaks_the_checksum(folder):
@@ -146,7 +146,7 @@ def test_one_flipped_bit_in_the_tensors(folder):
 def test_the_tensor_file_lies_in_the_folder(folder, name):
     manifest = json.loads((folder / "manifest.json").read_text())
     rewrite(folder, tensors=manifest["tensors"] | {"name": name})
-    assert "no name of a tensor file" in refused(folder)
+    assert "not the name of a tensor file" in refused(folder)
 
 
 def test_a_member_is_no_population_and_the_other_way_round(folder, tmp_path):
@@ -343,7 +343,7 @@ def test_saving_clears_what_was_left_and_nothing_else(folder):
 
 def test_saving_does_not_replace_what_is_not_ours(tmp_path):
     (tmp_path / "manifest.json").write_text('{"name": "my web app"}')
-    with pytest.raises(EsperError, match="belongs to something else than Esper: choose another"):
+    with pytest.raises(EsperError, match="does not belong to Esper: choose another"):
         small(1).save(tmp_path)
     assert os.listdir(tmp_path) == ["manifest.json"]
     assert "web app" in (tmp_path / "manifest.json").read_text()

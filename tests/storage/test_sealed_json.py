@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.storage.sealed_json import (
-    DEEPEST,
+    MAX_DEPTH,
     is_sealed,
     parse_json,
     require_shallow,
@@ -43,8 +43,8 @@ def test_what_was_sealed_comes_back_with_its_seal_right(document):
         (b'{"a": -1e400}', "-1e400 is too large a number"),
         (b'{"a": {"b": 1, "c": 2, "b": 3}}', "'b' appears twice"),
         (b"[" * 100_000, "nested"),
-        (b"[" * 200 + b"]" * 200, f"nested more than {DEEPEST} levels"),
-        (b'{"a":' * 80 + b"1" + b"}" * 80, f"nested more than {DEEPEST} levels"),
+        (b"[" * 200 + b"]" * 200, f"nested more than {MAX_DEPTH} levels"),
+        (b'{"a":' * 80 + b"1" + b"}" * 80, f"nested more than {MAX_DEPTH} levels"),
         (b'{"a": "\xff"}', "utf-8"),
         (b'{"a": ' + b"9" * 5000 + b"}", "digits"),
         (b"", "Expecting value"),
@@ -60,7 +60,7 @@ def test_wide_documents_are_not_deep():
     wide = [[n] for n in range(1000)]
     assert parse_json(json.dumps(wide).encode()) == wide
     deep: object = 1
-    for _ in range(DEEPEST - 1):
+    for _ in range(MAX_DEPTH - 1):
         deep = [deep]
     require_shallow(deep)
     with pytest.raises(ValueError, match="levels"):

@@ -121,7 +121,7 @@ def test_reset_forgets_these_members_alone():
 def test_member_that_starts_over_follows_the_schedule_again():
     policy = schedule(ScheduleEntry(0, "r0c0", "norm"))
     drive = Drive(policy, make_population(2)).run(4)
-    drive.population.lifecycle.uproot(np.array([[True] * 3, [False] * 3]))
+    drive.population.lifecycle.force_remove(np.array([[True] * 3, [False] * 3]))
     drive.state = policy.reset_state(drive.state, np.array([True, False]))
     drive.run(20)
     assert len(drive.did(LifecycleOp.GERMINATE, member=0)) == 2

@@ -5,8 +5,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from esper.leyline.errors import EsperError
-from esper.tasks.digits import SHARES, load_digits_split, stratified_cut
-from esper.tasks.order import epoch_order
+from esper.tasks.digits import SHARES, load_digits_split, stratified_split
+from esper.tasks.shuffling import epoch_order
 
 PARTS = ("train", "val_control", "val_score", "test")
 
@@ -60,8 +60,8 @@ def test_normalisation_comes_from_the_training_part_alone(split):
 
 
 def test_shares_that_are_not_a_whole_are_refused():
-    with pytest.raises(EsperError, match="together they are 1"):
-        stratified_cut(np.zeros(10, dtype=np.int64), (0.5, 0.4), seed=0)
+    with pytest.raises(EsperError, match="they must sum to 1"):
+        stratified_split(np.zeros(10, dtype=np.int64), (0.5, 0.4), seed=0)
 
 
 def test_an_epoch_shows_every_image_once():

@@ -260,7 +260,7 @@ def test_mnist1d_is_read_exactly(tmp_path):
         ({"x": np.full((60, 40), np.nan)}, "not finite"),
         ({"x": np.full((60, 40), 1e300)}, "not finite"),
         ({"x": np.asfortranarray(mnist1d_arrays()["x"])}, "column by column"),
-        ({"x": np.array([{"a": 1}], dtype=object)}, "'x' does not begin as numpy's do"),
+        ({"x": np.array([{"a": 1}], dtype=object)}, "'x' does not start with a numpy header"),
         ({"y": np.full(60, 10)}, "valid are 0 to 9"),
         ({"y_test": np.full(20, -1)}, "holds -1 to -1"),
     ],

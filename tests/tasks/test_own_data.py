@@ -94,7 +94,7 @@ def test_images_and_tokens_may_be_tensors():
         ),
         (lambda: TaskPart(numbers(1, 3), (0,)), "TaskPart labels: got a tuple"),
         (lambda: TaskPart(numbers(1, 3), np.int64(3)), "TaskPart labels: got a int64"),
-        (lambda: TaskPart(numbers(1, 3), np.array(3)), "TaskPart labels: one number"),
+        (lambda: TaskPart(numbers(1, 3), np.array(3)), "TaskPart labels: a scalar"),
         (lambda: vectors(train=(numbers(10, 3), np.arange(10))), "train: got a tuple, give TaskP"),
         (lambda: vectors(mean="none"), "mean: got a str"),
         (lambda: vectors(std=torch.ones(3, device="meta")), "std: a tensor on meta"),

@@ -15,11 +15,11 @@ import torch
 
 from esper.kasmina.counting import count_parameters
 from esper.leyline.signals import GateSignals
-from esper.tasks.places import VARIABLE, find_data
+from esper.tasks.data_locations import VARIABLE, find_data
 from esper.tasks.registry import get_task_spec, task_names
 from esper.tasks.spec import PARTS, DataFiles
-from esper.tasks.synthetic import SyntheticImages
 from esper.tasks.synthetic_data import SyntheticTokens, with_synthetic_data
+from esper.tasks.synthetic_images import SyntheticImages
 from support import refused
 
 REAL = [name for name in task_names() if isinstance(get_task_spec(name).load_data, DataFiles)]
@@ -123,7 +123,7 @@ def test_a_stand_in_has_the_shapes_and_sizes_of_the_real_data():
     spec = with_synthetic_data(get_task_spec("cifar_baseline"))
     assert spec.load_data == SyntheticImages(10, 3, 32, 45_904, 2048, 0, 32)
     assert spec.name == "cifar_baseline"
-    assert "made-up" in spec.description
+    assert "synthetic" in spec.description
     words = with_synthetic_data(get_task_spec("tinyshakespeare"), train=100)
     assert words.load_data == SyntheticTokens(66, 64, 100, 512, 0)
     signals = with_synthetic_data(get_task_spec("mnist1d")).load()
@@ -152,7 +152,7 @@ def test_made_up_text_follows_from_its_seed_and_can_be_learnt():
 
 def test_what_has_no_stand_in_is_one_line():
     spec = replace(get_task_spec("digits_baseline"), input_shape=(64,), topology="mlp")
-    assert "no made-up data for samples of (64,)" in refused(lambda: with_synthetic_data(spec))
+    assert "no synthetic data for samples of (64,)" in refused(lambda: with_synthetic_data(spec))
     for settings in ({"vocab": 1}, {"context": 0}, {"train": 0}):
         sizes = {"vocab": 5, "context": 4, "train": 9, "validation": 9} | settings
         assert "must be" in refused(lambda sizes=sizes: SyntheticTokens(**sizes))

@@ -15,7 +15,6 @@ from esper.tasks.scoring import (
     TrainingFlops,
     Upkeep,
     added,
-    classification_accuracy,
     language_accuracy,
     live_mac_share,
     live_seeds,
@@ -161,10 +160,6 @@ def test_language_accuracy_stays_a_number_between_0_and_1():
     assert language_accuracy(bad_E, 7).tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
 
 
-def test_classification_accuracy_is_a_share():
-    assert classification_accuracy(np.array([0, 5, 20]), 20).tolist() == [0.0, 0.25, 1.0]
-
-
 # ---- upkeep ----------------------------------------------------------------------------------
 
 
@@ -212,7 +207,6 @@ def test_training_flops_by_hand():
     extra = [0, 10 * shadow, 10 * (3 * 5 + shadow_under_a_seed)]
     assert flops.extra_E.tolist() == extra
     assert np.allclose(flops.ratio_E, [1 + e / (3 * 100 * 20) for e in extra])
-    assert flops.flops_E.tolist() == [2 * (3 * 100 * 10 + e) for e in extra]
 
 
 def test_at_the_end_the_ratio_is_all_flops_over_the_hosts():
@@ -220,7 +214,6 @@ def test_at_the_end_the_ratio_is_all_flops_over_the_hosts():
     for samples, alpha in ((10, 0.0), (10, 1.0), (10, 0.0)):
         flops.add(samples, one([H_ if alpha else D_], np.int8), one([alpha]), one([50], np.int64))
     assert math.isclose(flops.ratio_E[0], (300 * 30 + 150 * 10) / (300 * 30))
-    assert math.isclose(flops.ratio_E[0], flops.flops_E[0] / (2 * 300 * 30))
 
 
 def test_waiting_pays_no_flops_back():
@@ -230,7 +223,7 @@ def test_waiting_pays_no_flops_back():
     flops.add(10, one([D_], np.int8), one([0]), one([0], np.int64))
     assert flops.ratio_E[0] == spent > 1
     flops.reset()
-    assert (flops.ratio_E[0], flops.flops_E[0]) == (1, 0)
+    assert (flops.ratio_E[0], flops.extra_E[0]) == (1, 0)
 
 
 def test_a_seed_at_alpha_0_that_does_not_incubate_costs_nothing():
@@ -278,7 +271,6 @@ def test_rows_that_are_accounted_are_the_rows_that_train(grown):
         (lambda: ScoreConstants(c_f=math.nan), "c_f=nan"),
         (lambda: Upkeep(life_steps=0), "life_steps=0"),
         (lambda: language_accuracy(np.zeros(1), 1), "vocab=1"),
-        (lambda: classification_accuracy(np.zeros(1, dtype=np.int64), 0), "images=0"),
         (lambda: live_mac_share(one([1], np.int8), one([1], np.int64), 0), "host_macs=0"),
         (lambda: TrainingFlops(0, 1, np.array([1]), 1), "members=0"),
         (

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from data_support import some_text
+from esper.tasks.data_locations import DataSet
 from esper.tasks.language import STORY_TEST_FILES, STORY_TRAIN_FILES, language_spec
-from esper.tasks.places import DataSet
 from esper.tasks.spec import PARTS
 from esper.tasks.text_files import END, TextFiles
 from support import refused

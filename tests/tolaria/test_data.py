@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.leyline import stream_keys
-from esper.tasks.order import epoch_order
+from esper.tasks.shuffling import epoch_order
 from esper.tolaria import SharedBatchIterator
 from esper.tolaria.data import CROP_PADDING, Augmentation
 from support import DEVICES, refused

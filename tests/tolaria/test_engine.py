@@ -145,7 +145,7 @@ class Script(WaitPolicy):
             op[0], slot[0] = LifecycleOp.GERMINATE, 1
             blueprint[0] = obs.slots.blueprints.index("conv_light")
             actions = dataclasses.replace(actions, op=op, slot=slot, blueprint=blueprint)
-        return PolicyDecision.certain(actions), policy_state
+        return PolicyDecision.deterministic(actions), policy_state
 
 
 def test_a_seed_asked_for_at_step_2_incubates_in_step_3():
@@ -293,7 +293,7 @@ def test_actions_beyond_the_host_are_refused():
         def act(self, obs, masks, policy_state):
             actions = ActionSpec.wait(4)
             actions.slot[2] = 7
-            return PolicyDecision.certain(actions), policy_state
+            return PolicyDecision.deterministic(actions), policy_state
 
     engine = small_engine()
     line = refused(lambda: engine.run_rollout(Wild()))
@@ -357,7 +357,7 @@ def test_fast_measures_and_exact_does_not():
     assert "loop" in fast.reason
     assert "ms" in fast.reason
     assert asked.executor.name == "loop"
-    assert asked.reason == "asked for"
+    assert asked.reason == "requested"
 
 
 def test_the_executor_trial_leaves_nothing_behind():

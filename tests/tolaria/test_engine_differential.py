@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from engine_support import Diary, histories, random_policy, small_engine, small_task
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
-from esper.tasks.order import epoch_order
 from esper.tasks.registry import get_task_spec
+from esper.tasks.shuffling import epoch_order
 from esper.tasks.spec import OptimSettings
 
 

@@ -35,7 +35,7 @@ class PrunesAtTheEnd(WaitPolicy):
             self.last_masks = masks
             op[:] = LifecycleOp.PRUNE
         actions = dataclasses.replace(actions, op=op, blueprint=kind)
-        return PolicyDecision.certain(actions), policy_state
+        return PolicyDecision.deterministic(actions), policy_state
 
 
 def test_the_last_step_changes_nothing():
@@ -148,7 +148,7 @@ def test_frozen_heads_are_checked_before_a_run_and_in_it():
         def act(self, obs, masks, policy_state):
             actions = ActionSpec.wait(len(masks.op_EO))
             actions.op[2], actions.blueprint[2] = LifecycleOp.GERMINATE, 3
-            return PolicyDecision.certain(actions), policy_state
+            return PolicyDecision.deterministic(actions), policy_state
 
     line = refused(lambda: engine.run_rollout(Stubborn()))
     assert "action of member 2: blueprint 3, but that head is frozen to 0" in line

@@ -209,7 +209,7 @@ class GrowThenWait(WaitPolicy):
             op[masks.slot_EOS[:, choice, 0]] = choice
         kind = np.full_like(op, obs.slots.blueprints.index("conv_light"))
         chosen = dataclasses.replace(actions, op=op, blueprint=kind)
-        return PolicyDecision.certain(chosen), policy_state
+        return PolicyDecision.deterministic(chosen), policy_state
 
 
 def test_a_live_seed_is_uprooted_and_the_policy_and_its_history_start_over():

@@ -226,7 +226,7 @@ def test_a_member_set_back_trains_on_as_its_snapshot_would(executor):
     other = Loop(executor).run(taken + 1)
     mask = np.zeros((E, 3), dtype=np.bool_)
     mask[VICTIM] = True
-    other.population.lifecycle.uproot(mask)
+    other.population.lifecycle.force_remove(mask)
     x, y = batch(E, seed=99)
     for one in (population, other.population):
         one.begin_step()

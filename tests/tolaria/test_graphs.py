@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
-from esper.device.graphs import GraphCache, why_no_graphs
+from esper.device.graphs import GraphCache, reason_against_graphs
 from esper.kasmina import OptimConfig
 from esper.leyline import SeedStage
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
@@ -99,15 +99,15 @@ def test_an_error_of_the_work_itself_is_not_swallowed():
 
 def test_held_inputs_keep_their_place_and_take_new_values():
     cache = GraphCache(Told())
-    first = cache.hold("x", torch.arange(6.0).view(2, 3))
+    first = cache.static_input("x", torch.arange(6.0).view(2, 3))
     place = first.data_ptr()
-    again = cache.hold("x", torch.ones(2, 3))
+    again = cache.static_input("x", torch.ones(2, 3))
     assert again.data_ptr() == place
     assert torch.equal(first, torch.ones(2, 3))
-    other = cache.hold("x", torch.ones(2, 3, dtype=torch.int64))
+    other = cache.static_input("x", torch.ones(2, 3, dtype=torch.int64))
     assert other.data_ptr() != place, "another type, another buffer"
-    assert cache.hold("y", torch.ones(2, 3)).data_ptr() != place
-    turned = cache.hold("x", torch.ones(3, 2).T)
+    assert cache.static_input("y", torch.ones(2, 3)).data_ptr() != place
+    turned = cache.static_input("x", torch.ones(3, 2).T)
     assert turned.data_ptr() != place, "another layout, another buffer"
     assert turned.stride() == (1, 2)
 
@@ -119,18 +119,18 @@ def test_held_inputs_keep_their_place_and_take_new_values():
         ("auto", "cuda", "loop", "loop"),
         ("auto", "cuda", "vmap", None),
         ("on", "cuda", "vmap", None),
-        ("off", "cuda", "vmap", "asked for"),
-        ("off", "cpu", "loop", "asked for"),
+        ("off", "cuda", "vmap", "requested"),
+        ("off", "cpu", "loop", "requested"),
     ],
 )
 def test_graphs_are_for_cuda_with_vmap(mode, device, executor, reason):
-    why = why_no_graphs(mode, torch.device(device), executor)
+    why = reason_against_graphs(mode, torch.device(device), executor)
     assert why is None if reason is None else reason in (why or "")
 
 
 def test_insisting_where_there_are_none_is_refused():
     assert "cpu" in refused(lambda: small_engine(graphs="on"))
-    assert "loop" in refused(lambda: why_no_graphs("on", torch.device("cuda"), "loop"))
+    assert "loop" in refused(lambda: reason_against_graphs("on", torch.device("cuda"), "loop"))
     assert "always" in refused(lambda: small_engine(graphs="always"))
 
 
@@ -161,7 +161,7 @@ def test_what_changes_between_replays_is_what_they_see(kind):
             population.begin_step()
             population.set_rates(0.05 / (step + 1), [0.01 * step] * 4)
             if step == 3:
-                population.trainer.forget()
+                population.trainer.reset()
             if step == 4:
                 population.network.host.flat_EP.detach()[1].mul_(0.5)
             for index in range(3):

@@ -13,7 +13,7 @@ from esper.tamiyo.baselines import WaitPolicy
 from esper.tolaria.engine import VectorizedEngine
 from support import refused
 
-DECISION = PolicyDecision.certain(ActionSpec.wait(4))
+DECISION = PolicyDecision.deterministic(ActionSpec.wait(4))
 PAIR = "return a pair (PolicyDecision, policy state)"
 
 
@@ -49,7 +49,7 @@ def test_what_is_agreed_passes(engine: VectorizedEngine):
         ((None, None), f"returned None first: {PAIR}"),
         ((DECISION.actions, None), f"returned an object of type ActionSpec first: {PAIR}"),
         (
-            (PolicyDecision.certain(ActionSpec.wait(3)), None),
+            (PolicyDecision.deterministic(ActionSpec.wait(3)), None),
             "returned a decision for E = 3: return one for E = 4",
         ),
     ],

@@ -86,7 +86,7 @@ class OthersGrow(RandomPolicy):
             name: np.where(np.arange(len(wait.op)) == 0, getattr(wait, name), value)
             for name, value in vars_of(decision.actions).items()
         }
-        return PolicyDecision.certain(ActionSpec(**fields)), state
+        return PolicyDecision.deterministic(ActionSpec(**fields)), state
 
 
 def vars_of(actions: ActionSpec) -> dict[str, np.ndarray]:

@@ -64,7 +64,7 @@ def test_kernels_that_are_asked_for_are_the_only_ones_tried(precision):
 @pytest.mark.parametrize(
     ("profile", "executor", "reason"),
     [("exact", "auto", "passed the vmap trial"), ("fast", "auto", "measured: "),
-     ("fast", "loop", "asked for"), ("fast", "vmap", "passed the vmap trial")],
+     ("fast", "loop", "requested"), ("fast", "vmap", "passed the vmap trial")],
 )  # fmt: skip
 def test_executors_are_timed_under_fast_and_auto_alone(profile, executor, reason):
     engine = small_engine(profile=profile, executor=executor)
@@ -91,13 +91,13 @@ def test_a_trial_leaves_weights_and_data_as_they_were():
 
 def test_no_graphs_come_with_what_speaks_against_them():
     assert settle_graphs("auto", CPU, "vmap") == (None, "graphs are for CUDA devices, this is cpu")
-    assert settle_graphs("off", GPU, "vmap") == (None, "asked for")
+    assert settle_graphs("off", GPU, "vmap") == (None, "requested")
     assert settle_graphs("auto", GPU, "loop") == (None, "executor loop computes member by member")
 
 
 def test_graphs_tell_the_reason_of_their_owner():
     assert GraphCache(Rerun(), reason="CUDA").report().line().startswith("on (CUDA), ")
-    assert rerun_cache().report().reason == "asked for", "someone handed them over"
+    assert rerun_cache().report().reason == "requested", "someone handed them over"
 
 
 @pytest.mark.cuda
@@ -108,7 +108,7 @@ def test_on_a_gpu_engine_and_agent_have_each_a_reason_of_its_own(monkeypatch):
     from ppo_support import SPEC
 
     assert small_engine(device="cuda").graph_report().reason == "CUDA and vmap"
-    assert small_engine(device="cuda", graphs="on").graph_report().reason == "asked for"
+    assert small_engine(device="cuda", graphs="on").graph_report().reason == "requested"
     graphs = PPOAgent(SPEC, device="cuda").graphs
     assert graphs is not None
     assert graphs.report().reason == "CUDA"

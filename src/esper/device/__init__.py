@@ -1,1 +1,1 @@
-"""Device: how host and accelerator exchange values. Selection, uploads, streams, graphs."""
+"""Device access: selection, uploads and downloads, random numbers, CUDA graphs."""

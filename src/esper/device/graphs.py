@@ -1,9 +1,9 @@
-"""When work is replayed instead of told to the device anew: captured graphs, one per shape of plan.
+"""Cache of captured CUDA graphs, one per shape of work.
 
-The first time a key is seen its work simply runs: that is the warm-up, and counts like any other
-batch. The second time it is captured (which computes nothing) and replayed; from then on it is only
-replayed. So every batch is computed exactly once. Work must read and write tensors that stay where
-they are, and change nothing else: a replay runs no Python.
+The first call of a key runs eagerly, which is its warm-up and counts like any other batch. The
+second captures the work (which computes nothing) and replays it; later calls only replay. So every
+batch is computed exactly once. Work must read and write tensors at fixed addresses and have no
+other side effects: a replay runs no Python.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from esper.leyline.errors import EsperError, unknown_name
 
 logger = logging.getLogger(__name__)
 
-MOST_GRAPHS: Final = 64
+MAX_GRAPHS: Final = 64
 """Graphs kept; beyond them the one used least recently goes."""
 
 
 class Recording(Protocol):
-    """Work that was captured."""
+    """Captured work."""
 
     def replay(self) -> None:
-        """Compute it, with the values its tensors have now."""
+        """Run it with the current values of its tensors."""
         ...
 
 
 class Recorder(Protocol):
-    """What captures work."""
+    """Captures work."""
 
     def capture(self, work: Callable[[], None]) -> Recording:
-        """Record what `work` asks of the device without computing it; RuntimeError if it cannot."""
+        """Capture the device work of `work` without running it; RuntimeError if that fails."""
         ...
 
 
 class CudaRecorder:
-    """Captures CUDA graphs that share one pool of memory.
+    """Captures CUDA graphs that share one memory pool.
 
-    They may, because they are replayed one after the other in one stream and leave nothing in the
-    pool that is read later.
+    Sharing is safe because graphs are replayed one at a time on one stream, and nothing in the pool
+    is read after its replay.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,16 +58,18 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._anchor = torch.zeros(1, device=device)
         self._first = self._record(self._touch)
-        """Never replayed: a pool that no graph holds could not be captured into again."""
+        """Never replayed: it keeps the pool alive, which cannot be captured into again once
+        unused."""
 
     def _touch(self) -> None:
         self._anchor.zero_()
 
     def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """Record `work` on a side stream; unlike `torch.cuda.graph`, without waiting."""
+        """Capture `work` on a side stream; unlike `torch.cuda.graph`, without a synchronise."""
         with contextlib.suppress(torch.OutOfMemoryError):
             return self._record(work)
-        # SYNC: only where memory is short: a capture cannot use what batches before it left cached.
+        # SYNC: only when memory is short: a capture cannot use blocks that the allocator has
+        # cached.
         torch.cuda.empty_cache()
         return self._record(work)
 
@@ -76,12 +78,12 @@ class CudaRecorder:
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream), _no_collection():
-            # Other threads (an order prepared ahead, telemetry) may go on meanwhile.
+            # Other threads (the next epoch's order, telemetry) may use CUDA meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 work()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # the first error is the one to tell
+                with contextlib.suppress(RuntimeError):  # the first error is the one to report
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -91,7 +93,7 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """No tensor or graph is freed by Python's collector while a capture is under way."""
+    """Disable Python's garbage collector: a tensor or graph freed during a capture breaks it."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -103,21 +105,21 @@ def _no_collection() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """Whether work is replayed, why, and how much of it; for people and benchmarks."""
+    """Statistics of a graph cache, for display and benchmarks."""
 
     on: bool
     reason: str
     captures: int = 0
     replays: int = 0
     eager: int = 0
-    """Times work ran as it is told: warm-ups, and all of it after a capture failed."""
+    """Eager runs: warm-ups, and everything after a failed capture."""
     capture_seconds: float = 0.0
     """Host time spent in capturing."""
     held: int = 0
-    """Graphs held now."""
+    """Graphs in the cache."""
 
     def line(self) -> str:
-        """In words."""
+        """Format as one line."""
         if not self.on:
             return f"off ({self.reason})"
         return (
@@ -126,8 +128,8 @@ class GraphReport:
         )
 
 
-def why_no_graphs(mode: GraphMode, device: torch.device, executor: str) -> str | None:
-    """None where work is to be captured; else what speaks against it. `on` insists."""
+def reason_against_graphs(mode: GraphMode, device: torch.device, executor: str) -> str | None:
+    """Return None if work is to be captured, else why not; mode `on` raises instead."""
     if mode not in GRAPH_MODES:
         raise unknown_name("graphs", mode, GRAPH_MODES)
     problem = None
@@ -137,39 +139,39 @@ def why_no_graphs(mode: GraphMode, device: torch.device, executor: str) -> str |
         problem = f"executor {executor} computes member by member"
     if mode == "on" and problem is not None:
         raise EsperError(f"graphs 'on': {problem}; use graphs 'auto'")
-    return "asked for" if mode == "off" else problem
+    return "requested" if mode == "off" else problem
 
 
 class GraphCache:
-    """Captured work by key, and the buffers its inputs are copied to."""
+    """Captured work by key, and the static buffers of its inputs."""
 
     def __init__(
-        self, recorder: Recorder, limit: int = MOST_GRAPHS, reason: str = "asked for"
+        self, recorder: Recorder, limit: int = MAX_GRAPHS, reason: str = "requested"
     ) -> None:
-        """`reason`: why its owner captures, in words, for the report."""
+        """`reason`: why work is captured, for the report."""
         self._recorder = recorder
         self._limit = limit
         self._reason = reason
         self._entries: OrderedDict[Hashable, Recording | None] = OrderedDict()
-        """None: warmed up, to be captured next time."""
+        """None: warmed up, to be captured at the next call."""
         self._inputs: dict[Hashable, Tensor] = {}
         self._residents: dict[int, Tensor] = {}
         self.problem: str | None = None
-        """Why nothing is captured any more; None as long as all is well."""
+        """Why capturing was given up; None while it works."""
         self.captures = self.replays = self.eager = 0
         self.capture_seconds = 0.0
 
     @property
     def on(self) -> bool:
-        """Whether work is captured; if not, there is no use in padding it."""
+        """Whether work is captured; otherwise padding it is useless."""
         return self.problem is None
 
-    def adopt(self, *buffers: Tensor) -> None:
-        """Take these for buffers that stay where they are: `hold` gives them as they are."""
+    def register_static(self, *buffers: Tensor) -> None:
+        """Declare buffers whose addresses never change: `static_input` returns them as they are."""
         self._residents.update((buffer.data_ptr(), buffer) for buffer in buffers)
 
-    def hold(self, name: str, tensor: Tensor) -> Tensor:
-        """The values of a tensor in a buffer that stays where it is, one per layout and type."""
+    def static_input(self, name: str, tensor: Tensor) -> Tensor:
+        """Copy a tensor into a buffer at a fixed address, one per name, layout and dtype."""
         if tensor.data_ptr() in self._residents:
             return tensor
         key = (name, tensor.shape, tensor.stride(), tensor.dtype)
@@ -178,7 +180,7 @@ class GraphCache:
         return self._inputs[key].copy_(tensor)
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Compute the work of a key once: as it is told, or by replay."""
+        """Run the work of a key once, eagerly or by replay."""
         if self.problem is not None or key not in self._entries:
             self._run_eagerly(key, work)
             return
@@ -214,7 +216,7 @@ class GraphCache:
         return recording
 
     def report(self) -> GraphReport:
-        """What was done so far."""
+        """Return the statistics so far."""
         return GraphReport(
             on=self.on,
             reason=self.problem or self._reason,

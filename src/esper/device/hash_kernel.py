@@ -1,4 +1,4 @@
-"""Random words in one pass on a GPU: the hash of `rng.words`, bit for bit.
+"""Triton kernel of `rng.random_words`, bit for bit.
 
 Shape letters: R rows, N words of a row.
 """
@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK: Final = 1024
-"""Words of a program."""
+"""Words per program."""
 
 
 @triton.jit
@@ -38,7 +38,7 @@ def _hash(
     tl.store(out + row * count + n, bits.to(tl.int32, bitcast=True), mask=n < count)
 
 
-def hashed(keys_R: Tensor, count: int, golden: int, mix_1: int, mix_2: int) -> Tensor:
+def hash_words(keys_R: Tensor, count: int, golden: int, mix_1: int, mix_2: int) -> Tensor:
     """`[R, count]` int32 words."""
     keys_R = keys_R.contiguous()
     out = torch.empty(len(keys_R), count, dtype=torch.int32, device=keys_R.device)

@@ -1,7 +1,6 @@
-"""How many small host arrays reach the device: side by side in one buffer, in one copy.
+"""Pack many small host arrays into one device buffer, uploaded in one copy.
 
-The buffer stays where it is when other values are filled in, so that what was told its address (a
-captured graph) reads the new ones.
+The buffer keeps its address when it is refilled, so that captured graphs read the new values.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from esper.leyline.errors import EsperError
 Arrays = Mapping[str, npt.NDArray[np.generic]]
 
 ALIGNMENT: Final = 16
-"""Bytes that every array begins at a multiple of."""
+"""Byte alignment of every array."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where one array lies in the buffer."""
+class _Span:
+    """Position of one array in the buffer."""
 
     start: int
     dtype: np.dtype[np.generic]
@@ -37,47 +36,47 @@ class _Place:
         return self.start + math.prod(self.shape) * self.dtype.itemsize
 
     def view(self, buffer: Tensor) -> Tensor:
-        """The array, in a buffer of bytes."""
+        """Return the array as a view of a byte buffer."""
         dtype = torch.from_numpy(np.empty(0, self.dtype)).dtype
         return buffer[self.start : self.end].view(dtype).view(self.shape)
 
 
 class PackedArrays:
-    """Named arrays on the device, at addresses that never change."""
+    """Named arrays on the device, at fixed addresses."""
 
     def __init__(self, arrays: Arrays, device: torch.device) -> None:
-        self._places: dict[str, _Place] = {}
+        self._spans: dict[str, _Span] = {}
         end = 0
         for name, array in arrays.items():
             start = -(-end // ALIGNMENT) * ALIGNMENT
-            place = _Place(start, array.dtype, array.shape)
-            self._places[name], end = place, place.end
+            span = _Span(start, array.dtype, array.shape)
+            self._spans[name], end = span, span.end
         self._buffer = torch.empty(end, dtype=torch.uint8, device=device)
         self.tensors: dict[str, Tensor] = {
-            name: place.view(self._buffer) for name, place in self._places.items()
+            name: span.view(self._buffer) for name, span in self._spans.items()
         }
-        """By name; to be read only."""
+        """By name; read-only."""
         self.fill(arrays)
 
     def fill(self, arrays: Arrays) -> None:
-        """Other values of the same names, types and shapes; nothing waits for the device."""
-        if arrays.keys() != self._places.keys():
-            raise EsperError(f"arrays {sorted(arrays)}: the buffer has {sorted(self._places)}")
+        """Replace the values, with the same names, dtypes and shapes; does not synchronise."""
+        if arrays.keys() != self._spans.keys():
+            raise EsperError(f"arrays {sorted(arrays)}: the buffer has {sorted(self._spans)}")
         host = np.zeros(self._buffer.shape[0], dtype=np.uint8)
         for name, array in arrays.items():
-            place = self._places[name]
-            if array.dtype != place.dtype or array.shape != place.shape:
+            span = self._spans[name]
+            if array.dtype != span.dtype or array.shape != span.shape:
                 raise EsperError(
                     f"array {name!r}: {array.dtype} {array.shape} given, the buffer has room for "
-                    f"{place.dtype} {place.shape}"
+                    f"{span.dtype} {span.shape}"
                 )
-            host[place.start : place.end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            host[span.start : span.end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         values = torch.from_numpy(host)
         if self._buffer.device.type == "cuda":
             values = values.pin_memory()  # the allocator keeps it until the copy is done
         self._buffer.copy_(values, non_blocking=True)
 
-    def copies(self) -> dict[str, Tensor]:
-        """All tensors as they are now, out of reach of the next `fill`; one copy on the device."""
+    def clone(self) -> dict[str, Tensor]:
+        """Return copies of all tensors, unaffected by the next `fill`; one copy on the device."""
         buffer = self._buffer.clone()
-        return {name: place.view(buffer) for name, place in self._places.items()}
+        return {name: span.view(buffer) for name, span in self._spans.items()}

@@ -1,8 +1,7 @@
-"""Random tensors from counters: element i of a stream is a hash of (key, i).
+"""Counter-based random tensors: element i of a stream is a hash of (key, i).
 
-The same key gives the same numbers on every device and whatever else is drawn beside it, so a
-member's initial weights do not depend on how many members there are. Keys come from
-`esper.leyline.streams`.
+A key gives the same numbers on every device and in every batch, so a member's initial weights do
+not depend on the number of members. Keys come from `esper.leyline.streams`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.device.triton_support import takes_kernels
+from esper.device.triton_support import can_use_kernels
 from esper.device.upload import upload
 from esper.leyline.streams import GOLDEN, MIX_1, MIX_2, UInt64Array
 
@@ -29,43 +28,43 @@ MIX_32_2: Final = 0xC2B2AE35
 
 
 def _signed(word: int, bits: int = 64) -> int:
-    """A word as the signed integer with the same bits (torch has no unsigned arithmetic)."""
+    """Reinterpret a word as a signed integer (torch has no unsigned arithmetic)."""
     return word - (1 << bits) if word >= 1 << (bits - 1) else word
 
 
 def _shift_right(bits: Tensor, count: int) -> Tensor:
-    """Logical shift: torch's `>>` drags the sign bit along."""
+    """Logical shift: torch's `>>` extends the sign bit."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def _mix64(bits: Tensor) -> Tensor:
-    """`leyline.streams.mix64` on int64 tensors; the two give the same bits."""
+    """`leyline.streams.mix64` on int64 tensors, bit for bit."""
     bits = (bits ^ _shift_right(bits, 30)) * _signed(MIX_1)
     bits = (bits ^ _shift_right(bits, 27)) * _signed(MIX_2)
     return bits ^ _shift_right(bits, 31)
 
 
 def random_bits(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
-    """`[len(keys), count]` words: row n holds the first `count` elements of stream `keys[n]`."""
+    """Return `[len(keys), count]` words: row n is the start of stream `keys[n]`."""
     keys_N = upload(np.atleast_1d(keys).view(np.int64), device)
     counters = torch.arange(1, count + 1, device=device, dtype=torch.int64) * _signed(GOLDEN)
     return _mix64(keys_N[:, None] + counters[None, :])
 
 
-def derived(keys: Tensor, part: Tensor | int) -> Tensor:
-    """Keys (int64) of the streams that are part number `part` of streams `keys`, on the device."""
+def derive_keys(keys: Tensor, part: Tensor | int) -> Tensor:
+    """Return the keys (int64) of substream `part` of each stream in `keys`, on the device."""
     return _mix64(keys ^ part)
 
 
-def words(keys_R: Tensor, count: int) -> Tensor:
-    """`[R, count]` int32 words: element i of row r is a 32-bit hash of (keys_R[r], i).
+def random_words(keys_R: Tensor, count: int) -> Tensor:
+    """Return `[R, count]` int32 words: element i of row r is a 32-bit hash of (keys_R[r], i).
 
-    A quarter of the time of `random_bits`. The upper bits are the good ones.
+    Four times as fast as `random_bits`. Only the upper bits are well mixed.
     """
-    if takes_kernels(keys_R):
-        from esper.device.hash_kernel import hashed
+    if can_use_kernels(keys_R):
+        from esper.device.hash_kernel import hash_words
 
-        return hashed(keys_R, count, GOLDEN_32, MIX_32_1, MIX_32_2)
+        return hash_words(keys_R, count, GOLDEN_32, MIX_32_1, MIX_32_2)
     low_R1, high_R1 = keys_R.view(torch.int32).view(-1, 2, 1).unbind(1)
     index = torch.arange(count, dtype=torch.int32, device=keys_R.device)
     bits = index.mul_(_signed(GOLDEN_32, 32)) + low_R1
@@ -76,17 +75,17 @@ def words(keys_R: Tensor, count: int) -> Tensor:
 
 
 def uniform(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
-    """`[len(keys), count]` float32 values in (0, 1), both ends left out."""
-    return between_0_and_1(_shift_right(random_bits(keys, count, device), 40))
+    """Return `[len(keys), count]` float32 values in (0, 1), excluding both ends."""
+    return to_unit_interval(_shift_right(random_bits(keys, count, device), 40))
 
 
-def between_0_and_1(bits: Tensor) -> Tensor:
-    """24-bit words as float32 in (0, 1); the largest would round up to 1."""
+def to_unit_interval(bits: Tensor) -> Tensor:
+    """Map 24-bit words to float32 in (0, 1); more bits could round up to 1."""
     return ((bits.to(torch.float32) + 0.5) * 2.0**-24).clamp(max=1.0 - 2.0**-24)
 
 
 def normal(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
-    """`[len(keys), count]` standard normal float32 values (Box-Muller on pairs)."""
+    """Return `[len(keys), count]` standard normal float32 values (Box-Muller on pairs)."""
     pairs = (count + 1) // 2
     u = uniform(keys, 2 * pairs, device)
     radius = torch.sqrt(-2.0 * torch.log(u[:, :pairs]))
@@ -96,9 +95,9 @@ def normal(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def forked_rng(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Run a user's code from its own stream; the global generators come out untouched.
+    """Seed the global generators for a block of user code, and restore them afterwards.
 
-    `device`: where the code computes, if it does more than build modules.
+    `device`: device the code computes on, if it does more than build modules.
     """
     numpy_state, python_state = np.random.get_state(), random.getstate()
     devices = [device] if device is not None and device.type == "cuda" else []

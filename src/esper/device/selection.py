@@ -1,4 +1,4 @@
-"""Which device does a run compute on? The one that was named, checked to be there."""
+"""Parse and validate device names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from esper.leyline.errors import EsperError
 
 
 def parse_device(device: str | torch.device) -> torch.device:
-    """The device a user named, checked to be there: `cpu`, `cuda`, `cuda:1`, or `auto`."""
+    """Parse `cpu`, `cuda`, `cuda:1` or `auto`; raises if the device is not available."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     named = device if isinstance(device, str) else str(device)
@@ -27,7 +27,7 @@ def parse_device(device: str | torch.device) -> torch.device:
 
 
 def validate_cuda_device(device: torch.device) -> torch.device:
-    """A CUDA device that is there, or an error that says what is."""
+    """Return the CUDA device; raises with the available ones if there is no such device."""
     if not torch.cuda.is_available():
         built = "none is visible" if torch.version.cuda else "this torch is built without CUDA"
         raise EsperError(f"device {str(device)!r}: no CUDA device ({built}); use cpu")

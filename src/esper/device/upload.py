@@ -1,4 +1,4 @@
-"""How host values reach the device without waiting for it."""
+"""Copy host values to the device without synchronising."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def upload(array: npt.NDArray[np.generic], device: torch.device) -> Tensor:
-    """A copy of a host array on the device."""
-    return send(torch.from_numpy(np.array(array)), device)
+    """Return a copy of a host array on the device."""
+    return to_device(torch.from_numpy(np.array(array)), device)
 
 
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on the device; itself where it is there already."""
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return the tensor on the device; no copy if it is already there."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

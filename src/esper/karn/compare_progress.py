@@ -1,4 +1,4 @@
-"""How far is a comparison? One bar over all its policies, told by the engine step by step."""
+"""Progress display of a comparison: one bar over all its policies."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final, Self
 
 from rich.console import Console
 
-from esper.karn.display import Display, Pace, say, speed_words
+from esper.karn.display import Display, Pace, format_speed, say
 from esper.leyline.payloads import SlotPayload
 from esper.leyline.records import Rollout, StepRecord
 from esper.leyline.statistics import student_estimate
 
 LINES_EACH: Final = 3
-"""Lines of a policy where there is no terminal."""
+"""Lines per policy without a terminal."""
 
 
 class CompareProgress:
-    """An engine listener that shows the steps of every policy as they pass.
+    """Engine listener that shows the steps of every policy.
 
     with CompareProgress({"wait": 50, "heuristic": 50}, hosts=20) as progress:
         progress.begin("wait")
@@ -27,7 +27,7 @@ class CompareProgress:
     def __init__(
         self, steps: Mapping[str, int], hosts: int, console: Console | None = None
     ) -> None:
-        """`steps`: of each policy, over all its populations; `hosts`: that move in one step."""
+        """`steps`: per policy, over all its populations; `hosts`: hosts per step."""
         self.steps, self.hosts = dict(steps), hosts
         self.console = console or Console()
         total = max(1, sum(self.steps.values()))
@@ -48,21 +48,21 @@ class CompareProgress:
         self._display.stop()
 
     def say(self, line: str) -> None:
-        """A line that stays, above the bar."""
+        """Print a permanent line above the bar."""
         say(self.console, line)
 
     def begin(self, label: str) -> None:
-        """The next policy starts."""
+        """Start the next policy."""
         self._before += self.steps.get(self._label, 0)
         self._label, self._begun, self._step = label, self._begun + 1, 0
 
-    # ---- what the engine tells (EngineListener) -----------------------------------------------
+    # ---- EngineListener -----------------------------------------------------------------------
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        """Not needed: steps are counted."""
+        """No-op: steps are counted."""
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """Not needed: seeds are counted off the steps."""
+        """No-op: seeds are counted per step."""
 
     def on_step(self, record: StepRecord) -> None:
         """Show the step."""
@@ -75,9 +75,9 @@ class CompareProgress:
             done,
             f"{self._label} ({self._begun}/{len(self.steps)}), step "
             f"{self._step}/{self.steps[self._label]}",
-            speed_words(self.pace.steps_per_second * self.hosts, self.pace.left(done)),
-            f"score {student_estimate(score_E).value:.3f}, {seeds:.1f} seeds a host",
+            format_speed(self.pace.steps_per_second * self.hosts, self.pace.left(done)),
+            f"score {student_estimate(score_E).value:.3f}, {seeds:.1f} seeds per host",
         )
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
-        """Nothing more to show."""
+        """No-op."""

@@ -1,4 +1,4 @@
-"""How is the progress of a run drawn? A live bar on a terminal, a few plain lines elsewhere."""
+"""Progress bar on a terminal, a few plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from esper.karn.stages import STAGE_WORDS
 from esper.leyline.stages import SeedStage
 
 PLAIN_LINES: Final = 10
-"""Lines of a whole run where there is no terminal."""
+"""Lines per run without a terminal."""
 
 Clock = Callable[[], float]
-"""Seconds that only grow."""
+"""Monotonic clock in seconds."""
 
 
 class Pace:
-    """Speed and time left, without the first step, which also sets things up."""
+    """Remaining time, estimated without the first step, which includes setup."""
 
     def __init__(self, total: int, clock: Clock = time.monotonic) -> None:
         self.total = total
@@ -31,7 +31,7 @@ class Pace:
         self.steps_per_second = math.nan
 
     def tick(self, done: int) -> None:
-        """Note that `done` steps of the total are complete."""
+        """Record that `done` steps are complete."""
         now = self._clock()
         if self._first is None:
             self._first = (done, now)
@@ -40,21 +40,21 @@ class Pace:
         self.steps_per_second = (done - first_done) / max(now - first_time, 1e-9)
 
     def left(self, done: int) -> str:
-        """Time to the end, at the speed so far."""
+        """Return the remaining time at the speed so far."""
         if not self.steps_per_second > 0:
             return "-:--"
-        return clock_time(max(0, self.total - done) / self.steps_per_second)
+        return format_duration(max(0, self.total - done) / self.steps_per_second)
 
 
-def speed_words(member_steps_per_second: float, left: str) -> str:
+def format_speed(member_steps_per_second: float, left: str) -> str:
     """`31.2 member-steps/s, 1:20 left`"""
     unknown = math.isnan(member_steps_per_second)
     shown = "-" if unknown else f"{member_steps_per_second:.1f}"
     return f"{shown} member-steps/s, {left} left"
 
 
-def clock_time(seconds: float) -> str:
-    """m:ss, or h:mm:ss from an hour on."""
+def format_duration(seconds: float) -> str:
+    """Format as m:ss, or h:mm:ss from an hour on."""
     if not math.isfinite(seconds):
         return "-:--"
     minutes, seconds = divmod(round(seconds), 60)
@@ -62,8 +62,8 @@ def clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-def seed_words(seeds: Mapping[SeedStage, int]) -> str:
-    """`seeds: 20 blending, 4 probation`; stages without a seed are left out."""
+def format_seeds(seeds: Mapping[SeedStage, int]) -> str:
+    """`seeds: 20 blending, 4 probation`; stages without seeds are omitted."""
     counts = ", ".join(
         f"{count} {STAGE_WORDS[stage]}" for stage, count in sorted(seeds.items()) if count
     )
@@ -71,12 +71,12 @@ def seed_words(seeds: Mapping[SeedStage, int]) -> str:
 
 
 def say(console: Console, line: str) -> None:
-    """Print a line as it is, whatever stands in it."""
+    """Print a line without interpreting markup."""
     console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-class _TwoLines(Progress):
-    """The bar, and below it what the step showed."""
+class _BarWithStatus(Progress):
+    """Progress bar with a status line below it."""
 
     status = ""
 
@@ -86,16 +86,16 @@ class _TwoLines(Progress):
 
 
 class Display:
-    """A bar from 0 to `total` and a line of status: live, or `lines` plain lines in all."""
+    """A bar from 0 to `total` with a status line: live, or `lines` plain lines in total."""
 
     def __init__(self, total: int, console: Console, lines: int = PLAIN_LINES) -> None:
         self.total = total
         self.console = console
         self._lines = lines
         self._ticks = 0
-        self._live: _TwoLines | None = None
+        self._live: _BarWithStatus | None = None
         if console.is_terminal:
-            self._live = _TwoLines(
+            self._live = _BarWithStatus(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.fields[speed]}", markup=False),
@@ -104,17 +104,17 @@ class Display:
             self._task = self._live.add_task("", total=total, speed="")
 
     def start(self) -> None:
-        """Take the terminal; nothing elsewhere."""
+        """Start the live display; no-op without a terminal."""
         if self._live is not None:
             self._live.start()
 
     def stop(self) -> None:
-        """Leave the last state standing."""
+        """Stop the live display, leaving its last state visible."""
         if self._live is not None:
             self._live.stop()
 
     def show(self, done: int, label: str, speed: str, status: str) -> None:
-        """Show that `done` of the total is complete; off a terminal only where a line is due."""
+        """Show that `done` of the total is complete; without a terminal only when a line is due."""
         if self._live is not None:
             self._live.status = status
             self._live.update(self._task, completed=done, description=label, speed=speed)
@@ -122,6 +122,6 @@ class Display:
             say(self.console, f"{label} ({speed}): {status}")
 
     def _is_due(self, done: int) -> bool:
-        """Whether one more part of the run has ended than at the last line."""
+        """Whether the next fraction of the run is complete since the last line."""
         before, self._ticks = self._ticks, done * self._lines // self.total
         return self._ticks > before

@@ -1,4 +1,4 @@
-"""Two controllers that learnt side by side, in one picture: both scores, and their difference.
+"""Plot of two controllers trained side by side: both scores, and their difference.
 
 Shape letters: U updates, N pairs (members of every training seed).
 """
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 SIZE_INCHES: Final = (11.5, 4.4)
 COLOURS: Final = (SCORE_COLOUR, "#c1571a")
-"""Of a and of b."""
+"""Colours of a and b."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DualCurves(ArrayStruct):
-    """Scores of two controllers at the same places."""
+    """Scores of two controllers at the same updates and members."""
 
     name_a: str
     name_b: str
@@ -38,11 +38,11 @@ class DualCurves(ArrayStruct):
 
     def __post_init__(self) -> None:
         if min(self.sizes().values()) < 1:
-            raise EsperError("DualCurves of no updates or no members: there is nothing to draw")
+            raise EsperError("DualCurves without updates or members: nothing to draw")
 
 
 def draw_dual(path: Path, curves: DualCurves, title: str) -> None:
-    """Write the picture as a PNG."""
+    """Write the plot as a PNG."""
     buffer = io.BytesIO()
     _figure(curves, title).savefig(buffer, format="png", metadata={"Software": "esper"})
     write_atomic(path, buffer.getvalue())
@@ -66,7 +66,7 @@ def _figure(curves: DualCurves, title: str) -> Figure:
     _draw(right, curves.score_b_UN - curves.score_a_UN, INK, "")
     right.axhline(0.0, color="#999999", linewidth=0.8)
     right.set_ylabel("difference of score")
-    _titled(right, f"{curves.name_b} minus {curves.name_a}, in pairs")
+    _titled(right, f"{curves.name_b} minus {curves.name_a}, paired")
     for axes in (left, right):
         axes.set_xlabel("update")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,8 +1,7 @@
-"""Which policies buy accuracy most cheaply, and which are ahead? A comparison in one picture.
+"""Plot of a comparison: cost-accuracy frontiers and paired differences.
 
-Above: accuracy against parameters and against training FLOPs, every policy a point with its
-intervals, those that no other beats in both joined. Below: how far each lies from the reference,
-host by host. Made from plain figures, so any comparison that has them can be drawn.
+Top: accuracy against parameters and against training FLOPs, one point with intervals per policy,
+Pareto-optimal ones connected. Bottom: difference of each policy to the reference, paired by host.
 """
 
 from __future__ import annotations
@@ -32,51 +31,51 @@ ROW_INCHES: Final = 0.36
 INK: Final = "#222222"
 FAINT: Final = "#8a8a8a"
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
-"""Okabe and Ito's, told apart by colour-blind readers; yellow is left out, it fades on white."""
+"""Okabe-Ito palette, distinguishable for colour-blind readers; without yellow, which fades."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 LONGEST: Final = 42
-"""Characters of a label; longer ones lose their middle."""
+"""Longest label in characters; longer ones are shorten_label in the middle."""
 LONGEST_AT_POINT: Final = 22
 """The same beside a point, where there is less room."""
 MARKER_POINTS: Final = 6.0
-"""Half the side of the box that a marker is given."""
+"""Half the side of a marker's bounding box."""
 PLACES: Final = (
     (6.0, 4.0), (-6.0, 4.0), (6.0, -4.0), (-6.0, -4.0), (8.0, 0.0), (-8.0, 0.0),
     (0.0, 9.0), (0.0, -9.0), (7.0, 15.0), (7.0, -15.0), (-7.0, 15.0), (-7.0, -15.0),
 )  # fmt: skip
-"""Where a label may stand, in points from its own, the first that is free."""
+"""Offsets of a label from its point in points; the first free one is used."""
 LOG_FROM: Final = 3.0
-"""Costs whose largest is this many times the smallest are drawn on a logarithmic axis."""
+"""Ratio of the largest to the smallest cost from which the axis is logarithmic."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyPoint:
-    """A policy as it is drawn."""
+    """Figures of one policy."""
 
     label: str
     accuracy: Estimate
     """0..1."""
     parameters: Estimate
     flops_ratio: Estimate
-    """Training FLOPs over those of the host alone."""
+    """Training FLOPs relative to the host alone."""
     difference: Estimate | None
-    """Of the score, to the reference; None for the reference itself."""
+    """Score difference to the reference; None for the reference itself."""
     improvement: Estimate | None
-    """Chance to be better than the reference."""
+    """Probability of improvement over the reference."""
 
 
 def draw_frontier(path: Path, points: Sequence[PolicyPoint], title: str, note: str) -> None:
-    """Write the picture as a PNG; the first point is the reference, `note` stands below."""
+    """Write the plot as a PNG; the first point is the reference, `note` is the footer."""
     if not points:
-        raise EsperError("a comparison of no policies: there is nothing to draw")
+        raise EsperError("a comparison without policies: nothing to draw")
     from matplotlib import rc_context
 
-    with rc_context({"text.parse_math": False}):  # a label may have dollar signs
+    with rc_context({"text.parse_math": False}):  # labels may contain dollar signs
         write_atomic(path, _render(_figure(points, title, note)))
 
 
 def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:
-    """Which no other beats: none is as cheap and as good, and better in one. Cheapest first.
+    """Return the indices of the Pareto-optimal points, cheapest first.
 
     >>> frontier([1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.9])
     [0, 1, 3]
@@ -91,10 +90,10 @@ def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:
     return found
 
 
-def shortened(label: str, longest: int = LONGEST) -> str:
-    """A label that fits; its beginning and end tell more than its middle.
+def shorten_label(label: str, longest: int = LONGEST) -> str:
+    """Shorten a label in the middle.
 
-    >>> shortened("static-final:r0c0=depthwise", 12)
+    >>> shorten_label("static-final:r0c0=depthwise", 12)
     'stati…thwise'
     """
     if len(label) <= longest:
@@ -122,9 +121,9 @@ def _figure(points: Sequence[PolicyPoint], title: str, note: str) -> Figure:
     _draw_cost(right, points, flops, "training FLOPs / those of the host alone")
     left.set_ylabel("test accuracy")
     _draw_differences(below.subplots(), points)
-    figure.draw_without_rendering()  # the layout settles: from now on points have their places
+    figure.draw_without_rendering()  # computes the layout, so that points have pixel positions
     for axes, costs in ((left, parameters), (right, flops)):
-        _name_points(axes, points, costs)
+        _label_points(axes, points, costs)
     return figure
 
 
@@ -147,11 +146,11 @@ def _draw_cost(
     axes.yaxis.set_major_formatter(FuncFormatter(_percent))
     axes.set_xlabel(words)
     axes.margins(x=0.08, y=0.1)
-    _plain(axes, f"Accuracy against {words.split(' /')[0]}")
+    _style_axes(axes, f"Accuracy against {words.split(' /')[0]}")
 
 
 def _logarithmic(axes: Axes) -> None:
-    """A logarithmic axis with plain numbers at 1, 2 and 5 of each decade."""
+    """Use a logarithmic axis with plain numbers at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")
@@ -160,8 +159,8 @@ def _logarithmic(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(_number))
 
 
-def _name_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Estimate]) -> None:
-    """Labels beside the points, each where it covers the least."""
+def _label_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Estimate]) -> None:
+    """Place labels beside the points, where they overlap least."""
     from matplotlib.patheffects import withStroke
     from matplotlib.transforms import Bbox
 
@@ -176,36 +175,36 @@ def _name_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Esti
         taken += _bars(axes, cost, point.accuracy, pixels)
     for point, spot in zip(points, spots, strict=True):
         text = axes.annotate(
-            shortened(point.label, LONGEST_AT_POINT), (spot[0], spot[1]), PLACES[0],
+            shorten_label(point.label, LONGEST_AT_POINT), (spot[0], spot[1]), PLACES[0],
             xycoords="figure pixels", textcoords="offset points", fontsize=7.5, color=INK, zorder=5,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
         best, least = PLACES[0], math.inf
         for place in PLACES:
-            _put(text, place)
+            _move_label(text, place)
             box = text.get_window_extent()
             covered = sum(_overlap(box, other) for other in taken)
             outside = box.width * box.height - _overlap(box, axes.bbox)
             if covered + 3 * outside < least:
                 best, least = place, covered + 3 * outside
-        _put(text, best)
+        _move_label(text, best)
         taken.append(text.get_window_extent())
 
 
 def _bars(axes: Axes, cost: Estimate, worth: Estimate, pixels: float) -> list[Bbox]:
-    """The boxes that a point's intervals cover; none where they are unknown."""
+    """Return the bounding boxes of a point's intervals; empty if they are unknown."""
     from matplotlib.transforms import Bbox
 
     ends = []
-    if _reach(cost):
+    if _error_bars(cost):
         ends.append(((cost.low, worth.value), (cost.high, worth.value)))
-    if _reach(worth):
+    if _error_bars(worth):
         ends.append(((cost.value, worth.low), (cost.value, worth.high)))
     return [Bbox(axes.transData.transform(corners)).padded(1.5 * pixels) for corners in ends]
 
 
-def _put(text: Annotation, place: tuple[float, float]) -> None:
-    """Move a label to an offset from its point; it grows away from it."""
+def _move_label(text: Annotation, place: tuple[float, float]) -> None:
+    """Move a label to an offset from its point, growing away from it."""
     x, y = place
     text.set_position(place)
     text.set_horizontalalignment("center" if x == 0 else "left" if x > 0 else "right")
@@ -213,30 +212,30 @@ def _put(text: Annotation, place: tuple[float, float]) -> None:
 
 
 def _overlap(one: BboxBase, other: BboxBase) -> float:
-    """Pixels that two boxes share."""
+    """Return the area that two boxes share, in pixels."""
     width = min(one.x1, other.x1) - max(one.x0, other.x0)
     height = min(one.y1, other.y1) - max(one.y0, other.y0)
     return float(max(0.0, width) * max(0.0, height))
 
 
 def _draw_differences(axes: Axes, points: Sequence[PolicyPoint]) -> None:
-    """A row for each policy, which is also the legend of the panels above."""
+    """Draw one row per policy, which is also the legend of the panels above."""
     axes.axvline(0.0, color=FAINT, linewidth=1.0)
     aside = axes.get_yaxis_transform()
     for place, point in enumerate(points):
         difference = point.difference or Estimate(0.0, math.nan, math.nan)
         _draw_point(axes, place, (difference.value, place), difference, None)
-        axes.plot([-0.018], [place], transform=aside, clip_on=False, **_looks(place))
-        axes.text(1.012, place, _row_words(point), transform=aside, va="center", fontsize=8.5)
-    axes.set_yticks(range(len(points)), [shortened(point.label) for point in points])
+        axes.plot([-0.018], [place], transform=aside, clip_on=False, **_marker_style(place))
+        axes.text(1.012, place, _row_text(point), transform=aside, va="center", fontsize=8.5)
+    axes.set_yticks(range(len(points)), [shorten_label(point.label) for point in points])
     axes.tick_params(axis="y", length=0, pad=20)
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.margins(x=0.08)
-    axes.set_xlabel(f"score minus that of {shortened(points[0].label)}, host by host")
-    _plain(axes, "How far ahead (mean of the hosts, 95 % interval of Student's t)")
+    axes.set_xlabel(f"score minus that of {shorten_label(points[0].label)}, paired by host")
+    _style_axes(axes, "Difference to the reference (mean over hosts, 95 % interval of Student's t)")
 
 
-def _row_words(point: PolicyPoint) -> str:
+def _row_text(point: PolicyPoint) -> str:
     if point.difference is None:
         return "the reference"
     d = point.difference
@@ -248,16 +247,16 @@ def _row_words(point: PolicyPoint) -> str:
 def _draw_point(
     axes: Axes, place: int, at: tuple[float, float], along: Estimate, up: Estimate | None
 ) -> None:
-    """A policy's marker over the intervals of its coordinates."""
+    """Draw a policy's marker over the intervals of its coordinates."""
     axes.errorbar(
-        [at[0]], [at[1]], xerr=_reach(along), yerr=_reach(up) if up else None, fmt="none",
+        [at[0]], [at[1]], xerr=_error_bars(along), yerr=_error_bars(up) if up else None, fmt="none",
         ecolor=COLOURS[place % len(COLOURS)], elinewidth=1.6, capsize=3, zorder=3,
     )  # fmt: skip
-    axes.plot([at[0]], [at[1]], zorder=4, **_looks(place))
+    axes.plot([at[0]], [at[1]], zorder=4, **_marker_style(place))
 
 
-def _looks(place: int) -> dict[str, Any]:
-    """Colour and shape of a policy, the same in every panel."""
+def _marker_style(place: int) -> dict[str, Any]:
+    """Return colour and marker of a policy, the same in every panel."""
     shape = MARKERS[place % len(MARKERS)]
     return {
         "marker": shape,
@@ -269,8 +268,8 @@ def _looks(place: int) -> dict[str, Any]:
     }
 
 
-def _reach(estimate: Estimate) -> list[list[float]] | None:
-    """How far the interval goes down and up; None where it is unknown."""
+def _error_bars(estimate: Estimate) -> list[list[float]] | None:
+    """Return the error bar lengths; None if the interval is unknown."""
     if math.isnan(estimate.low) or math.isnan(estimate.high):
         return None
     down, up = estimate.value - estimate.low, estimate.high - estimate.value
@@ -285,7 +284,7 @@ def _number(value: float, _: int) -> str:
     return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:,g}"
 
 
-def _plain(axes: Axes, title: str) -> None:
+def _style_axes(axes: Axes, title: str) -> None:
     axes.set_title(title, fontsize=10, loc="left", color=INK)
     axes.grid(color="#e4e4e4", linewidth=0.6)
     axes.set_axisbelow(True)

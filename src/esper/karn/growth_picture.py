@@ -1,6 +1,4 @@
-"""What growing did, in one picture: learning curves on top, the life of every seed below.
-
-Made from plain arrays, so any run that recorded them can be drawn.
+"""Plot of growth: learning curves on top, the stages of every seed below.
 
 Shape letters: N curves of one population (members or runs), T steps, E members, S slots.
 """
@@ -34,38 +32,38 @@ if TYPE_CHECKING:
     from matplotlib.patches import Patch
 
 CURVE_COLOURS: Final = ("#0b6e99", "#c1571a", "#6b4fa0", "#4d4d4d")
-"""One for each population, in the order given."""
+"""One per population, in the order given."""
 DPI: Final = 110
 WIDTH_INCHES: Final = 10.5
 CURVES_INCHES: Final = 3.4
 ROW_INCHES: Final = 0.115
 """Height of one slot of one member."""
 MEMBER_GAP: Final = 0.5
-"""Between members, in rows."""
-MOST_MEMBERS: Final = 24
-"""Members whose seeds are drawn; more would not be readable."""
+"""Gap between members, in rows."""
+MAX_MEMBERS: Final = 24
+"""Maximum number of members drawn; more would not be readable."""
 TITLE_POINTS: Final = 9.5
 INK: Final = "#222222"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The held-out accuracy of one population over time."""
+    """Held-out accuracy of one population over time."""
 
     label: str
     accuracy_NT: Floats
-    """0..1; one thin line for each N. A score in accuracy's units may lie below 0."""
+    """0..1; one thin line per N. A score in units of accuracy may be negative."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LifeLines:
-    """What stood in every slot while each step trained."""
+    """Stage of every slot at each step."""
 
     slots: tuple[str, ...]
     stage_TES: Codes
     """`SeedStage`."""
     leaving_TES: Bools
-    """A pruned seed whose alpha is falling."""
+    """A pruned seed whose alpha is ramping down."""
 
 
 def draw_growth(
@@ -76,19 +74,19 @@ def draw_growth(
     each: str = "member",
     lives_note: str = "",
 ) -> None:
-    """Write the picture as a PNG; `each` says what a thin line is."""
+    """Write the plot as a PNG; `each` names what a thin line is."""
     _check(curves, lives)
     members = lives.stage_TES.shape[1]
-    if members > MOST_MEMBERS:
-        lives_note += f" (members 0 to {MOST_MEMBERS - 1} of {members})"
-        stages, leaving = lives.stage_TES[:, :MOST_MEMBERS], lives.leaving_TES[:, :MOST_MEMBERS]
+    if members > MAX_MEMBERS:
+        lives_note += f" (members 0 to {MAX_MEMBERS - 1} of {members})"
+        stages, leaving = lives.stage_TES[:, :MAX_MEMBERS], lives.leaving_TES[:, :MAX_MEMBERS]
         lives = LifeLines(lives.slots, stages, leaving)
     write_atomic(path, _render(_figure(curves, lives, title, each, lives_note)))
 
 
 def _check(curves: Sequence[Curve], lives: LifeLines) -> None:
     if not 1 <= len(curves) <= len(CURVE_COLOURS):
-        raise EsperError(f"{len(curves)} curves: 1 to {len(CURVE_COLOURS)} can be told apart")
+        raise EsperError(f"{len(curves)} curves: 1 to {len(CURVE_COLOURS)} are distinguishable")
     steps, _, slots = lives.stage_TES.shape
     if lives.leaving_TES.shape != lives.stage_TES.shape or slots != len(lives.slots):
         raise EsperError(
@@ -137,13 +135,12 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], each: str) -> None:
         label = f"{curve.label}: {mean[-1]:.1f} % at the end"
         axes.plot(steps, mean, color=colour, linewidth=2.4, label=label)
     axes.set_title(
-        f"How well they recognise images they do not train on (thin: one {each}; thick: mean, "
-        f"band: 95 % interval)",
+        f"Accuracy on held-out images (thin: one {each}; thick: mean, band: 95 % interval)",
         fontsize=TITLE_POINTS,
         loc="left",
         color=INK,
     )
-    axes.set_ylabel("right answers, %")
+    axes.set_ylabel("accuracy, %")
     lowest = 100 * min(float(np.nanmin(curve.accuracy_NT)) for curve in curves)
     axes.set_ylim(min(0.0, lowest - 2.0), 100)
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -173,7 +170,7 @@ def _draw_lives(axes: Axes, lives: LifeLines, note: str) -> None:
     _label_rows(axes, tops_E, lives.slots)
     axes.set_xlabel("step of training")
     axes.set_title(
-        f"The life of every seed{note}: one row for each slot of each member",
+        f"Stages of every seed{note}: one row per slot of each member",
         fontsize=TITLE_POINTS,
         loc="left",
         color=INK,
@@ -182,7 +179,7 @@ def _draw_lives(axes: Axes, lives: LifeLines, note: str) -> None:
 
 
 def _label_rows(axes: Axes, tops_E: Doubles, slots: tuple[str, ...]) -> None:
-    """Slot ids beside the rows, members left of them."""
+    """Label rows with slot ids and members."""
     middles = tops_E[:, None] + np.arange(len(slots)) + 0.5
     axes.set_yticks(middles.ravel(), slots * len(tops_E), fontsize=5.5, color="#666666")
     axes.tick_params(axis="y", length=0, pad=2)
@@ -194,7 +191,7 @@ def _label_rows(axes: Axes, tops_E: Doubles, slots: tuple[str, ...]) -> None:
 
 
 def _stage_legend(lives: LifeLines) -> list[Patch]:
-    """The stages that occur, in the order of a life."""
+    """Return legend entries of the stages that occur, in order."""
     from matplotlib.patches import Patch
 
     settled = lives.stage_TES[~lives.leaving_TES]

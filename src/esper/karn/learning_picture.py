@@ -1,6 +1,4 @@
-"""What a controller learnt, in one picture: score, what it did, how sure it was, how V did.
-
-Made from plain arrays, so any run that recorded them can be drawn.
+"""Plot of a controller's training: score, actions, entropy and value function.
 
 Shape letters: U updates, E members, O operations, Z stages, A action heads.
 """
@@ -34,12 +32,12 @@ SCORE_COLOUR: Final = "#0b6e99"
 LEVEL_COLOURS: Final = ("#4d4d4d", "#c1571a", "#a08000", "#6b4fa0", "#2f7d32", "#a03a5a")
 KL_COLOUR: Final = "#c1571a"
 SMALL_SHARE: Final = 0.01
-"""Kinds of actions that never made up more than this of an update are drawn together."""
+"""Kinds of actions that never exceed this share of an update are merged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearningCurves(ArrayStruct):
-    """A run of the learner, one row for each update."""
+    """Training curves of a controller, one row per update."""
 
     score_UE: Doubles
     """At the end of each member's episode."""
@@ -48,7 +46,7 @@ class LearningCurves(ArrayStruct):
     chosen_UOZ: Ints
     """Member-steps at which each operation was chosen, by the stage its slot was in."""
     head_entropy_UA: Doubles
-    """In nats; NaN where a head never counted."""
+    """In nats; NaN if the head was never used."""
     explained_variance_U: Doubles
     approx_kl_U: Doubles
 
@@ -59,28 +57,28 @@ class LearningCurves(ArrayStruct):
             if sizes[letter] != count:
                 raise EsperError(f"LearningCurves: {letter} is {sizes[letter]}, expected {count}")
         if sizes["U"] < 1:
-            raise EsperError("LearningCurves of 0 updates: there is nothing to draw")
+            raise EsperError("LearningCurves without updates: nothing to draw")
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A score to compare with, as a line across the picture."""
+    """A reference score, drawn as a horizontal line."""
 
     label: str
     score: float
 
 
 def draw_learning(path: Path, curves: LearningCurves, levels: Sequence[Level], title: str) -> None:
-    """Write the picture as a PNG."""
+    """Write the plot as a PNG."""
     if len(levels) > len(LEVEL_COLOURS):
-        raise EsperError(f"{len(levels)} levels: at most {len(LEVEL_COLOURS)} can be told apart")
+        raise EsperError(f"{len(levels)} levels: at most {len(LEVEL_COLOURS)} are distinguishable")
     write_atomic(path, _render(_figure(curves, levels, title)))
 
 
 def action_shares(curves: LearningCurves) -> dict[str, Doubles]:
-    """Share `[U]` of each kind of action, by operation and stage; small ones together as `other`.
+    """Return the share `[U]` of each operation and stage; small ones are merged as `other`.
 
-    The shares of an update add up to 1.
+    The shares of an update sum to 1.
     """
     total_U = curves.waited_U + curves.chosen_UOZ.sum(axis=(1, 2))
     shares = {"WAIT": curves.waited_U / np.maximum(total_U, 1)}
@@ -144,7 +142,7 @@ def _draw_actions(axes: Axes, curves: LearningCurves) -> None:
     )
     axes.set_ylim(0, 1)
     axes.set_ylabel("share of actions")
-    _titled(axes, "What it did, by the stage of the slot it meant")
+    _titled(axes, "Actions by stage of the target slot")
 
 
 def _draw_entropy(axes: Axes, curves: LearningCurves) -> None:
@@ -153,7 +151,7 @@ def _draw_entropy(axes: Axes, curves: LearningCurves) -> None:
         if np.nan_to_num(entropy_U).any():
             axes.plot(_rounds(curves), entropy_U, linewidth=1.5, label=head.name.lower())
     axes.set_ylabel("entropy, nats")
-    _titled(axes, "How undecided each head was, where it counted (frozen heads left out)")
+    _titled(axes, "Entropy of each head where it is used (frozen heads omitted)")
 
 
 def _draw_value(axes: Axes, curves: LearningCurves) -> None:
@@ -163,7 +161,7 @@ def _draw_value(axes: Axes, curves: LearningCurves) -> None:
     axes.axhline(0.0, color="#999999", linewidth=0.8)
     lowest = float(np.nanmin(np.append(curves.explained_variance_U, 0.0)))
     axes.set_ylim(max(-1.0, lowest) - 0.05, 1.05)
-    _titled(axes, "How well V foresaw returns, how far updates went")
+    _titled(axes, "Explained variance of the value function, and KL of updates")
 
 
 def _titled(axes: Axes, title: str) -> None:

@@ -1,14 +1,13 @@
-"""How far is a run? Told from its events: a live display on a terminal, plain lines elsewhere.
+"""Progress display of a run, driven by its telemetry events.
 
-Events may be missing or late; what one says about an older round than the newest is passed over.
-STEP_COMPLETED moves the display step by step where it is recorded, SEED_* events do where anything
-grows, and ROUND_COMPLETED always does; where rollouts are shorter than an episode, it ends a round
-only with the last of them.
+Events may be missing or late; those of an older round than the newest are ignored. STEP_COMPLETED
+advances the display step by step if it is recorded, SEED_* events do if anything grows, and
+ROUND_COMPLETED always does; with rollouts shorter than an episode, only the last one ends a round.
 
-Seeds by stage: within a round each slot is in the stage the last SEED_* event about it named (from
-level NORMAL on); without these, STEP_COMPLETED still says how many live seeds there are. The end of
-the round brings the true counts, so a dropped event misleads for one round at most. Slots count as
-empty when a round begins; seeds that a policy plants at birth appear at its end.
+Seeds by stage: within a round each slot has the stage of its last SEED_* event (from level NORMAL
+on); without these, STEP_COMPLETED gives the number of live seeds. The end of the round brings the
+exact counts, so a dropped event is wrong for one round at most. Slots count as empty when a round
+begins; planted seeds appear at its end.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from esper.karn.display import (
     Clock,
     Display,
     Pace,
-    clock_time,
+    format_duration,
+    format_seeds,
+    format_speed,
     say,
-    seed_words,
-    speed_words,
 )
 from esper.leyline.arrays import Codes, Doubles, Floats
 from esper.leyline.payloads import (
@@ -57,116 +56,120 @@ _Slot = tuple[int, int]
 
 @dataclass(slots=True)
 class RunView:
-    """What the events so far say about a run."""
+    """State of a run according to the events so far."""
 
     rounds: int = 0
-    """0 while unknown."""
+    """0: unknown."""
     length: int = 0
-    """Steps of an episode; 0 while unknown."""
+    """Steps per episode; 0: unknown."""
     members: int = 0
     round: int = -1
     """The newest round; -1 before the first."""
     step: int = 0
-    """Steps of that round that are complete."""
+    """Completed steps of that round."""
     over: bool = False
-    """That round is complete."""
+    """Whether that round is complete."""
     accuracy: float = math.nan
     score: float = math.nan
-    """Mean over members: of the newest step, at the round's end of the round."""
+    """Mean over members, of the newest step or, after it, of the round."""
     best: float = math.nan
-    """Best mean score of any round."""
+    """Best mean score of all rounds."""
     member_steps_per_second: float = math.nan
-    """Of the last complete round, as the run measured it."""
+    """Of the last complete round, as reported by the run."""
     rows_per_member: float = math.nan
     live_seeds: int = 0
     knows_stages: bool = False
-    """SEED_* events are recorded in this run."""
+    """Whether the run records SEED_* events."""
     _stage_of: dict[_Slot, int] = field(default_factory=dict)
     _seeds: dict[SeedStage, int] | None = None
 
-    def take(self, event: TelemetryEvent) -> None:
-        """Learn what an event says."""
-        said = event.payload
-        if isinstance(said, RunStarted):
-            self.rounds, self.length, self.members = said.rounds, said.episode_length, said.members
-        elif isinstance(said, BatchSummary):
-            self._take_round(said)
-        elif isinstance(said, StepCompleted):
-            self._take_step(event, said)
-        elif isinstance(said, Throughput):
-            self.rows_per_member = said.rows_per_member
-        elif isinstance(said, SeedStageChanged):
-            self._take_stages(event, said, said.stage_after_N)
-        elif isinstance(said, SeedGerminated | SeedFossilized | SeedPruned):
-            entered_N = np.full(len(said.member_N), _STAGE_ENTERED[type(said)], dtype=np.int8)
-            self._take_stages(event, said, entered_N)
+    def update(self, event: TelemetryEvent) -> None:
+        """Update the state from an event."""
+        payload = event.payload
+        if isinstance(payload, RunStarted):
+            self.rounds, self.length, self.members = (
+                payload.rounds,
+                payload.episode_length,
+                payload.members,
+            )
+        elif isinstance(payload, BatchSummary):
+            self._update_round(payload)
+        elif isinstance(payload, StepCompleted):
+            self._update_step(event, payload)
+        elif isinstance(payload, Throughput):
+            self.rows_per_member = payload.rows_per_member
+        elif isinstance(payload, SeedStageChanged):
+            self._update_stages(event, payload, payload.stage_after_N)
+        elif isinstance(payload, SeedGerminated | SeedFossilized | SeedPruned):
+            entered_N = np.full(len(payload.member_N), _STAGE_ENTERED[type(payload)], dtype=np.int8)
+            self._update_stages(event, payload, entered_N)
 
     @property
     def total(self) -> int:
-        """Steps of the run; its rounds where the length of an episode is unknown; 0: unknown."""
+        """Steps of the run, or its rounds if the episode length is unknown; 0: unknown."""
         return self.rounds * (self.length or 1)
 
     @property
     def done(self) -> int:
-        """How much of the total is complete."""
+        """Completed part of the total."""
         if not self.length:
             return self.round + self.over
         return max(0, self.round) * self.length + self.step
 
     @property
     def seeds(self) -> dict[SeedStage, int]:
-        """Seeds in each stage; slots without a seed are not counted."""
+        """Seeds in each stage; empty slots are not counted."""
         if self._seeds is None:
             counts = Counter(self._stage_of.values())
             self._seeds = {stage: counts[stage] for stage in OCCUPIED_STAGES}
         return self._seeds
 
-    def _reach(self, round_index: int | None, step: int | None, complete: int) -> bool:
-        """Whether a step belongs to the newest round and that still goes on; it may open one."""
+    def _advance_to(self, round_index: int | None, step: int | None, complete: int) -> bool:
+        """Whether a step belongs to the newest unfinished round; may start a new one."""
         if round_index is None or step is None or round_index < self.round:
             return False
         if round_index > self.round:
-            self._open(round_index)
+            self._start_round(round_index)
         self.step = max(self.step, step + complete)
         return not self.over
 
-    def _open(self, round_index: int) -> None:
+    def _start_round(self, round_index: int) -> None:
         self.round, self.step, self.over = round_index, 0, False
         self.live_seeds = 0
         self._stage_of.clear()
         self._seeds = None
 
-    def _take_step(self, event: TelemetryEvent, said: StepCompleted) -> None:
-        if self._reach(event.round_index, event.step, complete=1):
-            self.accuracy, self.score = _mean(said.val_accuracy_E), _mean(said.score_E)
-            self.live_seeds = int(said.live_seeds_E.sum())
+    def _update_step(self, event: TelemetryEvent, payload: StepCompleted) -> None:
+        if self._advance_to(event.round_index, event.step, complete=1):
+            self.accuracy, self.score = _mean(payload.val_accuracy_E), _mean(payload.score_E)
+            self.live_seeds = int(payload.live_seeds_E.sum())
 
-    def _take_stages(
+    def _update_stages(
         self,
         event: TelemetryEvent,
-        said: SeedStageChanged | SeedGerminated | SeedFossilized | SeedPruned,
+        payload: SeedStageChanged | SeedGerminated | SeedFossilized | SeedPruned,
         stage_N: Codes,
     ) -> None:
-        # They come while their step is under way.
-        if self._reach(event.round_index, event.step, complete=0):
+        # Emitted during their step.
+        if self._advance_to(event.round_index, event.step, complete=0):
             self.knows_stages = True
-            places = zip(said.member_N.tolist(), said.slot_N.tolist(), strict=True)
+            places = zip(payload.member_N.tolist(), payload.slot_N.tolist(), strict=True)
             self._stage_of.update(zip(places, stage_N.tolist(), strict=True))
             self._seeds = None
 
-    def _take_round(self, said: BatchSummary) -> None:
+    def _update_round(self, payload: BatchSummary) -> None:
         if not self.length:
-            self.rounds, self.members = said.rounds_total, said.members
-        self.best = float(np.fmax(self.best, said.best_score))
-        if said.round_index < self.round:
+            self.rounds, self.members = payload.rounds_total, payload.members
+        self.best = float(np.fmax(self.best, payload.best_score))
+        if payload.round_index < self.round:
             return
-        if said.round_index > self.round:
-            self._open(said.round_index)
-        if said.ends_episode:
+        if payload.round_index > self.round:
+            self._start_round(payload.round_index)
+        if payload.ends_episode:
             self.step, self.over = self.length, True
-        self.accuracy, self.score = said.mean_accuracy, said.mean_score
-        self.member_steps_per_second = said.member_steps_per_second
-        self._seeds = {stage: said.stage_counts[stage] for stage in OCCUPIED_STAGES}
+        self.accuracy, self.score = payload.mean_accuracy, payload.mean_score
+        self.member_steps_per_second = payload.member_steps_per_second
+        self._seeds = {stage: payload.stage_counts[stage] for stage in OCCUPIED_STAGES}
 
 
 @np.errstate(all="ignore")
@@ -175,7 +178,7 @@ def _mean(values_E: Floats | Doubles) -> float:
 
 
 class RunProgressSink:
-    """Shows a run as its events pass; attach it to the hub like any sink.
+    """Sink that displays a run's progress.
 
     hub = TelemetryHub.from_config([RunProgressSink(), JsonlSink(path)], config)
     """
@@ -190,30 +193,30 @@ class RunProgressSink:
         self._finished = False
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Show what changed."""
-        said = event.payload
-        if isinstance(said, RunStarted):
+        """Update the display."""
+        payload = event.payload
+        if isinstance(payload, RunStarted):
             self._stop()
             self._finished = False
             self.view = RunView()
-            self.view.take(event)
-            say(self.console, heading(said))
+            self.view.update(event)
+            say(self.console, heading(payload))
             self._start()
-        elif isinstance(said, RunFinished):
+        elif isinstance(payload, RunFinished):
             self._stop()
             self._finished = True
-            say(self.console, ending(said))
+            say(self.console, ending(payload))
         elif not self._finished:
             before = (self.view.done, self.view.over)
-            self.view.take(event)
-            if (self.view.done, self.view.over) != before or isinstance(said, StepCompleted):
+            self.view.update(event)
+            if (self.view.done, self.view.over) != before or isinstance(payload, StepCompleted):
                 self._draw()
 
     def flush(self) -> None:
-        """What was shown is shown."""
+        """No-op."""
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Stop the live display."""
         self._stop()
 
     def _start(self) -> Display:
@@ -237,11 +240,11 @@ class RunProgressSink:
         if view.done > self._ticked:
             self._pace.tick(view.done)
             self._ticked = view.done
-        if self.console.is_terminal or not self._waits():
+        if self.console.is_terminal or not self._should_wait():
             display.show(view.done, self._label(), self._speed(), self._status())
 
-    def _waits(self) -> bool:
-        """Whether a plain line would do better to wait for the end of the round and its score."""
+    def _should_wait(self) -> bool:
+        """Whether a plain line should wait for the end of the round and its score."""
         view = self.view
         return not view.over and (view.step >= view.length or view.rounds >= PLAIN_LINES)
 
@@ -255,7 +258,7 @@ class RunProgressSink:
         rate = self._pace.steps_per_second * view.members if view.length else math.nan
         if math.isnan(rate):
             rate = view.member_steps_per_second
-        return speed_words(rate, self._pace.left(view.done))
+        return format_speed(rate, self._pace.left(view.done))
 
     def _status(self) -> str:
         view = self.view
@@ -263,14 +266,14 @@ class RunProgressSink:
         if not math.isnan(view.best):
             words.append(f"best {view.best:.3f}")
         if not math.isnan(view.rows_per_member):
-            words.append(f"{view.rows_per_member:.1f} rows a member")
+            words.append(f"{view.rows_per_member:.1f} rows per member")
         unknown = view.live_seeds and not (view.over or view.knows_stages)
-        seeds = f"seeds: {view.live_seeds} live" if unknown else seed_words(view.seeds)
+        seeds = f"seeds: {view.live_seeds} live" if unknown else format_seeds(view.seeds)
         return f"{', '.join(words)}; {seeds}"
 
 
 def plain_lines(rounds: int) -> int:
-    """Lines of a whole run without a terminal: about ten, the same number in every round.
+    """Return the number of lines without a terminal: about ten, equally many per round.
 
     >>> [plain_lines(rounds) for rounds in (1, 3, 7, 100)]
     [10, 9, 7, 10]
@@ -281,7 +284,7 @@ def plain_lines(rounds: int) -> int:
 
 
 def heading(started: RunStarted) -> str:
-    """What is run, and what its member-steps consist of."""
+    """Return one line describing the run."""
     s = started
     return (
         f"{s.policy} on {s.task}, seed {s.seed}: {_count(s.members, 'member')}, "
@@ -293,12 +296,12 @@ def heading(started: RunStarted) -> str:
 
 
 def ending(finished: RunFinished) -> str:
-    """How it ended, and whether telemetry lost anything."""
+    """Return one line on how the run ended, and on lost telemetry."""
     f = finished
     lost = f"; {_count(f.events_dropped, 'event')} dropped" if f.events_dropped else ""
     return (
         f"{f.status.name.lower()} after {_count(f.rounds_done, 'round')}, "
-        f"{_count(f.episodes_done, 'episode')}, {clock_time(f.seconds)}; "
+        f"{_count(f.episodes_done, 'episode')}, {format_duration(f.seconds)}; "
         f"best score {f.best_score:.3f}{lost}"
     )
 

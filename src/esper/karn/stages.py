@@ -1,4 +1,4 @@
-"""How stages are shown: one word and one colour for each, in pictures, tables and progress."""
+"""Display name and colour of each stage."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STAGE_WORDS: Final[Mapping[SeedStage, str]] = MappingProxyType(
 
 STAGE_NOTES: Final[Mapping[SeedStage, str]] = MappingProxyType(
     {
-        _S.TRAINING: "learns unseen",
+        _S.TRAINING: "shadow only",
         _S.BLENDING: "strength 0 to 1",
-        _S.HOLDING: "full strength, judged",
-        _S.EMBARGOED: "slot rests",
+        _S.HOLDING: "full strength, evaluated",
+        _S.EMBARGOED: "slot cools down",
     }
 )
-"""A few words more, where the name of a stage does not say enough."""
+"""Short explanation, where the name is not enough."""
 
 STAGE_COLOURS: Final[Mapping[SeedStage, str]] = MappingProxyType(
     {

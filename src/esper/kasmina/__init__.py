@@ -1,4 +1,4 @@
-"""Kasmina: what grows. Hosts, blueprints, the lifecycle of seeds, and the stacked population."""
+"""Kasmina: hosts, blueprints, the lifecycle of seeds, and the stacked population."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How alpha moves: curves from 0 to 1 and the ramp between two values, as arrays.
+"""Alpha curves from 0 to 1, and ramps between two values.
 
 Every curve is monotone and exact at both ends, and a ramp of n steps reaches its target at the
 n-th step exactly.
@@ -22,7 +22,7 @@ SIGMOID_STEEPNESS: Final = {
 
 
 def curve_value(curve: Codes, progress: npt.NDArray[np.float64]) -> Floats:
-    """Where a ramp stands between its ends, 0..1, after `progress` 0..1 of its steps."""
+    """Return the ramp position 0..1 after `progress` 0..1 of its steps."""
     t = np.clip(progress, 0.0, 1.0)
     out = np.where(curve == AlphaCurve.COSINE, 0.5 - 0.5 * np.cos(np.pi * t), t)
     for kind, steepness in SIGMOID_STEEPNESS.items():
@@ -32,7 +32,7 @@ def curve_value(curve: Codes, progress: npt.NDArray[np.float64]) -> Floats:
 
 
 def _scaled_sigmoid(t: npt.NDArray[np.float64], steepness: float) -> npt.NDArray[np.float64]:
-    """A sigmoid around the middle, stretched so that it starts at 0 and ends at 1."""
+    """Sigmoid rescaled to start at 0 and end at 1."""
     low = 1.0 / (1.0 + np.exp(steepness / 2))
     raw = 1.0 / (1.0 + np.exp(-steepness * (t - 0.5)))
     return np.asarray((raw - low) / (1.0 - 2.0 * low), dtype=np.float64)

@@ -1,11 +1,11 @@
-"""How a seed's delta enters the host: the three blend operators and the gate.
+"""Blend operators that add a seed's delta to the host, and the gate.
 
     ADD       h + a * d
     MULTIPLY  h * (1 + a * tanh(d))
     GATE      h + a * g(h) * d
 
-All three keep the identity path: at a = 0 the host passes through untouched, and at any a the
-host's gradient does too.
+All three keep the identity path: at a = 0 the host's activation is unchanged, and the host's
+gradient passes at any a.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from esper.leyline.actions import BlendStyle
 from esper.leyline.slots import Topology
 
 OPEN_GATE = 2.0
-"""Bias of a new gate: sigmoid(2) = 0.88, open but able to move."""
+"""Initial bias of a gate: sigmoid(2) = 0.88, mostly open."""
 
 
 class Gate(nn.Module):
-    """g(h): one learnt sigmoid per channel, at every position."""
+    """g(h): a learnt sigmoid per channel, at every position."""
 
     def __init__(self, width: int, topology: Topology) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class Gate(nn.Module):
         return torch.sigmoid(self.weight.view(shape) * h + self.bias.view(shape))
 
 
-def update_of(style: BlendStyle, h: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
-    """What one operator adds to h at full strength; `gate` is g(h), which GATE needs."""
+def blend_update(style: BlendStyle, h: Tensor, delta: Tensor, gate: Tensor | None) -> Tensor:
+    """Return what an operator adds to h at alpha 1; `gate` is g(h), needed for GATE."""
     if style is BlendStyle.MULTIPLY:
         return h * torch.tanh(delta)
     if style is BlendStyle.GATE:
-        assert gate is not None, "a seed with style GATE has its gate from birth"
+        assert gate is not None, "a seed with style GATE always has a gate"
         return gate * delta
     return delta
 
@@ -47,8 +47,8 @@ def update_of(style: BlendStyle, h: Tensor, delta: Tensor, gate: Tensor | None) 
 def blend(
     h: Tensor, delta: Tensor, alpha: Tensor | float, style: BlendStyle, gate: Tensor | None
 ) -> Tensor:
-    """h with the seed blended in at strength alpha."""
-    return h + alpha * update_of(style, h, delta, gate)
+    """Return h with the seed blended in with strength alpha."""
+    return h + alpha * blend_update(style, h, delta, gate)
 
 
 def update_rows(
@@ -58,13 +58,15 @@ def update_rows(
     gate_G: Tensor | None,
     present: frozenset[BlendStyle],
 ) -> Tensor:
-    """What stacked rows add to h at full strength, each by its own operator; `style_G` broadcasts.
+    """Return what stacked rows add to h at alpha 1, each with its own operator.
 
-    `present` says which operators occur: nothing is computed for the others. What a row's own
-    operator does not use is selected away, never multiplied by 0.
+    `style_G` broadcasts. `present`: the operators that occur; others are skipped. Results of other
+    operators are selected away, never multiplied by 0 (which would keep NaN).
     """
     first, *others = sorted(present)
-    update = update_of(first, h_G, delta_G, gate_G)
+    update = blend_update(first, h_G, delta_G, gate_G)
     for style in others:
-        update = torch.where(style_G == int(style), update_of(style, h_G, delta_G, gate_G), update)
+        update = torch.where(
+            style_G == int(style), blend_update(style, h_G, delta_G, gate_G), update
+        )
     return update

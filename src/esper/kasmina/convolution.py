@@ -1,12 +1,12 @@
-"""How is a convolution computed? Torch's own way, or as a matrix product where that is faster.
+"""Dispatch of convolutions to torch, to matrix products on a CPU, or to our kernels.
 
-On a CPU, torch's convolution of a few channels on small images takes several times longer than its
-arithmetic, most of all when vmap stacks members into groups. There a 1x1 convolution is one product
-of the weights with all places, and a larger kernel on a small image one with the matrix that
-its taps make of the image (docs/performance.md has the figures). On a GPU, in half precision,
-our own kernels take over (`esper.kasmina.fused`).
+On a CPU, torch's convolution of few channels on small images takes several times longer than its
+arithmetic, especially when vmap stacks members into groups. There a 1x1 convolution is one product
+of the weights with all pixels, and a larger kernel on a small image is one product with the matrix
+of its taps (docs/performance.md). On a GPU in half precision our kernels are used
+(`esper.kasmina.fused`).
 
-Shape letters: B batch, C channels in, O channels out, G groups, K taps of a kernel, P places of an
+Shape letters: B batch, C channels in, O channels out, G groups, K kernel taps, P pixels of an
 image.
 """
 
@@ -24,16 +24,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import fused
-from esper.kasmina.layout import lies_channels_last
+from esper.kasmina.layout import is_channels_last
 
 LARGEST_MATRIX: Final = 2**15
-"""Numbers in the matrix of a group beyond which torch's convolution is the faster one."""
+"""Elements in a group's matrix above which torch's convolution is faster."""
 
 _always_torch: ContextVar[bool] = ContextVar("always_torch", default=False)
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int) -> Tensor:
-    """What convolutions of our own modules go through: stride 1, odd kernel, the size is kept."""
+    """Convolution of our modules: stride 1, odd kernel, size-preserving."""
     half = None if _always_torch.get() else fused.half_type(x)
     if half is not None:
         fast = fused.conv2d(x, weight, groups, half)
@@ -46,8 +46,8 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups:
 
 
 @contextmanager
-def as_torch_does() -> Iterator[None]:
-    """Within it every convolution is torch's own: for counting what one costs by its definition."""
+def torch_convolutions() -> Iterator[None]:
+    """Use torch's convolution inside the block, for counting MACs by its definition."""
     token = _always_torch.set(True)
     try:
         yield
@@ -68,9 +68,9 @@ def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
 
 
 def _pointwise(x: Tensor, weight: Tensor) -> Tensor:
-    """1x1: the weights `[O, C]` times all places of the batch `[C, B * P]`."""
+    """1x1: product of the weights `[O, C]` with all pixels of the batch `[C, B * P]`."""
     batch, channels, height, width = x.shape
-    if lies_channels_last(x):
+    if is_channels_last(x):
         product = x.permute(0, 2, 3, 1).reshape(-1, channels) @ weight.flatten(1).t()
         return product.view(batch, height, width, -1).permute(0, 3, 1, 2)
     product = weight.flatten(1) @ x.transpose(0, 1).reshape(channels, -1)
@@ -78,7 +78,7 @@ def _pointwise(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _dense(x: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """The image as a vector, times what the kernel makes of it as a matrix; groups side by side."""
+    """Product of the flattened image with the kernel's matrix, group by group."""
     batch, channels, height, width = x.shape
     out_channels, group_channels, kernel, _ = weight.shape
     places, group_outs = height * width, out_channels // groups
@@ -95,7 +95,7 @@ def _dense(x: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _taps(kernel: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
-    """`[K, P * P]`: 1 where a tap carries an input place (first) to an output place (second)."""
+    """`[K, P * P]`: 1 where a tap connects an input pixel (first) to an output pixel (second)."""
     rows, columns = np.divmod(np.arange(height * width), width)
     reach = kernel // 2
     taps_KPP = np.zeros((kernel**2, height * width, height * width))
@@ -104,5 +104,5 @@ def _taps(kernel: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
         from_row, from_column = rows + down, columns + right
         inside = (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
         taps_KPP[tap, (from_row * width + from_column)[inside], np.flatnonzero(inside)] = 1.0
-    with torch.inference_mode(False):  # kept for later calls, which may need gradients
+    with torch.inference_mode(False):  # cached for later calls, which may need gradients
         return torch.from_numpy(taps_KPP.reshape(kernel**2, -1)).to(dtype)

@@ -1,4 +1,4 @@
-"""What a member looks like to people: one line on the host, one on each slot."""
+"""Format a member as text: one line for the host, one per slot."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNKNOWN = "?"
 def describe(
     host: str, parameters: int, host_macs: int | None, reports: Sequence[SlotReport]
 ) -> str:
-    """A heading and an aligned table; `host_macs` is None while no input has been seen."""
+    """Return a heading and an aligned table; `host_macs` is None before the first input."""
     rows = [_HEADER, *(_row(report, host_macs is not None) for report in reports)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows] if reports else []
@@ -37,7 +37,7 @@ def describe(
 def _heading(
     host: str, parameters: int, host_macs: int | None, reports: Sequence[SlotReport]
 ) -> str:
-    """The host alone, then what would be exported: the host and its blended seeds."""
+    """Describe the host alone, then the host with blended seeds, as exported."""
     blended = [report for report in reports if report.alpha > 0]
     text = f"{host}, {_cost(parameters, host_macs)}"
     if not blended:
@@ -71,7 +71,7 @@ def _row(report: SlotReport, macs_known: bool) -> tuple[str, ...]:
 
 
 def _alpha(report: SlotReport) -> str:
-    """Where alpha is, where it is heading, and in how many steps it is there."""
+    """Format alpha, its target and the remaining ramp steps."""
     text = f"{report.alpha:.2f}"
     if report.ramp_steps_left:
         text += f" -> {report.alpha_target:.2f} in {report.ramp_steps_left}"
@@ -85,7 +85,7 @@ def _contribution(report: SlotReport) -> str:
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    """Numbers to the right, words to the left."""
+    """Align numbers right and text left."""
     cells = [
         cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
         for name, cell, width in zip(_HEADER, row, widths, strict=True)

@@ -1,4 +1,4 @@
-"""A member for other programs: torch's `.pt2` and ONNX, for batches of any size, written whole."""
+"""Export a member to `.pt2` and ONNX, for any batch size."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _INSTALL = "pip install 'esper-morph[export]'"
 
 
 def export_pt2(model: nn.Module, path: PathLike, example: Tensor) -> None:
-    """Write `model` (a member, or what `to_plain` gave) so that `torch.export.load` reads it.
+    """Write `model` (a member, or the result of `to_plain`) for `torch.export.load`.
 
-    `example` is a batch of inputs; the file takes batches of any size. Needs no Esper to run.
+    `example` is a batch of inputs; the file accepts any batch size. It runs without Esper.
     """
     target = _checked_path(path)
     plain, batch = _checked_model(model, example)
-    program = _asked("torch.export", lambda: _program(plain, batch))
+    program = _run_exporter("torch.export", lambda: _program(plain, batch))
     content = io.BytesIO()
     torch.export.save(program, content)
     _write(target, content.getvalue())
 
 
 def export_onnx(model: nn.Module, path: PathLike, example: Tensor) -> None:
-    """Write `model` (a member, or what `to_plain` gave) as ONNX, input `x`, output `y`.
+    """Write `model` (a member, or the result of `to_plain`) as ONNX, input `x`, output `y`.
 
-    `example` is a batch of inputs; the file takes batches of any size. Needs the extra `export`.
+    `example` is a batch of inputs; the file accepts any batch size. Needs the extra `export`.
     """
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise EsperError(f"ONNX export needs {' and '.join(missing)}: {_INSTALL}")
     target = _checked_path(path)
     plain, batch = _checked_model(model, example)
-    _write(target, _asked("torch.onnx", lambda: _onnx(plain, batch)))
+    _write(target, _run_exporter("torch.onnx", lambda: _onnx(plain, batch)))
 
 
 def _program(plain: nn.Module, batch: Tensor) -> torch.export.ExportedProgram:
@@ -73,7 +73,7 @@ def _onnx(plain: nn.Module, batch: Tensor) -> bytes:
 
 
 def _any_batch() -> tuple[dict[int, object]]:
-    """One input whose first axis may have any size."""
+    """Return the dynamic shapes of one input whose batch size is free."""
     return ({0: torch.export.Dim("batch", min=1)},)
 
 
@@ -84,7 +84,7 @@ def _checked_path(path: PathLike) -> Path:
 
 
 def _checked_model(model: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
-    """The plain model in eval mode, and a batch of two, because torch takes 1 for a constant."""
+    """Return the plain model in eval mode and a batch of two, because torch specialises on 1."""
     if not isinstance(example, Tensor) or example.ndim < 1 or len(example) < 1:
         raise EsperError(f"example {_shape(example)}: give a tensor, batch first, of 1 or more")
     plain = model.to_plain() if isinstance(model, MorphogeneticModel) else copy.deepcopy(model)
@@ -92,31 +92,33 @@ def _checked_model(model: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor
     try:
         with torch.no_grad():
             out = plain.eval()(batch)
-    except Exception as error:  # the model's own complaint, whatever its type
+    except Exception as error:  # whatever the model raises
         raise EsperError(
             f"example of shape {tuple(example.shape)} does not go through the model "
-            f"({_first_line(error)}): give a batch as it is trained on"
+            f"({_first_line(error)}): give a batch like those it is trained on"
         ) from error
     if not isinstance(out, Tensor) or out.shape[:1] != batch.shape[:1]:
-        raise EsperError(f"a batch of 2 becomes {_shape(out)}: an output is a tensor, batch first")
+        raise EsperError(
+            f"a batch of 2 becomes {_shape(out)}: the output must be a tensor, batch first"
+        )
     return plain, batch
 
 
-def _asked(exporter: str, export: Callable[[], T]) -> T:
-    """What torch's exporter gives; its pages of complaint become one line."""
+def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
+    """Run an exporter of torch and turn its errors into one line."""
     try:
         with _quiet():
             return export()
-    except Exception as error:  # exporters raise errors of many kinds
+    except Exception as error:  # exporters raise many types of errors
         raise EsperError(
             f"{exporter} cannot take this model ({_first_line(error)}): "
-            f"look at to_plain().meta['untraced'] for parts that depend on the data"
+            f"see to_plain().meta['untraced'] for parts that depend on the data"
         ) from error
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch's exporters warn of torch's own old calls and of packages we do not want."""
+    """Silence warnings of torch's exporters about their own deprecated calls."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -133,7 +135,7 @@ def _write(target: Path, content: bytes) -> None:
         write_atomic(target, content)
     except OSError as error:
         raise EsperError(
-            f"export to {target} failed ({error.strerror}): an older file is still there"
+            f"export to {target} failed ({error.strerror}): an existing file was kept"
         ) from error
 
 

@@ -1,7 +1,7 @@
-"""What a traced member does not need: identities, scales that a layer can take in, linear seeds.
+"""Simplify a traced member: remove identities, fold scales, merge linear seeds.
 
-Every pass leaves the function as it is and makes the graph smaller. Host parts of a user's are not
-touched: only modules below `seeds` (paths that end in a dot) are changed.
+Every pass preserves the function. User host modules are not changed: only modules below `seeds`
+(path prefixes that end in a dot) are.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SPACE: dict[type[nn.Module], int] = {
     nn.GroupNorm: 2,
     nn.BatchNorm2d: 2,
 }
-"""Modules that end in one factor (and offset) per channel -> axes behind the channel's."""
+"""Modules that end in a factor (and offset) per channel -> number of axes after the channels."""
 
 
 def drop_identities(plain: fx.GraphModule) -> None:
-    """Take out modules that hand their input on."""
+    """Remove modules that return their input."""
     for node in list(plain.graph.nodes):
-        if _calls_with_one(node) and _is_identity(plain.get_submodule(node.target)):
+        if _is_unary_call(node) and _is_identity(plain.get_submodule(node.target)):
             node.replace_all_uses_with(node.args[0])
             plain.graph.erase_node(node)
 
@@ -39,9 +39,9 @@ def _is_identity(module: nn.Module) -> bool:
 
 
 def fold_scales(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
-    """Multiply constants and per-channel scales of seeds into the layer they follow.
+    """Fold constants and per-channel scales of seeds into the preceding layer.
 
-    In graph order, so a seed's own scale comes before the alpha behind it.
+    In graph order, so that a seed's own scale comes before its alpha.
     """
     for node in list(plain.graph.nodes):
         for value, factor in _operands(node, operator.mul, torch.mul):
@@ -54,13 +54,13 @@ def fold_scales(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
 
 
 def _scale(plain: fx.GraphModule, factor: object, seeds: Sequence[str]) -> float | Tensor | None:
-    """A number, or a seed's parameter that nothing else uses; None for anything else."""
+    """Return a number, or a seed's parameter that nothing else uses; otherwise None."""
     if isinstance(factor, int | float):
         return float(factor)
     if isinstance(factor, fx.Node) and factor.op == "get_attr" and len(factor.users) == 1:
         path, name = str(factor.target).rpartition(".")[::2]
         parameter = plain.get_submodule(path)._parameters.get(name)
-        if _below(factor, seeds) and parameter is not None and _unshared(plain, [parameter]):
+        if _is_in_seed(factor, seeds) and parameter is not None and _unshared(plain, [parameter]):
             return parameter
     return None
 
@@ -72,11 +72,11 @@ def _is_one(scale: float | Tensor) -> bool:
 def _absorb(
     plain: fx.GraphModule, node: fx.Node, scale: float | Tensor, seeds: Sequence[str]
 ) -> bool:
-    """Scale what `node` computes at its source, if it is used nowhere else and can be."""
+    """Scale the result of `node` at its source, if possible and if nothing else uses it."""
     if len(node.users) != 1:
         return False
     if node.op == "call_module":
-        module = _own_module(plain, node, seeds)
+        module = _exclusive_module(plain, node, seeds)
         return module is not None and _scale_affine(module, scale)
     for value, factor in _operands(node, operator.mul, torch.mul):
         inner = _scale(plain, factor, seeds)
@@ -88,7 +88,7 @@ def _absorb(
 
 
 def _scale_affine(module: nn.Module, scale: float | Tensor) -> bool:
-    """Scale the output channels of a module that has a weight, and perhaps a bias, for each."""
+    """Scale the output channels of a module with a weight and optional bias."""
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     if type(module) not in _SPACE or weight is None:
         return False
@@ -125,7 +125,7 @@ def _scale_parameter(parameter: Tensor, scale: float | Tensor) -> bool:
 
 
 def merge_linear_seeds(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
-    """`h + W h` becomes `(I + W) h` where neither parameters nor MACs rise."""
+    """Replace `h + W h` by `(I + W) h` if neither parameters nor MACs increase."""
     for node in list(plain.graph.nodes):
         for h, delta in _operands(node, operator.add, torch.add):
             chain = _linear_chain(plain, delta, h, seeds)
@@ -145,10 +145,10 @@ def merge_linear_seeds(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
 def _linear_chain(
     plain: fx.GraphModule, end: object, start: object, seeds: Sequence[str]
 ) -> list[tuple[fx.Node, nn.Linear | nn.Conv2d]]:
-    """The linear layers that lead from `start` to `end`; empty where something else is there."""
+    """Return the linear layers from `start` to `end`; empty if there is anything else."""
     chain: list[tuple[fx.Node, nn.Linear | nn.Conv2d]] = []
     while isinstance(end, fx.Node) and end is not start:
-        module = _own_module(plain, end, seeds)
+        module = _exclusive_module(plain, end, seeds)
         if len(end.users) != 1 or not isinstance(module, nn.Linear | nn.Conv2d):
             return []
         chain.insert(0, (end, module))
@@ -158,7 +158,7 @@ def _linear_chain(
 
 @dataclass(slots=True)
 class _Map:
-    """A linear map in double precision; a convolution has stride 1 and keeps the size."""
+    """A linear map in double precision; convolutions have stride 1 and preserve the size."""
 
     weight: Tensor
     bias: Tensor | None
@@ -166,7 +166,7 @@ class _Map:
 
     @classmethod
     def of(cls, module: nn.Linear | nn.Conv2d) -> _Map | None:
-        """None for a convolution of another kind."""
+        """Return None for other convolutions."""
         bias = None if module.bias is None else module.bias.detach().double()
         weight = module.weight.detach().double()
         if isinstance(module, nn.Linear):
@@ -182,11 +182,11 @@ class _Map:
         return all(size == 1 for size in self.weight.shape[2:])
 
     def then(self, after: _Map) -> _Map | None:
-        """First this, then `after`; None where borders or groups would make it another map."""
+        """Compose with `after`; None if borders or groups would change the result."""
         if self.groups != 1 or after.groups != 1 or self.weight.ndim != after.weight.ndim:
             return None
         if not after.pointwise and not (self.pointwise and self.bias is None):
-            return None  # the border pads what lies between the two with zeros
+            return None  # zero padding between the two cannot be merged
         weight = torch.einsum("om...,mi...->oi...", after.weight, self.weight)
         bias = after.bias
         if self.bias is not None:
@@ -195,20 +195,20 @@ class _Map:
         return _Map(weight, bias)
 
     def plus_identity(self) -> _Map | None:
-        """This map added to its input; None where input and output differ in size."""
+        """Add the identity; None if input and output sizes differ."""
         out_channels, per_group, *sizes = self.weight.shape
         if out_channels != per_group * self.groups:
             return None
         weight = self.weight.clone()
         centre = weight
         channel = torch.arange(out_channels, device=weight.device)
-        for size in sizes:  # a view of the centre: an output sees its own place there
+        for size in sizes:  # view of the kernel's centre, where an output sees its own pixel
             centre = centre.select(2, size // 2)
         centre[channel, channel % per_group] += 1
         return _Map(weight, self.bias, self.groups)
 
     def module(self, like: nn.Linear | nn.Conv2d) -> nn.Linear | nn.Conv2d:
-        """A torch module, in the precision of `like`."""
+        """Return a torch module in the dtype of `like`."""
         out_channels, per_group, *sizes = self.weight.shape
         bias = self.bias is not None
         made: nn.Linear | nn.Conv2d
@@ -231,9 +231,9 @@ class _Map:
 
 
 def _merged(modules: Sequence[nn.Linear | nn.Conv2d]) -> nn.Linear | nn.Conv2d | None:
-    """One module for input plus chain; None where that is not the same or costs more.
+    """Return one module for input plus chain; None if that is not equal or costs more.
 
-    At stride 1 and equal size, MACs are weights times positions: one comparison serves both.
+    At stride 1 and equal size MACs are weights times positions, so one comparison covers both.
     """
     if not modules or len({p.requires_grad for m in modules for p in m.parameters()}) != 1:
         return None
@@ -258,7 +258,7 @@ def _count(module: nn.Module) -> int:
 
 
 def _operands(node: fx.Node, *functions: object) -> Iterator[tuple[fx.Node, object]]:
-    """Both ways round, the operands of a plain `a * b` or `a + b` (not of `a * a`)."""
+    """Yield the operands of a plain `a * b` or `a + b` in both orders (not of `a * a`)."""
     if node.op != "call_function" or node.target not in functions:
         return
     if len(node.args) == 2 and not node.kwargs and node.args[0] is not node.args[1]:
@@ -267,18 +267,20 @@ def _operands(node: fx.Node, *functions: object) -> Iterator[tuple[fx.Node, obje
                 yield one, other
 
 
-def _calls_with_one(node: fx.Node) -> bool:
-    """A module called with its input alone."""
+def _is_unary_call(node: fx.Node) -> bool:
+    """Whether a node calls a module with a single input."""
     return node.op == "call_module" and len(node.args) == 1 and not node.kwargs
 
 
-def _below(node: fx.Node, seeds: Sequence[str]) -> bool:
+def _is_in_seed(node: fx.Node, seeds: Sequence[str]) -> bool:
     return str(node.target).startswith(tuple(seeds))
 
 
-def _own_module(plain: fx.GraphModule, node: fx.Node, seeds: Sequence[str]) -> nn.Module | None:
-    """The seed's module that a node calls, if nothing else uses it or its parameters."""
-    if not _calls_with_one(node) or not _below(node, seeds):
+def _exclusive_module(
+    plain: fx.GraphModule, node: fx.Node, seeds: Sequence[str]
+) -> nn.Module | None:
+    """Return the seed module a node calls, if nothing else uses it or its parameters."""
+    if not _is_unary_call(node) or not _is_in_seed(node, seeds):
         return None
     path = str(node.target)
     module = plain.get_submodule(path)
@@ -291,7 +293,7 @@ def _own_module(plain: fx.GraphModule, node: fx.Node, seeds: Sequence[str]) -> n
 
 
 def _unshared(plain: nn.Module, parameters: Sequence[Tensor]) -> bool:
-    """Whether each parameter stands in one place only: a tied one must keep its value."""
+    """Whether no parameter is used elsewhere: tied ones must keep their value."""
     wanted = {id(p) for p in parameters}
     found = [p for _, p in plain.named_parameters(remove_duplicate=False) if id(p) in wanted]
     return len(found) == len(wanted)

@@ -1,6 +1,6 @@
-"""When and how our own kernels take over from torch's: on a GPU, in half precision.
+"""Dispatch to our own kernels on a GPU in half precision.
 
-Every entry point here falls back to torch for everything else; callers need not know.
+Every function here falls back to torch, or tells the caller to.
 
 Shape letters: R rows, B batch, C channels, H W.
 """
@@ -15,21 +15,21 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.device.triton_support import takes_kernels
+from esper.device.triton_support import can_use_kernels
 from esper.kasmina.layout import padded_channels
 
 LARGEST_KERNEL: Final = 3
-"""Side of a kernel across channels that ours are trusted with. An assembler's fault made larger
-ones wrong on an H200 for a few shapes (`kernels.convolution._tile` says how, and avoids it); until
-they have run there again they are torch's (docs/performance.md)."""
+"""Largest supported kernel side across channels. An assembler bug made larger ones wrong on an H200
+for a few shapes (`kernels.convolution._tile` explains and avoids it); until they are verified there
+again, torch's are used (docs/performance.md)."""
 
 LARGEST_IMAGE: Final = 2**29
-"""Numbers of an image: the offsets inside two of them fit 32 bits."""
+"""Maximum elements of an image: offsets inside two of them fit 32 bits."""
 MOST_PIXELS: Final = 2**31 - 2**17
-"""Pixels of a row that is convolved: rounded up to tiles for each part of a weight gradient, their
-count fits 32 bits."""
+"""Maximum pixels of a convolved row: rounded up to tiles for each part of a weight gradient, their
+number fits 32 bits."""
 LARGEST_ROW: Final = 2**36
-"""Numbers of a row that is convolved: the offsets inside a part of a weight gradient, a 64th of the
+"""Maximum elements of a convolved row: offsets inside a part of a weight gradient, a 64th of the
 row, fit 32 bits. All other offsets are 64-bit (`kernels.grids`)."""
 
 _stock: ContextVar[bool] = ContextVar("stock_kernels", default=False)
@@ -37,7 +37,7 @@ _stock: ContextVar[bool] = ContextVar("stock_kernels", default=False)
 
 @contextmanager
 def stock_kernels(wanted: bool = True) -> Iterator[None]:
-    """Within it torch's own kernels are used, whatever the device."""
+    """Use torch's kernels inside the block, on any device."""
     token = _stock.set(wanted)
     try:
         yield
@@ -46,8 +46,8 @@ def stock_kernels(wanted: bool = True) -> Iterator[None]:
 
 
 def half_type(x: Tensor) -> torch.dtype | None:
-    """The type our kernels would compute `x` in; None where torch's are used."""
-    if _stock.get() or not isinstance(x, Tensor) or not takes_kernels(x):
+    """Return the dtype our kernels would compute `x` in; None if torch's are used."""
+    if _stock.get() or not isinstance(x, Tensor) or not can_use_kernels(x):
         return None
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
@@ -57,19 +57,19 @@ def half_type(x: Tensor) -> torch.dtype | None:
 
 
 def image_fits(channels: int, height: int, width: int) -> bool:
-    """Whether our kernels can address the numbers of such an image; if not, torch's are used."""
+    """Whether our kernels can address such an image."""
     return channels * height * width <= LARGEST_IMAGE
 
 
 def row_fits(images: int, channels: int, height: int, width: int) -> bool:
-    """Whether our kernels can convolve such a row; `channels`: of the input or output, the more."""
+    """Whether our kernels can convolve such a row; `channels`: the larger of input and output."""
     pixels = images * height * width
     fits = pixels <= MOST_PIXELS and pixels * channels <= LARGEST_ROW
     return fits and image_fits(channels, height, width)
 
 
 def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor | None:
-    """A convolution of stride 1 that keeps the size; None where no kernel of ours fits."""
+    """Size-preserving convolution with stride 1; None if none of our kernels applies."""
     out_channels, group_channels, height, width = weight.shape
     channels = x.shape[1]
     alone = group_channels == 1 and groups == channels == out_channels
@@ -89,7 +89,7 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
 
 
 def input_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Room for inputs `[E, B, ...]`; images `[E, B, C, H, W]` lie as our kernels read them."""
+    """Allocate inputs `[E, B, ...]`; images `[E, B, C, H, W]` in the layout of our kernels."""
     if len(shape) != 5:
         return torch.zeros(*shape, dtype=dtype, device=device)
     members, batch, channels, height, width = shape
@@ -99,7 +99,7 @@ def input_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
 
 
 def norm_fits(x: Tensor, groups: int) -> bool:
-    """Whether there is a kernel for the group norm of `x`."""
+    """Whether we have a kernel for the group norm of `x`."""
     if half_type(x) != x.dtype:
         return False
     from esper.kasmina.kernels.normalise import supported
@@ -108,7 +108,7 @@ def norm_fits(x: Tensor, groups: int) -> bool:
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, relu: bool) -> Tensor:
-    """Group norm, and ReLU where asked, of what fits."""
+    """Group norm, optionally with ReLU; `norm_fits` must hold."""
     from esper.kasmina.kernels.normalise import normalise
 
     return normalise(x, weight, bias, groups, relu)

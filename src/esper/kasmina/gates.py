@@ -1,7 +1,7 @@
-"""When a seed may move on: the gates as array conditions.
+"""Gates between stages, as array conditions.
 
-Permissive gates (the default under a learned controller) check safety only; strict gates check
-quality too. A signal that was not measured (NaN) keeps a gate closed.
+Permissive gates (the default with a learned controller) check safety only; strict gates also check
+quality. A missing measurement (NaN) keeps a gate closed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from esper.leyline.stages import SeedStage
 
 @dataclass(frozen=True, slots=True)
 class GateConfig:
-    """What the gates ask for."""
+    """Conditions of the gates."""
 
     mode: Literal["permissive", "strict"] = "permissive"
-    """`permissive` checks safety only, `strict` quality too."""
+    """`permissive` checks safety only, `strict` also quality."""
     min_training_steps: int = 3
-    """G2: steps a seed incubates at least."""
+    """G2: minimum number of training steps."""
     min_gradient: float = 1e-10
-    """G2: a gradient norm at or below this is a dead seed."""
+    """G2: a gradient norm at or below this counts as dead."""
     shadow_tolerance: float = 0.5
-    """G2, permissive: how far the shadow loss may stand above the host's."""
+    """G2, permissive: maximum excess of the shadow loss over the host's."""
     strict_shadow_tolerance: float = 0.0
     """G2, strict: the same, for a seed that must already help."""
     strict_contribution: float = 0.005
-    """G5, strict: the least contribution (accuracy, 0..1) worth keeping."""
+    """G5, strict: minimum contribution (accuracy, 0..1)."""
 
     def __post_init__(self) -> None:
         if self.mode not in ("permissive", "strict"):
@@ -50,11 +50,10 @@ def gate_signals(
     contribution_ES: Floats,
     contribution_se_ES: Floats,
 ) -> GateSignals:
-    """What the gates read, from the means over a step's batches and the stages it trained in.
+    """Build the gate signals from the means over a step's batches and the stages of that step.
 
-    `trains_ES`: where a seed has a gradient (not where its alpha falls before it is removed).
-    A loss or gradient that should be there and is not finite becomes +inf; where there is none to
-    measure, NaN.
+    `trains_ES`: seeds that have a gradient (not those ramping down before removal). Expected but
+    non-finite losses and gradients become +inf; values that do not apply are NaN.
     """
 
     def measured(values: Floats | Doubles, applies: Bools | bool) -> Floats:
@@ -71,7 +70,7 @@ def gate_signals(
 
 
 def ready_to_blend(config: GateConfig, steps_in_stage: Ints, signals: GateSignals) -> Bools:
-    """G2: incubated long enough, gradients finite and alive, shadow loss near the host's."""
+    """G2: enough training steps, finite non-zero gradients, shadow loss close to the host's."""
     strict = config.mode == "strict"
     tolerance = config.strict_shadow_tolerance if strict else config.shadow_tolerance
     grad = signals.grad_norm_ES
@@ -88,7 +87,7 @@ def fully_blended(alpha: Floats) -> Bools:
 
 
 def worth_keeping(config: GateConfig, signals: GateSignals) -> Bools:
-    """G5: a contribution was measured and stands above its standard error."""
+    """G5: the contribution was measured and exceeds its standard error."""
     with np.errstate(invalid="ignore"):
         open_ = signals.contribution_ES > signals.contribution_se_ES
         if config.mode == "strict":

@@ -1,6 +1,6 @@
-"""Is a module a host, and does it keep what it declares? Each refusal is one line.
+"""Validation of user hosts when a population is built.
 
-Asked once, when a population is built; shapes are checked on the first input (`probe`).
+Shapes are checked on the first input (`probe`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LAYOUTS: Final[dict[Topology, tuple[str, ...]]] = {
     "transformer": ("B", "T", "C"),
     "mlp": ("B", "C"),
 }
-"""Axes of the activations at the slots of such hosts; C is what an injection spec counts."""
+"""Axes of the activations at the slots, by topology; C is the `channels` of an injection spec."""
 
 
 def as_host(module: nn.Module) -> HostProtocol:
-    """A module known to be a host, or an error that says what it lacks."""
+    """Return the module as a host; raises with what it lacks."""
     if not isinstance(module, HostProtocol):
         wanted = ("topology", "segments", "injection_specs", "forward")
         missing = [name for name in wanted if not hasattr(module, name)]
@@ -33,20 +33,20 @@ def as_host(module: nn.Module) -> HostProtocol:
         )
     topology = module.topology
     if topology not in TOPOLOGIES:
-        told = topology if isinstance(topology, str) else type(topology).__name__
-        raise unknown_name("topology", told, TOPOLOGIES, f"of {type(module).__name__}")
+        shown = topology if isinstance(topology, str) else type(topology).__name__
+        raise unknown_name("topology", shown, TOPOLOGIES, f"of {type(module).__name__}")
     return module
 
 
 def host_segments(host: HostProtocol) -> tuple[nn.Module, ...]:
-    """What `segments()` returns: modules, one or more."""
+    """Return the validated result of `segments()`."""
     name = f"{type(host).__name__}.segments()"
     with user_code(f"{name} fails"):
         chain = tuple(host.segments())
     for index, module in enumerate(chain):
         if not isinstance(module, nn.Module):
             raise EsperError(
-                f"{name} holds {_short(module)} at place {index}: every segment is an nn.Module "
+                f"{name} holds {_short(module)} at index {index}: every segment is an nn.Module "
                 f"(wrap a function in one)"
             )
     if not chain:
@@ -55,7 +55,7 @@ def host_segments(host: HostProtocol) -> tuple[nn.Module, ...]:
 
 
 def host_slots(host: HostProtocol) -> dict[str, InjectionSpec]:
-    """What `injection_specs()` returns, by slot id."""
+    """Return the validated result of `injection_specs()` by slot id."""
     name = f"{type(host).__name__}.injection_specs()"
     with user_code(f"{name} fails"):
         specs = tuple(host.injection_specs())
@@ -67,17 +67,15 @@ def host_slots(host: HostProtocol) -> dict[str, InjectionSpec]:
                 f"surface)"
             )
         if spec.slot_id in offered:
-            raise EsperError(
-                f"{name} offers slot {spec.slot_id} twice: every slot has an id of its own"
-            )
+            raise EsperError(f"{name} offers slot {spec.slot_id} twice: slot ids must be unique")
         offered[spec.slot_id] = spec
     return offered
 
 
-def chosen_slots(
+def enabled_slots(
     host: HostProtocol, slots: Sequence[str], segments: int
 ) -> tuple[InjectionSpec, ...]:
-    """The asked-for slots in execution order."""
+    """Return the specs of the enabled slots in execution order."""
     offered = host_slots(host)
     require_names("slots", slots)
     for slot in slots:
@@ -87,14 +85,14 @@ def chosen_slots(
     for spec in chosen:
         if spec.position >= segments - 1:
             raise EsperError(
-                f"slot {spec.slot_id} stands at position {spec.position}: the host has {segments} "
-                f"segments, and a slot stands before the last one (0 to {segments - 2})"
+                f"slot {spec.slot_id} is at position {spec.position}: the host has {segments} "
+                f"segments, and a slot must precede the last one (0 to {segments - 2})"
             )
     return tuple(chosen)
 
 
 def require_names(what: str, names: Sequence[str]) -> None:
-    """Several names, each once."""
+    """Raise unless `names` is a list of distinct names."""
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise EsperError(f"{what}={names!r}: give a list of names")
     if len(set(names)) != len(names):
@@ -104,9 +102,9 @@ def require_names(what: str, names: Sequence[str]) -> None:
 def check_activation(
     host: str, topology: Topology, spec: InjectionSpec, shape: tuple[int, ...]
 ) -> None:
-    """An activation (batch first) has the rank of its topology and the channels its slot promises.
+    """Raise unless an activation (batch first) has its topology's rank and its slot's channels.
 
-    Exact in both, so that no batch size can stand for a width.
+    Both are checked exactly, so that a batch size cannot pass as a width.
     """
     layout = LAYOUTS[topology]
     axis = layout.index("C")

@@ -1,8 +1,8 @@
-"""The layers our own hosts and seeds are made of.
+"""Layers of our hosts and seeds.
 
-Two things set them apart from torch's: every convolution goes through one function (`conv2d`), and
-each layer says how its parameters are drawn (`draws`), so that fresh values for many members can be
-written at once, without building one module per member.
+They differ from torch's in two ways: all convolutions go through one function (`conv2d`), and each
+layer declares its initialisation (`draws`), so that the parameters of many members are drawn at
+once without building one module per member.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ from torch import Tensor, nn
 from esper.device import rng
 from esper.kasmina import fused
 from esper.kasmina.convolution import conv2d
-from esper.kasmina.layout import lies_channels_last, under_vmap
+from esper.kasmina.layout import is_channels_last, under_vmap
 from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
 from esper.kasmina.pooling import max_pool2d
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array
 
 BIRTH_SCALE = 0.05
-"""LayerScale of a new seed: small enough to leave the host's output almost unchanged, large enough
-for gradients to flow."""
+"""Initial LayerScale of a seed: small enough to leave the host's output almost unchanged, large
+enough for gradients to flow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """How one parameter gets its initial values."""
+    """Initialisation of one parameter."""
 
     kind: Literal["uniform", "normal"]
     scale: float
     """Half-width of the uniform range, or standard deviation."""
 
     def sample(self, keys: UInt64Array, count: int, device: torch.device) -> Tensor:
-        """`[len(keys), count]` initial values, one counter stream per row."""
+        """Return `[len(keys), count]` initial values, one counter stream per row."""
         if self.kind == "uniform":
             return (rng.uniform(keys, count, device) * 2.0 - 1.0) * self.scale
         return rng.normal(keys, count, device) * self.scale
 
     def fill_(self, parameter: Tensor) -> None:
-        """Fill one parameter from torch's generator (a module built on its own)."""
+        """Fill one parameter from torch's generator (for a module built on its own)."""
         with torch.no_grad():
             if self.kind == "uniform":
                 parameter.uniform_(-self.scale, self.scale)
@@ -53,18 +53,18 @@ class Draw:
 
 
 class DrawnModule(nn.Module):
-    """A module whose random parameters are described by `draws`; all others are constants."""
+    """Module whose random parameters are declared in `draws`; all others are constants."""
 
     draws: dict[str, Draw]
 
     def draw_parameters(self) -> None:
-        """Fill every drawn parameter and remember that it is untouched since."""
+        """Initialise every declared parameter and record its version."""
         for name, draw in self.draws.items():
             draw.fill_(self.get_parameter(name))
         self._drawn_versions = {name: self.get_parameter(name)._version for name in self.draws}
 
-    def untouched_draws(self) -> dict[str, Draw]:
-        """The draws of parameters that nobody rescaled or re-initialised afterwards."""
+    def unmodified_draws(self) -> dict[str, Draw]:
+        """Return the draws of parameters that were not modified since `draw_parameters`."""
         return {
             name: draw
             for name, draw in self.draws.items()
@@ -108,7 +108,7 @@ class Conv2d(DrawnModule):
 
 
 class Linear(DrawnModule):
-    """Linear map with uniform weights of half-width `gain / sqrt(in_features)` and zero bias.
+    """Linear layer with uniform weights of half-width `gain / sqrt(in_features)` and zero bias.
 
     `gain=0` starts at 0; `draw` replaces the uniform range.
     """
@@ -138,11 +138,11 @@ class Linear(DrawnModule):
 
 
 class ChannelNorm(nn.Module):
-    """Group norm without running statistics, 16 channels a group at most.
+    """Group norm without running statistics, at most 16 channels per group.
 
-    Statistics are taken per sample, so a row with a seed switched off is never scored with
-    statistics gathered while it was on. One group has more than one value as long as the
-    activation has more than one value per sample.
+    Statistics are per sample, so a row without a seed is never evaluated with statistics gathered
+    with it. A group has more than one value as long as the activation has more than one value per
+    sample.
     """
 
     def __init__(self, channels: int) -> None:
@@ -155,10 +155,10 @@ class ChannelNorm(nn.Module):
         return self.normalise(x, self.weight, self.bias)
 
     def normalise(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """The norm with these parameters in place of its own."""
+        """Apply the norm with these parameters instead of its own."""
         if fused.norm_fits(x, self.groups):
             return fused.group_norm(x, self.groups, weight, bias, relu=False)
-        if lies_channels_last(x):
+        if is_channels_last(x):
             return group_norm_channels_last(x, self.groups, weight, bias)
         if x.device.type == "cpu" and x.ndim == 4 and under_vmap(x):
             return group_norm_of_members(x, self.groups, weight, bias)
@@ -169,7 +169,7 @@ class ChannelNorm(nn.Module):
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """Halves height and width, rounding up: a side that has shrunk to 1 stays 1."""
+    """Halves height and width, rounding up: a side of 1 stays 1."""
 
     def __init__(self) -> None:
         super().__init__(2, ceil_mode=True)
@@ -177,13 +177,13 @@ class MaxPool2d(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
         return max_pool2d(x)
 
-    def of_rows(self, x: Tensor) -> Tensor:
-        """The same for the samples of many rows, as one batch."""
+    def pool_rows(self, x: Tensor) -> Tensor:
+        """Pool the samples of many rows as one batch."""
         return max_pool2d(x, many_rows=True)
 
 
 class LayerScale(nn.Module):
-    """One learnt factor per channel, small but not zero at birth: the end of every seed of ours.
+    """One learnt factor per channel, small but not zero initially; the last layer of our seeds.
 
     Channels are the last axis, or the one before `space` axes (2 for images).
     """
@@ -202,18 +202,18 @@ class LayerScale(nn.Module):
 
 
 def norm_relu(norm: nn.Module, x: Tensor) -> Tensor:
-    """A norm and the ReLU behind it, in one pass where there is a kernel for both."""
+    """Apply a norm and ReLU, fused if there is a kernel for it."""
     if isinstance(norm, ChannelNorm) and fused.norm_fits(x, norm.groups):
         return fused.group_norm(x, norm.groups, norm.weight, norm.bias, relu=True)
     h = norm(x)
     nobodys = type(norm) is ChannelNorm and not norm._forward_hooks
-    return F.relu(h, inplace=nobodys and lies_channels_last(h))
+    return F.relu(h, inplace=nobodys and is_channels_last(h))
 
 
 def scaled_norm(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
-    """`scale(norm(x))`, the end of a convolutional seed; in one pass on a CPU or by a kernel."""
+    """Return `scale(norm(x))`, the end of a convolutional seed, fused if possible."""
     if (
-        isinstance(x, Tensor)  # a tracer is to see both modules
+        isinstance(x, Tensor)  # a tracer must see both modules
         and isinstance(norm, ChannelNorm)
         and isinstance(scale, LayerScale)
         and (x.device.type == "cpu" or fused.norm_fits(x, norm.groups))

@@ -1,8 +1,8 @@
-"""How images lie in memory: channel by channel as torch has it, or channels last.
+"""Memory layout of images: contiguous (NCHW) or channels last.
 
-On a CPU, torch's max-pool and the gradients of its convolutions are faster where the channels of a
-place are neighbours (docs/performance.md). The loop executor lays large images out so; torch's
-operations and ours hand the layout on. Values and shapes are the same in both.
+On a CPU, torch's max pool and convolution gradients are faster with channels last
+(docs/performance.md). The loop executor uses it for large images; torch's operations and ours
+preserve it. Values and shapes do not depend on the layout.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from torch import Tensor
 
 
 def padded_channels(channels: int) -> int:
-    """Places of a pixel with so many channels: three get four, so that a pixel is one load."""
+    """Return the stored channels of a pixel: three become four, so that a pixel is one load."""
     return 4 if channels == 3 else channels
 
 
 def channels_last(x: Tensor) -> Tensor:
-    """The images `[..., C, H, W]`, laid out channels last."""
+    """Return the images `[..., C, H, W]` in channels-last layout."""
     return x.movedim(-3, -1).contiguous().movedim(-1, -3)
 
 
-def lies_channels_last(x: object) -> bool:
-    """Whether a batch `[B, C, H, W]` lies so on a CPU, without gaps; under vmap the answer is no.
+def is_channels_last(x: object) -> bool:
+    """Whether a batch `[B, C, H, W]` on a CPU is dense and channels last.
 
-    Nor does what stands for a tensor while a graph is traced.
+    False under vmap, and for the proxies of a tracer.
     """
     if not isinstance(x, Tensor):
         return False
@@ -34,5 +34,5 @@ def lies_channels_last(x: object) -> bool:
 
 
 def under_vmap(x: Tensor) -> bool:
-    """Whether x stands for the tensors of many members: torch does not tell their layout then."""
+    """Whether x is a vmapped tensor, whose layout torch does not expose."""
     return torch._C._functorch.is_batchedtensor(x)

@@ -1,6 +1,6 @@
-"""What speaks against an operation in a slot? The rules of every operation, in one place.
+"""Veto reasons of lifecycle operations.
 
-An operation is legal where no reason is found, so what is legal and why something is not can never
+An operation is legal where there is no reason against it, so legality and its explanation cannot
 disagree.
 
 Shape letters: E members, S slots.
@@ -19,7 +19,7 @@ from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, S
 
 
 class SlotStates(Protocol):
-    """What the rules look at: the arrays of a lifecycle, and its gates."""
+    """State that the rules read: the arrays of a lifecycle, and its gates."""
 
     stage_ES: Codes
     age_ES: Ints
@@ -42,11 +42,11 @@ STAGES_FOR: Final = {
     LifecycleOp.PRUNE: _stages(*PRUNABLE_STAGES),
     LifecycleOp.FOSSILIZE: _stages(SeedStage.HOLDING),
 }
-"""Stages an operation on a seed may be asked for in, as a mask over `SeedStage`."""
+"""Stages in which an operation is allowed, as a mask over `SeedStage`."""
 
 
 def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
-    """`[E, S]`: the first `VetoReason` against `op` in each slot; NONE where it is legal."""
+    """Return `[E, S]` the first `VetoReason` against `op`; NONE where it is legal."""
     veto_ES = np.full(life.stage_ES.shape, VetoReason.NONE, dtype=np.int8)
     for reason, applies_ES in _rules(life, op):
         veto_ES[(veto_ES == VetoReason.NONE) & applies_ES] = reason
@@ -54,11 +54,11 @@ def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
 
 
 def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
-    """Reasons and where they apply `[E, S]`, in the order of `VetoReason`."""
+    """Yield reasons and where they apply `[E, S]`, in the order of `VetoReason`."""
     if op is LifecycleOp.WAIT:
         return
     if op is LifecycleOp.GERMINATE:
-        yield from _against_germination(life)
+        yield from _germination_vetoes(life)
         return
     yield VetoReason.WRONG_STAGE, ~STAGES_FOR[op][life.stage_ES]
     if op is LifecycleOp.ADVANCE:
@@ -71,8 +71,8 @@ def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bool
         yield VetoReason.GATE_CLOSED, ~life.gate_open(Gate.G5)
 
 
-def _against_germination(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
-    """Whether one blueprint fits is asked when it is chosen; here, whether any does."""
+def _germination_vetoes(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
+    """Vetoes of GERMINATE. Here any blueprint may fit; the chosen one is checked later."""
     shape = life.stage_ES.shape
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
     yield VetoReason.BUDGET_SPENT, np.broadcast_to(life.budget_left()[:, None] <= 0, shape)

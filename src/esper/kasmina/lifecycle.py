@@ -1,10 +1,10 @@
-"""What stage each seed is in, what is legal next, and how alpha moves: arrays `[E, S]` on the host.
+"""Lifecycle of seeds: stages, legal operations and alpha ramps, as host arrays `[E, S]`.
 
 A step calls `begin_step` before its train batches and `end_step` after its validation; actions
-come after that. So a seed germinated at the end of step t incubates in step t+1, and a ramp of
-n steps started at the end of step t is complete in step t+n.
+come after that. So a seed germinated at the end of step t starts training in step t+1, and a ramp
+of n steps started at the end of step t is complete in step t+n.
 
-Shape letters: E members, S slots, N pairs (member, slot) named in one call.
+Shape letters: E members, S slots, N (member, slot) pairs of a call.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _PRUNABLE: Bools = np.array([stage in PRUNABLE_STAGES for stage in SeedStage])
 
 @dataclass(frozen=True, slots=True)
 class LifecycleConfig:
-    """The rules of a seed's life."""
+    """Lifecycle rules of seeds."""
 
     gates: GateConfig = field(default_factory=GateConfig)
-    """What the gates ask for."""
+    """Conditions of the gates."""
     auto_forward_g1: bool = True
-    """Start incubation by itself, at the step after germination."""
+    """Start training automatically, at the step after germination."""
     auto_forward_g2: bool = False
-    """Start blending by itself as soon as G2 is open."""
+    """Start blending automatically as soon as G2 passes."""
     auto_forward_g3: bool = True
-    """Go on probation by itself once alpha is 1."""
+    """Enter HOLDING automatically once alpha is 1."""
     min_prune_age: int = 1
-    """Steps after germination before a seed may be pruned."""
+    """Minimum age in steps before a seed may be pruned."""
     seed_budget: int | None = None
-    """Seeds a member may hold at a time, permanent ones included; None: one in every slot."""
+    """Maximum number of seeds per member, permanent ones included; None: one per slot."""
     pruned_steps: int = 1
     """Steps a slot stays PRUNED."""
     embargoed_steps: int = 5
@@ -83,13 +83,13 @@ class LifecycleConfig:
             )
 
     def cooldown_steps(self, stage: SeedStage) -> int:
-        """How long a slot rests in one of the cooldown stages."""
+        """Return the number of steps of a cooldown stage."""
         steps = (self.pruned_steps, self.embargoed_steps, self.resetting_steps)
         return steps[COOLDOWN_CHAIN.index(stage)]
 
 
 class Lifecycle:
-    """The stages and alphas of all slots of all members."""
+    """Stages and alphas of all slots of all members."""
 
     def __init__(
         self, members: int, slots: Sequence[str], fits_SK: Bools, config: LifecycleConfig
@@ -99,7 +99,7 @@ class Lifecycle:
         self.slots = tuple(slots)
         self.fits_SK = fits_SK
         self.version = 0
-        """Grows whenever a stage or an alpha changes, so that derived tables can be cached."""
+        """Increases whenever a stage or an alpha changes; used to invalidate caches."""
         self._allocate(members)
 
     def _allocate(self, members: int) -> None:
@@ -112,7 +112,7 @@ class Lifecycle:
         self.births_ES: Ints = np.zeros(shape, dtype=np.int64)
         """Seeds germinated in the slot so far."""
         self.pruning_ES: Bools = np.zeros(shape, dtype=np.bool_)
-        """Alpha is on its way to 0; the seed is frozen and then removed."""
+        """Alpha is ramping to 0; the seed is frozen and will be removed."""
         self.alpha_ES: Floats = np.zeros(shape, dtype=np.float32)
         self.mode_ES: Codes = np.full(shape, AlphaMode.HOLD, dtype=np.int8)
         self.ramp_start_ES: Floats = np.zeros(shape, dtype=np.float32)
@@ -121,7 +121,7 @@ class Lifecycle:
         self.ramp_total_ES: Ints = np.zeros(shape, dtype=np.int64)
         self.curve_ES: Codes = np.zeros(shape, dtype=np.int8)
         self.tempo_ES: Ints = np.zeros(shape, dtype=np.int64)
-        """Steps the first blend will take."""
+        """Steps of the first blend."""
         self.signals = GateSignals.unmeasured(*shape)
 
     @property
@@ -130,26 +130,26 @@ class Lifecycle:
         return int(self.stage_ES.shape[0])
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Everything that changes in a life, by name; not copies, so a save can be read into it."""
+        """Return all mutable arrays by name; not copies, so that a load can write into them."""
         own = {name: value for name, value in vars(self).items() if name.endswith("_ES")}
         return own | {f.name: getattr(self.signals, f.name) for f in fields(self.signals)}
 
     def reset(self) -> None:
-        """All slots of all members dormant, as at the start of an episode."""
+        """Reset all slots to dormant, as at the start of an episode."""
         self._allocate(self.members)
         self.version += 1
 
-    # ---- the clock ------------------------------------------------------------------------
+    # ---- steps ----------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Before the train batches: incubation starts, ramps move one step."""
+        """Before the train batches: start training of new seeds, advance ramps by one step."""
         if self.config.auto_forward_g1:
             self._enter(self._at(SeedStage.GERMINATED), SeedStage.TRAINING)
         self._move_ramps()
 
     def end_step(self, signals: GateSignals) -> None:
-        """After validation: count the step, cool down, note the signals, forward what may go."""
-        self._note(signals)
+        """After validation: update counters, cooldowns, signals and automatic transitions."""
+        self._store_signals(signals)
         self.steps_in_stage_ES += 1
         self.age_ES[self.occupied()] += 1
         for stage, after in zip(COOLDOWN_CHAIN[-2::-1], COOLDOWN_CHAIN[:0:-1], strict=True):
@@ -160,13 +160,13 @@ class Lifecycle:
         if self.config.auto_forward_g2:
             self._start_blend(self._at(SeedStage.TRAINING) & self.gate_open(Gate.G2))
 
-    def _note(self, signals: GateSignals) -> None:
-        """Keep the newest measured value of each signal (NaN: not measured this time)."""
+    def _store_signals(self, signals: GateSignals) -> None:
+        """Store the newest measured value of each signal (NaN: not measured this time)."""
 
         def newer(old: Floats, new: Floats) -> Floats:
             return np.where(np.isnan(new), old, new).astype(np.float32)
 
-        self.signals = replace(  # copies: what the gates read is no one else's to change
+        self.signals = replace(  # copies, so that callers cannot change them
             signals,
             host_loss_E=np.array(signals.host_loss_E, dtype=np.float32),
             shadow_loss_ES=np.array(signals.shadow_loss_ES, dtype=np.float32),
@@ -189,10 +189,10 @@ class Lifecycle:
         self.version += 1
         self._remove(done & self.pruning_ES)
 
-    # ---- what is legal --------------------------------------------------------------------
+    # ---- legality -------------------------------------------------------------------------
 
     def occupied(self) -> Bools:
-        """Slots in which a seed stands, permanent ones included."""
+        """Slots that hold a seed, permanent ones included."""
         return _OCCUPIED[self.stage_ES]
 
     def ramp_steps_left(self) -> Ints:
@@ -210,13 +210,13 @@ class Lifecycle:
         return left
 
     def budget_left(self) -> Ints:
-        """`[E]`: seeds each member may still germinate."""
+        """Return `[E]` how many seeds each member may still germinate."""
         budget = self.config.seed_budget
         limit = len(self.slots) if budget is None else budget
         return np.asarray(limit - self.occupied().sum(axis=1), dtype=np.int64)
 
     def gate_open(self, gate: Gate) -> Bools:
-        """Where the conditions of a gate hold, whatever stage the seed is in."""
+        """Return where a gate's conditions hold, regardless of the stage."""
         if gate is Gate.G0:
             return np.asarray(self.veto(LifecycleOp.GERMINATE) == VetoReason.NONE)
         if gate is Gate.G1:
@@ -229,15 +229,15 @@ class Lifecycle:
 
     @property
     def min_prune_age(self) -> int:
-        """Steps after germination before a seed may be pruned."""
+        """Minimum age in steps before a seed may be pruned."""
         return self.config.min_prune_age
 
     def veto(self, op: LifecycleOp) -> Codes:
-        """`[E, S]`: the first `VetoReason` against `op` in each slot; legal where it is NONE."""
+        """Return `[E, S]` the first `VetoReason` against `op`; NONE where it is legal."""
         return veto_reasons(self, op)
 
     def legal_ops(self) -> Bools:
-        """`[E, S, op]`: what may be asked of each slot now, gates included. WAIT always may."""
+        """Return `[E, S, op]` which operations are legal, gates included. WAIT always is."""
         return np.stack([self.veto(op) == VetoReason.NONE for op in LifecycleOp], axis=-1)
 
     # ---- operations on arrays of members --------------------------------------------------
@@ -262,7 +262,7 @@ class Lifecycle:
         self.curve_ES[at] = curve
         self.age_ES[at] = 0
         self.births_ES[at] += 1
-        self._forget_signals(at)
+        self._clear_signals(at)
 
     def check_germinate(
         self,
@@ -274,28 +274,29 @@ class Lifecycle:
         alpha_target: float | Floats,
         curve: IntLike,
     ) -> tuple[Ints, Ints]:
-        """Refuse what `germinate` would refuse, and change nothing; the (member, slot) pairs."""
+        """Validate the arguments of `germinate`; return the (member, slot) pairs."""
         at = self._pairs(members, slots)
-        kind = _whole("blueprint", blueprints, at)
+        kind = _as_ints("blueprint", blueprints, at)
         self._check_choice("blueprint", kind, range(self.fits_SK.shape[1]))
-        self._check_choice("style", _whole("style", style, at), list(BlendStyle))
-        self._check_choice("tempo", _whole("tempo", tempo, at), TEMPOS)
-        self._check_choice("alpha_target", _real("alpha_target", alpha_target, at), ALPHA_TARGETS)
-        self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
+        self._check_choice("style", _as_ints("style", style, at), list(BlendStyle))
+        self._check_choice("tempo", _as_ints("tempo", tempo, at), TEMPOS)
+        targets = _as_floats("alpha_target", alpha_target, at)
+        self._check_choice("alpha_target", targets, ALPHA_TARGETS)
+        self._check_choice("curve", _as_ints("curve", curve, at), list(AlphaCurve))
         self._check_legal(LifecycleOp.GERMINATE, at)
         self._check_fit(at, kind)
         self._check_budget(at[0])
         return at
 
-    def make_native(self, members: IntLike, slots: IntLike) -> None:
-        """Permanent from the start. Not a transition: the member is born with the seed."""
+    def make_permanent(self, members: IntLike, slots: IntLike) -> None:
+        """Make seeds permanent without a transition, at the start of an episode."""
         at = self._pairs(members, slots)
         self.stage_ES[at] = SeedStage.FOSSILIZED
         self.alpha_ES[at] = 1.0
         self.version += 1
 
     def advance(self, members: IntLike, slots: IntLike) -> None:
-        """GERMINATED -> TRAINING, TRAINING -> BLENDING or BLENDING -> HOLDING, through the gate."""
+        """Advance to TRAINING, BLENDING or HOLDING, whichever is next; the gate must pass."""
         at = self._pairs(members, slots)
         self._check_legal(LifecycleOp.ADVANCE, at)
         mask = self._mask(at)
@@ -312,11 +313,11 @@ class Lifecycle:
         speed: IntLike = ALPHA_SPEEDS[1],
         curve: IntLike = AlphaCurve.LINEAR,
     ) -> None:
-        """Send alpha to a new target; below 1 a HOLDING seed goes back to BLENDING."""
+        """Start a ramp to a new target; below 1 a HOLDING seed returns to BLENDING."""
         at = self._pairs(members, slots)
-        self._check_choice("alpha_target", _real("alpha_target", target, at), ALPHA_TARGETS)
-        self._check_choice("alpha_speed", _whole("alpha_speed", speed, at), ALPHA_SPEEDS)
-        self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
+        self._check_choice("alpha_target", _as_floats("alpha_target", target, at), ALPHA_TARGETS)
+        self._check_choice("alpha_speed", _as_ints("alpha_speed", speed, at), ALPHA_SPEEDS)
+        self._check_choice("curve", _as_ints("curve", curve, at), list(AlphaCurve))
         self._check_legal(LifecycleOp.SET_ALPHA_TARGET, at)
         self.target_ES[at] = target
         below = self._mask(at) & (self.target_ES < 1.0) & self._at(SeedStage.HOLDING)
@@ -330,11 +331,11 @@ class Lifecycle:
         speed: IntLike = 0,
         curve: IntLike = AlphaCurve.LINEAR,
     ) -> None:
-        """Remove a seed: blended ones ramp to 0 first (`speed` steps, 0: at once), frozen."""
+        """Remove seeds; blended ones are frozen and ramp to 0 first (`speed` steps, 0: at once)."""
         at = self._pairs(members, slots)
-        steps = _whole("alpha_speed", speed, at)
+        steps = _as_ints("alpha_speed", speed, at)
         self._check_choice("alpha_speed", steps, ALPHA_SPEEDS)
-        self._check_choice("curve", _whole("curve", curve, at), list(AlphaCurve))
+        self._check_choice("curve", _as_ints("curve", curve, at), list(AlphaCurve))
         self._check_legal(LifecycleOp.PRUNE, at)
         speed_ES = np.zeros_like(self.age_ES)
         speed_ES[at] = steps
@@ -355,17 +356,17 @@ class Lifecycle:
         self._check_legal(LifecycleOp.FOSSILIZE, at)
         self._enter(self._mask(at), SeedStage.FOSSILIZED)
 
-    def uproot(self, mask_ES: Bools) -> None:
-        """Remove live seeds at once, whatever the rules say (a rollback); full cooldown follows."""
+    def force_remove(self, mask_ES: Bools) -> None:
+        """Remove live seeds at once, bypassing all rules (rollback); the full cooldown follows."""
         self._remove(mask_ES & _PRUNABLE[self.stage_ES])
 
-    # ---- inside ---------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------
 
     def _at(self, stage: SeedStage) -> Bools:
         return np.asarray(self.stage_ES == stage)
 
     def _enter(self, mask: Bools, stage: SeedStage) -> None:
-        """Move masked slots into a stage; the transition table has the last word."""
+        """Move masked slots into a stage; raises unless the transition table allows it."""
         if not mask.any():
             return
         if not _LEGAL_MOVE[self.stage_ES[mask], stage].all():
@@ -381,7 +382,7 @@ class Lifecycle:
         self.version += 1
 
     def _start_blend(self, mask: Bools) -> None:
-        """TRAINING -> BLENDING with the ramp chosen at germination."""
+        """TRAINING -> BLENDING with the ramp given at germination."""
         self._enter(mask, SeedStage.BLENDING)
         at = np.nonzero(mask)
         self._start_ramp(at, self.target_ES[at], self.tempo_ES[at], self.curve_ES[at])
@@ -403,7 +404,7 @@ class Lifecycle:
         self.version += 1
 
     def _remove(self, mask: Bools) -> None:
-        """Take seeds out and start the cooldown."""
+        """Remove seeds and start the cooldown."""
         if not mask.any():
             return
         self._enter(mask, SeedStage.PRUNED)
@@ -414,10 +415,10 @@ class Lifecycle:
         self.mode_ES[mask] = AlphaMode.HOLD
         self.ramp_done_ES[mask] = self.ramp_total_ES[mask] = 0
         self.age_ES[mask] = 0
-        self._forget_signals(np.nonzero(mask))
+        self._clear_signals(np.nonzero(mask))
 
-    def _forget_signals(self, at: tuple[Ints, ...]) -> None:
-        """What was measured of an earlier seed says nothing about the next one."""
+    def _clear_signals(self, at: tuple[Ints, ...]) -> None:
+        """Clear the measurements of earlier seeds."""
         per_slot = ("shadow_loss_ES", "grad_norm_ES", "contribution_ES", "contribution_se_ES")
         fresh = {name: getattr(self.signals, name).copy() for name in per_slot}
         for values in fresh.values():
@@ -425,10 +426,10 @@ class Lifecycle:
         self.signals = replace(self.signals, **fresh)
 
     def _pairs(self, members: IntLike, slots: IntLike) -> tuple[Ints, Ints]:
-        """(member, slot) index arrays `[N]`, checked: in range, no pair twice."""
+        """Return validated (member, slot) index arrays `[N]`: in range, without duplicates."""
         e, s = np.broadcast_arrays(
-            whole_numbers("member", np.atleast_1d(members)),
-            whole_numbers("slot", np.atleast_1d(slots)),
+            as_integers("member", np.atleast_1d(members)),
+            as_integers("slot", np.atleast_1d(slots)),
         )
         for name, values, limit in (("member", e, self.members), ("slot", s, len(self.slots))):
             bad = values[(values < 0) | (values >= limit)]
@@ -438,7 +439,7 @@ class Lifecycle:
         if (counts > 1).any():
             twice_e, twice_s = pairs[:, counts > 1][:, 0]
             raise EsperError(
-                f"member {twice_e} slot {self.slots[twice_s]} is named twice in one call"
+                f"member {twice_e} slot {self.slots[twice_s]} appears twice in one call"
             )
         return e, s
 
@@ -463,11 +464,11 @@ class Lifecycle:
             raise IllegalActionError(
                 f"{op.name} of member {e} slot {self.slots[s]} is not legal: "
                 f"{VetoReason(veto_N[refused][0]).name} "
-                f"({self._condition(int(e), int(s))}); legal there now: {choices}"
+                f"({self._describe_slot(int(e), int(s))}); legal there now: {choices}"
             )
 
-    def _condition(self, e: int, s: int) -> str:
-        """The facts that decide what is legal in one slot, for an error line."""
+    def _describe_slot(self, e: int, s: int) -> str:
+        """Describe the state of one slot for an error message."""
         return (
             f"{SeedStage(self.stage_ES[e, s]).name} for {self.steps_in_stage_ES[e, s]} steps, "
             f"age {self.age_ES[e, s]}, alpha {self.alpha_ES[e, s]:g} "
@@ -487,51 +488,51 @@ class Lifecycle:
         if (wanted > left).any():
             e = int(np.flatnonzero(wanted > left)[0])
             raise IllegalActionError(
-                f"member {e}: {wanted[e]} seeds asked for, budget left {left[e]}; prune one first"
+                f"member {e}: {wanted[e]} seeds requested, budget left {left[e]}; prune one first"
             )
 
 
-def _whole(name: str, values: IntLike, at: tuple[Ints, Ints]) -> Ints:
-    """An argument as int64 `[N]`; fractions are refused."""
-    return _for_each(name, whole_numbers(name, np.asarray(values)), at)
+def _as_ints(name: str, values: IntLike, at: tuple[Ints, Ints]) -> Ints:
+    """Convert an argument to int64 `[N]`; raises on fractions."""
+    return _for_each(name, as_integers(name, np.asarray(values)), at)
 
 
-def _real(name: str, values: float | Floats, at: tuple[Ints, Ints]) -> Floats:
-    """An argument as float32 `[N]`."""
+def _as_floats(name: str, values: float | Floats, at: tuple[Ints, Ints]) -> Floats:
+    """Convert an argument to float32 `[N]`."""
     return _for_each(name, np.asarray(values, dtype=np.float32), at)
 
 
 def _for_each(name: str, values: AnyArray, at: tuple[Ints, Ints]) -> AnyArray:
-    """One value for each (member, slot) of a call, from one for all or one each."""
+    """Broadcast one value, or one per pair, to the (member, slot) pairs of a call."""
     if values.shape not in ((), (1,), at[0].shape):
         raise EsperError(f"{name} has shape {values.shape}: give one, or {len(at[0])}")
     return np.broadcast_to(values, at[0].shape)  # type: ignore[return-value]
 
 
-def whole_numbers(name: str, values: npt.NDArray[np.generic]) -> Ints:
-    """Indices or counts as int64; masks and fractions are refused, nothing is rounded."""
+def as_integers(name: str, values: npt.NDArray[np.generic]) -> Ints:
+    """Convert indices or counts to int64; raises on masks and fractions instead of rounding."""
     if values.size and not np.issubdtype(values.dtype, np.integer):
         raise EsperError(
-            f"{name} {np.ravel(values)[0]!r}: whole numbers are needed (of a mask, np.flatnonzero)"
+            f"{name} {np.ravel(values)[0]!r}: expected integers (for a mask use np.flatnonzero)"
         )
     return values.astype(np.int64)
 
 
 class HasLifecycle(Protocol):
-    """A population, as far as these helpers need it."""
+    """Anything with a lifecycle, such as a population."""
 
     @property
     def lifecycle(self) -> Lifecycle: ...
 
 
 def advance_active_seed(population: HasLifecycle, members: IntLike, slot: IntLike) -> Bools:
-    """Advance the seed of `slot` in each member where the gate passes; says where it did.
+    """Advance the seed of `slot` in each member where the gate passes; return where it did.
 
     `slot`: one for all members, or one each.
     """
     life = population.lifecycle
-    wanted = whole_numbers("member", np.atleast_1d(members))
-    slots = np.broadcast_to(whole_numbers("slot", np.atleast_1d(slot)), wanted.shape)
+    wanted = as_integers("member", np.atleast_1d(members))
+    slots = np.broadcast_to(as_integers("slot", np.atleast_1d(slot)), wanted.shape)
     passes = life.veto(LifecycleOp.ADVANCE)[wanted, slots] == VetoReason.NONE
     if passes.any():
         life.advance(wanted[passes], slots[passes])
@@ -541,7 +542,10 @@ def advance_active_seed(population: HasLifecycle, members: IntLike, slot: IntLik
 def resolve_target_slot(
     slot_idx: int, enabled_slots: Sequence[str], slot_config: Sequence[InjectionSpec]
 ) -> tuple[str, int]:
-    """Slot id and segment position of the slot a controller means by its index."""
+    """Return the id and segment position of a slot given by its index in `enabled_slots`.
+
+    `slot_config`: the slots of the host. Raises if the index is out of range.
+    """
     if not 0 <= slot_idx < len(enabled_slots):
         raise EsperError(
             f"slot index {slot_idx}: {len(enabled_slots)} slots are enabled "

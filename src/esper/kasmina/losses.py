@@ -1,4 +1,4 @@
-"""What a row is trained on and how it is judged: per-row loss and correct counts, stacked.
+"""Per-row losses and correct counts.
 
 Shape letters: R rows, B batch, K classes; language models have a time axis between B and K.
 """
@@ -15,17 +15,17 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 
 FEW_CLASSES: Final = 64
-"""Below this a CPU is faster with the classes apart and the samples side by side."""
+"""Number of classes below which a CPU is faster with the class axis first."""
 
 IGNORED: Final = -100
-"""A label of torch's for places that do not count in the loss."""
+"""torch's label for ignored positions."""
 
 RowLoss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs `[R, B, ...]`, targets `[R, B, ...]`) -> loss `[R]`, the mean over everything else."""
+"""(outputs `[R, B, ...]`, targets `[R, B, ...]`) -> loss `[R]`, averaged over all other axes."""
 
 
 def cross_entropy(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
-    """Mean cross-entropy of each row, in nats."""
+    """Return the mean cross-entropy of each row, in nats."""
     if logits_RBK.device.type == "cpu" and logits_RBK.shape[-1] < FEW_CLASSES:
         apart_RKB = logits_RBK.flatten(1, -2).transpose(1, 2).contiguous()
         losses = F.cross_entropy(apart_RKB, target_RB.flatten(1), reduction="none")
@@ -37,26 +37,26 @@ def cross_entropy(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
 def check_labels(
     target: Tensor, batch: int, output_shape: Sequence[int], read_values: bool
 ) -> None:
-    """Labels that `cross_entropy` takes for outputs `[R, B, *output_shape]`.
+    """Raise unless `cross_entropy` accepts the labels for outputs `[R, B, *output_shape]`.
 
-    `read_values`: also that each is a class; on a GPU that waits for the device.
+    `read_values`: also check that each is a valid class, which synchronises a GPU.
     """
     if not output_shape:
         raise EsperError(
-            "outputs are one number a sample: cross-entropy needs one for each class; give the "
-            "host such a head, or the population a loss= of your own"
+            "outputs are one number per sample: cross-entropy needs one for each class; give the "
+            "host such a head, or the population your own loss="
         )
     *places, classes = output_shape
     wanted = (batch, *places)
     if target.shape[1:] != wanted:
         raise EsperError(
             f"targets of shape {tuple(target.shape)}: outputs are {(batch, *output_shape)} for "
-            f"each member, so give labels {wanted}, one class index a place"
+            f"each member, so give labels {wanted}, one class index per position"
         )
     if target.dtype not in (torch.int64, torch.uint8):
         raise EsperError(
             f"targets of {str(target.dtype).removeprefix('torch.')}: labels are class indices of "
-            f"int64, as in y.long(); for others give the population a loss= of your own"
+            f"int64, as in y.long(); for others give the population your own loss="
         )
     if not read_values:
         return
@@ -71,7 +71,7 @@ def check_labels(
 
 
 def count_correct(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
-    """How many predictions of each row are right; 0 where targets are no classes."""
+    """Return the number of correct predictions of each row; 0 if targets are not classes."""
     if target_RB.shape != logits_RBK.shape[:-1]:
         return torch.zeros(len(logits_RBK), dtype=torch.int64, device=logits_RBK.device)
     return (logits_RBK.argmax(dim=-1) == target_RB).flatten(1).sum(dim=1)

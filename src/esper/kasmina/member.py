@@ -1,4 +1,4 @@
-"""One member of a population as a plain module, for reading, export and tests."""
+"""One member of a population as a module, for inspection, export and tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from esper.kasmina.blending import blend
 from esper.kasmina.counting import count_parameters
 from esper.kasmina.describe import describe
 from esper.kasmina.network import StackedNetwork
-from esper.kasmina.plain import to_plain
+from esper.kasmina.plain_graph import to_plain
 from esper.kasmina.saving import HostSpec, load_member, save_member
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -22,7 +22,7 @@ from esper.leyline.stages import SeedStage
 
 
 class SeedView(nn.Module):
-    """One seed as it stands in a slot: delta, gate if it has one, and how it is blended."""
+    """One seed: delta module, optional gate, and blending."""
 
     def __init__(self, delta: nn.Module, gate: nn.Module | None, report: SlotReport) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class SeedView(nn.Module):
         self.alpha = report.alpha
 
     def forward(self, h: Tensor) -> Tensor:
-        if self.alpha == 0:  # not part of the computation
+        if self.alpha == 0:  # not computed
             return h
         gate = self.gate(h) if self.gate is not None else None
         return blend(h, self.delta(h), self.alpha, self.style, gate)
@@ -45,9 +45,9 @@ class SeedView(nn.Module):
 class MorphogeneticModel(nn.Module):
     """A member: its host with the seeds in their slots.
 
-    Parameters are views of the population's: they follow its training. Which seeds stand where,
-    and at what alpha, is as it was when the view was taken. It comes in eval mode: in training
-    mode a host with BatchNorm would write to the population's running statistics.
+    Parameters are views of the population's and follow its training. Seeds and alphas are those at
+    the time the view was created. It starts in eval mode: in training mode a host with BatchNorm
+    would update the population's running statistics.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class MorphogeneticModel(nn.Module):
         reports: Mapping[str, SlotReport],
         host_macs: int | None = None,
     ) -> None:
-        """`host_macs`: of the host alone, None while no input has been seen."""
+        """`host_macs`: MACs of the host alone, None before the first input."""
         super().__init__()
         self.member = member
         self.topology = network.topology
         self.slots = network.slots
-        """The enabled ones in execution order, with or without a seed."""
+        """The enabled slots in execution order."""
         self.reports = tuple(reports[spec.slot_id] for spec in network.slots)
-        """What stands in each of them."""
+        """Report of each of them."""
         self.host = _view(network.host, member)
         self.seeds = nn.ModuleDict()
         self._position = {spec.slot_id: spec.position for spec in network.slots}
@@ -89,7 +89,7 @@ class MorphogeneticModel(nn.Module):
         return x
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the member into the folder `path`; a save that is there is replaced at once."""
+        """Save the member to the folder `path`, replacing an existing save atomically."""
         host = HostSpec(type(self.host).__name__, self.topology, self.slots)
         save_member(path, self, host, self.member, self.reports, self.host_macs)
 
@@ -99,9 +99,9 @@ class MorphogeneticModel(nn.Module):
         host_factory: Callable[[], nn.Module],
         device: str | torch.device = "cpu",
     ) -> MorphogeneticModel:
-        """The member saved in `path`, on its own: its parameters are no one else's.
+        """Load a member with its own parameters.
 
-        The host's code is not in the save: give the factory it was made with.
+        The host's code is not saved: pass the original factory.
         """
         model, number = load_member(MorphogeneticModel, path, host_factory, device)
         model.member = number
@@ -109,15 +109,15 @@ class MorphogeneticModel(nn.Module):
 
     @property
     def stages(self) -> dict[str, SeedStage]:
-        """Stage of each slot that holds a seed."""
+        """Return the stage of each slot that holds a seed."""
         return {slot: seed.stage for slot, seed in self.seeds.items()}  # type: ignore[misc]
 
     def to_plain(self) -> GraphModule:
-        """The member as it stands, as a graph of torch modules with parameters of its own."""
+        """Return the member as a graph of torch modules with its own parameters."""
         return to_plain(self.host, self.seeds, self.slots)
 
     def describe(self) -> str:
-        """What stands where, since when and at what cost: a small table."""
+        """Format host and slots as a small table."""
         parameters = count_parameters(self.host)
         return describe(type(self.host).__name__, parameters, self.host_macs, self.reports)
 
@@ -126,7 +126,7 @@ class MorphogeneticModel(nn.Module):
 
 
 def _view(store: ParameterStore, member: int) -> nn.Module:
-    """A copy of the template whose parameters and buffers are the member's rows."""
+    """Return a copy of the template whose parameters and buffers are the member's rows."""
     module = store.copy_template()
     values = store.named_row(store.flat_EP.detach()[member])
     values |= {name: stacked[member] for name, stacked in store.fixed.items()}
@@ -139,5 +139,5 @@ def _view(store: ParameterStore, member: int) -> nn.Module:
                 shared[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
             child.register_parameter(name, shared[id(parameter)])
         for name, buffer in child.named_buffers(recurse=False, remove_duplicate=False):
-            child._buffers[name] = values[first_name[id(buffer)]]  # stays persistent or not
+            child._buffers[name] = values[first_name[id(buffer)]]  # keeps its persistence flag
     return module

@@ -1,7 +1,7 @@
-"""What a population computes with: the stacked host, its segments, and the banks of seeds.
+"""Stacked host, its segments, and the banks of seeds.
 
-The network knows structure and parameters; stages and alphas are `lifecycle`'s, the order of
-computation is the executors'.
+The network holds structure and parameters; `lifecycle` holds stages and alphas, and the executors
+define the computation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
 from esper.kasmina.host_checks import (
     as_host,
     check_activation,
-    chosen_slots,
+    enabled_slots,
     host_segments,
     require_names,
 )
-from esper.kasmina.initial import Initialiser
+from esper.kasmina.initialisation import Initialiser
+from esper.kasmina.lifecycle import resolve_target_slot
 from esper.kasmina.random_layers import Site
 from esper.kasmina.random_probe import (
     draws_in_evaluation,
@@ -42,12 +43,12 @@ from esper.leyline.slots import InjectionSpec, Topology
 from esper.leyline.user_errors import user_code
 
 _PROBE_SHAPE: dict[Topology, tuple[int, ...]] = {"cnn": (4, 4), "transformer": (4,), "mlp": ()}
-"""Extra sizes of the activation on which a new seed's shape is tried."""
+"""Spatial sizes of the activation on which a new seed's output shape is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One link of the host's chain; names map its own parameters to the host's."""
+    """One segment of the host, with its parameter names mapped to the host's."""
 
     module: nn.Module
     names: dict[str, str]
@@ -55,21 +56,22 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The segments from one slot to the next as one module: fewer calls to make for all rows."""
+class FusedRun:
+    """The segments between two slots as one module, which reduces the number of calls."""
 
-    before: tuple[nn.Module, ...]
-    """Those in front that have no parameters and take every sample by itself: on a CPU the samples
-    of all rows are one batch to them, without vmap."""
-    whole: Segment
+    samplewise: tuple[nn.Module, ...]
+    """Leading modules without parameters that act on each sample independently: on a CPU they run
+    on the samples of all rows as one batch, without vmap."""
+    segment: Segment
+    """The remaining modules as one segment."""
     last: int
     """Position of its last segment."""
     site: Site | None = None
-    """Where it draws random numbers in training; it is one segment then."""
+    """Random-number site; then it is a single segment."""
 
 
 class StackedNetwork:
-    """E hosts as one, with a bank of E seeds per (slot, blueprint) in use."""
+    """E stacked hosts, with a bank of E seeds per (slot, blueprint) in use."""
 
     def __init__(
         self,
@@ -87,39 +89,38 @@ class StackedNetwork:
         template = as_host(self.host.template)
         self.topology: Topology = template.topology
         self.segments = _segments(template)
-        self.slots = chosen_slots(template, slots, len(self.segments))
+        self.slots = enabled_slots(template, slots, len(self.segments))
         self.sites: dict[int, Site] | None = None
-        """By position: the segments that draw random numbers in training; None until an input is
-        seen (`find_sites`)."""
+        """Position -> site of each segment that draws random numbers in training; None until an
+        input was seen (`find_sites`)."""
         self.repeatable = True
-        """Nothing in the host draws from elsewhere."""
-        self.stretches = _stretches(self.segments, self.slots, device.type == "cpu", {})
-        self.joints = _joints(self.segments) if device.type == "cpu" else {}
-        """By position: a segment and the one behind it as one, cheaper where no seed stands
-        between; see `unwatched_joints`."""
-        self.blueprints = _chosen_blueprints(blueprints, self.topology)
+        """Whether all random numbers of the host come from Esper's streams."""
+        self.fused_runs = _fuse_runs(self.segments, self.slots, device.type == "cpu", {})
+        self.fused_pairs = _fuse_pairs(self.segments) if device.type == "cpu" else {}
+        """Position -> fused module of a segment and the next one, used if no seed is between them;
+        see `usable_fused_pairs`."""
+        self.blueprints = _enabled_blueprints(blueprints, self.topology)
         self.fits_SK = np.array(
             [[b.misfit(slot.channels) is None for b in self.blueprints] for slot in self.slots],
             dtype=np.bool_,
         ).reshape(len(self.slots), len(self.blueprints))
         self.banks: dict[tuple[int, int], ParameterStore] = {}
-        """(slot, blueprint) -> E rows, allocated when first used."""
+        """(slot, blueprint) -> E rows, allocated at first use."""
         self.gates: dict[int, ParameterStore] = {}
         """slot -> E gates, allocated when a seed with style GATE is first germinated there."""
 
     def slot_index(self, slot: int | str) -> int:
-        """Index of a slot by id (an index passes through, checked)."""
+        """Return the index of a slot given by id or index; raises if unknown."""
         ids = [spec.slot_id for spec in self.slots]
         if isinstance(slot, str):
             if slot not in ids:
                 raise unknown_name("slot", slot, ids, "in this population")
             return ids.index(slot)
-        if not 0 <= slot < len(ids):
-            raise EsperError(f"slot index {slot}: valid are 0 to {len(ids) - 1} ({', '.join(ids)})")
+        resolve_target_slot(slot, ids, self.slots)
         return slot
 
     def find_sites(self, x: Tensor) -> None:
-        """Learn from two or more samples which segments draw random numbers in training."""
+        """Find the segments that draw random numbers in training, from two or more samples."""
         self.sites = {}
         sources: list[str] = []
         for position, segment in enumerate(self.segments):
@@ -130,7 +131,7 @@ class StackedNetwork:
                 self.sites[position] = found.site
         self.repeatable = not sources
         report_draws(f"host {type(self.host.template).__name__}", tuple(dict.fromkeys(sources)))
-        self.stretches = _stretches(
+        self.fused_runs = _fuse_runs(
             self.segments, self.slots, self.device.type == "cpu", self.sites
         )
 
@@ -140,7 +141,7 @@ class StackedNetwork:
         return bool(self.sites) or any(bank.site for bank in self.banks.values())
 
     def check_fit(self, slot: int, blueprint: int) -> None:
-        """A blueprint must fit its slot; the error says what does."""
+        """Raise unless the blueprint fits the slot, listing those that do."""
         names = [b.name for b in self.blueprints]
         spec = self.slots[self.slot_index(slot)]
         if not 0 <= blueprint < len(names):
@@ -154,7 +155,7 @@ class StackedNetwork:
             )
 
     def bank(self, slot: int, blueprint: int) -> ParameterStore:
-        """The bank of a blueprint in a slot; the first use allocates it and tries its shape."""
+        """Return the bank of a blueprint in a slot; the first use allocates and checks it."""
         key = (slot, blueprint)
         if key not in self.banks:
             width = self.slots[slot].channels
@@ -168,15 +169,15 @@ class StackedNetwork:
             bank = ParameterStore(initialiser, self.members, self.device)
             bank.writes_input = writes
             if site is not None and self.device.type != "cpu":
-                # SYNC: the device's own operations may draw otherwise than the CPU's; once for each
-                # blueprint and slot, and only where one draws at all.
+                # SYNC: operations on the device may draw differently than on the CPU; once per
+                # blueprint and slot, and only if it draws at all.
                 site = self._find_seed_site(slot, recipe, bank.template, sample.to(self.device))
             bank.site = site
             self.banks[key] = bank
         return self.banks[key]
 
     def gate(self, slot: int) -> ParameterStore:
-        """The gates of a slot."""
+        """Return the gates of a slot."""
         if slot not in self.gates:
             width = self.slots[slot].channels
             initialiser = Initialiser(lambda: Gate(width, self.topology))
@@ -184,7 +185,7 @@ class StackedNetwork:
         return self.gates[slot]
 
     def sample_activation(self, slot: int) -> Tensor:
-        """Two small activations such as a seed in that slot may see, on the CPU."""
+        """Return two small activations of the slot's shape, on the CPU."""
         width, space = self.slots[slot].channels, _PROBE_SHAPE[self.topology]
         shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
         return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
@@ -192,7 +193,7 @@ class StackedNetwork:
     def _find_seed_site(
         self, slot: int, recipe: Blueprint, module: nn.Module, h: Tensor
     ) -> Site | None:
-        """Where a seed draws random numbers in training, tried on a sample of its slot."""
+        """Return the random-number site of a seed, found by running it on a sample activation."""
         name = f"slot {self.slots[slot].slot_id} blueprint {recipe.name}"
         found = find_draws(name, module, h)
         report_draws(f"blueprint {recipe.name!r}", found.uncontrolled)
@@ -200,25 +201,25 @@ class StackedNetwork:
             report_evaluation(f"blueprint {recipe.name!r}")
         return found.site
 
-    def unwatched_joints(self) -> dict[int, Segment]:
-        """Those of `joints` that nobody would miss a call of: hooks come and go with time."""
-        drawing = self.sites or {}
+    def usable_fused_pairs(self) -> dict[int, Segment]:
+        """Return the fused pairs without hooks on their segments; hooks may change at any time."""
+        row_draws = self.sites or {}
         return {
             index: joint
-            for index, joint in self.joints.items()
-            if not any(is_watched(segment.module) for segment in self.segments[index : index + 2])
-            and index not in drawing
-            and index + 1 not in drawing
+            for index, joint in self.fused_pairs.items()
+            if not any(has_hooks(segment.module) for segment in self.segments[index : index + 2])
+            and index not in row_draws
+            and index + 1 not in row_draws
         }
 
     def check_activation(self, slot: int, h: Tensor) -> None:
-        """An activation (batch first) must have the axes and channels its slot promises."""
+        """Raise unless an activation (batch first) has the axes and channels of its slot."""
         host = type(self.host.template).__name__
         check_activation(host, self.topology, self.slots[slot], h.shape)
 
 
 def _segments(host: HostProtocol) -> tuple[Segment, ...]:
-    """The host's chain, with each segment's names traced to the host's by identity."""
+    """Return the host's segments, with parameter names traced to the host's by identity."""
     assert isinstance(host, nn.Module)
     owners = {id(t): n for n, t in (*host.named_parameters(), *host.named_buffers())}
     segments = []
@@ -252,12 +253,12 @@ def _build_seed(recipe: Blueprint, width: int) -> nn.Module:
 
 
 def _try_seed(recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
-    """Refuse a seed that cannot be trained in its slot; says whether it writes to its input."""
+    """Raise unless a seed trains in its slot; return whether it modifies its input in place."""
     trains = not torch.is_inference_mode_enabled()
-    module.eval()  # a trial leaves no trace in running statistics
+    module.eval()  # do not update running statistics
     with torch.set_grad_enabled(trains), torch.autocast("cpu", enabled=False), forked_rng(0):
         leaf = h.clone().requires_grad_(trains)
-        given = leaf * 1.0  # a leaf must not be written to, what a segment gives may be
+        given = leaf * 1.0  # in-place writes are allowed on activations, not on leaves
         what = f"blueprint {recipe.name!r} fails on an activation {tuple(h.shape)}"
         with user_code(what, "a seed takes any size with the slot's width", RuntimeError):
             out = module(given)
@@ -274,11 +275,11 @@ def _try_seed(recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
 
 
 def _check_seed_output(recipe: Blueprint, out: object, h: Tensor) -> None:
-    """A seed keeps the shape and type of its slot."""
+    """Raise unless a seed keeps shape and dtype."""
     if not isinstance(out, Tensor):
         raise ShapeError(
-            f"blueprint {recipe.name!r} returns {type(out).__name__}: a seed takes one tensor and "
-            f"gives one"
+            f"blueprint {recipe.name!r} returns {type(out).__name__}: a seed maps one tensor to "
+            f"one tensor"
         )
     if out.shape != h.shape:
         raise ShapeError(
@@ -287,56 +288,56 @@ def _check_seed_output(recipe: Blueprint, out: object, h: Tensor) -> None:
         )
     if out.dtype != h.dtype:
         raise ShapeError(
-            f"blueprint {recipe.name!r} turns {h.dtype} into {out.dtype}: a seed must keep the type"
+            f"blueprint {recipe.name!r} turns {h.dtype} into {out.dtype}: a seed keeps the dtype"
         )
 
 
-SAMPLE_BY_SAMPLE: Final = (nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU)
-"""Modules that have no parameters and know of nothing but one sample, subclasses of ours too."""
+SAMPLEWISE_MODULES: Final = (nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU)
+"""Modules without parameters that act on each sample independently, and our subclasses."""
 
 
-def _stretches(
+def _fuse_runs(
     segments: Sequence[Segment],
     slots: Sequence[InjectionSpec],
     on_cpu: bool,
     sites: Mapping[int, Site],
-) -> tuple[Stretch, ...]:
-    """The chain cut behind every position at which a slot in use stands, and around sites."""
+) -> tuple[FusedRun, ...]:
+    """Fuse the segments between enabled slots, with sites as segments of their own."""
     cuts = {spec.position for spec in slots} | {len(segments) - 1} | set(sites)
     ends = sorted(cuts | {position - 1 for position in sites if position > 0})
-    stretches = []
+    runs = []
     for first, last in zip([0, *(end + 1 for end in ends)], ends, strict=False):
         parts = list(segments[first : last + 1])
-        before: list[nn.Module] = []
-        while on_cpu and len(parts) > 1 and _knows_one_sample(parts[0].module):
-            before.append(parts.pop(0).module)
+        samplewise: list[nn.Module] = []
+        while on_cpu and len(parts) > 1 and _is_samplewise(parts[0].module):
+            samplewise.append(parts.pop(0).module)
         whole = parts[0]
         if len(parts) > 1:
             names = {f"{i}.{n}": g for i, part in enumerate(parts) for n, g in part.names.items()}
             whole = Segment(nn.Sequential(*(part.module for part in parts)), names)
-        stretches.append(Stretch(tuple(before), whole, last, sites.get(last)))
-    return tuple(stretches)
+        runs.append(FusedRun(tuple(samplewise), whole, last, sites.get(last)))
+    return tuple(runs)
 
 
-def _joints(segments: Sequence[Segment]) -> dict[int, Segment]:
-    """The pairs that know a cheaper way together (`joined_with`); the second has no parameters."""
+def _fuse_pairs(segments: Sequence[Segment]) -> dict[int, Segment]:
+    """Return the pairs with a fused implementation (`fused_with`)."""
     found = {}
     for index, (one, following) in enumerate(pairwise(segments)):
-        join = getattr(one.module, "joined_with", None)
+        join = getattr(one.module, "fused_with", None)
         whole = join(following.module) if join is not None and not following.names else None
         if whole is not None:
             found[index] = Segment(whole, one.names)
     return found
 
 
-def _knows_one_sample(module: nn.Module) -> bool:
-    """A user's subclass may know more; hooks are told of one row at a time."""
+def _is_samplewise(module: nn.Module) -> bool:
+    """Whether a module acts samplewise; false for user subclasses and for modules with hooks."""
     ours = type(module).__module__.startswith(("esper.kasmina.", "torch.nn."))
-    return ours and isinstance(module, SAMPLE_BY_SAMPLE) and not is_watched(module)
+    return ours and isinstance(module, SAMPLEWISE_MODULES) and not has_hooks(module)
 
 
-def is_watched(module: nn.Module) -> bool:
-    """Whether somebody has a hook on it or on a part of it, of whatever kind."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether the module or a submodule has any kind of hook."""
     return any(
         part._forward_hooks
         or part._forward_pre_hooks
@@ -346,6 +347,6 @@ def is_watched(module: nn.Module) -> bool:
     )
 
 
-def _chosen_blueprints(blueprints: Sequence[str], topology: Topology) -> tuple[Blueprint, ...]:
+def _enabled_blueprints(blueprints: Sequence[str], topology: Topology) -> tuple[Blueprint, ...]:
     require_names("blueprints", blueprints)
     return tuple(BlueprintRegistry.get(name, topology) for name in blueprints)

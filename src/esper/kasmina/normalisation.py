@@ -1,9 +1,8 @@
-"""Group norm on a CPU: of activations that lie channels last, and of many members under vmap.
+"""Group norm on a CPU for channels-last activations, and for many members under vmap.
 
-Channels last, torch's own is slow where a sample has few channels, and its backward pass crashes
-where the input needs no gradient (torch 2.13): a shadow row whose seed begins with a norm. With one
-group a sample is one stretch of memory in either layout, so its norm is a layer norm over the whole
-sample.
+For channels-last inputs with few channels torch's kernel is slow, and its backward crashes if the
+input needs no gradient (torch 2.13), as in a shadow row whose seed starts with a norm. With one
+group a sample is contiguous in either layout, so the norm is a layer norm over the whole sample.
 
 Shape letters: B batch, C channels, H height, W width, P places.
 """
@@ -19,11 +18,11 @@ from torch import Tensor
 EPSILON: Final = 1e-5
 """As in torch's group norm."""
 MANY_CHANNELS: Final = 16
-"""From here on torch's group norm fills its vectors, channels last."""
+"""Channels from which torch's channels-last group norm is fully vectorised."""
 
 
 def group_norm_channels_last(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """`F.group_norm(x, groups, weight, bias)` for an input that lies channels last."""
+    """Return `F.group_norm(x, groups, weight, bias)` for a channels-last input."""
     if x.shape[1] >= MANY_CHANNELS and x.requires_grad:
         return F.group_norm(x, groups, weight, bias, EPSILON)
     out: Tensor = _GroupNorm.apply(x, weight, bias, groups)[0]  # type: ignore[no-untyped-call]
@@ -31,10 +30,10 @@ def group_norm_channels_last(x: Tensor, groups: int, weight: Tensor, bias: Tenso
 
 
 def group_norm_of_members(x: Tensor, groups: int, weight: Tensor, bias: Tensor) -> Tensor:
-    """`F.group_norm(x, groups, weight, bias)` under vmap, each member with parameters of its own.
+    """Return `F.group_norm(x, groups, weight, bias)` under vmap with per-member parameters.
 
-    Torch multiplies and adds in two passes with one number per channel; on small images that is a
-    few neighbours at a time. Here it is one pass with a number for every place.
+    Torch scales and shifts in two passes with one value per channel, which vectorises badly on
+    small images. Here it is one pass with a value for every pixel.
     """
     _, channels, height, width = x.shape
     wide = (channels, height * width)
@@ -61,7 +60,7 @@ class _GroupNorm(torch.autograd.Function):
         out, mean, rstd = torch.native_layer_norm(
             rows_BPC, [rows_BPC.shape[1]], each_PC, shift_PC, EPSILON
         )
-        return _owning(out, x), mean, rstd
+        return _as_base_tensor(out, x), mean, rstd
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -78,7 +77,7 @@ class _GroupNorm(torch.autograd.Function):
         batch, channels, height, width = x.shape
         groups = ctx.groups
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_group_norm_backward(
-            _as(grads[0], x),
+            _match_layout(grads[0], x),
             x,
             mean.view(batch, groups),
             rstd.view(batch, groups),
@@ -92,14 +91,16 @@ class _GroupNorm(torch.autograd.Function):
         return grad_x, grad_weight, grad_bias, None
 
 
-def _owning(rows: Tensor, x: Tensor) -> Tensor:
-    """The same memory with the shape and strides of x, as a tensor of its own: autograd forbids
-    work in place on a view that a function returns, such as a ReLU behind the norm."""
+def _as_base_tensor(rows: Tensor, x: Tensor) -> Tensor:
+    """Reinterpret memory with the shape and strides of x, as a tensor that is not a view.
+
+    Autograd forbids in-place operations (such as a ReLU) on views returned by a function.
+    """
     out = x.new_empty(0)
     out.set_(rows.untyped_storage(), 0, x.shape, x.stride())
     return out
 
 
-def _as(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient in the layout of x, which torch's kernel takes for granted."""
+def _match_layout(grad: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient in the layout of x, which torch's kernel assumes."""
     return grad if grad.stride() == x.stride() else torch.empty_like(x).copy_(grad)

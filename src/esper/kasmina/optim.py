@@ -1,8 +1,8 @@
-"""How stacked parameters learn: SGD with momentum and AdamW on `[E, P]`, member by member apart.
+"""Stacked SGD and AdamW on `[E, P]`, independent per member.
 
-Each row has its own learning rate, its own clip and its own step count; a row that is not active
-comes out bit-identical, whatever its gradient holds. The laws are torch's own (`torch.optim.SGD`,
-`torch.optim.AdamW`), so that one row alone follows the same path as a plain model.
+Each row has its own learning rate, clipping and step count; an inactive row stays bit-identical,
+whatever its gradient. The update rules are torch's (`torch.optim.SGD`, `torch.optim.AdamW`), so a
+single row follows the same path as a plain model.
 
 Shape letters: E members, P parameters of one member.
 """
@@ -15,13 +15,13 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor
 
-from esper.device.triton_support import takes_kernels
+from esper.device.triton_support import can_use_kernels
 from esper.kasmina.optim_config import OptimConfig as OptimConfig
 from esper.kasmina.store import ParameterStore
 
 
 def gradient_norm(*stores: ParameterStore) -> Tensor | None:
-    """`[E]`: norm of each member's gradient over several stores; None where none has a gradient."""
+    """Return `[E]` gradient norms over several stores; None if none has a gradient."""
     grads = [store.flat_EP.grad for store in stores if store.flat_EP.grad is not None]
     if not grads:
         return None
@@ -30,7 +30,7 @@ def gradient_norm(*stores: ParameterStore) -> Tensor | None:
 
 
 class StackedOptimizer:
-    """The state and the step of one optimiser over any number of stores."""
+    """One optimiser over any number of stores."""
 
     def __init__(self, config: OptimConfig) -> None:
         self.config = config
@@ -47,7 +47,7 @@ class StackedOptimizer:
     ) -> None:
         """Update the active rows of a store (None: all) from its gradient, then drop the gradient.
 
-        `norm_E` is the gradient norm the clip goes by (it may span more than this store).
+        `norm_E`: gradient norm used for clipping (may span several stores).
         """
         grad = store.flat_EP.grad
         store.flat_EP.grad = None
@@ -55,7 +55,7 @@ class StackedOptimizer:
             return
         values = store.flat_EP.detach()
         state = self.moments(key, values)
-        if _takes_kernels(values, grad):
+        if _kernels_apply(values, grad):
             from esper.kasmina.kernels.update import update_rows
 
             return update_rows(self.config, values, grad, state, lr_E, norm_E, active_E)
@@ -64,23 +64,23 @@ class StackedOptimizer:
                 grad = grad * (self.config.clip_norm / (norm_E + 1e-6)).clamp(max=1.0)[:, None]
             law = self._sgd if self.config.kind == "sgd" else self._adamw
             fresh_values, fresh_state = law(values, grad, state, lr_E[:, None])
-            _keep(values, fresh_values, active_E)
+            _write_active(values, fresh_values, active_E)
             for name, fresh in fresh_state.items():
-                _keep(state[name], fresh, active_E)
+                _write_active(state[name], fresh, active_E)
 
-    def forget(self) -> None:
-        """Zero all moments where they are, as if no step had been taken."""
+    def reset(self) -> None:
+        """Zero all state in place, as if no step had been taken."""
         for moments in self.state.values():
             for value in moments.values():
                 value.zero_()
 
     def clear_rows(self, key: Hashable, index_N: Tensor) -> None:
-        """Forget the moments of rows, as for parameters just born."""
+        """Zero the state of rows, as for new parameters."""
         for value in self.state.get(key, {}).values():
             value.index_fill_(0, index_N, 0)
 
     def moments(self, key: Hashable, values: Tensor) -> dict[str, Tensor]:
-        """The state kept for a store, made of zeros when first asked for."""
+        """Return the state of a store, allocated as zeros at first use."""
         if key not in self.state:
             if self.config.kind == "sgd":
                 self.state[key] = {"momentum": torch.zeros_like(values)}
@@ -115,13 +115,13 @@ class StackedOptimizer:
         return fresh, {"mean": mean, "square": square, "steps": steps}
 
 
-def _takes_kernels(*tensors: Tensor) -> bool:
-    return all(takes_kernels(t) and t.dtype == torch.float32 and t.numel() for t in tensors)
+def _kernels_apply(*tensors: Tensor) -> bool:
+    return all(can_use_kernels(t) and t.dtype == torch.float32 and t.numel() for t in tensors)
 
 
 def _row_norms(grad_EP: Tensor) -> Tensor:
-    """`[E]`: the norm of each row."""
-    if _takes_kernels(grad_EP):
+    """Return `[E]` the norm of each row."""
+    if _kernels_apply(grad_EP):
         from esper.kasmina.kernels.update import row_norms
 
         return row_norms(grad_EP)
@@ -130,12 +130,12 @@ def _row_norms(grad_EP: Tensor) -> Tensor:
 
 
 def _debias(beta: float, steps: Tensor) -> Tensor:
-    """1 - beta**steps, without the cancellation of float32."""
+    """Return 1 - beta**steps without float32 cancellation."""
     return -torch.expm1(steps * math.log(beta)) if beta else torch.ones_like(steps)
 
 
-def _keep(old: Tensor, fresh: Tensor, active_E: Tensor | None) -> None:
-    """Write `fresh` into the active rows of `old`; the others are not touched."""
+def _write_active(old: Tensor, fresh: Tensor, active_E: Tensor | None) -> None:
+    """Write `fresh` into the active rows of `old`."""
     if active_E is None:
         old.copy_(fresh)
     else:

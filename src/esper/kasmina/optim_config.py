@@ -1,4 +1,4 @@
-"""The settings of an optimiser."""
+"""Settings of an optimiser."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from esper.leyline.errors import EsperError
 
 @dataclass(frozen=True, slots=True)
 class OptimConfig:
-    """How parameters are updated."""
+    """Optimiser settings."""
 
     kind: Literal["sgd", "adamw"] = "sgd"
-    """The update rule."""
+    """Optimiser."""
     momentum: float = 0.9
-    """SGD: share of the last update kept."""
+    """SGD momentum."""
     nesterov: bool = False
-    """SGD: look ahead along the momentum."""
+    """SGD: use Nesterov momentum."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW: memory of the first and second moment."""
+    """AdamW: decay rates of the first and second moment."""
     eps: float = 1e-8
     """AdamW: added to the denominator."""
     weight_decay: float = 0.0

@@ -1,13 +1,13 @@
-"""How much room plans are given, so that their shape seldom changes.
+"""Sizes of padded plans, chosen so that their shape seldom changes.
 
-A captured graph holds for one shape of plan only. Counts of rows are therefore rounded up to a
-bucket, a plan that fits into room which is there already takes it, and new room is made large
-enough for the last plan too; both only where that wastes little. Fine buckets keep a growth that
-stands still cheap; shared room keeps one that changes at every step from a capture at every step.
+A captured graph is valid for one plan shape only. Row counts are therefore rounded up to a bucket,
+a plan uses existing buffers if it fits, and new buffers are made large enough for the previous plan
+too; both only if that wastes little. Fine buckets keep a steady population cheap; shared buffers
+avoid a capture at every step while it changes.
 
-The buckets for E members: 0; 4; multiples of E/16 (of 4, if that is more) up to E; from there on a
-quarter more each time. Where seeds are live, one row of padding is always kept, because what a
-group has too much room for must point at a row that is nobody's.
+The buckets for E members: 0; 4; multiples of E/16 (of 4, if that is more) up to E; then growing by
+a quarter each time. If seeds are live, one padding row is always reserved, because the unused
+entries of a group must point to a row that no member uses.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from typing import Final
 import torch
 
 from esper.kasmina.lifecycle import Lifecycle
-from esper.kasmina.rows import GroupShape, PlanRoom, RowShape, RowTable, shape_of
+from esper.kasmina.rows import GroupShape, PlanBuffers, RowShape, RowTable, shape_of
 
 SMALLEST: Final = 4
-"""The least room for rows, where there are any."""
+"""Smallest non-zero bucket."""
 SHARES: Final = 16
-"""Buckets up to E."""
+"""Number of buckets up to E."""
 GROWTH: Final = 1.25
-"""From one bucket to the next above E."""
+"""Ratio of consecutive buckets above E."""
 SLACK: Final = 1.25
-"""Rows, relative to those of the right bucket, up to which room made for others is shared."""
-ROOMS: Final = 192
-"""Rooms kept; beyond them the one used least recently goes."""
+"""Largest waste, in rows relative to the exact bucket, at which existing buffers are reused."""
+MAX_BUFFERS: Final = 192
+"""Capacity of the cache; the least recently used buffers are evicted."""
 
 
 def bucket(count: int, members: int) -> int:
-    """Room for `count` rows."""
+    """Return the bucket size for `count` rows."""
     if count <= 0:
         return 0
     if count <= SMALLEST:
@@ -48,7 +48,7 @@ def bucket(count: int, members: int) -> int:
 
 
 def bucketed(need: RowShape) -> RowShape:
-    """Every count of a shape rounded up, with at least one row of padding where seeds are live."""
+    """Round up every count, with at least one padding row if seeds are live."""
     begin = [bucket(count, need.first) for count in need.begin_S]
     live = need.first_live
     if live is not None and begin[live] == need.begin_S[live]:
@@ -60,14 +60,14 @@ def bucketed(need: RowShape) -> RowShape:
     return RowShape(need.first, tuple(begin), groups)
 
 
-def covers(room: RowShape, need: RowShape) -> bool:
-    """Whether rows of shape `need` fit into `room`, padding row included."""
-    if room.first != need.first:
+def covers(capacity: RowShape, need: RowShape) -> bool:
+    """Whether rows of shape `need` and a padding row fit into `capacity`."""
+    if capacity.first != need.first:
         return False
-    for s, (there, wanted) in enumerate(zip(room.begin_S, need.begin_S, strict=True)):
-        if there < wanted + (s == room.first_live):
+    for s, (there, wanted) in enumerate(zip(capacity.begin_S, need.begin_S, strict=True)):
+        if there < wanted + (s == capacity.first_live):
             return False
-    for there_at, wanted_at in zip(room.groups_S, need.groups_S, strict=True):
+    for there_at, wanted_at in zip(capacity.groups_S, need.groups_S, strict=True):
         by_kind = {group.blueprint: group for group in there_at}
         for group in wanted_at:
             found = by_kind.get(group.blueprint)
@@ -77,13 +77,13 @@ def covers(room: RowShape, need: RowShape) -> bool:
 
 
 def rows_of(shape: RowShape) -> int:
-    """What a shape costs: rows of the host, and rows of seeds."""
+    """Return the cost of a shape: rows of the host plus rows of seeds."""
     seeds = sum(group.rows for at_slot in shape.groups_S for group in at_slot)
     return shape.first + sum(shape.begin_S) + seeds
 
 
 def merged(one: RowShape, other: RowShape) -> RowShape:
-    """Room for what fits into either."""
+    """Return a shape that covers both."""
     begin = tuple(max(pair) for pair in zip(one.begin_S, other.begin_S, strict=True))
     groups = []
     for at_one, at_other in zip(one.groups_S, other.groups_S, strict=True):
@@ -96,32 +96,32 @@ def merged(one: RowShape, other: RowShape) -> RowShape:
     return RowShape(one.first, begin, tuple(groups))
 
 
-class PlanRooms:
-    """The rooms of a population's padded plans."""
+class PlanBufferCache:
+    """LRU cache of the buffers of a population's padded plans."""
 
-    def __init__(self, limit: int = ROOMS) -> None:
+    def __init__(self, limit: int = MAX_BUFFERS) -> None:
         self._limit = limit
-        self._rooms: OrderedDict[tuple[str, RowShape], PlanRoom] = OrderedDict()
+        self._buffers: OrderedDict[tuple[str, RowShape], PlanBuffers] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._rooms)
+        return len(self._buffers)
 
-    def find(self, name: str, table: RowTable, life: Lifecycle, training: bool) -> PlanRoom:
-        """Room for a table, for the use `name` alone: one there already, or a new one."""
+    def find(self, name: str, table: RowTable, life: Lifecycle, training: bool) -> PlanBuffers:
+        """Return existing or new buffers for a table; `name` separates independent uses."""
         shape = self._shape(name, shape_of(table, life))
-        room = self._rooms.setdefault((name, shape), PlanRoom(shape, training))
-        self._rooms.move_to_end((name, shape))
-        if len(self._rooms) > self._limit:
-            self._rooms.popitem(last=False)
-        return room
+        buffers = self._buffers.setdefault((name, shape), PlanBuffers(shape, training))
+        self._buffers.move_to_end((name, shape))
+        if len(self._buffers) > self._limit:
+            self._buffers.popitem(last=False)
+        return buffers
 
     def _shape(self, name: str, need: RowShape) -> RowShape:
-        """The smallest known shape that fits; else one that fits the last use as well."""
+        """Return the smallest known shape that fits, else one that also fits the previous plan."""
         wanted = bucketed(need)
-        if torch.are_deterministic_algorithms_enabled():  # `exact`: what came before plays no part
+        if torch.are_deterministic_algorithms_enabled():  # `exact`: independent of history
             return wanted
         most = SLACK * rows_of(wanted)
-        known = [shape for owner, shape in self._rooms if owner == name]
+        known = [shape for owner, shape in self._buffers if owner == name]
         fitting = [shape for shape in known if rows_of(shape) <= most and covers(shape, need)]
         if fitting:
             return min(fitting, key=rows_of)

@@ -1,4 +1,4 @@
-"""How is max-pooling computed? By torch, in slices on a CPU, or by a kernel of our own."""
+"""Dispatch of 2x2 max pooling to torch, to slices on a CPU, or to our kernel."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import fused
-from esper.kasmina.pooling_cpu import max_pool_in_slices, pools_in_slices
+from esper.kasmina.pooling_cpu import can_pool_in_slices, max_pool_in_slices
 
 
 def max_pool2d(x: Tensor, many_rows: bool = False) -> Tensor:
-    """What pooling of our modules goes through: 2x2 windows, the last cut off at an odd edge."""
+    """Pool 2x2 windows; the last one is cut off at an odd edge."""
     half = fused.half_type(x)
     if half is not None and x.dtype == half and x.ndim == 4 and fused.image_fits(*x.shape[1:]):
         from esper.kasmina.kernels.pooling import max_pool
 
         return max_pool(x)
-    if pools_in_slices(x, many_rows):
+    if can_pool_in_slices(x, many_rows):
         return max_pool_in_slices(x)
     return F.max_pool2d(x, 2, ceil_mode=True)

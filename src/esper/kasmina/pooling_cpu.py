@@ -1,9 +1,9 @@
-"""Max-pool of 2x2 places on a CPU, for images that lie channel by channel.
+"""2x2 max pooling on a CPU for contiguous (NCHW) images.
 
-Torch's own compares place by place and remembers which won, several times slower than the larger of
-two slices, twice. Who won is kept as factors, 1 and 0, so that the way back is two products and two
-differences. The gradient goes where torch's goes: to the first of the largest, row by row. (A
-gradient that is infinite comes out as NaN beside the winner too: what is broken stays broken.)
+Taking the larger of two slices twice is several times faster than torch's kernel. The winners are
+stored as factors 1 and 0, so that the backward pass is two products and two differences. Gradients
+go to the same element as in torch: the first maximum in row order. (An infinite gradient also gives
+NaN beside the winner.)
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from esper.kasmina.layout import lies_channels_last, under_vmap
+from esper.kasmina.layout import is_channels_last, under_vmap
 
 LEAST_VALUES: Final = 2**14
-"""Of a batch of one member: with fewer, the number of operations costs more than they save."""
+"""Minimum size of a member's batch; below it the number of operations costs more than it saves."""
 
 
-def pools_in_slices(x: Tensor, many_rows: bool = False) -> bool:
-    """Whether `max_pool_in_slices` serves a batch: on a CPU, both sides even, large enough.
+def can_pool_in_slices(x: Tensor, many_rows: bool = False) -> bool:
+    """Whether `max_pool_in_slices` applies: on a CPU, both sides even, large enough.
 
-    Channels last, torch's own is as fast. `many_rows`: it is made of the batches of rows, however
-    many (the way must not depend on their number).
+    For channels-last images torch is as fast. `many_rows`: the batch holds several rows; the
+    decision must not depend on their number.
     """
     if x.device.type != "cpu" or x.ndim < 3 or x.shape[-1] % 2 or x.shape[-2] % 2:
         return False
-    return many_rows or under_vmap(x) or (x.numel() >= LEAST_VALUES and not lies_channels_last(x))
+    return many_rows or under_vmap(x) or (x.numel() >= LEAST_VALUES and not is_channels_last(x))
 
 
 def max_pool_in_slices(x: Tensor) -> Tensor:
-    """`F.max_pool2d(x, 2)` of images `[..., H, W]` whose sides are even."""
+    """Return `F.max_pool2d(x, 2)` of images `[..., H, W]` with even sides."""
     if not torch.is_grad_enabled():
         wide = torch.maximum(x[..., ::2], x[..., 1::2])
         return torch.maximum(wide[..., ::2, :], wide[..., 1::2, :])
@@ -39,15 +39,15 @@ def max_pool_in_slices(x: Tensor) -> Tensor:
     return out
 
 
-def _lost(first: Tensor, largest: Tensor) -> Tensor:
-    """1 where the first is not the largest, else 0 (a comparison would have to be cast)."""
+def _is_loser(first: Tensor, largest: Tensor) -> Tensor:
+    """1 where the first is not the maximum, else 0 (without a comparison that needs a cast)."""
     return (largest - first).sign_()
 
 
 class _MaxPool(torch.autograd.Function):
-    """Leading axes are all alike to it, members of a vmap too.
+    """Treats all leading axes alike, including the members of a vmap.
 
-    Gives the largest, whether the right one of each two won, and whether the lower one did.
+    Returns the maximum, whether the right one of each pair won, and whether the lower one did.
     """
 
     @staticmethod
@@ -56,7 +56,7 @@ class _MaxPool(torch.autograd.Function):
         wide = torch.maximum(left, right)
         upper, lower = wide[..., ::2, :], wide[..., 1::2, :]
         largest = torch.maximum(upper, lower)
-        return largest, _lost(left, wide), _lost(upper, largest)
+        return largest, _is_loser(left, wide), _is_loser(upper, largest)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, ...]) -> None:
@@ -81,7 +81,7 @@ class _MaxPool(torch.autograd.Function):
     def vmap(
         info: Any, in_dims: tuple[int | None], x: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int]]:
-        """All members at once; `in_dims` says which axis they are."""
+        """Compute all members at once."""
         dim = in_dims[0]
-        assert dim is not None, "vmap asks only where something is stacked"
+        assert dim is not None, "vmap calls this only for a stacked input"
         return _MaxPool.apply(x.movedim(dim, 0)), (0, 0, 0)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""E members that train and grow side by side: stacked parameters, one lifecycle, two optimisers.
+"""Population of E members that train and grow in parallel, with stacked parameters.
 
     population = Population(CNNHost, ["r0c0", "r0c1"], ["conv_light"], members=8, seed=0)
     population.germinate([0, 3], "r0c1", "conv_light")
@@ -7,7 +7,7 @@
         stats = population.train_batch(x_EB, y_EB)
     population.end_step(signals)
 
-Nothing on this path loops over members in Python (under the vmap executor) or waits for a device.
+No step of this loops over members in Python (with the vmap executor) or synchronises the device.
 
 Shape letters: E members, R rows, S slots, B batch, K blueprints.
 """
@@ -24,16 +24,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.device.rng import derived
+from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
 from esper.device.upload import upload
 from esper.kasmina.executors.base import check_input, check_tensor
-from esper.kasmina.executors.choice import ExecutorChoice, choose_executor, why_seed_not_vmap
-from esper.kasmina.lifecycle import IntLike, Lifecycle, whole_numbers
+from esper.kasmina.executors.choice import ExecutorChoice, choose_executor, seed_vmap_failure
+from esper.kasmina.lifecycle import IntLike, Lifecycle, as_integers
 from esper.kasmina.losses import RowLoss, check_labels, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
-from esper.kasmina.padding import PlanRooms
+from esper.kasmina.padding import PlanBufferCache
 from esper.kasmina.population_config import PopulationConfig as PopulationConfig
 from esper.kasmina.probe import HostProbe, probe_host, probe_seed, trace_shapes
 from esper.kasmina.random_layers import row_keys
@@ -45,7 +45,7 @@ from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.limits import MOST_MEMBERS, require_at_most
+from esper.leyline.limits import MAX_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
 from esper.leyline.signals import NO_BLUEPRINT, GateSignals, SlotReports
 from esper.leyline.streams import UInt64Array, stream_keys
@@ -53,20 +53,20 @@ from esper.leyline.streams import UInt64Array, stream_keys
 logger = logging.getLogger(__name__)
 
 InputKey = tuple[torch.Size, torch.dtype]
-"""What decides the shapes of all activations: shape and type of one sample."""
+"""Shape and dtype of one sample, which determine the shapes of all activations."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvalBatch:
-    """What one validation batch tells about each row; device tensors, nothing waited for."""
+    """Results of one validation batch per row; device tensors, not synchronised."""
 
     loss_R: Tensor
     correct_R: Tensor
-    """Right predictions, to be divided by the number of targets."""
+    """Number of correct predictions, to be divided by the number of targets."""
 
 
 class Population:
-    """E hosts of one kind, their slots and the seeds in them."""
+    """E hosts of one architecture, their slots and the seeds in them."""
 
     def __init__(
         self,
@@ -81,8 +81,8 @@ class Population:
     ) -> None:
         for name, number in (("members", members), ("seed", seed)):
             if isinstance(number, bool) or not isinstance(number, int | np.integer):
-                raise EsperError(f"{name}={number!r}: give a whole number")
-        require_at_most("members=", members, MOST_MEMBERS)
+                raise EsperError(f"{name}={number!r}: must be an integer")
+        require_at_most("members=", members, MAX_MEMBERS)
         require_seed(int(seed), "seed")
         if members < 1:
             raise EsperError(f"members={members}: a population needs at least 1")
@@ -94,21 +94,21 @@ class Population:
         self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
         self.choice: ExecutorChoice | None = None
-        """The executor and why, known from the first input on."""
+        """Executor and the reason for it; set by the first input."""
         self.trainer = Trainer(self.network, self.lifecycle, self.config.optim)
         self.trainer.weight_norm_rates = self.config.seed_lr_scaling == "weight_norm"
         self.set_rates(self.config.host_lr, self.config.seed_lr)
         self.probe: HostProbe | None = None
-        self._known: dict[InputKey, tuple[int, ...]] = {}
-        """Inputs tried so far, and the output of one sample of such."""
+        self._output_shapes: dict[InputKey, tuple[int, ...]] = {}
+        """Inputs probed so far -> output shape of one sample."""
         self.passes = torch.zeros((), dtype=torch.int64, device=self.device)
-        """Passes in training mode in this episode: random layers draw other numbers in each."""
+        """Training passes in this episode; random layers draw new numbers in each."""
         self._plans: dict[tuple[str, bool], tuple[int, RowPlan]] = {}
-        self._rooms = PlanRooms()
+        self._plan_buffers = PlanBufferCache()
         self._seed_macs: dict[tuple[int, int], int] = {}
         self._draw_hosts()
 
-    # ---- what it is -----------------------------------------------------------------------
+    # ---- structure ------------------------------------------------------------------------
 
     @property
     def members(self) -> int:
@@ -117,7 +117,7 @@ class Population:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Slot ids in execution order: the order of every S axis."""
+        """Ids of the enabled slots in execution order: the order of every S axis."""
         return tuple(spec.slot_id for spec in self.network.slots)
 
     @property
@@ -126,7 +126,7 @@ class Population:
         return tuple(b.name for b in self.network.blueprints)
 
     def member(self, index: int) -> MorphogeneticModel:
-        """One member as a plain module; its parameters are views of the population's."""
+        """Return one member as a module whose parameters are views of the population's."""
         if np.ndim(index):
             raise EsperError(f"member {index!r}: give one index")
         self._members(index)
@@ -136,11 +136,11 @@ class Population:
         return MorphogeneticModel(self.network, index, by_slot, host_macs)
 
     def reset(self, round_index: int) -> None:
-        """Start an episode: fresh hosts from the streams of that round, all slots dormant."""
+        """Start an episode: draw fresh hosts from the streams of that round, all slots dormant."""
         self.round = round_index
-        self.passes.zero_()  # in place: a captured batch reads and counts it where it is
+        self.passes.zero_()  # in place: captured graphs use this address
         self.lifecycle.reset()
-        self.trainer.forget()
+        self.trainer.reset()
         self._draw_hosts()
 
     def _draw_hosts(self) -> None:
@@ -151,8 +151,8 @@ class Population:
         return stream_keys(self.seed, "round", self.round, "member", members, *purpose)
 
     def _members(self, members: npt.ArrayLike) -> Ints:
-        """Member indices `[N]`, checked."""
-        wanted = whole_numbers("member", np.atleast_1d(members))
+        """Validate member indices `[N]`."""
+        wanted = as_integers("member", np.atleast_1d(members))
         bad = wanted[(wanted < 0) | (wanted >= self.members)]
         if bad.size:
             raise EsperError(f"member {bad[0]}: valid are 0 to {self.members - 1}")
@@ -161,10 +161,10 @@ class Population:
     def _index(self, members: Ints) -> Tensor:
         return upload(members, self.device)
 
-    # ---- keeping --------------------------------------------------------------------------
+    # ---- saving ---------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything into the folder `path`; a save that is there is replaced at once."""
+        """Save the population to the folder `path`, replacing an existing save atomically."""
         save_population(self, path)
 
     @staticmethod
@@ -175,10 +175,10 @@ class Population:
         executor: ExecutorName | None = None,
         loss: RowLoss = cross_entropy,
     ) -> Population:
-        """The population saved in `path`, to go on as if it had never stopped.
+        """Load a population; training continues exactly as if it had not been interrupted.
 
-        Factory and loss are code, not in the save: give those it was made with. `executor`: in
-        place of the saved setting.
+        Factory and loss are code and not saved: pass the original ones. `executor` overrides the
+        saved setting.
         """
         return load_population(Population, path, host_factory, device, executor, loss)
 
@@ -191,10 +191,10 @@ class Population:
         alpha_RS: npt.ArrayLike | None = None,
         training: bool = False,
     ) -> Tensor:
-        """Outputs `[R, B, ...]` of rows: members (default: all), each with its row of alphas.
+        """Return outputs `[R, B, ...]` of rows: members (default: all), each with its alphas.
 
-        `x` is `[E, B, ...]`, or `[1, B, ...]` shared by all. Without `alpha_RS` members are taken
-        as they stand. A `RowTable` gives full control; a `RowPlan` is one made ready before.
+        `x` is `[E, B, ...]`, or `[1, B, ...]` shared by all. Without `alpha_RS` the current alphas
+        are used. A `RowTable` gives full control; a `RowPlan` is a precompiled one.
         """
         return self._run(x, self._plan_for(rows, alpha_RS), training)
 
@@ -205,7 +205,7 @@ class Population:
         rows: npt.ArrayLike | RowTable | RowPlan | None = None,
         alpha_RS: npt.ArrayLike | None = None,
     ) -> EvalBatch:
-        """Loss and right predictions of rows on a batch, without training."""
+        """Return loss and correct predictions of rows on a batch, in eval mode."""
         with torch.no_grad():
             plan = self._plan_for(rows, alpha_RS)
             self._check_batch(x, target)
@@ -216,45 +216,45 @@ class Population:
     def train_batch(
         self, x: Tensor, target: Tensor, scaler: MemberScaler | None = None
     ) -> TrainBatch:
-        """One batch for all members: hosts on their main rows, incubating seeds on shadow rows.
+        """Train all members on one batch: hosts on main rows, incubating seeds on shadow rows.
 
-        `scaler`: for training in fp16, under autocast.
+        `scaler`: loss scaler for fp16 under autocast.
         """
         return self.train_rows(self.train_plan(), x, target, scaler)
 
     def train_rows(
         self, plan: RowPlan, x: Tensor, target: Tensor, scaler: MemberScaler | None = None
     ) -> TrainBatch:
-        """One batch for all members by a `train_plan`; reads nothing of the lifecycle."""
+        """Train on one batch with a `train_plan`; does not read the lifecycle."""
         self._check_batch(x, target)
         logits = self._run(x, plan, training=True)
-        self.trainer.drop_gradients()  # a caller's own or a failed batch may have left some
+        self.trainer.drop_gradients()  # left by the caller or by a failed batch
         target_R = _row_targets(target, plan)
         loss_R = self.loss(logits, target_R)
         scaled_R = loss_R if scaler is None else scaler.scale(loss_R, plan.member_R)
-        if scaled_R.requires_grad:  # not where the host is frozen and no seed is live
+        if scaled_R.requires_grad:  # False if the host is frozen and no seed is live
             scaled_R.sum().backward()  # type: ignore[no-untyped-call]
         main = slice(self.members)
         correct_E = count_correct(logits[main].detach(), target_R[main])
         return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
-        """Learning rates, one for all members or one each; a schedule calls this every step."""
+        """Set the learning rates, one for all members or one each."""
         self.trainer.set_rates(host_lr, seed_lr)
 
     def train_plan(self, padded: bool = False) -> RowPlan:
-        """The rows of a train batch, good until a stage or an alpha changes.
+        """Return the row plan of a train batch, valid until a stage or an alpha changes.
 
-        `padded`: in room that other plans of its shape share; takes the vmap executor.
+        `padded`: use static buffers shared by plans of equal shape; needs the vmap executor.
         """
         return self._cached_plan("train", training_rows, padded)
 
     def member_plan(self, padded: bool = False) -> RowPlan:
-        """One row per member as it stands, good until a stage or an alpha changes."""
+        """Return the plan with one row per member, valid until a stage or an alpha changes."""
         return self._cached_plan("members", member_rows, padded)
 
     def plan_rows(self, table: RowTable, padded: bool = False) -> RowPlan:
-        """The rows of a table; with `padded`, those of the last such table are no longer good."""
+        """Compile a table; with `padded`, the previous padded plan becomes invalid."""
         return self._make_plan("rows", table, padded)
 
     def _plan_for(
@@ -273,7 +273,7 @@ class Population:
     def _cached_plan(
         self, name: str, rows: Callable[[Lifecycle], RowTable], padded: bool
     ) -> RowPlan:
-        """The plan of a standard set of rows, rebuilt only after a stage or an alpha changed."""
+        """Return the cached plan of a standard table, rebuilt after a stage or an alpha changed."""
         version, plan = self._plans.get((name, padded), (-1, None))
         if plan is None or version != self.lifecycle.version:
             plan = self._make_plan(name, rows(self.lifecycle), padded)
@@ -282,67 +282,66 @@ class Population:
 
     def _make_plan(self, name: str, table: RowTable, padded: bool) -> RowPlan:
         training, detach = name == "train", self.config.detach_seed_input
-        room = self._rooms.find(name, table, self.lifecycle, training) if padded else None
-        masks = self.trainer.masks(None if room is None else room.shape) if training else None
+        buffers = self._plan_buffers.find(name, table, self.lifecycle, training) if padded else None
+        masks = self.trainer.masks(None if buffers is None else buffers.shape) if training else None
         keys = self._row_keys if training else None
-        return make_plan(table, self.lifecycle, self.device, detach, masks, room, keys)
+        return make_plan(table, self.lifecycle, self.device, detach, masks, buffers, keys)
 
     def _row_keys(self, table: RowTable) -> Ints:
         return row_keys(self.seed, self.round, table)
 
     def _run(self, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
-        self._meet(x)
-        assert self.choice is not None, "made when the first input came"
+        self._probe_input(x)
+        assert self.choice is not None, "set when the first input came"
         key_R = self._pass_keys(plan) if training else None
         return self.choice.executor.run(self.network, x, plan, training, key_R)
 
     def _pass_keys(self, plan: RowPlan) -> Tensor | None:
-        """Count a pass in training mode; the streams its rows draw from, if anything draws."""
+        """Count a training pass; return its random stream keys, if any part is random."""
         key_R = None
         if self.network.draws:
             base_R = plan.key_R
             if base_R is None:  # not a train batch: nothing is captured
                 base_R = upload(self._row_keys(plan.table), self.device)
-            key_R = derived(base_R, self.passes)
+            key_R = derive_keys(base_R, self.passes)
         self.passes.add_(1)
         return key_R
 
-    def _meet(self, x: Tensor) -> tuple[int, ...]:
-        """Try inputs of a new size or type before anything is computed; the output of one sample.
+    def _probe_input(self, x: Tensor) -> tuple[int, ...]:
+        """Probe inputs of a new shape or dtype before computing; return the output shape.
 
-        The first ones also tell whether the host's chain holds, what draws random numbers, and who
-        can run it.
+        The first input also verifies the host's chain, finds random layers and picks the executor.
         """
         check_input(self.network, x)
         key = x.shape[2:], x.dtype
-        if key not in self._known:
+        if key not in self._output_shapes:
             trace = trace_shapes(self.network, x[0])
             probe = self.probe or probe_host(self.network, x[0], trace)
-            for slot, kind in self._standing():
+            for slot, kind in self._banks_in_use():
                 probe_seed(self.network, trace.slot_shapes, slot, kind)
             if self.network.sites is None:
-                self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # two: norms need them
-            self.choice = self.choice or self._choose(x)
+                self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
+            self.choice = self.choice or self._choose_executor(x)
             self.probe = probe
-            self._known[key] = tuple(trace.output.shape[1:])
-        return self._known[key]
+            self._output_shapes[key] = tuple(trace.output.shape[1:])
+        return self._output_shapes[key]
 
-    def _choose(self, x: Tensor) -> ExecutorChoice:
+    def _choose_executor(self, x: Tensor) -> ExecutorChoice:
         with torch.enable_grad():
             choice = choose_executor(self.config.executor, self.network, self.lifecycle, x)
         if self.config.executor == "auto" and choice.executor.name == "loop":
             logger.warning("executor loop, member by member: %s", choice.reason)
         return choice
 
-    def _standing(self) -> list[tuple[int, int]]:
-        """(slot, blueprint) of all seeds that stand anywhere."""
+    def _banks_in_use(self) -> list[tuple[int, int]]:
+        """Return the (slot, blueprint) pairs that hold any seed."""
         kinds_ES = self.lifecycle.blueprint_ES
         return [(s, k) for s, k in self.network.banks if (kinds_ES[:, s] == k).any()]
 
     def _check_batch(self, x: Tensor, target: Tensor) -> None:
-        """Refuse targets that do not belong to the inputs, before anything is computed."""
-        first = not self._known
-        output_shape = self._meet(x)
+        """Raise if the targets do not match the inputs, before computing anything."""
+        first = not self._output_shapes
+        output_shape = self._probe_input(x)
         check_tensor("targets", target, x.device)
         members, batch = self.members, x.shape[1]
         if target.ndim < 2 or target.shape[0] not in (1, members) or target.shape[1] != batch:
@@ -356,11 +355,11 @@ class Population:
     # ---- growing --------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """Before the train batches of a step: incubation starts, ramps move."""
+        """Call before the train batches of a step: starts training of new seeds, moves ramps."""
         self.lifecycle.begin_step()
 
     def end_step(self, signals: GateSignals) -> None:
-        """After the validation of a step: counters, cooldown, gates."""
+        """Call after the validation of a step: updates counters, cooldowns and gates."""
         self.lifecycle.end_step(signals)
 
     def germinate(
@@ -373,13 +372,13 @@ class Population:
         alpha_target: float | Floats = 1.0,
         curve: IntLike = AlphaCurve.LINEAR,
     ) -> None:
-        """Put a fresh seed into a dormant slot of each member."""
-        members, slots, kinds = self._seed_places(members, slot, blueprint)
+        """Germinate a fresh seed in a dormant slot of each member."""
+        members, slots, kinds = self._seed_indices(members, slot, blueprint)
         styles = np.broadcast_to(np.asarray(style), members.shape)
         choices = (members, slots, kinds, styles, tempo, alpha_target, curve)
         self.lifecycle.check_germinate(*choices)
         for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
-            self._open_bank(int(s), int(k))
+            self._allocate_bank(int(s), int(k))
         self.lifecycle.germinate(*choices)
         self._draw_seeds(members, slots, kinds, styles)
 
@@ -390,12 +389,12 @@ class Population:
         blueprint: int | str | Ints,
         style: IntLike = BlendStyle.ADD,
     ) -> None:
-        """Make a seed part of the member from the start, permanent at once (static baselines)."""
+        """Add a permanent seed at the start of an episode (static baselines)."""
         self.germinate(members, slot, blueprint, style)
-        self.lifecycle.make_native(members, self._slot(slot))
+        self.lifecycle.make_permanent(members, self._slot(slot))
 
     def advance(self, members: IntLike, slot: int | str | Ints) -> None:
-        """Move seeds on to the next stage, through its gate."""
+        """Advance seeds to the next stage; the gate must pass."""
         self.lifecycle.advance(members, self._slot(slot))
 
     def set_alpha_target(
@@ -406,7 +405,7 @@ class Population:
         speed: IntLike = ALPHA_SPEEDS[1],
         curve: IntLike = AlphaCurve.LINEAR,
     ) -> None:
-        """Send the alpha of blended seeds to a new target."""
+        """Start an alpha ramp of blended seeds to a new target."""
         self.lifecycle.set_alpha_target(members, self._slot(slot), target, speed, curve)
 
     def prune(
@@ -416,40 +415,40 @@ class Population:
         speed: IntLike = 0,
         curve: IntLike = AlphaCurve.LINEAR,
     ) -> None:
-        """Remove seeds, blended ones by a ramp of `speed` steps."""
+        """Remove seeds; blended ones ramp down over `speed` steps first."""
         self.lifecycle.prune(members, self._slot(slot), speed, curve)
 
     def fossilize(self, members: IntLike, slot: int | str | Ints) -> None:
         """Make seeds permanent."""
         self.lifecycle.fossilize(members, self._slot(slot))
 
-    def _open_bank(self, slot: int, kind: int) -> None:
-        """Allocate a bank at its first use, unless its seeds could not be computed."""
+    def _allocate_bank(self, slot: int, kind: int) -> None:
+        """Allocate a bank at its first use, after checking that its seeds can be computed."""
         fresh = (slot, kind) not in self.network.banks
         self.network.bank(slot, kind)
         try:
             if fresh:
                 self._require_vmap(slot, kind)
-            self._macs_of(slot, kind, False)  # which tries a seed at its slot's own size
+            self._macs_of(slot, kind, False)  # runs a seed at its slot's actual size
         except EsperError:
             if fresh:
                 del self.network.banks[slot, kind]
             raise
 
-    def try_blueprints(self) -> None:
-        """Refuse a user's blueprint that would fail in a slot it fits, before a run depends on it.
+    def check_user_blueprints(self) -> None:
+        """Run every user blueprint in every slot it fits; raises if one fails.
 
-        Germination tries them too; a run may germinate after hours.
+        Germination checks this too, but in a run that may be hours later.
         """
         for slot, kind in np.argwhere(self.network.fits_SK).tolist():
             new = (slot, kind) not in self.network.banks
-            if new and not self.network.blueprints[kind].ours:
-                self._open_bank(slot, kind)
+            if new and not self.network.blueprints[kind].built_in:
+                self._allocate_bank(slot, kind)
                 del self.network.banks[slot, kind]
 
     def _require_vmap(self, slot: int, kind: int) -> None:
         running = self.choice.executor.name if self.choice else self.config.executor
-        problem = None if running == "loop" else why_seed_not_vmap(self.network, slot, kind)
+        problem = None if running == "loop" else seed_vmap_failure(self.network, slot, kind)
         if problem is not None:
             raise EsperError(
                 f"blueprint {self.blueprints[kind]!r} cannot be vmapped ({problem}): "
@@ -459,10 +458,10 @@ class Population:
     def _slot(self, slot: int | str | Ints) -> int | Ints:
         return self.network.slot_index(slot) if isinstance(slot, int | str) else slot
 
-    def _seed_places(
+    def _seed_indices(
         self, members: IntLike, slot: int | str | Ints, blueprint: int | str | Ints
     ) -> tuple[Ints, Ints, Ints]:
-        """Index arrays `[N]` of members, slots and blueprints that fit."""
+        """Return index arrays `[N]` of members, slots and blueprints; raises on a misfit."""
         kinds: npt.ArrayLike = blueprint
         if isinstance(blueprint, str):
             if blueprint not in self.blueprints:
@@ -476,23 +475,23 @@ class Population:
     def _draw_seeds(
         self, members: Ints, slots: Ints, kinds: Ints, styles: npt.NDArray[np.generic]
     ) -> None:
-        """Fresh values for new seeds, from (seed, round, member, slot, birth): E plays no part."""
+        """Initialise new seeds from the streams of (seed, round, member, slot, birth)."""
         for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
             at = (slots == s) & (kinds == k)
             birth_N = self.lifecycle.births_ES[members[at], s]
             keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
             self.network.bank(int(s), int(k)).draw(keys, self._index(members[at]))
             self.trainer.clear_rows((int(s), int(k)), self._index(members[at]))
-            # A gate is reborn with every seed, whatever its style: a dead one must not stay beside.
+            # A gate is reset with every seed, whatever its style, so that no stale one remains.
             if int(s) in self.network.gates or (styles[at] == BlendStyle.GATE).any():
                 index = self._index(members[at])
                 self.network.gate(int(s)).draw(keys, index)
                 self.trainer.clear_rows((int(s), GATE_KEY), index)
 
-    # ---- what it costs --------------------------------------------------------------------
+    # ---- costs ----------------------------------------------------------------------------
 
     def slot_reports(self) -> SlotReports:
-        """What stands in every slot of every member."""
+        """Return the state of every slot of every member."""
         life = self.lifecycle
         return SlotReports(
             slot_ids=self.slots,
@@ -515,14 +514,14 @@ class Population:
         )
 
     def parameters_E(self) -> Ints:
-        """Parameters of each member as it would be exported now: host and blended seeds."""
+        """Parameter count `[E]` of each member's export: host and blended seeds."""
         blended = np.where(self.lifecycle.alpha_ES > 0, self._per_seed(self._seed_params), 0)
         return np.asarray(self.network.host.parameters_per_member + blended.sum(axis=1))
 
     def macs_E(self) -> Ints:
-        """Multiply-accumulates per sample of each member as it would be exported now."""
+        """Multiply-accumulates per sample `[E]` of each member's export."""
         if self.probe is None:
-            raise EsperError("MACs are known after the first batch: the input's size decides them")
+            raise EsperError("MACs are known after the first batch: they depend on the input size")
         blended = np.where(self.lifecycle.alpha_ES > 0, self._per_seed(self._macs_of), 0)
         return np.asarray(self.probe.host_macs + blended.sum(axis=1))
 
@@ -531,7 +530,7 @@ class Population:
         return self.network.bank(slot, blueprint).parameters_per_member + gate
 
     def _macs_of(self, slot: int, blueprint: int, gated: bool) -> int:
-        """0 until an input has been seen; a gate has element-wise work only."""
+        """Return a seed's MACs; 0 before the first input. Gates have element-wise work only."""
         if self.probe is None:
             return 0
         if (slot, blueprint) not in self._seed_macs:
@@ -540,7 +539,7 @@ class Population:
         return self._seed_macs[slot, blueprint]
 
     def _per_seed(self, count: Callable[[int, int, bool], int]) -> Ints:
-        """`[E, S]`: a count of the seed that stands there, 0 where none does."""
+        """Return `[E, S]` a count of the seed in each slot, 0 if empty."""
         life = self.lifecycle
         gated_ES = life.style_ES == BlendStyle.GATE
         out = np.zeros_like(life.blueprint_ES)
@@ -554,7 +553,7 @@ class Population:
 
 
 def _row_targets(target: Tensor, plan: RowPlan) -> Tensor:
-    """The targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
+    """Return the targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
     if target.shape[0] == 1:
         return target.expand(plan.table.rows, *target.shape[1:])
     return target if plan.member_R is None else target.index_select(0, plan.member_R)

@@ -1,4 +1,4 @@
-"""The settings of a population."""
+"""Settings of a population."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from esper.leyline.errors import unknown_name
 
 @dataclass(frozen=True, slots=True)
 class PopulationConfig:
-    """How a population trains and grows."""
+    """Training and growth settings of a population."""
 
     executor: ExecutorName = "auto"
-    """`vmap` computes all members at once, `loop` one after the other; the numbers agree. `auto`
-    takes vmap unless the host cannot be vmapped."""
+    """`vmap` computes all members at once, `loop` one after the other, with the same results up to
+    rounding. `auto` uses vmap unless the host cannot be vmapped."""
     host_lr: float = 0.05
     """Learning rate of hosts and of permanent seeds."""
     seed_lr: float = 0.05
     """Learning rate of seeds until they are permanent."""
     seed_lr_scaling: Literal["none", "weight_norm"] = "none"
-    """`weight_norm`: times the root-mean-square weight of the seed over the host's."""
+    """`weight_norm`: multiply by the RMS weight of the seed relative to the host's."""
     detach_seed_input: bool = False
-    """Whether a seed on trial keeps its gradient from the host below it (the identity path does
-    not, ever)."""
+    """Whether to detach the input of seeds that are not permanent, so that their gradient does not
+    reach the host (the identity path is never detached)."""
     optim: OptimConfig = field(default_factory=OptimConfig)
-    """The update rule, for hosts and seeds alike."""
+    """Optimiser settings of hosts and seeds."""
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
-    """The rules of a seed's life."""
+    """Lifecycle rules of seeds."""
 
     def __post_init__(self) -> None:
         if self.executor not in EXECUTOR_NAMES:

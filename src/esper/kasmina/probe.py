@@ -1,7 +1,7 @@
-"""What one sample tells about a host: whether its chain holds, shapes at the slots, MACs.
+"""Validate a host on one sample: its chain of segments, shapes at the slots, MACs.
 
-Everything is tried on the template, before a member trains. A sample runs alone and as a batch of
-two, so that an axis which is not the batch cannot pass for it, whatever its size.
+Everything runs on the template, before a member trains. A sample runs alone and as a batch of two,
+so that another axis cannot pass as the batch axis, whatever its size.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from esper.leyline.user_errors import user_code
 
 @dataclass(frozen=True, slots=True)
 class HostProbe:
-    """Found once, on the first input a population sees."""
+    """Facts about a host, found on the first input of a population."""
 
     sample_shape: tuple[int, ...]
-    """One input, without the batch axis."""
+    """Shape of one input, without the batch axis."""
     slot_shapes: tuple[tuple[int, ...], ...]
-    """Activation of one sample at each slot, without the batch axis."""
+    """Activation shape at each slot, without the batch axis."""
     host_macs: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapeTrace:
-    """What inputs of one size lead to."""
+    """Shapes that inputs of one size lead to."""
 
     slot_shapes: tuple[tuple[int, ...], ...]
-    """Activation of one sample at each slot, without the batch axis."""
+    """Activation shape at each slot, without the batch axis."""
     output: Tensor
-    """Of one sample, `[1, ...]`."""
+    """Output for one sample, `[1, ...]`."""
 
 
 def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
-    """Run one sample of `x` (a batch of one or more) through the template, segment by segment.
+    """Run one sample of `x` (a non-empty batch) through the template, segment by segment.
 
-    Refused: a segment that fails or does not give one tensor, batch first; an activation whose axes
-    or channels are not those its slot declares.
+    Raises if a segment fails or does not return one tensor, batch first, or if an activation does
+    not match its slot's spec.
     """
     host = network.host.template
-    with _mode(host, training=False), _borrowed_buffers(host), torch.no_grad():
+    with _mode(host, training=False), _temporary_buffers(host), torch.no_grad():
         shapes, output = _run_chain(network, x[:1])
         in_pairs, _ = _run_chain(network, _pair(x))
     for index, (one, two) in enumerate(zip(shapes, in_pairs, strict=True)):
@@ -58,14 +58,14 @@ def trace_shapes(network: StackedNetwork, x: Tensor) -> ShapeTrace:
             raise _not_batch_first(network, index, two, 2)
     if not output.is_floating_point():
         raise ShapeError(
-            f"host {_name(network)} gives {_word(output.dtype)}: its outputs must be real numbers, "
-            f"logits where it tells classes apart"
+            f"host {_name(network)} gives {_dtype(output.dtype)}: outputs must be real numbers, "
+            f"logits for classification"
         )
     return ShapeTrace(tuple(shapes[spec.position][1:] for spec in network.slots), output)
 
 
 def probe_host(network: StackedNetwork, x: Tensor, trace: ShapeTrace) -> HostProbe:
-    """What the first input tells beyond its shapes: `forward` is the chain, a train batch works."""
+    """Check that `forward` equals the chain and that a train batch works; count MACs."""
     _check_forward(network, x[:1], trace.output)
     _try_training(network, _pair(x), trace.output.shape[1:])
     macs = count_macs(network.host.template, x[:1])
@@ -75,7 +75,7 @@ def probe_host(network: StackedNetwork, x: Tensor, trace: ShapeTrace) -> HostPro
 def probe_seed(
     network: StackedNetwork, slot_shapes: Sequence[tuple[int, ...]], slot: int, blueprint: int
 ) -> int:
-    """MACs of one seed on one sample at its slot; refused where it does not keep that shape."""
+    """Return the MACs of one seed per sample; raises if it does not keep the slot's shape."""
     bank = network.bank(slot, blueprint)
     h = torch.zeros(1, *slot_shapes[slot], device=bank.device)
     name, place = network.blueprints[blueprint].name, network.slots[slot].slot_id
@@ -89,16 +89,16 @@ def probe_seed(
 
 
 def _pair(x: Tensor) -> Tensor:
-    """A batch of two, from the first sample: norms over a batch need more than one."""
+    """Return a batch of two copies of the first sample: norms over a batch need two."""
     return torch.cat([x[:1], x[:1]])
 
 
 def _run_chain(network: StackedNetwork, x: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
-    """The template's segments in a row: the shape behind each, and what comes out."""
+    """Run the template's segments; return the shape after each, and the output."""
     shapes: list[tuple[int, ...]] = []
     h = x.clone()  # a segment may work in place
     for index, segment in enumerate(network.segments):
-        kind, given = type(segment.module).__name__, f"{tuple(h.shape)}, {_word(h.dtype)}"
+        kind, given = type(segment.module).__name__, f"{tuple(h.shape)}, {_dtype(h.dtype)}"
         what = f"host {_name(network)} segment {index} ({kind}) fails on {given}"
         with user_code(what, _advice(network, index, h), (RuntimeError, ValueError)):
             out = segment.module(h)
@@ -120,26 +120,26 @@ def _check_slot(network: StackedNetwork, slot: int, h: Tensor) -> None:
     if h.dtype != torch.float32 and not coarse:
         spec = network.slots[slot]
         raise ShapeError(
-            f"host {_name(network)} segment {spec.position} gives {_word(h.dtype)} at slot "
+            f"host {_name(network)} segment {spec.position} gives {_dtype(h.dtype)} at slot "
             f"{spec.slot_id}: seeds compute in float32; convert it inside the segment"
         )
 
 
 def _check_forward(network: StackedNetwork, x: Tensor, chain: Tensor) -> None:
-    """`forward` is the segments in a row, nothing more or less."""
+    """Raise unless `forward` equals running the segments in order."""
     host = network.host.template
     given = x.clone()
-    with _mode(host, training=False), _borrowed_buffers(host), torch.no_grad():
+    with _mode(host, training=False), _temporary_buffers(host), torch.no_grad():
         with user_code(f"host {_name(network)} forward(x) fails on {tuple(x.shape)}"):
             whole = host(given)
         if not isinstance(whole, Tensor):
             raise ShapeError(
                 f"host {_name(network)}: forward(x) returns {type(whole).__name__}; it must return "
-                f"one tensor, what the last segment gives"
+                f"one tensor, the output of the last segment"
             )
-        if _agree(whole, chain):
+        if _allclose(whole, chain):
             return _check_input_kept(network, given)
-        if draws_in_evaluation(host, x) or not _agree(_run_chain(network, x)[1], chain):
+        if draws_in_evaluation(host, x) or not _allclose(_run_chain(network, x)[1], chain):
             raise ShapeError(
                 f"host {_name(network)} draws random numbers in evaluation mode: use nn.Dropout, "
                 f"or F.dropout(x, p, training=self.training)"
@@ -151,32 +151,32 @@ def _check_forward(network: StackedNetwork, x: Tensor, chain: Tensor) -> None:
 
 
 def _check_input_kept(network: StackedNetwork, given: Tensor) -> None:
-    """All members may read one batch, and many passes one part of the data."""
+    """Raise if the host modifies its input, which other members and passes share."""
     if not given.is_inference() and given._version:
         raise EsperError(
-            f"host {_name(network)} writes over its input: others read the same batch; begin with "
+            f"host {_name(network)} writes over its input: others read the same batch; start with "
             f"an operation that is not in place"
         )
 
 
-def _agree(a: Tensor, b: Tensor) -> bool:
+def _allclose(a: Tensor, b: Tensor) -> bool:
     alike = a.shape == b.shape and a.dtype == b.dtype
     return alike and torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
 def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int]) -> None:
-    """A forward and a backward pass in training mode; buffers and random state stay as they are."""
+    """Run forward and backward in training mode; buffers and random state are restored."""
     host, name = network.host.template, _name(network)
     learnt = [p for p in host.parameters() if p.requires_grad]
     if any(p.is_inference() for p in learnt):
-        return  # built inside inference mode: such a population only ever runs forward
+        return  # built in inference mode: such a population never trains
     with (
         _mode(host, training=True),
         torch.inference_mode(False),
         torch.enable_grad(),
         forked_rng(0, network.device),
         user_code(f"host {name} fails in a train batch {tuple(x.shape)}"),
-        _borrowed_buffers(host) as copies,
+        _temporary_buffers(host) as copies,
     ):
         out = _run_chain(network, x.clone())[1]
         _check_buffers_kept(network, copies)
@@ -195,7 +195,7 @@ def _try_training(network: StackedNetwork, x: Tensor, output_shape: Sequence[int
 
 
 def _check_buffers_kept(network: StackedNetwork, copies: dict[str, Tensor]) -> None:
-    """A buffer belongs to its member only as long as it is written in place."""
+    """Raise if a buffer was reassigned: only in-place updates reach the member."""
     now = dict(network.host.template.named_buffers(remove_duplicate=False))
     for name, copy in copies.items():
         found = now.get(name)
@@ -207,8 +207,8 @@ def _check_buffers_kept(network: StackedNetwork, copies: dict[str, Tensor]) -> N
 
 
 @contextlib.contextmanager
-def _borrowed_buffers(module: nn.Module) -> Iterator[dict[str, Tensor]]:
-    """The module with copies of its buffers (by name), so that a trial leaves no trace in them."""
+def _temporary_buffers(module: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Replace the module's buffers by copies inside the block; yield them by name."""
     kept = [(part, dict(part._buffers)) for part in module.modules()]
     copies: dict[int, Tensor] = {}
     for part, buffers in kept:
@@ -224,12 +224,12 @@ def _borrowed_buffers(module: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 
 def _advice(network: StackedNetwork, index: int, h: Tensor) -> str:
-    """What to change where a segment cannot take what it is given."""
+    """Return advice for a segment that fails on its input."""
     if index:
         return ""
     kinds = {p.dtype for p in network.host.template.parameters()}
     if kinds and h.dtype not in kinds:
-        return f"its parameters are {_word(next(iter(kinds)))}: convert the input, as in x.float()"
+        return f"its parameters are {_dtype(next(iter(kinds)))}: convert the input, as in x.float()"
     return "give inputs [members, batch, ...] of the size it was built for, or build it for these"
 
 
@@ -238,7 +238,7 @@ def _not_batch_first(
 ) -> ShapeError:
     return ShapeError(
         f"host {_name(network)} segment {index} turns a batch of {batch} into {found}: a segment "
-        f"takes one tensor and gives one, batch first; inputs are [members, batch, ...]"
+        f"maps one tensor to one tensor, batch first; inputs are [members, batch, ...]"
     )
 
 
@@ -246,13 +246,13 @@ def _name(network: StackedNetwork) -> str:
     return type(network.host.template).__name__
 
 
-def _word(dtype: torch.dtype) -> str:
+def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
 @contextlib.contextmanager
 def _mode(module: nn.Module, training: bool) -> Iterator[None]:
-    """Training or eval mode for a while."""
+    """Set training or eval mode inside the block."""
     before = module.training
     module.train(training)
     try:

@@ -1,17 +1,17 @@
-"""Where dropout and other random layers get their numbers: from streams, one for each row.
+"""Reproducible dropout and other random layers: one random stream per row.
 
-Torch's layers draw from a global generator, so a number would depend on everything drawn before it.
-Within `RowDraws` every random operation of torch is answered with a hash of
+Torch's layers draw from a global generator, so every number would depend on all earlier draws.
+Inside `RowDraws` every random operation of torch returns a hash of
 
     (row key, site, number of the call at that site, index of the element in the row)
 
 where the row key is (seed, round, member, row, training pass) and the site is a segment of the host
-or a blueprint in a slot. A row's numbers are therefore the same under every executor, whatever else
-is computed, and nothing but a counter has to be saved to continue.
+or a blueprint in a slot. A row's numbers are therefore the same with every executor and independent
+of other rows, and only a counter has to be saved to resume.
 
-`RowDraws` sees the operations that composite ones (dropout2d, gumbel_softmax, attention) are made
-of, below autograd and vmap: there the rows of a vmapped module are the first axis. It is entered
-for the sites that are known to draw (`random_probe`); other sites pay nothing.
+`RowDraws` intercepts the operations that composite ones (dropout2d, gumbel_softmax, attention) are
+made of, below autograd and vmap, where the rows of a vmapped module are the first axis. It is only
+entered for sites known to draw (`random_probe`); other sites have no overhead.
 
 Shape letters: R rows.
 """
@@ -39,15 +39,15 @@ from esper.leyline.streams import stream_keys
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A part of the network that draws random numbers while it trains."""
+    """A part of the network that draws random numbers in training."""
 
     name: str
     plain_attention: bool = False
-    """Torch's fused attention draws its dropout inside a kernel: use the one made of parts."""
+    """torch's fused attention draws its dropout inside a kernel: use the composite one."""
 
 
 def row_keys(seed: int, round_index: int, table: RowTable) -> Ints:
-    """A key per row, the same whatever other rows there are (but for repetitions of it)."""
+    """Return a key per row, independent of the other rows (except repetitions of it)."""
     begin_R = table.start_R - FROM_INPUT
     again_R = _repetitions(table.member_R * (table.alpha_RS.shape[1] + 1) + begin_R)
     path = ("round", round_index, "member", table.member_R, "row", begin_R, again_R)
@@ -55,7 +55,7 @@ def row_keys(seed: int, round_index: int, table: RowTable) -> Ints:
 
 
 def _repetitions(code_R: Ints) -> Ints:
-    """How often each value occurred before."""
+    """Return how often each value occurred before."""
     order = np.argsort(code_R, kind="stable")
     ordered = code_R[order]
     place = np.arange(len(order))
@@ -66,32 +66,32 @@ def _repetitions(code_R: Ints) -> Ints:
 
 
 class RowStreams:
-    """The streams of all rows of one pass."""
+    """Random streams of all rows of one pass."""
 
     def __init__(self, key_R: Tensor) -> None:
         self.key_R = key_R
         self._calls: dict[tuple[str, int], Tensor] = {}
 
-    def of_call(self, site: str, call: int) -> Tensor:
-        """Keys of one call at a site; computed once for rows that come one after the other."""
-        if self.key_R.is_cuda:  # rows may run on CUDA streams of their own, beside one another
-            return rng.derived(self.key_R, _call_word(site, call))
+    def call_keys(self, site: str, call: int) -> Tensor:
+        """Return the keys of one call at a site; cached for rows that run one after the other."""
+        if self.key_R.is_cuda:  # rows may run concurrently on different CUDA streams
+            return rng.derive_keys(self.key_R, _call_id(site, call))
         if (site, call) not in self._calls:
-            self._calls[site, call] = rng.derived(self.key_R, _call_word(site, call))
+            self._calls[site, call] = rng.derive_keys(self.key_R, _call_id(site, call))
         return self._calls[site, call]
 
 
 @lru_cache(maxsize=4096)
-def _call_word(site: str, call: int) -> int:
+def _call_id(site: str, call: int) -> int:
     return int(stream_keys(0, site, "call", call).view(np.int64))
 
 
-def drawing(
+def row_draws(
     site: Site | None, streams: RowStreams | None, rows: slice | Tensor, stacked: bool = True
 ) -> contextlib.AbstractContextManager[object]:
-    """The context in which a site computes some of the rows; an empty one where nothing is drawn.
+    """Return the context in which a site computes some rows; a null context if nothing is drawn.
 
-    `rows`: a slice of them, or their index.
+    `rows`: a slice or an index tensor.
     """
     if site is None or streams is None:
         return contextlib.nullcontext()
@@ -99,9 +99,9 @@ def drawing(
 
 
 class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it random operations draw from the rows' streams.
+    """Context in which random operations draw from the rows' streams.
 
-    `stacked`: the rows are the first axis of all that is drawn (under vmap); else there is one row.
+    `stacked`: rows are the first axis of all draws (under vmap); otherwise there is one row.
     """
 
     def __init__(
@@ -111,14 +111,14 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.site = site
         self.stacked = stacked
         self.calls = 0
-        """Calls answered so far."""
+        """Calls served so far."""
         self._streams = streams
         self._rows = rows
         self._context = contextlib.ExitStack()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False spares an import of seconds, and a wrapper around every operation."""
+        """False avoids an import of seconds, and a wrapper around every operation."""
         return False
 
     def __enter__(self) -> Self:
@@ -144,12 +144,12 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.other(func, args, kwargs or {})
 
     def other(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Any other operation; random ones that are not known here stay torch's."""
+        """Run any other operation; unknown random ones use torch's generator."""
         return func(*args, **kwargs)
 
     def words(self, like: Tensor) -> Tensor:
-        """Fresh 32-bit words (int32) in the shape of `like`, contiguous."""
-        keys_R = self._streams.of_call(self.site.name, self.calls)
+        """Return fresh 32-bit words (int32) in the shape of `like`, contiguous."""
+        keys_R = self._streams.call_keys(self.site.name, self.calls)
         index = self._rows
         keys_R = keys_R.index_select(0, index) if isinstance(index, Tensor) else keys_R[index]
         self.calls += 1
@@ -159,7 +159,7 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"random numbers of shape {tuple(shape)} are not drawn row by row ({rows} rows)"
             )
         count = math.prod(shape[1:] if self.stacked else shape)
-        return rng.words(keys_R, count).view(shape).to(like.device)
+        return rng.random_words(keys_R, count).view(shape).to(like.device)
 
 
 # ---- kinds of numbers: what draws, a tensor of their shape and device, parameters -----------
@@ -168,27 +168,27 @@ _DIGITS: Final = {torch.float16: 11, torch.bfloat16: 8}
 
 
 def _uniform(draws: RowDraws, like: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """From low to below high. As many bits as the type holds, so that none rounds to 1."""
+    """Uniform in [low, high), with as many bits as the dtype holds, so that none rounds up."""
     digits = _DIGITS.get(like.dtype, 24)
     bits = (draws.words(like) >> (32 - digits)).bitwise_and_((1 << digits) - 1)
     return bits.to(like.dtype).mul_((high - low) * 2.0**-digits).add_(low)
 
 
-def _between(draws: RowDraws, like: Tensor) -> Tensor:
-    """Float32, strictly between 0 and 1."""
-    return rng.between_0_and_1((draws.words(like) >> 8).bitwise_and_((1 << 24) - 1))
+def _open_uniform(draws: RowDraws, like: Tensor) -> Tensor:
+    """Uniform float32 in (0, 1)."""
+    return rng.to_unit_interval((draws.words(like) >> 8).bitwise_and_((1 << 24) - 1))
 
 
 def _below(draws: RowDraws, like: Tensor, probability: float | Tensor = 0.5) -> Tensor:
-    """True with that probability."""
+    """True with the given probability."""
     if isinstance(probability, Tensor):
-        return _between(draws, like) < probability.to(like.device)
+        return _open_uniform(draws, like) < probability.to(like.device)
     bits, bound = draws.words(like), round(probability * 2**32) - 2**31
     return torch.ones_like(bits, dtype=torch.bool) if bound >= 2**31 else bits < bound
 
 
 def _normal(draws: RowDraws, like: Tensor, mean: Any = 0.0, std: Any = 1.0) -> Tensor:
-    out: Tensor = torch.special.ndtri(_between(draws, like)) * std + mean
+    out: Tensor = torch.special.ndtri(_open_uniform(draws, like)) * std + mean
     return out
 
 
@@ -197,19 +197,19 @@ def _log_normal(draws: RowDraws, like: Tensor, mean: float = 1.0, std: float = 2
 
 
 def _exponential(draws: RowDraws, like: Tensor, rate: float = 1.0) -> Tensor:
-    return _between(draws, like).log() / -rate
+    return _open_uniform(draws, like).log() / -rate
 
 
 def _cauchy(draws: RowDraws, like: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
-    return median + sigma * torch.tan(math.pi * (_between(draws, like) - 0.5))
+    return median + sigma * torch.tan(math.pi * (_open_uniform(draws, like) - 0.5))
 
 
 def _geometric(draws: RowDraws, like: Tensor, p: float) -> Tensor:
-    return (_between(draws, like).log() / math.log1p(-p)).ceil_()
+    return (_open_uniform(draws, like).log() / math.log1p(-p)).ceil_()
 
 
 def _integers(draws: RowDraws, like: Tensor, low: int, high: int | None = None) -> Tensor:
-    """From low to below high, or from 0 to below the only one given."""
+    """Integers in [low, high), or [0, low) if only one is given."""
     low, high = (0, low) if high is None else (low, high)
     return (draws.words(like).to(torch.int64) & 0xFFFFFFFF) % (high - low) + low
 
@@ -266,12 +266,12 @@ def _factory(kind: _Kind, default: torch.dtype | None = None) -> _Kind:
 
 
 def _bernoulli(draws: RowDraws, x: Tensor, p: float | None = None, **_: Any) -> Tensor:
-    """Of the probabilities in x, or of one probability in the shape of x."""
+    """Bernoulli with probabilities x, or with probability p in the shape of x."""
     return torch.empty_like(x).copy_(_below(draws, x, x if p is None else p))
 
 
 def _normal_around(draws: RowDraws, mean: Any, std: Any = 1.0, **_: Any) -> Tensor:
-    """`torch.normal` with a tensor for the mean, the deviation or both."""
+    """`torch.normal` with a tensor as mean, std or both."""
     out = torch.empty_like(mean + std)
     return out.copy_(_normal(draws, out, mean, std))
 
@@ -279,7 +279,7 @@ def _normal_around(draws: RowDraws, mean: Any, std: Any = 1.0, **_: Any) -> Tens
 def _native_dropout(
     draws: RowDraws, x: Tensor, p: float, train: bool | None
 ) -> tuple[Tensor, Tensor]:
-    """(outcome, what was kept), as autograd wants it."""
+    """Return (output, mask), as autograd expects."""
     if train is False or p == 0:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     kept = _below(draws, x, 1.0 - p)
@@ -312,7 +312,7 @@ def _permutation(
     device: torch.device | None = None,
     **_: Any,
 ) -> Tensor:
-    if draws.stacked:  # vmap asks for one row after the other, and does not say which
+    if draws.stacked:  # vmap runs row after row and does not tell which
         raise RuntimeError("torch.randperm is not drawn row by row under vmap")
     order = draws.words(torch.empty(n, device=device)).argsort(stable=True)
     return order.to(dtype or torch.int64)
@@ -348,4 +348,5 @@ OPERATIONS: Final[dict[Any, Callable[..., Any]]] = {
     _aten.rrelu_with_noise.default: _rrelu,
     _aten.rrelu_with_noise_.default: _rrelu_,
 }
-"""What is drawn from the rows' streams. Not here: multinomial, Poisson, binomial, gamma."""
+"""Operations that draw from the rows' streams. Not supported: multinomial, Poisson, binomial,
+gamma."""

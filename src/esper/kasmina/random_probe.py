@@ -1,8 +1,8 @@
-"""Which parts of a network draw random numbers, found by running each of them before it is used.
+"""Find the parts of a network that draw random numbers, by running each of them.
 
-What torch draws by operations that `random_layers` knows comes from Esper's streams. The rest
-cannot be repeated: other generators, operations that are not known, numbers that are drawn again in
-the backward pass. That is reported in one line, and the part runs all the same.
+Torch operations known to `random_layers` draw from Esper's streams. Others cannot be reproduced:
+other generators, unknown operations, numbers drawn again in the backward pass. They are reported in
+one warning and run unchanged.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from esper.leyline.errors import ShapeError
 logger = logging.getLogger(__name__)
 
 _ATTENTION: Final = "_scaled_dot_product_"
-"""How the names of torch's fused attentions begin."""
+"""Prefix of the names of torch's fused attentions."""
 _CHECKPOINT: Final = "torch.utils.checkpoint (again in the backward pass)"
 _UNSEEN: Final = "a source that is not known"
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What one part of a network draws in training mode."""
+    """Random numbers drawn by one part of a network in training mode."""
 
     site: Site | None
-    """None where nothing is to come from Esper's streams."""
+    """None if nothing is drawn from Esper's streams."""
     uncontrolled: tuple[str, ...]
-    """Where else it draws from, in words."""
+    """Descriptions of other sources."""
     out: Tensor
-    """What it computed, detached."""
+    """Its output, detached."""
 
 
 def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
-    """Run a module twice in training mode on a batch of at least two; nothing is left behind."""
+    """Run a module twice in training mode on at least two samples; its state is restored."""
     was_training = module.training
     module.train()
     with forked_rng(0, x.device), torch.inference_mode(False), torch.enable_grad():
@@ -63,10 +63,10 @@ def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
 
 
 def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:
-    """Whether a module draws random numbers in evaluation mode, which dropout must not."""
+    """Whether a module draws random numbers in eval mode."""
     was_training = module.training
     module.eval()
-    watch = _Watch(Site("evaluation"), x.device)
+    watch = _DrawRecorder(Site("evaluation"), x.device)
     with forked_rng(0, x.device), torch.no_grad(), watch:
         module(x.clone())
     module.train(was_training)
@@ -74,7 +74,7 @@ def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:
 
 
 def report_draws(owner: str, sources: Sequence[str]) -> None:
-    """Say that a run cannot be repeated, if it cannot."""
+    """Warn if a run is not reproducible."""
     if sources:
         _warn(
             f"{owner} draws random numbers from {', '.join(sources)}; use dropout, torch.rand or "
@@ -83,30 +83,30 @@ def report_draws(owner: str, sources: Sequence[str]) -> None:
 
 
 def report_evaluation(owner: str) -> None:
-    """The same of what draws outside training."""
+    """Warn about random numbers drawn in eval mode."""
     _warn(f"{owner} draws random numbers in evaluation mode: pass training=self.training")
 
 
 @cache
 def _warn(line: str) -> None:
-    """Once a process: all populations of a run are made of the same parts."""
+    """Warn once per process: all populations of a run have the same parts."""
     logger.warning("this run is not reproducible: %s", line)
 
 
-class _Watch(RowDraws):  # type: ignore[no-untyped-call]
-    """Draws for one row, and notes what it cannot draw."""
+class _DrawRecorder(RowDraws):  # type: ignore[no-untyped-call]
+    """Draws for one row, and records operations it cannot draw for."""
 
     def __init__(self, site: Site, device: torch.device) -> None:
         streams = RowStreams(torch.zeros(1, dtype=torch.int64, device=device))
         super().__init__(streams, site, slice(1), stacked=False)
         self._device = device
         self.unknown: list[str] = []
-        """Operations that moved torch's own generator."""
+        """Operations that advanced torch's own generator."""
 
     def other(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **kwargs)
-        before = self._torch_states()  # the tag does not say whether it draws this time
+        before = self._torch_states()  # the tag does not tell whether it draws this time
         out = func(*args, **kwargs)
         if not torch.equal(before, self._torch_states()):
             self.unknown.append(func.overloadpacket.__name__)
@@ -119,13 +119,13 @@ class _Watch(RowDraws):  # type: ignore[no-untyped-call]
         return torch.cat(states)
 
 
-def _run(site: Site, module: nn.Module, x: Tensor) -> tuple[Tensor, _Watch, list[str]]:
-    """One run on copies of its state: what came out, what it drew, from where else it drew."""
-    watch = _Watch(site, x.device)
+def _run(site: Site, module: nn.Module, x: Tensor) -> tuple[Tensor, _DrawRecorder, list[str]]:
+    """Run once on copies of the state; return output, draws and other sources."""
+    watch = _DrawRecorder(site, x.device)
     python_before, numpy_before = random.getstate(), _numpy_state()
     given = x.detach().clone().requires_grad_(x.is_floating_point())
     with watch:
-        out = functional_call(module, _copies(module), (given.clone(),))
+        out = functional_call(module, _cloned_state(module), (given.clone(),))
     if not isinstance(out, Tensor):
         raise ShapeError(f"{site.name} gives {type(out).__name__} in training mode, not a tensor")
     sources = [f"torch.{op}" for op in dict.fromkeys(watch.unknown)]
@@ -143,7 +143,7 @@ def _numpy_state() -> tuple[object, ...]:
     return (kind, np.asarray(words).tobytes(), *rest)
 
 
-def _copies(module: nn.Module) -> dict[str, Tensor]:
+def _cloned_state(module: nn.Module) -> dict[str, Tensor]:
     state = {n: p.detach().clone() for n, p in module.named_parameters()}
     for name, parameter in module.named_parameters():
         state[name].requires_grad_(parameter.requires_grad)
@@ -151,6 +151,6 @@ def _copies(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _draws_backward(site: Site, out: Tensor) -> bool:
-    with _Watch(site, out.device) as watch:
+    with _DrawRecorder(site, out.device) as watch:
         out.sum().backward()  # type: ignore[no-untyped-call]
     return bool(watch.calls or watch.unknown)

@@ -1,12 +1,11 @@
-"""What is saved of a population or a member, and what must fit when it is loaded.
+"""Save and load populations and members.
 
-A population's save holds all it takes to go on as if it had never stopped: stacked values,
-optimiser moments, the arrays of the lifecycle, rates and settings. A member's save holds one model
-with the seeds that stand in it, in whatever stage. The host's code is the user's: a factory that
-builds something else than what was saved is refused by naming the difference.
+A population's save holds everything needed to resume exactly: stacked parameters, optimiser state,
+lifecycle arrays, rates and settings. A member's save holds one model with its seeds in any stage.
+The host's code is not saved: a factory that builds something else raises with the difference.
 
-A load builds a new object of the same structure, lists its tensors under the same names as the
-save does, and copies. So each fact is written down once, here or in the class that owns it.
+Loading builds a new object of the same structure, lists its tensors under the names used in the
+save, and copies.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.host_checks import as_host, host_slots
-from esper.kasmina.initial import build, named_state
+from esper.kasmina.initialisation import build, named_state
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.losses import RowLoss
 from esper.kasmina.network import StackedNetwork
@@ -47,7 +46,7 @@ _EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": L
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One parameter or buffer of one model."""
+    """Name, shape and dtype of one parameter or buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -56,13 +55,13 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
-    """What the rows of a store are made of, in the order they lie in."""
+    """Layout of a store's rows."""
 
     parameters: tuple[TensorSpec, ...]
     fixed: tuple[TensorSpec, ...]
     """Buffers and frozen parameters."""
     moments: tuple[str, ...]
-    """What the optimiser keeps of them; nothing before their first step."""
+    """Optimiser state; empty before the first step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ class GateSpec:
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """The kind of host, and the enabled slots in execution order."""
+    """Host class, and the enabled slots in execution order."""
 
     class_name: str
     topology: Topology
@@ -101,17 +100,17 @@ class PopulationContent:
     round: int
     blueprints: tuple[str, ...]
     loss: str
-    """Name of the loss it trained on, which is code and not in the save."""
+    """Name of the training loss; its code is not saved."""
     config: PopulationConfig
     probe: HostProbe | None
     executor: str | None
-    """The one in use, which `auto` may have found by a trial; None before the first input."""
+    """The executor in use (`auto` may have chosen it by a trial); None before the first input."""
     host_store: StoreSpec
     banks: tuple[BankSpec, ...]
-    """In the order they were first used, which sums over banks follow."""
+    """In order of first use, which sums over banks follow."""
     gates: tuple[GateSpec, ...]
     passes: int = 0
-    """Passes in training mode in this episode, where random layers continue; since schema 2."""
+    """Training passes in this episode, where random layers resume; since schema 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class MemberContent:
     host: HostSpec
     member: int
     reports: tuple[SlotReport, ...]
-    """What stands in each slot, in the order of the slots."""
+    """State of each slot, in slot order."""
     host_macs: int | None
     tensors: tuple[TensorSpec, ...]
 
@@ -130,7 +129,7 @@ class MemberContent:
 
 
 class PopulationState(Protocol):
-    """What there is to save of a population; `Population` has it."""
+    """What a save needs of a population."""
 
     config: PopulationConfig
     seed: int
@@ -156,7 +155,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def save_population(population: PopulationState, path: PathLike) -> None:
-    """Write a population into a folder, in place of the save that may be there."""
+    """Save a population to a folder, replacing an existing save."""
     write_save(path, "population", _describe(population), population_tensors(population))
 
 
@@ -168,7 +167,7 @@ def load_population(
     executor: ExecutorName | None,
     loss: RowLoss,
 ) -> P:
-    """The population a folder holds, to go on from there; `build_population` makes a fresh one."""
+    """Load a population from a folder; `build_population` creates a fresh one."""
     saved = read_save(path, "population")
     content = read_record(PopulationContent, saved.content, saved.where)
     _check_host(content.host, host_factory, saved.where)
@@ -186,7 +185,7 @@ def load_population(
     population.round = content.round
     population.passes.fill_(content.passes)
     population.probe = content.probe
-    if executor is None and content.executor in _EXECUTORS:  # a trial now might end otherwise
+    if executor is None and content.executor in _EXECUTORS:  # a new trial might choose otherwise
         population.choice = ExecutorChoice(_EXECUTORS[content.executor](), "as in the save")
     _allocate(population, content)
     _check_stores(content, _describe(population), saved.where)
@@ -195,7 +194,7 @@ def load_population(
 
 
 def population_tensors(population: PopulationState) -> dict[str, Tensor]:
-    """All that changes while a population lives, by its name in a save; not copies."""
+    """Return all mutable tensors by their name in a save; not copies."""
     out: dict[str, Tensor] = {}
     for name, store, moments in _stores(population):
         out[f"{name}/values"] = store.flat_EP.detach()
@@ -209,7 +208,7 @@ def population_tensors(population: PopulationState) -> dict[str, Tensor]:
 
 
 def _stores(population: PopulationState) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
-    """Every store: its name in a save, itself, what the optimiser keeps of it."""
+    """Yield every store: its name in a save, itself, and its optimiser state."""
     network, trainer = population.network, population.trainer
     seeds = trainer.seed_optimizer.state
     yield "host", network.host, trainer.host_optimizer.state.get(HOST_KEY, {})
@@ -267,7 +266,7 @@ def _loss_name(loss: RowLoss) -> str:
 
 
 def _allocate(population: PopulationState, content: PopulationContent) -> None:
-    """Banks, gates and moments of a save, not filled yet."""
+    """Allocate the banks, gates and optimiser state of a save."""
     network, trainer = population.network, population.trainer
     if content.host_store.moments:
         _start_moments(trainer.host_optimizer, HOST_KEY, network.host)
@@ -298,8 +297,8 @@ def save_member(
     reports: tuple[SlotReport, ...],
     host_macs: int | None,
 ) -> None:
-    """Write one member into a folder, in place of the save that may be there."""
-    # Copies: a member's parameters may be views of one tensor, which safetensors refuses.
+    """Save one member to a folder, replacing an existing save."""
+    # Copies: a member's parameters may be views of one tensor, which safetensors rejects.
     tensors = {name: value.detach().clone() for name, value in named_state(model)}
     content = MemberContent(host, member, reports, host_macs, _tensor_specs(tensors))
     write_save(path, "member", content, tensors)
@@ -311,9 +310,9 @@ def load_member(
     host_factory: HostFactory,
     device: str | torch.device,
 ) -> tuple[M, int]:
-    """The member a folder holds, with parameters of its own, and its number in its population.
+    """Load a member with its own parameters; return it and its index in its population.
 
-    `build_member` makes a fresh one, alone in its population.
+    `build_member` creates a fresh one in a population of one.
     """
     saved = read_save(path, "member")
     content = read_record(MemberContent, saved.content, saved.where)
@@ -334,11 +333,11 @@ def _tensor_specs(tensors: Mapping[str, Tensor]) -> tuple[TensorSpec, ...]:
     return tuple(TensorSpec(n, tuple(v.shape), _dtype_name(v)) for n, v in tensors.items())
 
 
-# ---- what must fit ------------------------------------------------------------------------
+# ---- validation ---------------------------------------------------------------------------
 
 
 def _check_host(saved: HostSpec, host_factory: HostFactory, where: str) -> None:
-    """The factory builds a host of the saved class and topology, with the saved slots."""
+    """Raise unless the factory builds the saved host class and topology with the saved slots."""
     host = build(host_factory, 0)
     offered = host_slots(as_host(host))
     found = HostSpec(type(host).__name__, as_host(host).topology, tuple(offered.values()))
@@ -361,7 +360,7 @@ def _check_registered(blueprints: tuple[str, ...], topology: Topology, where: st
 
 
 def _check_stores(saved: PopulationContent, found: PopulationContent, where: str) -> None:
-    """Every store of the population just built is laid out as the save's."""
+    """Raise unless every store of the new population has the saved layout."""
     pairs = [("host " + saved.host.class_name, saved.host_store, found.host_store)]
     pairs += [
         (f"blueprint {a.blueprint} in slot {a.slot}", a.store, b.store)
@@ -381,7 +380,7 @@ def _check_stores(saved: PopulationContent, found: PopulationContent, where: str
 def _check_tensors(
     saved: tuple[TensorSpec, ...], found: tuple[TensorSpec, ...], owner: str, where: str
 ) -> None:
-    """The same tensors in the same order; the first difference is named."""
+    """Raise at the first difference between tensor lists."""
     old, new = {spec.name: spec for spec in saved}, {spec.name: spec for spec in found}
     for name in (*old, *new):
         if old.get(name) != new.get(name):
@@ -398,7 +397,7 @@ def _misfit(where: str, what: str, saved: object, found: object) -> EsperError:
 
 
 def _shown(value: object) -> str:
-    """Short enough for one line."""
+    """Format a value for a one-line message."""
     if value is None:
         return "none"
     if isinstance(value, TensorSpec):
@@ -409,7 +408,7 @@ def _shown(value: object) -> str:
 
 
 def _fill(own: Mapping[str, Tensor], saved: Saved) -> None:
-    """Copy the saved tensors into those of an object just built."""
+    """Copy the saved tensors into a new object's."""
     for name in (*own, *saved.tensors):
         old, new = saved.tensors.get(name), own.get(name)
         if old is None or new is None or old.shape != new.shape or old.dtype != new.dtype:

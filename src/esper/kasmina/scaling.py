@@ -1,7 +1,7 @@
-"""How members train in fp16 without underflow: a loss scale of its own for each.
+"""Loss scaling for fp16, with one scale per member.
 
-The law is `torch.amp.GradScaler`'s, row by row. One scaler for all would skip everyone's step
-because of one member's overflow.
+The rule is that of `torch.amp.GradScaler`, per row. A single scaler would skip the step of all
+members because of one member's overflow.
 
 Shape letters: E members, R rows.
 """
@@ -18,16 +18,16 @@ from esper.leyline.errors import EsperError
 
 @dataclass(frozen=True, slots=True)
 class ScalerConfig:
-    """How the scale moves."""
+    """Settings of a loss scaler."""
 
     init_scale: float = 2.0**16
-    """First scale of every member."""
+    """Initial scale."""
     growth_factor: float = 2.0
-    """What the scale is multiplied by after `growth_interval` good batches in a row."""
+    """Factor after `growth_interval` finite batches in a row."""
     backoff_factor: float = 0.5
-    """What it is multiplied by after a batch whose gradients were not finite."""
+    """Factor after a batch with non-finite gradients."""
     growth_interval: int = 2000
-    """Good batches in a row before it grows."""
+    """Finite batches in a row before the scale grows."""
 
     def __post_init__(self) -> None:
         if not (self.init_scale > 0 and self.growth_factor > 1 and 0 < self.backoff_factor < 1):
@@ -41,7 +41,7 @@ class ScalerConfig:
 
 
 class MemberScaler:
-    """The loss scales of all members, on the device; nothing here waits for it."""
+    """Loss scales of all members, on the device; never synchronises."""
 
     def __init__(
         self, members: int, device: torch.device, config: ScalerConfig | None = None
@@ -49,29 +49,29 @@ class MemberScaler:
         self.config = config or ScalerConfig()
         self.scale_E = torch.empty(members, dtype=torch.float32, device=device)
         self.good_E = torch.empty(members, dtype=torch.int32, device=device)
-        """Good batches since the scale last changed."""
+        """Finite batches since the scale last changed."""
         self.reset()
 
     def reset(self) -> None:
-        """As before the first batch."""
+        """Reset to the initial scales."""
         self.scale_E.fill_(self.config.init_scale)
         self.good_E.zero_()
 
     def scale(self, loss_R: Tensor, member_R: Tensor | None) -> Tensor:
-        """Losses times the scale of their member (`member_R` None: row e is member e)."""
+        """Multiply losses by their member's scale (`member_R` None: row e is member e)."""
         scale_R = self.scale_E if member_R is None else self.scale_E.index_select(0, member_R)
         return loss_R * scale_R
 
     def unscale_(self, grad_EP: Tensor) -> None:
-        """Take the scale out of a gradient again."""
+        """Divide a gradient by the scale, in place."""
         grad_EP.div_(self.scale_E[:, None])
 
-    def excused(self, overflow_E: Tensor) -> Tensor:
-        """Overflows that a lower scale may cure, and which therefore say nothing of the member."""
+    def recoverable(self, overflow_E: Tensor) -> Tensor:
+        """Return overflows that a lower scale may avoid, which do not indicate a bad member."""
         return overflow_E & (self.scale_E > 1.0)
 
     def update(self, overflow_E: Tensor) -> None:
-        """Move the scales after a batch."""
+        """Update the scales after a batch."""
         config = self.config
         good_E = torch.where(overflow_E, 0, self.good_E + 1)
         due_E = good_E >= config.growth_interval

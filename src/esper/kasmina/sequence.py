@@ -1,7 +1,7 @@
-"""What sequence and vector networks are made of: causal attention and a feed-forward pair.
+"""Causal attention and feed-forward layers for sequences and vectors.
 
-Both work on the last axis (and attention on the one before it, time), so hosts and seeds share
-them. Shapes are never asked for their number of axes: the same code runs stacked and traced.
+Both work on the last axis (attention also on the one before it, time) and are used by hosts and
+seeds. They never depend on the number of axes, so the same code runs stacked and traced.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from esper.kasmina.layers import Draw, Linear
 
 ZERO = Draw("normal", 0.0)
-"""A last map that starts at 0: exactly no change at birth, whatever the activation's scale."""
+"""Zero initialisation of an output projection: exactly no change initially."""
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Softmax attention of `[..., T, D]` in which a position sees itself and earlier ones.
+    """Causal softmax attention on `[..., T, D]`.
 
     Plain matrix products: under vmap, torch's fused attention has no batching rule on the CPU and
     runs member by member. CPU time of `vmap(functional_call(CausalAttention))` and its backward,
@@ -33,7 +33,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 class CausalAttention(nn.Module):
     """Multi-head causal self-attention `[..., T, C]`.
 
-    Queries, keys and values have no bias: a bias of the keys would never receive a gradient.
+    Queries, keys and values have no bias: a key bias would never receive a gradient.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Where stacked parameters live: one flat tensor `[E, P]` per module kind, with named views.
+"""Stacked parameters: one flat tensor `[E, P]` per kind of module, with named views.
 
-All parameters of a host (or of one blueprint in one slot) of all members are rows of one tensor.
-An optimiser step, a clip, a snapshot or a reset is then a handful of operations whatever the
-module looks like. Buffers and parameters that do not train are stacked beside it.
+All parameters of a host (or of one blueprint in one slot) of all members are rows of one tensor, so
+that an optimiser step, clipping, a snapshot or a reset takes a handful of operations for any
+module. Buffers and frozen parameters are stacked separately.
 
 Shape letters: E members, R rows, P parameters of one member.
 """
@@ -14,27 +14,27 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.initial import Initialiser
+from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.random_layers import Site
 from esper.leyline.streams import UInt64Array
 
 
 class ParameterStore:
-    """The stacked state of one module kind."""
+    """Stacked parameters and buffers of one kind of module."""
 
     def __init__(self, initialiser: Initialiser, members: int, device: torch.device) -> None:
         self.members = members
         self.device = device
         self.writes_input = False
-        """The module works in place: it must be given a copy of what others read too."""
+        """Whether the module modifies its input in place, and so needs a copy of shared inputs."""
         self.site: Site | None = None
-        """Where the module draws random numbers in training; None: it draws none."""
+        """Random-number site of the module in training; None if it draws nothing."""
         self._initialiser = initialiser
         self.template: nn.Module = initialiser.template.to(device, non_blocking=True)
-        """Structure only: its own parameters are never trained. It stays on a real device,
+        """Provides the structure; its own parameters are never trained. It stays on a real device,
         because a module on the meta device loses tied weights."""
         self.tied = _has_ties(self.template)
-        """One tensor of the module has several names."""
+        """Whether a tensor of the module has several names."""
         trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}
         self.shapes = {name: tuple(p.shape) for name, p in trained.items()}
         self._sizes = [p.numel() for p in trained.values()]
@@ -54,7 +54,7 @@ class ParameterStore:
         return self.flat_EP.shape[1]
 
     def named(self, flat_RP: Tensor) -> dict[str, Tensor]:
-        """Views of a `[R, P]` tensor by parameter name, `[R, ...]` each."""
+        """Return views of a `[R, P]` tensor by parameter name, `[R, ...]` each."""
         parts = torch.split(flat_RP, self._sizes, dim=1)
         return {
             name: part.view(-1, *shape)
@@ -62,7 +62,7 @@ class ParameterStore:
         }
 
     def named_row(self, flat_P: Tensor) -> dict[str, Tensor]:
-        """Views of one row by parameter name."""
+        """Return views of one row by parameter name."""
         parts = torch.split(flat_P, self._sizes)
         return {
             name: part.view(shape)
@@ -70,7 +70,7 @@ class ParameterStore:
         }
 
     def draw(self, keys: UInt64Array, index_N: Tensor) -> None:
-        """Write fresh initial values into rows `index_N`, one stream key per row."""
+        """Initialise rows `index_N`, one stream key per row."""
         values = self._initialiser.sample(keys, self.device)
         if self.shapes:
             flat = torch.cat([values[n].reshape(len(keys), -1) for n in self.shapes], dim=1)
@@ -79,9 +79,9 @@ class ParameterStore:
             stacked.index_copy_(0, index_N, values[name])
 
     def gather(self, member_R: Tensor | None, frozen_R: Tensor | None) -> dict[str, Tensor]:
-        """Parameters of rows: member `member_R[r]`'s for row r (None: every member once).
+        """Return the parameters of rows: row r is member `member_R[r]` (None: every member once).
 
-        Rows marked in `frozen_R` read the same values but pass no gradient back to them.
+        Rows in `frozen_R` have the same values but pass no gradient.
         """
         flat = self.flat_EP if member_R is None else self.flat_EP.index_select(0, member_R)
         if frozen_R is not None:
@@ -89,20 +89,20 @@ class ParameterStore:
         return self.named(flat)
 
     def gather_fixed(self, member_R: Tensor | None) -> dict[str, Tensor]:
-        """Buffers and frozen parameters of rows, copied: a row may write to its own."""
+        """Return copies of the buffers and frozen parameters of rows, which rows may modify."""
         if member_R is None:
             return {name: value.clone() for name, value in self.fixed.items()}
         return {name: value.index_select(0, member_R) for name, value in self.fixed.items()}
 
     def copy_template(self) -> nn.Module:
-        """The module once more; built anew where it keeps what cannot be copied (activations)."""
+        """Return another module of the kind; rebuilt if it cannot be deep-copied."""
         try:
             return copy.deepcopy(self.template)
         except (RuntimeError, TypeError):
             return self._initialiser.rebuild().to(self.device)
 
     def bytes(self) -> int:
-        """Memory of the stacked values, optimiser state not counted."""
+        """Memory of the stacked values, without optimiser state."""
         return sum(t.numel() * t.element_size() for t in (self.flat_EP, *self.fixed.values()))
 
 

@@ -1,7 +1,7 @@
-"""What happens to gradients: which parameters belong to which group, clipping, the two optimisers.
+"""Parameter groups, gradient clipping and optimiser steps of a population.
 
-Every parameter belongs to exactly one group at every moment: the host's to HOST; a seed's to SEED,
-FOSSIL or FROZEN by its stage; rows in which no seed stands to FROZEN.
+Every parameter belongs to exactly one group: the host's to HOST; a seed's to SEED, FOSSIL or FROZEN
+depending on its stage; rows without a seed to FROZEN.
 
 Shape letters: E members, S slots.
 """
@@ -35,16 +35,16 @@ GATE_KEY = "blend_gate"
 
 
 class ParameterGroup(IntEnum):
-    """How a parameter learns."""
+    """How a parameter is trained."""
 
     FROZEN = 0
-    """Not at all."""
+    """Not trained."""
     HOST = 1
-    """At the host's rate."""
+    """At the host's learning rate."""
     SEED = 2
-    """At the seed's rate."""
+    """At the seed's learning rate."""
     FOSSIL = 3
-    """A permanent seed, at the host's rate; its optimiser state carries over."""
+    """Permanent seed, at the host's learning rate; keeps its optimiser state."""
 
 
 _GROUP_OF_STAGE = np.array(
@@ -63,23 +63,23 @@ _GROUP_OF_STAGE = np.array(
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """What one train batch tells; device tensors, nothing waited for. NaN: does not apply."""
+    """Results of one train batch; device tensors, not synchronised. NaN: does not apply."""
 
     loss_E: Tensor
     """Loss of the main rows."""
     correct_E: Tensor
-    """Their right predictions."""
+    """Correct predictions of the main rows."""
     shadow_loss_ES: Tensor
-    """Loss with the incubating seed of that slot switched on."""
+    """Loss with the incubating seed of that slot enabled."""
     host_grad_norm_E: Tensor
     """Before clipping."""
     grad_norm_ES: Tensor
-    """Before clipping, seeds that train only."""
+    """Before clipping; only for seeds that train."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SlotUpdate:
-    """The rows of one bank (or gate bank) that train, and how fast."""
+    """Rows of one bank (or gate bank) that train."""
 
     key: Hashable
     store: ParameterStore
@@ -89,7 +89,7 @@ class _SlotUpdate:
 
 
 class Trainer:
-    """Turns gradients into updates for the host and every bank."""
+    """Applies gradients to the host and every bank."""
 
     def __init__(self, network: StackedNetwork, life: Lifecycle, config: OptimConfig) -> None:
         self.network = network
@@ -97,15 +97,15 @@ class Trainer:
         self.host_optimizer = StackedOptimizer(config)
         self.seed_optimizer = StackedOptimizer(config)
         self.weight_norm_rates = False
-        """Scale a seed's rate by its root-mean-square weight over the host's."""
+        """Multiply a seed's rate by its RMS weight relative to the host's."""
         self.host_lr_E = torch.zeros(network.members, device=network.device)
         self.seed_lr_E = torch.zeros_like(self.host_lr_E)
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
-        """Learning rates, `[E]` or one for all."""
+        """Set the learning rates, `[E]` or one for all."""
         rates = self._rates("host_lr", host_lr), self._rates("seed_lr", seed_lr)
         for held_E, new_E in zip((self.host_lr_E, self.seed_lr_E), rates, strict=True):
-            held_E.copy_(new_E)  # in place: a captured batch reads them where they are
+            held_E.copy_(new_E)  # in place: captured graphs use this address
 
     def _rates(self, name: str, rates: npt.ArrayLike) -> Tensor:
         values = np.asarray(rates, dtype=np.float32)
@@ -118,31 +118,31 @@ class Trainer:
         return upload(np.broadcast_to(values, (self.network.members,)), self.network.device)
 
     def drop_gradients(self) -> None:
-        """No gradient on any parameter."""
+        """Remove the gradients of all parameters."""
         network = self.network
         for store in (network.host, *network.banks.values(), *network.gates.values()):
             store.flat_EP.grad = None
 
-    def forget(self) -> None:
-        """Clear all moments, as at the start of an episode."""
-        self.host_optimizer.forget()
-        self.seed_optimizer.forget()
+    def reset(self) -> None:
+        """Reset all optimiser state, as at the start of an episode."""
+        self.host_optimizer.reset()
+        self.seed_optimizer.reset()
 
     def clear_rows(self, key: Hashable, index_N: Tensor) -> None:
-        """Clear the moments of seeds just born."""
+        """Reset the optimiser state of new seeds."""
         self.seed_optimizer.clear_rows(key, index_N)
 
     def seed_groups(self) -> Codes:
-        """`[E, S]`: the group of the seed that stands there."""
+        """Return `[E, S]` the group of the seed in each slot."""
         groups = _GROUP_OF_STAGE[self.life.stage_ES]
         return np.where(self.life.pruning_ES, np.int8(ParameterGroup.FROZEN), groups)
 
     def training(self) -> Bools:
-        """`[E, S]`: where a seed learns, and so has a gradient."""
+        """Return `[E, S]` where a seed trains, and so has a gradient."""
         return np.asarray(self.seed_groups() != ParameterGroup.FROZEN)
 
     def groups(self) -> dict[tuple[str, str], Codes]:
-        """(owner, parameter) -> group `[E]`, for every parameter there is. For people and tests."""
+        """Return (owner, parameter) -> group `[E]` of every parameter, for inspection."""
         host = np.full(self.network.members, ParameterGroup.HOST, dtype=np.int8)
         out = {("host", name): host for name in self.network.host.shapes}
         for key, store, slot, mine in self._seed_stores():
@@ -156,14 +156,14 @@ class Trainer:
         return part if isinstance(part, str) else self.network.blueprints[part].name
 
     def _stores(self) -> list[tuple[tuple[int, int | str], ParameterStore, int]]:
-        """Every bank and gate bank: key, store, slot."""
+        """Return key, store and slot of every bank and gate bank."""
         banks: list[tuple[tuple[int, int | str], ParameterStore, int]] = [
             ((s, k), store, s) for (s, k), store in self.network.banks.items()
         ]
         return banks + [((s, GATE_KEY), store, s) for s, store in self.network.gates.items()]
 
     def _seed_stores(self) -> list[tuple[tuple[int, int | str], ParameterStore, int, Bools]]:
-        """Every bank and gate bank: key, store, slot, and the members whose seed is in it."""
+        """Return key, store, slot and owning members of every bank and gate bank."""
         life = self.life
         gated_ES = (life.style_ES == BlendStyle.GATE) & life.occupied()
         found = []
@@ -173,7 +173,7 @@ class Trainer:
         return found
 
     def masks(self, shape: RowShape | None = None) -> dict[Hashable, TrainMask]:
-        """Who learns in each bank: in those where someone does, or in all that a shape computes."""
+        """Return who trains in each bank: banks with any trained row, or all banks of a shape."""
         out: dict[Hashable, TrainMask] = {}
         for key, _, slot, mine in self._seed_stores():
             group = np.where(mine, self.seed_groups()[:, slot], np.int8(ParameterGroup.FROZEN))
@@ -185,7 +185,7 @@ class Trainer:
     def step(
         self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor, scaler: MemberScaler | None = None
     ) -> TrainBatch:
-        """Clip and update everything that trains, from the gradients of one backward pass."""
+        """Clip and apply the gradients of one backward pass."""
         network = self.network
         updates = self._slot_updates(plan)
         if scaler is not None:
@@ -195,7 +195,7 @@ class Trainer:
         sound_E = None
         if scaler is not None:
             overflow_E = self._overflow(host_norm_E, slot_norms, updates)
-            excused_E, sound_E = scaler.excused(overflow_E), ~overflow_E
+            retry_E, sound_E = scaler.recoverable(overflow_E), ~overflow_E
             scaler.update(overflow_E)
         for update in updates:
             lr_E = torch.where(update.fossil_E, self.host_lr_E, self._seed_rates(update.store))
@@ -205,8 +205,8 @@ class Trainer:
         self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E, sound_E)
         self._drop_seed_gradients()
         if sound_E is not None:
-            slot_norms = {s: norm.masked_fill(excused_E, 0.0) for s, norm in slot_norms.items()}
-            host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(excused_E, 0.0)
+            slot_norms = {s: norm.masked_fill(retry_E, 0.0) for s, norm in slot_norms.items()}
+            host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(retry_E, 0.0)
         return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms, updates)
 
     def _unscale(self, scaler: MemberScaler, updates: Sequence[_SlotUpdate]) -> None:
@@ -220,7 +220,7 @@ class Trainer:
         slot_norms: dict[int, Tensor],
         updates: Sequence[_SlotUpdate],
     ) -> Tensor:
-        """`[E]`: members of which any gradient that is used is not finite."""
+        """Return `[E]` members with a non-finite gradient among those used."""
         overflow_E = torch.zeros_like(self.host_lr_E, dtype=torch.bool)
         if host_norm_E is not None:
             overflow_E |= ~torch.isfinite(host_norm_E)
@@ -230,12 +230,12 @@ class Trainer:
         return overflow_E
 
     def _drop_seed_gradients(self) -> None:
-        """What a frozen seed was sent (pruned by a ramp) must not reach its successor."""
+        """Drop the gradients of frozen seeds, so that they do not reach their successor."""
         for store in (*self.network.banks.values(), *self.network.gates.values()):
             store.flat_EP.grad = None
 
     def _slot_updates(self, plan: RowPlan) -> list[_SlotUpdate]:
-        """The banks a train batch may change."""
+        """Return the banks that a train batch may update."""
         return [
             _SlotUpdate(key, store, slot, *plan.masks[key])
             for key, store, slot in self._stores()
@@ -260,9 +260,9 @@ class Trainer:
         updates: Sequence[_SlotUpdate],
     ) -> TrainBatch:
         members, slots = self.network.members, len(self.network.slots)
-        shadow = loss_R.new_full((members * slots + 1,), torch.nan)  # the last is for padding
-        if plan.shadow_place is not None:
-            shadow[plan.shadow_place] = loss_R[members:]
+        shadow = loss_R.new_full((members * slots + 1,), torch.nan)  # last entry: padding rows
+        if plan.shadow_index is not None:
+            shadow[plan.shadow_index] = loss_R[members:]
         grads = loss_R.new_full((slots, members), torch.nan)
         for update in updates:
             if update.slot in slot_norms:
@@ -280,7 +280,7 @@ class Trainer:
 
 
 def _slot_norms(updates: Sequence[_SlotUpdate]) -> dict[int, Tensor]:
-    """slot -> gradient norm `[E]` of the seed there, gate included."""
+    """Return slot -> gradient norm `[E]` of its seed, gate included."""
     stores: dict[int, list[ParameterStore]] = {}
     for update in updates:
         stores.setdefault(update.slot, []).append(update.store)
@@ -289,7 +289,7 @@ def _slot_norms(updates: Sequence[_SlotUpdate]) -> dict[int, Tensor]:
 
 
 def _computes(shape: RowShape, key: tuple[int, int | str]) -> bool:
-    """Whether plans of a shape have rows of that bank, or of that gate bank."""
+    """Whether plans of a shape have rows of that bank or gate bank."""
     slot, part = key
     if part == GATE_KEY:
         return any(BlendStyle.GATE in group.present for group in shape.groups_S[slot])

@@ -1,4 +1,4 @@
-"""What everyone agrees on: enums, records and the interfaces between the rooms.
+"""Shared contracts: enums, records and the protocols between packages.
 
 Imports nothing else of esper and no torch. Names load when first used (PEP 562), so importing
 the package costs nothing.
@@ -16,13 +16,13 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "UnknownNameError",
         "IllegalActionError",
         "ShapeError",
-        "LONGEST_SHOWN",
+        "MAX_SHOWN_CHARS",
         "shorten",
         "shown",
-        "reason_of",
+        "parse_error_line",
         "unknown_name",
     ),
-    ".user_errors": ("LONGEST_TEXT", "user_code", "in_one_line", "is_out_of_memory"),
+    ".user_errors": ("MAX_ERROR_CHARS", "user_code", "format_error", "is_out_of_memory"),
     ".lazy": ("attach",),
     ".compute": (
         "Profile",
@@ -40,21 +40,21 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "ComputeSettings",
     ),
     ".limits": (
-        "LARGEST_COUNT",
-        "MOST_MEMBERS",
-        "LONGEST_EPISODE",
-        "MOST_BATCHES",
-        "MOST_EPOCHS",
-        "WIDEST_NETWORK",
-        "is_whole",
+        "MAX_COUNT",
+        "MAX_MEMBERS",
+        "MAX_EPISODE_LENGTH",
+        "MAX_BATCHES_PER_STEP",
+        "MAX_EPOCHS",
+        "MAX_NETWORK_WIDTH",
+        "is_integer",
         "require_at_most",
     ),
-    ".stopping": ("STOP_SIGNALS", "handler_of_the_next"),
+    ".stopping": ("STOP_SIGNALS", "second_stop_handler"),
     ".seeds": (
         "EVALUATION_SEEDS",
         "require_training_seed",
         "require_evaluation_seeds",
-        "LARGEST_SEED",
+        "MAX_SEED",
         "require_seed",
     ),
     ".statistics": (
@@ -84,9 +84,6 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "LIVE_STAGES",
         "OCCUPIED_STAGES",
         "BLENDED_STAGES",
-        "FULL_ALPHA_STAGES",
-        "COOLING_STAGES",
-        "can_follow",
     ),
     ".slots": (
         "Topology",
@@ -196,7 +193,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "BatchSummary",
     ),
     ".codec": (
-        "MOST_BITS",
+        "MAX_INTEGER_BITS",
         "ALWAYS_WRITTEN",
         "Json",
         "default_of",
@@ -247,7 +244,7 @@ if TYPE_CHECKING:
     from esper.leyline.arrays import require_choice as require_choice
     from esper.leyline.arrays import require_equal_lengths as require_equal_lengths
     from esper.leyline.codec import ALWAYS_WRITTEN as ALWAYS_WRITTEN
-    from esper.leyline.codec import MOST_BITS as MOST_BITS
+    from esper.leyline.codec import MAX_INTEGER_BITS as MAX_INTEGER_BITS
     from esper.leyline.codec import Json as Json
     from esper.leyline.codec import default_of as default_of
     from esper.leyline.codec import from_json as from_json
@@ -267,25 +264,25 @@ if TYPE_CHECKING:
     from esper.leyline.compute import KernelMode as KernelMode
     from esper.leyline.compute import Precision as Precision
     from esper.leyline.compute import Profile as Profile
-    from esper.leyline.errors import LONGEST_SHOWN as LONGEST_SHOWN
+    from esper.leyline.errors import MAX_SHOWN_CHARS as MAX_SHOWN_CHARS
     from esper.leyline.errors import EsperError as EsperError
     from esper.leyline.errors import IllegalActionError as IllegalActionError
     from esper.leyline.errors import ShapeError as ShapeError
     from esper.leyline.errors import UnknownNameError as UnknownNameError
-    from esper.leyline.errors import reason_of as reason_of
+    from esper.leyline.errors import parse_error_line as parse_error_line
     from esper.leyline.errors import shorten as shorten
     from esper.leyline.errors import shown as shown
     from esper.leyline.errors import unknown_name as unknown_name
     from esper.leyline.execution import ActionExecutionResult as ActionExecutionResult
     from esper.leyline.execution import BootstrapTargets as BootstrapTargets
     from esper.leyline.lazy import attach as attach
-    from esper.leyline.limits import LARGEST_COUNT as LARGEST_COUNT
-    from esper.leyline.limits import LONGEST_EPISODE as LONGEST_EPISODE
-    from esper.leyline.limits import MOST_BATCHES as MOST_BATCHES
-    from esper.leyline.limits import MOST_EPOCHS as MOST_EPOCHS
-    from esper.leyline.limits import MOST_MEMBERS as MOST_MEMBERS
-    from esper.leyline.limits import WIDEST_NETWORK as WIDEST_NETWORK
-    from esper.leyline.limits import is_whole as is_whole
+    from esper.leyline.limits import MAX_BATCHES_PER_STEP as MAX_BATCHES_PER_STEP
+    from esper.leyline.limits import MAX_COUNT as MAX_COUNT
+    from esper.leyline.limits import MAX_EPISODE_LENGTH as MAX_EPISODE_LENGTH
+    from esper.leyline.limits import MAX_EPOCHS as MAX_EPOCHS
+    from esper.leyline.limits import MAX_MEMBERS as MAX_MEMBERS
+    from esper.leyline.limits import MAX_NETWORK_WIDTH as MAX_NETWORK_WIDTH
+    from esper.leyline.limits import is_integer as is_integer
     from esper.leyline.limits import require_at_most as require_at_most
     from esper.leyline.masks import ActionMasks as ActionMasks
     from esper.leyline.payloads import UNSIGNED as UNSIGNED
@@ -337,7 +334,7 @@ if TYPE_CHECKING:
     from esper.leyline.rewards import RewardComponentsTelemetry as RewardComponentsTelemetry
     from esper.leyline.rewards import RewardInputs as RewardInputs
     from esper.leyline.seeds import EVALUATION_SEEDS as EVALUATION_SEEDS
-    from esper.leyline.seeds import LARGEST_SEED as LARGEST_SEED
+    from esper.leyline.seeds import MAX_SEED as MAX_SEED
     from esper.leyline.seeds import require_evaluation_seeds as require_evaluation_seeds
     from esper.leyline.seeds import require_seed as require_seed
     from esper.leyline.seeds import require_training_seed as require_training_seed
@@ -359,8 +356,6 @@ if TYPE_CHECKING:
     from esper.leyline.stages import ADVANCE_TO as ADVANCE_TO
     from esper.leyline.stages import BLENDED_STAGES as BLENDED_STAGES
     from esper.leyline.stages import COOLDOWN_CHAIN as COOLDOWN_CHAIN
-    from esper.leyline.stages import COOLING_STAGES as COOLING_STAGES
-    from esper.leyline.stages import FULL_ALPHA_STAGES as FULL_ALPHA_STAGES
     from esper.leyline.stages import GATE_INTO as GATE_INTO
     from esper.leyline.stages import LIVE_STAGES as LIVE_STAGES
     from esper.leyline.stages import OCCUPIED_STAGES as OCCUPIED_STAGES
@@ -368,7 +363,6 @@ if TYPE_CHECKING:
     from esper.leyline.stages import TRANSITIONS as TRANSITIONS
     from esper.leyline.stages import Gate as Gate
     from esper.leyline.stages import SeedStage as SeedStage
-    from esper.leyline.stages import can_follow as can_follow
     from esper.leyline.statistics import LEVEL as LEVEL
     from esper.leyline.statistics import RESAMPLES as RESAMPLES
     from esper.leyline.statistics import TRIMMED as TRIMMED
@@ -384,7 +378,7 @@ if TYPE_CHECKING:
     from esper.leyline.statistics import student_estimate as student_estimate
     from esper.leyline.statistics import t_interval as t_interval
     from esper.leyline.stopping import STOP_SIGNALS as STOP_SIGNALS
-    from esper.leyline.stopping import handler_of_the_next as handler_of_the_next
+    from esper.leyline.stopping import second_stop_handler as second_stop_handler
     from esper.leyline.streams import GOLDEN as GOLDEN
     from esper.leyline.streams import MIX_1 as MIX_1
     from esper.leyline.streams import MIX_2 as MIX_2
@@ -398,8 +392,8 @@ if TYPE_CHECKING:
     from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent
     from esper.leyline.telemetry import TelemetryEventType as TelemetryEventType
     from esper.leyline.telemetry import TelemetryLevel as TelemetryLevel
-    from esper.leyline.user_errors import LONGEST_TEXT as LONGEST_TEXT
-    from esper.leyline.user_errors import in_one_line as in_one_line
+    from esper.leyline.user_errors import MAX_ERROR_CHARS as MAX_ERROR_CHARS
+    from esper.leyline.user_errors import format_error as format_error
     from esper.leyline.user_errors import is_out_of_memory as is_out_of_memory
     from esper.leyline.user_errors import user_code as user_code
 else:

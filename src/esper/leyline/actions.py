@@ -1,4 +1,4 @@
-"""What a controller may ask for: operations, the heads that spell them out, and what came of it."""
+"""Actions of a controller: operations, action heads, veto reasons and outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from esper.leyline.errors import EsperError
 
 
 class LifecycleOp(IntEnum):
-    """What a controller does to a member at a step."""
+    """Operation of a controller on a member at a step."""
 
     WAIT = 0
     GERMINATE = 1
@@ -33,7 +33,7 @@ class LifecycleOp(IntEnum):
 
 
 class BlendStyle(IntEnum):
-    """How a seed's delta d enters the host activation h, at strength a. Fixed at germination."""
+    """How a seed's delta d is blended into the host activation h with strength a; never changes."""
 
     ADD = 0
     """h + a * d"""
@@ -44,7 +44,7 @@ class BlendStyle(IntEnum):
 
 
 class AlphaMode(IntEnum):
-    """What the alpha controller of a slot is doing."""
+    """State of a slot's alpha ramp."""
 
     HOLD = 0
     UP = 1
@@ -52,7 +52,7 @@ class AlphaMode(IntEnum):
 
 
 class AlphaCurve(IntEnum):
-    """The shape of a ramp; all are monotone and exact at both ends."""
+    """Shape of a ramp; all are monotone and exact at both ends."""
 
     LINEAR = 0
     COSINE = 1
@@ -62,15 +62,15 @@ class AlphaCurve(IntEnum):
 
 
 TEMPOS: Final = (3, 5, 8)
-"""Steps the first blend takes."""
+"""Steps of the first blend."""
 ALPHA_TARGETS: Final = (0.5, 0.7, 1.0)
-"""Strengths a seed can be blended to."""
+"""Target alphas."""
 ALPHA_SPEEDS: Final = (0, 3, 5, 8)
-"""Steps a retarget or a prune ramp takes; 0 is at once."""
+"""Steps of a retarget or prune ramp; 0 is immediate."""
 
 
 class ActionHead(IntEnum):
-    """The factors of an action, in the order they are sampled."""
+    """Heads of a factored action, in sampling order."""
 
     OP = 0
     SLOT = 1
@@ -95,7 +95,7 @@ HEADS_BY_OP: Final[Mapping[LifecycleOp, frozenset[ActionHead]]] = MappingProxyTy
         LifecycleOp.FOSSILIZE: frozenset({_H.OP, _H.SLOT}),
     }
 )
-"""Which heads count for each operation; the others have log-probability and entropy 0."""
+"""Heads each operation uses; the others contribute no log-probability and no entropy."""
 
 HEAD_CHOICES: Final[Mapping[ActionHead, tuple[str, ...]]] = MappingProxyType(
     {
@@ -107,42 +107,42 @@ HEAD_CHOICES: Final[Mapping[ActionHead, tuple[str, ...]]] = MappingProxyType(
         _H.ALPHA_CURVE: tuple(curve.name for curve in AlphaCurve),
     }
 )
-"""Readable choices of the heads that do not depend on the host (slot and blueprint do)."""
+"""Choices of the heads that do not depend on the host (slot and blueprint do)."""
 
 NO_SLOT: Final = -1
-"""In place of a slot index: no slot is meant (WAIT)."""
+"""Slot index of an action without a slot (WAIT)."""
 
 
 class VetoReason(IntEnum):
-    """Why an action was not carried out. The first reason that applies, in this order, is named."""
+    """Why an action was not executed; the first applicable reason in this order."""
 
     NONE = 0
-    """It was carried out (WAIT always is)."""
+    """It was executed (WAIT always is)."""
     GOVERNOR = 1
-    """The member was rolled back at this step; what the controller saw is gone."""
+    """The member was rolled back at this step, so its observation is stale."""
     SLOT_NOT_DORMANT = 2
-    """GERMINATE: a seed stands there, or the slot still cools down."""
+    """GERMINATE: the slot holds a seed or is cooling down."""
     BUDGET_SPENT = 3
-    """GERMINATE: the member holds as many seeds as it may."""
+    """GERMINATE: the member has no seed budget left."""
     BLUEPRINT_MISFIT = 4
     """GERMINATE: the blueprint does not fit the host's topology or the slot's width."""
     WRONG_STAGE = 5
-    """ADVANCE, SET_ALPHA_TARGET, PRUNE, FOSSILIZE: not from the stage the slot is in."""
+    """ADVANCE, SET_ALPHA_TARGET, PRUNE, FOSSILIZE: not legal in the slot's stage."""
     RAMPING = 6
-    """SET_ALPHA_TARGET, PRUNE, FOSSILIZE: alpha is still moving (a prune under way included)."""
+    """SET_ALPHA_TARGET, PRUNE, FOSSILIZE: alpha is still ramping (possibly for a prune)."""
     TOO_YOUNG = 7
     """PRUNE: the seed is younger than `min_prune_age`."""
     GATE_CLOSED = 8
     """ADVANCE, FOSSILIZE: the gate into the next stage does not pass."""
     EPISODE_OVER = 9
-    """The last validation is done: what would change now would never be scored."""
+    """The last validation is done: a change would never be scored."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionSpec(ArrayStruct):
-    """What every member is asked to do: one index `[E]` per head, fields in `ActionHead` order.
+    """Action of every member: one index `[E]` per head, fields in `ActionHead` order.
 
-    Heads that do not count for a member's operation hold any valid index; nobody reads them.
+    Heads that a member's operation does not use hold any valid index and are ignored.
 
     >>> ActionSpec.wait(2).describe(0, ["r0c0"], ["norm"])
     'WAIT'
@@ -172,7 +172,7 @@ class ActionSpec(ArrayStruct):
             require_choice(head.name.lower(), self.of(head), choices, "action")
 
     def sizes(self) -> dict[str, int]:
-        """E, the number of members."""
+        """Return E, the number of members."""
         return {"E": len(self.op)}
 
     @property
@@ -181,7 +181,7 @@ class ActionSpec(ArrayStruct):
         return len(self.op)
 
     def of(self, head: ActionHead) -> Ints:
-        """The indices `[E]` of one head."""
+        """Return the indices `[E]` of one head."""
         indices: Ints = getattr(self, head.name.lower())
         return indices
 
@@ -193,7 +193,7 @@ class ActionSpec(ArrayStruct):
         return cls(*(np.zeros(members, dtype=np.int64) for _ in ActionHead))
 
     def describe(self, member: int, slots: Sequence[str], blueprints: Sequence[str]) -> str:
-        """The heads that count for one member, in words: `PRUNE r0c1 alpha_speed=3 ...`."""
+        """Format one member's action with the heads it uses: `PRUNE r0c1 alpha_speed=3 ...`."""
         op = LifecycleOp(self.op[member])
         words = [op.name]
         for head in ActionHead:
@@ -220,12 +220,12 @@ def _named(kind: str, index: int, names: Sequence[str], member: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionOutcome(ArrayStruct):
-    """What came of every member's action; all arrays `[E]`."""
+    """Result of every member's action; all arrays `[E]`."""
 
     veto: Codes
-    """`VetoReason`; NONE where the action was carried out."""
+    """`VetoReason`; NONE if the action was executed."""
     target_slot: Ints
-    """The slot that was meant, carried out or not; `NO_SLOT` for WAIT."""
+    """Target slot, executed or not; `NO_SLOT` for WAIT."""
     stage_before: Codes
     """`SeedStage` of that slot before the action; -1 for WAIT."""
     stage_after: Codes
@@ -236,17 +236,17 @@ class ActionOutcome(ArrayStruct):
         require_choice("veto", self.veto, len(VetoReason), "outcome")
 
     def sizes(self) -> dict[str, int]:
-        """E, the number of members."""
+        """Return E, the number of members."""
         return {"E": len(self.veto)}
 
     @property
     def executed(self) -> Bools:
-        """Where the action was carried out `[E]`: no reason against it."""
+        """Whether the action was executed `[E]`."""
         return np.asarray(self.veto == VetoReason.NONE)
 
     @classmethod
     def waited(cls, members: int) -> ActionOutcome:
-        """The outcome of WAIT for every member."""
+        """Outcome of WAIT for every member."""
         none = np.full(members, -1, dtype=np.int8)
         veto = np.full(members, VetoReason.NONE, dtype=np.int8)
         return cls(veto, np.full(members, NO_SLOT, dtype=np.int64), none, none.copy())

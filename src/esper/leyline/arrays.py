@@ -1,4 +1,4 @@
-"""What structs of arrays share: dtypes, and field names that say the shape.
+"""Array dtypes, and structs of arrays whose field names encode their shapes.
 
 A field `loss_E` or `alpha_ES` is an array whose axes are the capital letters after its last
 underscore. Within one struct, equal letters mean equal sizes; that is checked at construction.
@@ -22,23 +22,23 @@ from esper.leyline.errors import EsperError
 # and records are read back by their type hints.
 _Shape = tuple[Any, ...]
 Floats = np.ndarray[_Shape, np.dtype[np.float32]]
-"""Measurements and signals; NaN where nothing was measured."""
+"""Measurements and signals; NaN where not measured."""
 Doubles = np.ndarray[_Shape, np.dtype[np.float64]]
 """Scores and rewards, whose differences must add up."""
 Ints = np.ndarray[_Shape, np.dtype[np.int64]]
 Codes = np.ndarray[_Shape, np.dtype[np.int8]]
-"""Values of an `IntEnum`; -1 where there is none."""
+"""Values of an `IntEnum`; -1 for none."""
 Bools = np.ndarray[_Shape, np.dtype[np.bool_]]
 
 _LETTERS: Final = re.compile(r"_([A-Z]+)$")
 _SHARED: Final = "ES"
-"""Letters that keep their size across nested structs; the others are local to one struct."""
+"""Letters whose sizes must agree across nested structs; others are local to one struct."""
 
 _LAYOUTS: dict[type, tuple[tuple[str, str], ...]] = {}
 
 
 def _layout(cls: type) -> tuple[tuple[str, str], ...]:
-    """(field name, shape letters) of each field of a struct; no letters: not an array."""
+    """Return (field name, shape letters) of each field; empty letters: not an array."""
     if cls not in _LAYOUTS:
         found = ((f.name, _LETTERS.search(f.name)) for f in fields(cls))
         _LAYOUTS[cls] = tuple((name, match[1] if match else "") for name, match in found)
@@ -47,13 +47,13 @@ def _layout(cls: type) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ArrayStruct:
-    """A frozen struct of arrays: shapes agree, and `==` compares contents (NaN equals NaN)."""
+    """Frozen struct of arrays: shapes are checked, and `==` compares contents (NaN equals NaN)."""
 
     def __post_init__(self) -> None:
         self.sizes()
 
     def sizes(self) -> dict[str, int]:
-        """The size of each shape letter; disagreement is an error that names the field."""
+        """Return the size of each shape letter; raises if fields disagree."""
         known: dict[str, int] = {}
         for name, letters in _layout(type(self)):
             value = getattr(self, name)
@@ -75,7 +75,7 @@ class ArrayStruct:
     def _axes(
         self, name: str, letters: str, value: npt.NDArray[np.generic]
     ) -> tuple[tuple[str, int], ...]:
-        """(letter, size) of each axis of one array field."""
+        """Return (letter, size) of each axis of one array field."""
         shape = np.shape(value)
         if len(shape) != len(letters):
             raise EsperError(
@@ -111,7 +111,7 @@ def _same_fields(left: object, right: object) -> bool:
 
 
 def require_equal_lengths(struct: ArrayStruct) -> None:
-    """Refuse a struct whose fields are not all arrays `[E]` of one length, E at least 1."""
+    """Raise unless all fields are arrays `[E]` of one length, at least 1."""
     expected: tuple[int, ...] | None = None
     for field in fields(struct):
         shape = np.shape(getattr(struct, field.name))
@@ -126,9 +126,9 @@ def require_equal_lengths(struct: ArrayStruct) -> None:
 def require_choice(
     name: str, values: npt.NDArray[np.generic], choices: int | None, where: str
 ) -> None:
-    """Refuse `[E]` values that are not whole numbers in 0..choices-1 (None: no upper end)."""
+    """Raise unless all values `[E]` are integers in 0..choices-1 (None: no upper limit)."""
     if not np.issubdtype(values.dtype, np.integer):
-        raise EsperError(f"{where}: {name} has dtype {values.dtype}, expected whole numbers")
+        raise EsperError(f"{where}: {name} has dtype {values.dtype}, expected integers")
     whole = values.astype(np.int64)
     beyond = whole < 0 if choices is None else (whole < 0) | (whole >= choices)
     bad = np.flatnonzero(beyond)

@@ -1,12 +1,12 @@
-"""How records become JSON and come back, by their type hints.
+"""Convert dataclass records to JSON and back, guided by their type hints.
 
 Arrays become lists and get their dtype back from the hint; an empty array comes back one-
-dimensional. Enum members are written by name. NaN and infinities, which JSON does not have, are
-written as the strings "NaN", "Infinity" and "-Infinity".
+dimensional. Enum members are written by name. JSON has no NaN or infinities: they are written as
+the strings "NaN", "Infinity" and "-Infinity".
 
-A record that lacks a field was written before the field was there: it takes the field's default.
-So a field that is added to a record has a default, and that is what was done before; where it is
-not, the schema of the file the record stands in grows, and its reader says what was done.
+A missing field takes its default, so that records written before the field existed still load. A
+new field therefore needs a default that reproduces the old behaviour; if it has none, increase the
+file's schema and let its reader handle the old one.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from esper.leyline.errors import EsperError, shown, unknown_name
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 ALWAYS_WRITTEN: Final[Mapping[str, bool]] = MappingProxyType({"always_written": True})
-"""Metadata of a field that stood in the first records already: without it a record is damaged,
-though the field has a default for those who make one."""
-MOST_BITS: Final = 128
-"""Of a whole number: no record has larger ones, and Python does not print the largest."""
+"""Metadata of a field that every record has: reading fails without it, although it has a default
+for callers that build one."""
+MAX_INTEGER_BITS: Final = 128
+"""Largest integer, in bits: Python refuses to print much longer ones."""
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
 _T = TypeVar("_T")
 _EnumT = TypeVar("_EnumT", bound=Enum)
 
 
 def to_json(value: object) -> Json:
-    """Plain JSON data for a record or anything that may stand in one."""
+    """Convert a record or one of its values to plain JSON data."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, np.ndarray):
@@ -74,7 +74,7 @@ def _non_finite(value: float) -> str:
 
 
 def from_json(hint: object, data: object, where: str) -> object:
-    """The value of type `hint` that `to_json` wrote as `data`; `where` names it in errors."""
+    """Return the value of type `hint` that `to_json` wrote as `data`; `where` is for errors."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
         return _read_union(args, data, where)
@@ -97,16 +97,16 @@ def from_json(hint: object, data: object, where: str) -> object:
 
 
 def read_enum(cls: type[_EnumT], data: object, where: str) -> _EnumT:
-    """The member of an enum that was written by name."""
+    """Read an enum member by name."""
     if not isinstance(data, str) or data not in cls.__members__:
         raise unknown_name(cls.__name__, data, cls.__members__, f"in {where}")
     return cls[data]
 
 
 def read_record(cls: type[_T], data: object, where: str, **narrowed: object) -> _T:
-    """The dataclass that was written as an object; `narrowed` gives a field a closer type.
+    """Read a dataclass written as an object; `narrowed` overrides the type of single fields.
 
-    A field that is not there takes its default; without one the record is refused.
+    Missing fields take their default; a missing field without one raises.
     """
     entries = _require(dict, data, where)
     hints = _field_hints(cls) | narrowed
@@ -127,7 +127,7 @@ def read_record(cls: type[_T], data: object, where: str, **narrowed: object) -> 
 
 
 def default_of(field: Field[Any]) -> object:
-    """What a record says that was written before a field was there; MISSING: none was."""
+    """Default of a field for records written before it existed; MISSING if it has none."""
     if field.metadata.get("always_written"):
         return MISSING
     if field.default_factory is not MISSING:
@@ -136,7 +136,7 @@ def default_of(field: Field[Any]) -> object:
 
 
 def _read_union(args: tuple[object, ...], data: object, where: str) -> object:
-    """None, one of the words of a Literal, or a value of the one other type."""
+    """Read None, a value of a Literal, or a value of the one other type."""
     words = [word for arg in args if get_origin(arg) is Literal for word in get_args(arg)]
     if data is None or data in words:
         return data
@@ -167,8 +167,8 @@ def _read_scalar(hint: type, data: object, where: str) -> object:
         return _as_float(data, where)
     if hint is int and isinstance(data, bool):
         raise EsperError(f"{where}: {data!r}, expected int")
-    if hint is int and isinstance(data, int) and data.bit_length() > MOST_BITS:
-        raise EsperError(f"{where}: {shown(data)}, too large a whole number")
+    if hint is int and isinstance(data, int) and data.bit_length() > MAX_INTEGER_BITS:
+        raise EsperError(f"{where}: {shown(data)}, too large an integer")
     return _require(hint, data, where)
 
 
@@ -177,7 +177,7 @@ def _as_float(data: int, where: str) -> float:
         return float(data)
     except OverflowError:
         raise EsperError(
-            f"{where}: {shown(data)}, expected float, and the largest is {sys.float_info.max:.2g}"
+            f"{where}: {shown(data)}, expected float, at most {sys.float_info.max:.2g}"
         ) from None
 
 
@@ -191,7 +191,7 @@ _HINTS: dict[type, dict[str, object]] = {}
 
 
 def _field_hints(cls: type) -> dict[str, object]:
-    """Field name -> type of a dataclass, resolved once."""
+    """Return field name -> resolved type hint of a dataclass, cached."""
     if cls not in _HINTS:
         hints = get_type_hints(cls)
         _HINTS[cls] = {f.name: hints[f.name] for f in fields(cls)}

@@ -1,4 +1,4 @@
-"""How Esper refuses: one line that names the value, where it came from and what to do."""
+"""Exceptions, and helpers for one-line messages that name the value, its source and the fix."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ import reprlib
 from collections.abc import Iterable
 from typing import Final
 
-LONGEST_SHOWN: Final = 60
-"""Characters of a value that a message repeats."""
+MAX_SHOWN_CHARS: Final = 60
+"""Longest value repeated in a message, in characters."""
 _MANY_BITS: Final = 1000
-"""Python refuses to write out whole numbers of thousands of digits; these are only described."""
+"""Integers above this size are described, because Python refuses to print thousands of digits."""
 
 
 class EsperError(ValueError):
-    """A request that cannot be carried out; nothing was changed."""
+    """An invalid request; nothing was changed."""
 
 
 class UnknownNameError(EsperError):
-    """A name that no registry, host or table knows."""
+    """A name that is not in the registry, host or table."""
 
 
 class IllegalActionError(EsperError):
-    """A lifecycle operation that the stage or a gate does not allow."""
+    """A lifecycle operation that the stage or a gate forbids."""
 
 
 class ShapeError(EsperError):
-    """A segment or seed whose output does not have the promised shape."""
+    """A segment or seed whose output has the wrong shape."""
 
 
-def shorten(text: str, most: int = LONGEST_SHOWN) -> str:
-    """Text as a message repeats it: where it is long, its middle is left out.
+def shorten(text: str, most: int = MAX_SHOWN_CHARS) -> str:
+    """Shorten long text by cutting out its middle.
 
     >>> shorten("a" * 50 + "z" * 50, 20)
     'aaaaaaaaa...zzzzzzzz'
@@ -41,8 +41,8 @@ def shorten(text: str, most: int = LONGEST_SHOWN) -> str:
     return f"{text[:head]}...{text[head + 3 - most :]}"
 
 
-def shown(value: object, most: int = LONGEST_SHOWN) -> str:
-    """A value as a message repeats it: its `repr`, shortened.
+def shown(value: object, most: int = MAX_SHOWN_CHARS) -> str:
+    """Return the shortened `repr` of a value.
 
     >>> shown(["a", 2]), shown(10**5000)
     ("['a', 2]", '<int, about 5,000 digits>')
@@ -50,19 +50,19 @@ def shown(value: object, most: int = LONGEST_SHOWN) -> str:
     return shorten(_Values(most).repr(value), most)
 
 
-def reason_of(error: ValueError, most: int = 200) -> str:
-    """What a parser says about a text, in one line.
+def parse_error_line(error: ValueError, most: int = 200) -> str:
+    """Return the message of a parser's error as one line.
 
-    >>> reason_of(ValueError("two\\nlines"))
+    >>> parse_error_line(ValueError("two\\nlines"))
     'two lines'
     """
-    if "set_int_max_str_digits" in str(error):  # Python's advice is no use to who wrote the text
+    if "set_int_max_str_digits" in str(error):  # Python's own advice does not help here
         return "a number in it has thousands of digits"
     return shorten(" ".join(str(error).split()), most)
 
 
 class _Values(reprlib.Repr):
-    """Never writes out more than is shown, however long or deep a value is."""
+    """`repr` whose length is bounded, however long or deep the value is."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class _Values(reprlib.Repr):
 def unknown_name(
     kind: str, name: object, valid: Iterable[str], where: str = ""
 ) -> UnknownNameError:
-    """Build the error for an unknown name: the value, the nearest valid name, all valid names.
+    """Build the error for an unknown name, with the closest valid name and all valid names.
 
     >>> str(unknown_name("blueprint", "conv_hevy", ["norm", "conv_heavy"]))
     "unknown blueprint 'conv_hevy': did you mean 'conv_heavy'? valid: norm, conv_heavy"

@@ -1,4 +1,4 @@
-"""What carrying out the actions of a step left behind: the answer of `execute_actions`."""
+"""Result of executing the actions of a step, as returned by `execute_actions`."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from esper.leyline.signals import SlotReports, TrainingSignals
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BootstrapTargets(ArrayStruct):
-    """The N places of a rollout whose return goes on beyond it and is estimated by the value."""
+    """The N truncated (member, step) pairs whose return is bootstrapped from the value."""
 
     member_N: Ints
     step_N: Ints
-    """Step of the rollout (0 .. T-1) after which the member's episode was cut, not ended."""
+    """Step of the rollout (0 .. T-1) after which the member's episode was truncated."""
 
     @classmethod
     def none(cls) -> BootstrapTargets:
-        """Nothing was cut."""
+        """No truncation."""
         return cls(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionExecutionResult(ArrayStruct):
-    """The outcome of every member's action, and the state it led to."""
+    """Outcome of every member's action, and the resulting state."""
 
     outcome: ActionOutcome
     truncated_bootstrap_targets: BootstrapTargets
     post_action_signals: TrainingSignals
-    """This step's measurements with the slots as they stand after the actions."""
+    """This step's measurements with the slots after the actions."""
     post_action_masks: ActionMasks
-    """What would be legal now; with the signals, what a value estimate of a cut needs."""
+    """Legal actions after the step; with the signals, the input of a bootstrap value."""
 
     @property
     def post_action_slot_reports(self) -> SlotReports:
-        """The slots as they stand after the actions."""
+        """Slot reports after the actions."""
         return self.post_action_signals.slots

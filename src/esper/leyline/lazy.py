@@ -1,4 +1,4 @@
-"""How does a package offer names without loading their modules? (PEP 562)
+"""Lazy attribute loading for packages (PEP 562).
 
     if TYPE_CHECKING:
         from esper.nissa.hub import TelemetryHub as TelemetryHub
@@ -20,9 +20,9 @@ from importlib import import_module
 def attach(
     module: str, names_in: Mapping[str, tuple[str, ...]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a module whose names live in other modules.
+    """Return `__getattr__`, `__dir__` and `__all__` for a module that re-exports lazily.
 
-    `names_in`: home -> names; a home that begins with a dot lies in `module` itself.
+    `names_in`: module -> names it defines; a leading dot means relative to `module`.
     """
     home_of = {name: home for home, names in names_in.items() for name in names}
     offered = sorted(home_of)

@@ -1,7 +1,7 @@
-"""How large may a whole number be that somebody sets?
+"""Upper limits of integer settings.
 
-Beyond these no run would ever end or fit, and arithmetic in 64 bits overflows somewhere. What fits
-into the memory of a machine is another question (`tolaria.memory_need`).
+Larger values would never finish or would overflow 64-bit arithmetic. Whether a run fits into memory
+is checked elsewhere (`tolaria.memory_need`).
 """
 
 from __future__ import annotations
@@ -11,38 +11,38 @@ from typing import Final
 
 from esper.leyline.errors import EsperError, shown
 
-LARGEST_COUNT: Final = 10**9
-"""Of rounds, epochs, checkpoints and whatever else is counted."""
-MOST_MEMBERS: Final = 10**6
-"""Of a population."""
-LONGEST_EPISODE: Final = 10**6
-"""In steps."""
-MOST_BATCHES: Final = 10**6
-"""Of a step."""
-MOST_EPOCHS: Final = 1000
-"""Passes over a rollout in one update: more would take longer than the rollout."""
-WIDEST_NETWORK: Final = 2048
-"""Numbers in a layer of the policy network: 100 million weights, whose orthogonal first values take
-a CPU half a minute, and a layer of twice the width eight times as long."""
+MAX_COUNT: Final = 10**9
+"""Rounds, epochs, checkpoints and other counts."""
+MAX_MEMBERS: Final = 10**6
+"""Members of a population."""
+MAX_EPISODE_LENGTH: Final = 10**6
+"""Steps per episode."""
+MAX_BATCHES_PER_STEP: Final = 10**6
+"""Batches per step."""
+MAX_EPOCHS: Final = 1000
+"""PPO epochs per update."""
+MAX_NETWORK_WIDTH: Final = 2048
+"""Units of a layer of the policy network. Orthogonal initialisation of this width takes half a
+minute on a CPU, and eight times as long for twice the width."""
 
 
-def is_whole(value: object) -> bool:
-    """Whether it is a whole number, Python's or numpy's; True and False are none.
+def is_integer(value: object) -> bool:
+    """Whether `value` is an integer (Python or numpy), and not a bool.
 
-    >>> is_whole(3), is_whole(3.0), is_whole(True)
+    >>> is_integer(3), is_integer(3.0), is_integer(True)
     (True, False, False)
     """
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def require_at_most(where: str, value: int | None, most: int = LARGEST_COUNT) -> None:
-    """Refuse what is no whole number, or a larger one; `where` is put before it, None is fine.
+def require_at_most(where: str, value: int | None, most: int = MAX_COUNT) -> None:
+    """Raise if `value` is not an integer or exceeds `most`; `where` prefixes the message.
 
     >>> require_at_most("rounds=", 100)
     """
     if value is None:
         return
-    if not is_whole(value):
-        raise EsperError(f"{where}{shown(value)}: must be a whole number")
+    if not is_integer(value):
+        raise EsperError(f"{where}{shown(value)}: must be an integer")
     if value > most:
         raise EsperError(f"{where}{shown(value)}: must be {most:,} or less")

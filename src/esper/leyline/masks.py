@@ -1,4 +1,4 @@
-"""What each head may choose. Heads are sampled in order, so a mask may depend on choices before it.
+"""Action masks. Heads are sampled in order, so a mask may depend on earlier choices.
 
 Shape letters: E members, O operations, S slots, K blueprints; each of the other heads has its own:
 Y styles, M tempos, T alpha targets, V alpha speeds, U alpha curves.
@@ -26,14 +26,14 @@ _LETTER_OF = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionMasks(ArrayStruct):
-    """True: may be chosen. A frozen head is a mask with one True. An empty mask is an error."""
+    """True where a choice is allowed. A frozen head has exactly one True; an empty mask raises."""
 
     op_EO: Bools
-    """Operations that are legal in at least one slot; WAIT always."""
+    """Operations legal in at least one slot; WAIT always is."""
     slot_EOS: Bools
-    """Slots in which the chosen operation is legal. The row of WAIT is not read."""
+    """Slots in which the chosen operation is legal. The row of WAIT is ignored."""
     blueprint_SK: Bools
-    """Blueprints that fit the chosen slot; the same for all members."""
+    """Blueprints that fit the chosen slot; shared by all members."""
     style_Y: Bools
     tempo_M: Bools
     alpha_target_T: Bools
@@ -48,10 +48,10 @@ class ActionMasks(ArrayStruct):
                     f"ActionMasks: {sizes[letter]} choices for {head.name}, "
                     f"there are {len(HEAD_CHOICES[head])} ({', '.join(HEAD_CHOICES[head])})"
                 )
-        self._refuse_empty()
+        self._check_not_empty()
 
-    def _refuse_empty(self) -> None:
-        """Every choice that may be reached leaves at least one choice to each later head."""
+    def _check_not_empty(self) -> None:
+        """Raise unless every reachable choice leaves at least one choice for each later head."""
         stuck = np.flatnonzero(~self.op_EO.any(axis=1))
         if stuck.size:
             raise EsperError(f"empty mask: member {stuck[0]} has no legal operation, not even WAIT")
@@ -62,8 +62,8 @@ class ActionMasks(ArrayStruct):
             member, op = nowhere[0]
             raise EsperError(f"empty mask: member {member}, {LifecycleOp(op).name} in no slot")
         can_germinate = placed[:, LifecycleOp.GERMINATE, None]
-        asked = (self.slot_EOS[:, LifecycleOp.GERMINATE] & can_germinate).any(axis=0)
-        barren = np.flatnonzero(asked & ~self.blueprint_SK.any(axis=1))
+        reachable = (self.slot_EOS[:, LifecycleOp.GERMINATE] & can_germinate).any(axis=0)
+        barren = np.flatnonzero(reachable & ~self.blueprint_SK.any(axis=1))
         if barren.size:
             raise EsperError(f"empty mask: no blueprint for slot {barren[0]}, where one may grow")
         for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):

@@ -1,9 +1,9 @@
-"""What each telemetry event says: one frozen dataclass per event type.
+"""Payloads of telemetry events: one frozen dataclass per event type.
 
 Array fields of a payload are columns: they share their first axis (members, occurrences,
 operations or heads), so a sink may write one row per element and repeat the scalars. Slot and
 blueprint columns are indices into `RunStarted.slot_ids` and `RunStarted.blueprints`; columns of
-codes name their enum. Round, step, member and device stand in the event, not here.
+codes name their enum. Round, step, member and device are fields of the event.
 
 Shape letters: E members, N occurrences, S slots, O operations, A heads, Z stages, P reward parts.
 """
@@ -20,12 +20,12 @@ from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Floats, Ints
 
 UNSIGNED: Final[Mapping[str, bool]] = MappingProxyType({"unsigned": True})
-"""Metadata of a field that may take all 64 bits of a whole number."""
+"""Metadata of an integer field that needs all 64 bits unsigned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Payload(ArrayStruct):
-    """What an event says. Subclasses are plain data; `==` compares contents."""
+    """Base of event payloads: plain data; `==` compares contents."""
 
 
 # ---- the run ----------------------------------------------------------------------------------
@@ -51,12 +51,12 @@ class CheckpointReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunStarted(Payload):
-    """What is run, on what; enough to read every index and every figure that follows."""
+    """Setup of a run, including the names behind all indices in later events."""
 
     run_name: str
     task: str
     policy: str
-    """Who decides: `ppo`, `heuristic`, `wait`, ..."""
+    """Name of the policy: `ppo`, `heuristic`, `wait`, ..."""
     seed: int = field(metadata=UNSIGNED)
     rounds: int
     members: int
@@ -64,18 +64,18 @@ class RunStarted(Payload):
     batches_per_step: int
     batch_size: int
     control_images: int
-    """Validation images observations, gates and counterfactuals are measured on."""
+    """Validation images for observations, gates and counterfactuals."""
     score_images: int
-    """Validation images the score is measured on."""
+    """Validation images for the score."""
     profile: str
     """`exact` or `fast`."""
     executor: str
     """`vmap`, `loop` or `sharded`."""
     executor_reason: str
-    """Why that one."""
+    """Why this executor was chosen."""
     device: str
     versions: tuple[tuple[str, str], ...]
-    """(package, version) of what the numbers depend on, and the git revision."""
+    """(package, version) of everything that affects the numbers, and the git revision."""
     slot_ids: tuple[str, ...]
     blueprints: tuple[str, ...]
     host_params: int
@@ -84,7 +84,7 @@ class RunStarted(Payload):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunFinished(Payload):
-    """How it ended."""
+    """End of a run."""
 
     status: RunStatus
     rounds_done: int
@@ -92,12 +92,12 @@ class RunFinished(Payload):
     seconds: float
     best_score: float
     events_dropped: int
-    """Events the queue had no room for; 0 in a healthy run."""
+    """Events dropped because the queue was full; 0 in a healthy run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointSaved(Payload):
-    """A checkpoint is complete on disk."""
+    """A checkpoint was written completely."""
 
     path: str
     reason: CheckpointReason
@@ -107,7 +107,7 @@ class CheckpointSaved(Payload):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckpointLoaded(Payload):
-    """A run goes on from a checkpoint."""
+    """A run resumed from a checkpoint."""
 
     path: str
     rounds_done: int
@@ -117,7 +117,7 @@ class CheckpointLoaded(Payload):
 
 
 class PruneCause(IntEnum):
-    """Who removed a seed."""
+    """What removed a seed."""
 
     CONTROLLER = 0
     ROLLBACK = 1
@@ -125,44 +125,44 @@ class PruneCause(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCompleted(Payload):
-    """What every member measured at a step."""
+    """Measurements of every member at a step."""
 
     train_loss_E: Floats
     val_loss_E: Floats
     val_accuracy_E: Floats
     score_E: Doubles
     value_E: Floats
-    """The controller's estimate of the return to come; NaN for controllers without one."""
+    """Value estimate of the controller; NaN without one."""
     live_seeds_E: Ints
     params_over_host_E: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LastAction(Payload):
-    """What every member was asked to do at a step, and what it was paid."""
+    """Action and reward of every member at a step."""
 
     op_E: Codes
     """`LifecycleOp`."""
     target_slot_E: Ints
     """`NO_SLOT` for WAIT."""
     veto_E: Codes
-    """`VetoReason`; NONE where it was carried out."""
+    """`VetoReason`; NONE if executed."""
     reward_E: Doubles
     cumulative_reward_E: Doubles
-    """Of this episode so far."""
+    """Since the start of the episode."""
     op_mask_EO: Bools
-    """Operations that were legal."""
+    """Legal operations."""
     op_probability_EO: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeOutcome(Payload):
-    """How the episode of every member ended."""
+    """Result of every member's episode."""
 
     member_E: Ints
-    """Index of the member in the whole run, shards included."""
+    """Index of the member in the whole run, across shards."""
     episode_return_E: Doubles
-    """Sum of the rewards as paid, before any scaling."""
+    """Sum of rewards before scaling."""
     score_E: Doubles
     accuracy_E: Doubles
     """On `val_score`."""
@@ -170,18 +170,18 @@ class EpisodeOutcome(Payload):
     added_params_E: Ints
     added_macs_E: Ints
     flops_ratio_E: Doubles
-    """Training FLOPs over those of the host alone."""
+    """Training FLOPs relative to the host alone."""
     germinated_E: Ints
     fossilized_E: Ints
     pruned_E: Ints
     rollbacks_E: Ints
     blueprint_ES: Ints
-    """The topology that would be exported: blueprint per slot, -1 where there is none."""
+    """Topology to export: blueprint per slot, -1 if empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedGerminated(Payload):
-    """Seeds born."""
+    """New seeds."""
 
     member_N: Ints
     slot_N: Ints
@@ -189,7 +189,7 @@ class SeedGerminated(Payload):
     style_N: Codes
     """`BlendStyle`."""
     tempo_N: Ints
-    """Steps the first blend will take."""
+    """Steps of the first blend."""
     alpha_target_N: Floats
     alpha_curve_N: Codes
     """`AlphaCurve`."""
@@ -199,24 +199,24 @@ class SeedGerminated(Payload):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedStageChanged(Payload):
-    """Slots that moved from one stage to the next, cooldown included."""
+    """Stage transitions, including cooldown."""
 
     member_N: Ints
     slot_N: Ints
     blueprint_N: Ints
-    """-1 where no seed stands any more."""
+    """-1 if the slot is empty."""
     stage_before_N: Codes
     """`SeedStage`."""
     stage_after_N: Codes
     """`SeedStage`."""
     steps_in_stage_N: Ints
-    """Steps spent in the stage that was left."""
+    """Steps spent in the previous stage."""
     alpha_N: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedGateEvaluated(Payload):
-    """What the gate in front of a seed said, and what it had to go by (NaN: not measured)."""
+    """Gate results and their inputs (NaN: not measured)."""
 
     member_N: Ints
     slot_N: Ints
@@ -232,7 +232,7 @@ class SeedGateEvaluated(Payload):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedFossilized(Payload):
-    """Seeds made permanent."""
+    """Seeds that became permanent."""
 
     member_N: Ints
     slot_N: Ints
@@ -246,7 +246,7 @@ class SeedFossilized(Payload):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SeedPruned(Payload):
-    """Seeds removed (a prune by ramp counts when the ramp has ended)."""
+    """Removed seeds (a ramped prune is reported when the ramp ends)."""
 
     member_N: Ints
     slot_N: Ints
@@ -261,12 +261,12 @@ class SeedPruned(Payload):
 
 
 SlotPayload = SeedGerminated | SeedStageChanged | SeedGateEvaluated | SeedFossilized | SeedPruned
-"""What can happen in a slot."""
+"""Any event of a slot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CounterfactualsMeasured(Payload):
-    """What live and permanent seeds are worth, on accuracy (0..1)."""
+    """Contribution of live and permanent seeds, in accuracy (0..1)."""
 
     member_N: Ints
     slot_N: Ints
@@ -277,16 +277,16 @@ class CounterfactualsMeasured(Payload):
     """Paired over images."""
     shapley_N: Floats
     interaction_N: Floats
-    """Sum of the pair interactions with the member's other seeds."""
+    """Sum of pairwise interactions with the member's other seeds."""
     coalitions_N: Ints
-    """Coalitions of the member that were evaluated."""
+    """Coalitions of the member evaluated."""
     exact_N: Bools
-    """All coalitions were evaluated, so the Shapley value is not sampled."""
+    """All coalitions were evaluated: the Shapley value is exact, not sampled."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CounterfactualUnavailable(Payload):
-    """Members whose seeds were not measured at this step."""
+    """Members without a counterfactual measurement at this step."""
 
     member_N: Ints
     reason_N: Codes
@@ -295,21 +295,21 @@ class CounterfactualUnavailable(Payload):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GovernorPanic(Payload):
-    """Members the governor stepped in for."""
+    """Members the governor intervened for."""
 
     member_N: Ints
     kind_N: Codes
     """`PanicKind`."""
     loss_N: Floats
     limit_N: Floats
-    """What the loss was compared with; NaN where it was not."""
+    """Limit the loss was compared with; NaN if it was not."""
     strikes_N: Ints
-    """Steps in a row above the limit."""
+    """Consecutive steps above the limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GovernorRollback(Payload):
-    """Members set back to their snapshot."""
+    """Members rolled back to their snapshot."""
 
     member_N: Ints
     kind_N: Codes
@@ -326,7 +326,7 @@ class GovernorRollback(Payload):
 
 @dataclass(frozen=True, slots=True)
 class LayerGradientStats:
-    """The gradient of one parameter tensor (debug level)."""
+    """Gradient statistics of one parameter tensor (debug level)."""
 
     layer: str
     grad_norm: float
@@ -334,25 +334,25 @@ class LayerGradientStats:
     grad_std: float
     param_norm: float
     zero_fraction: float
-    """Share of elements that are exactly 0."""
+    """Fraction of elements that are exactly 0."""
     small_fraction: float
-    """Share of elements below 1e-6 in size, zeros included."""
+    """Fraction of elements with magnitude below 1e-6, zeros included."""
     large_fraction: float
-    """Share of elements above 10 in size."""
+    """Fraction of elements with magnitude above 10."""
     nan_count: int
     inf_count: int
 
 
 @dataclass(frozen=True, slots=True)
 class PPOUpdateMetrics:
-    """What one PPO update did, over all its epochs and minibatches."""
+    """Metrics of one PPO update, over all its epochs and minibatches."""
 
     policy_loss: float
     value_loss: float
     entropy: float
     """Of the joint action, in nats."""
     head_entropy: tuple[float, ...]
-    """Per `ActionHead`, over steps where the head counted; NaN where none did."""
+    """Per `ActionHead`, over steps that use the head; NaN if none does."""
     approx_kl: float
     """Summed over heads."""
     clip_fraction: float
@@ -372,10 +372,10 @@ class PPOUpdateMetrics:
     learning_rate: float
     entropy_coef: float
     exploration: float
-    """Share of the masked uniform distribution mixed in."""
+    """Weight of the masked uniform distribution mixed in."""
     epochs_run: int
     early_stopped: bool
-    """By the KL limit."""
+    """Stopped by the KL limit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -389,48 +389,48 @@ class PPOUpdated(Payload):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ActionDistribution(Payload):
-    """What the controller did in a round; rows are `LifecycleOp`, in order."""
+    """Operations of a round; rows are `LifecycleOp`, in order."""
 
     chosen_O: Ints
     """Member-steps at which the operation was chosen."""
     executed_O: Ints
-    """Of these, carried out."""
+    """How many of these were executed."""
     legal_O: Ints
     """Member-steps at which it was legal."""
     probability_O: Floats
-    """Mean probability the controller gave it."""
+    """Mean probability given by the controller."""
     chosen_OZ: Ints
-    """The op mix by stage: `SeedStage` of the slot that was meant; WAIT in no column."""
+    """Operation counts by `SeedStage` of the target slot; WAIT is in no column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskHitRates(Payload):
-    """How much the masks took away, over steps where a head counted; rows are `ActionHead`."""
+    """Effect of the masks over steps that use a head; rows are `ActionHead`."""
 
     steps_A: Ints
-    """Member-steps at which the head counted."""
+    """Member-steps that used the head."""
     masked_fraction_A: Floats
-    """Mean share of its choices that were masked; NaN where it never counted."""
+    """Mean fraction of its choices that were masked; NaN if it was never used."""
     forced_fraction_A: Floats
-    """Share of these steps with a single choice left."""
+    """Fraction of these steps with a single choice left."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardSummary(Payload):
-    """What every member was paid in a round, by part."""
+    """Reward of every member in a round, by component."""
 
     parts: tuple[str, ...]
-    """Names of the P parts."""
+    """Names of the P components."""
     value_EP: Doubles
-    """Sum over the steps of each part."""
+    """Sum over the steps of each component."""
     total_E: Doubles
 
 
-# ---- how fast, how sound ----------------------------------------------------------------------
+# ---- performance and anomalies ----------------------------------------------------------------
 
 
 class StepPhase(IntEnum):
-    """The parts of a round that time is measured of."""
+    """Timed phases of a round."""
 
     TRAIN = 0
     VALIDATION = 1
@@ -445,12 +445,12 @@ class StepPhase(IntEnum):
     STORE = 7
     LISTEN = 8
     UPDATE = 9
-    """The learner, once a round."""
+    """Update of the learner, once a round."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Throughput(Payload):
-    """Steady-state speed over a round, with everything it depends on that a round can change."""
+    """Steady-state speed over a round."""
 
     member_steps_per_second: float
     episodes_per_second: float
@@ -458,16 +458,16 @@ class Throughput(Payload):
     """Member-batches."""
     samples_per_second: float
     gpu_utilization: float
-    """0..1; NaN where it cannot be read."""
+    """0..1; NaN if unavailable."""
     rows_per_member: float
-    """Mean rows (main, shadow, counterfactual) a member cost."""
+    """Mean rows (main, shadow, counterfactual) per member."""
     step_seconds_p50: float
     step_seconds_p95: float
 
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """How long one phase took in a round."""
+    """Duration of one phase in a round."""
 
     phase: StepPhase
     seconds: float
@@ -475,50 +475,50 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PhaseProfile(Payload):
-    """Where the time of a round went."""
+    """Time of a round by phase."""
 
     phases: tuple[PhaseTime, ...]
     total_seconds: float
-    """Of the round, what no phase covers included."""
+    """Whole round, including time outside all phases."""
 
 
 class AnomalyKind(IntEnum):
-    """What can be wrong with a run."""
+    """Kinds of anomalies."""
 
     RATIO_EXPLOSION = 0
     RATIO_COLLAPSE = 1
     KL_EXPLOSION = 2
     ENTROPY_COLLAPSE = 3
-    """Of one head, over steps where it counted."""
+    """Of one head, over steps that use it."""
     VALUE_COLLAPSE = 4
     GRADIENT_EXPLOSION = 5
     GRADIENT_VANISHING = 6
     NON_FINITE = 7
     REWARD_HACKING = 8
-    """Paid without the score to show for it."""
+    """High reward without a matching score."""
     PERFORMANCE_DEGRADATION = 9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AnomalyDetected(Payload):
-    """One thing that is wrong, and by how much."""
+    """One anomaly and its magnitude."""
 
     kind: AnomalyKind
     value: float
     threshold: float
     head: ActionHead | None
-    """The head it is about; None where it is about none."""
+    """Head concerned; None if not specific to a head."""
     detail: str
-    """One line for people."""
+    """One-line description."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalyReport:
-    """Everything a check found wrong, worst first; empty in a sound run."""
+    """All anomalies found by a check, worst first; empty if healthy."""
 
     anomalies: tuple[AnomalyDetected, ...] = ()
 
     @property
     def has_anomaly(self) -> bool:
-        """Whether anything is wrong."""
+        """Whether the report holds any anomaly."""
         return bool(self.anomalies)

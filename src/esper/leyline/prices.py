@@ -1,9 +1,8 @@
-"""What growth costs: the constants of a task, and the rent they set.
+"""Score constants of a task and the rent they put on growth.
 
-    rent = c_p * log2(1 + dP / P0) + c_m * log2(1 + dM / M0) + c_f * (FLOPs / host's - 1)
+rent = c_p * log2(1 + dP / P0) + c_m * log2(1 + dM / M0) + c_f * (FLOPs / host's - 1)
 
-Here because two rooms need it: scores are accuracy minus this rent (tasks/scoring.py), and a policy
-may weigh what a seed brings against it.
+Scores are accuracy minus this rent (tasks/scoring.py); policies may use it too.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from esper.leyline.errors import EsperError
 
 @dataclass(frozen=True, slots=True)
 class ScoreConstants:
-    """What growth costs in a task, in accuracy (0..1)."""
+    """Price of growth in a task, in accuracy (0..1)."""
 
     c_p: float = 0.02
-    """Per doubling of the parameters."""
+    """Per doubling of the parameter count."""
     c_m: float = 0.005
     """Per doubling of the multiply-accumulates of one forward."""
     c_f: float = 0.002
-    """Per training run of the host alone, in FLOPs, spent on top of it."""
+    """Per training run of the host alone, in extra FLOPs."""
 
     def __post_init__(self) -> None:
         for name in ("c_p", "c_m", "c_f"):
@@ -40,7 +39,7 @@ class ScoreConstants:
         macs_over_host: Floats | Doubles,
         flops_over_host: Floats | Doubles | float,
     ) -> Doubles:
-        """What is paid for parameters, MACs and training FLOPs on top of the host's, each over it.
+        """Return the rent of added parameters, MACs and training FLOPs, relative to the host's.
 
         >>> float(ScoreConstants(c_p=0.1, c_m=0.01, c_f=0.5).rent(np.ones(1), np.zeros(1), 0.2)[0])
         0.2

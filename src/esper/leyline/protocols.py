@@ -1,4 +1,4 @@
-"""The interfaces between the rooms: who calls what, when, with which shapes.
+"""Protocols between packages: hosts, rewards, policies, listeners, telemetry sinks.
 
 Shape letters: E members, S slots, T steps. No implementation lives here; `EngineListener`'s and
 `SinkProtocol`'s must never change what a run computes.
@@ -27,26 +27,26 @@ _StateT = TypeVar("_StateT")
 
 @runtime_checkable
 class HostProtocol(Protocol):
-    """A network that seeds can be grown in: an `nn.Module` cut into a chain of segments.
+    """A network that seeds can be inserted into: an `nn.Module` made of a chain of segments.
 
     Written for ONE model; the population stacks it. Kasmina never looks inside a segment.
     """
 
     @property
     def topology(self) -> Topology:
-        """Decides which blueprints fit."""
+        """Kind of network; decides which blueprints fit."""
         ...
 
     def segments(self) -> Sequence[nn.Module]:
-        """The parts in execution order, each one tensor in, one tensor out; asked at set-up."""
+        """Segments in execution order, each mapping one tensor to one tensor; called at setup."""
         ...
 
     def injection_specs(self) -> tuple[InjectionSpec, ...]:
-        """The S slots the host offers, in execution order; asked at set-up."""
+        """The S slots of the host in execution order; called at setup."""
         ...
 
     def forward(self, x: Tensor) -> Tensor:
-        """All segments in a row with no seed: `x` `[B, ...]` to logits `[B, ...]`."""
+        """Run all segments without seeds: `x` `[B, ...]` to logits `[B, ...]`."""
         ...
 
 
@@ -55,7 +55,7 @@ class RewardProtocol(Protocol):
     """A reward: any callable of this signature, a plain function included."""
 
     def __call__(self, inputs: RewardInputs, /) -> tuple[Doubles, RewardComponentsTelemetry]:
-        """The reward `[E]` and its parts, which sum to it exactly (`components.total`).
+        """Return the reward `[E]` and its components, which sum to it exactly.
 
         Called by the policy client once a step, from `store`. It may keep state per member;
         `inputs.step == 0` starts a new episode.
@@ -65,19 +65,19 @@ class RewardProtocol(Protocol):
 
 @runtime_checkable
 class PolicyProtocol(Protocol[_StateT]):
-    """The client the engine drives: who decides, for all members at once.
+    """Decides for all members at once; driven by the engine.
 
     Order of calls in a round: `initial_state`; then each step `act`, `store`; `reset_state`
-    wherever a member starts over; `update` after the rollout (by the trainer, or by
-    `engine.train`).
+    for members that were rolled back; `update` after the rollout (called by the trainer or
+    by `engine.train`).
     """
 
     def initial_state(self, members: int) -> _StateT:
-        """The state before the first step of an episode; the engine calls it once a round."""
+        """Return the state before the first step of an episode; called once a round."""
         ...
 
     def reset_state(self, policy_state: _StateT, reset_E: Bools) -> _StateT:
-        """The state with the rows of `reset_E` as at the start; called after a rollback."""
+        """Return the state with the rows `reset_E` reset; called after a rollback."""
         ...
 
     def act(
@@ -85,44 +85,44 @@ class PolicyProtocol(Protocol[_StateT]):
     ) -> tuple[PolicyDecision, _StateT]:
         """Choose an action for each of the E members, within the masks.
 
-        Called by the engine once a step, after gates and before actions are carried out. Whatever
-        was computed on a device comes back in one batched copy (transfer 2), made here. Random
-        draws follow from the seed, `obs.round_index`, `obs.step` and the member alone.
+        Called once a step, after the gates and before actions are executed. Copies its results
+        to the host in one batched transfer (transfer 2). Sampling depends only on the seed,
+        `obs.round_index`, `obs.step` and the member.
         """
         ...
 
     def store(self, inputs: RewardInputs, terminal_E: Bools) -> RewardComponentsTelemetry:
-        """Keep the transition of the last `act`; answer what its reward paid, by part.
+        """Store the transition of the last `act` and return its reward by component.
 
-        Called by the engine once a step, after the actions were carried out. No return passes a
-        step where `terminal_E` (it is `inputs.terminal`). A policy without a reward answers
+        Called once a step, after the actions were executed. Returns do not propagate across
+        `terminal_E` (`inputs.terminal`). A policy without a reward returns
         `RewardComponentsTelemetry.of({}, members)`.
         """
         ...
 
     def update(self, rollout: Rollout[_StateT]) -> PPOUpdateMetrics | None:
-        """Learn from what was stored, and forget it; None where there is nothing to learn."""
+        """Train on the stored transitions and discard them; None if the policy does not learn."""
         ...
 
 
 @runtime_checkable
 class PlantingPolicy(Protocol):
-    """A policy whose members are born with seeds in them (static baselines); optional.
+    """Optional protocol of policies whose members start with seeds (static baselines).
 
-    The engine asks it at the start of every episode, before anything trains.
+    Called at the start of every episode, before training.
     """
 
     def planted(self, members: int, slots: Sequence[str], blueprints: Sequence[str]) -> Ints:
-        """`[E, S]`: blueprint index of the permanent seed in each slot, `NO_BLUEPRINT` for none."""
+        """Return `[E, S]` blueprint indices of permanent seeds, `NO_BLUEPRINT` for none."""
         ...
 
 
 @runtime_checkable
 class EngineListener(Protocol):
-    """Who is told what happens; simic implements it with the telemetry emitters.
+    """Callbacks of the engine; simic implements them with the telemetry emitters.
 
-    Called on the training thread, so each method is quick; it gets finished host arrays and
-    touches neither the device nor what it is given.
+    Called on the training thread, so methods must be fast. They receive host arrays, must not
+    modify them, and must not use the device.
     """
 
     def on_round_start(self, round_index: int, members: int) -> None:
@@ -130,7 +130,7 @@ class EngineListener(Protocol):
         ...
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """Seeds of some members were born, moved, judged or removed; once per step and kind."""
+        """After slots changed or gates were evaluated; once per step and payload type."""
         ...
 
     def on_step(self, record: StepRecord) -> None:
@@ -144,16 +144,16 @@ class EngineListener(Protocol):
 
 @runtime_checkable
 class SinkProtocol(Protocol):
-    """Where events go: a file, a console, a screen. Called by the hub's writer thread alone."""
+    """Destination of events (file, console, dashboard); called only by the hub's writer thread."""
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Take one event; may buffer."""
+        """Write one event; may buffer."""
         ...
 
     def flush(self) -> None:
-        """Make what was taken so far readable by others."""
+        """Flush buffered events so that readers see them."""
         ...
 
     def close(self) -> None:
-        """Flush and let go; called once, at the end of the run."""
+        """Flush and release resources; called once, at the end of the run."""
         ...

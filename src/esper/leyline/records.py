@@ -1,4 +1,4 @@
-"""What the rooms hand each other about a step, a rollout and a round.
+"""Records passed between packages for a step, a rollout and a round.
 
 Shape letters: E members, O operations, A action heads.
 """
@@ -22,20 +22,20 @@ from esper.leyline.signals import Counterfactuals, GovernorVerdicts, TrainingSig
 from esper.leyline.stages import SeedStage
 
 _StateT_co = TypeVar("_StateT_co", covariant=True)
-"""What a policy carries from step to step; opaque to the engine."""
+"""Recurrent state of a policy; opaque to the engine."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyDecision(ArrayStruct):
-    """What a policy chose, and how sure it was. Already on the host: one batched copy."""
+    """A policy's actions with their probabilities and values, on the host."""
 
     actions: ActionSpec
     op_probability_EO: Floats
-    """Probability of each operation, masked ones 0."""
+    """Probability of each operation; 0 where masked."""
     head_confidence_EA: Floats
-    """Probability of the choice of each head; 1 for heads that do not count."""
+    """Probability of the chosen index of each head; 1 for heads the operation does not use."""
     value_E: Floats
-    """Estimated return to come; NaN for policies without an estimate."""
+    """Value estimate; NaN for policies without one."""
 
     def __post_init__(self) -> None:
         sizes = self.sizes()
@@ -46,8 +46,8 @@ class PolicyDecision(ArrayStruct):
             )
 
     @classmethod
-    def certain(cls, actions: ActionSpec) -> PolicyDecision:
-        """The decision of a policy that does not sample: probability 1, no value."""
+    def deterministic(cls, actions: ActionSpec) -> PolicyDecision:
+        """Decision of a policy that does not sample: probability 1, value NaN."""
         members = actions.members
         chosen_EO = np.eye(len(LifecycleOp), dtype=np.float32)[actions.op]
         sure_EA = np.ones((members, len(ActionHead)), dtype=np.float32)
@@ -56,43 +56,43 @@ class PolicyDecision(ArrayStruct):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRecord(ArrayStruct):
-    """All of one step of all members, for listeners. Nothing in it may be written to."""
+    """One step of all members, for listeners. Read-only."""
 
     signals: TrainingSignals
-    """What was observed; its round and step are the record's."""
+    """Observations; the record's round and step are theirs."""
     masks: ActionMasks
-    """What was legal."""
+    """Legal actions."""
     decision: PolicyDecision
-    """What was chosen."""
+    """Chosen actions."""
     result: ActionExecutionResult
-    """What came of it."""
+    """Result of executing them."""
     reward_inputs: RewardInputs
     rewards: RewardComponentsTelemetry
-    """What the policy's own reward paid for it, as returned by `store`."""
+    """Reward by component, as returned by `store`."""
     counterfactuals: Counterfactuals
     governor: GovernorVerdicts
     rows: int
-    """Rows of the step, shadow and counterfactual rows included."""
+    """Rows computed in the step, including shadow and counterfactual rows."""
     phases: tuple[PhaseTime, ...]
-    """Host wall time of the phases of this step; device work may still be under way."""
+    """Host wall time per phase; device work may still be pending."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rollout(ArrayStruct, Generic[_StateT_co]):
-    """What `run_rollout` hands to `update`; the transitions are in the policy's own store."""
+    """Passed from `run_rollout` to `update`; the policy itself stores the transitions."""
 
     round_index: int
     steps: int
-    """T of this rollout; less than the episode where it was cut."""
+    """T of this rollout; less than the episode length if it was truncated."""
     ends_episode: bool
-    """Whether its last step was the episode's; False: it was cut, and the next one goes on."""
+    """Whether the episode ended with the last step; if False, the next rollout continues it."""
     outcome: EpisodeOutcome
-    """How every member stood after the last step."""
+    """State of every member after the last step."""
     truncated_bootstrap_targets: BootstrapTargets
-    """Where returns go on beyond the rollout; empty when it ended with the episode."""
+    """Steps to bootstrap from the value; empty if the episode ended."""
     final_signals: TrainingSignals
-    """Where it was cut: of the next step, what its `act` will see, so that the value of the cut
-    members is that of the state beyond. Else of the last step, after its actions."""
+    """If truncated: the observation of the next step, so that bootstrap values are those of the
+    next state. Otherwise of the last step, after its actions."""
     final_masks: ActionMasks
     final_state: _StateT_co
     train_accuracy_E: Doubles
@@ -105,15 +105,15 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchSummary(Payload):
-    """One round in figures; the payload of ROUND_COMPLETED."""
+    """Summary of one round; the payload of ROUND_COMPLETED."""
 
     round_index: int
     rounds_total: int
     episodes_done: int
-    """Of the whole run, this round included."""
+    """In the whole run, this round included."""
     members: int
     mean_reward: float
-    """Mean return of an episode, before any scaling; 0 for policies without a reward."""
+    """Mean episode return before scaling; 0 for policies without a reward."""
     mean_accuracy: float
     """Over members, on `val_score`."""
     min_accuracy: float
@@ -121,17 +121,17 @@ class BatchSummary(Payload):
     mean_score: float
     max_score: float
     best_score: float
-    """Best mean score of any round so far."""
+    """Best mean score over all rounds so far."""
     mean_added_params: float
     mean_added_macs: float
     learning_rate: float
-    """Of the controller; NaN where nothing learns."""
+    """Learning rate of the controller; NaN if nothing learns."""
     entropy_coef: float
-    """NaN where nothing learns."""
+    """NaN if nothing learns."""
     stage_counts: tuple[int, ...]
     """Slots of all members in each `SeedStage`, at the end of the round."""
     active_slots: float
-    """Mean number of slots of a member in which a seed stands."""
+    """Mean number of slots per member that hold a seed."""
     rollbacks: int
     member_steps_per_second: float
     seconds: float
@@ -140,7 +140,7 @@ class BatchSummary(Payload):
 
     @property
     def ends_episode(self) -> bool:
-        """Whether the round is over; False: its rollout was cut, and the next goes on in it."""
+        """Whether the episode ended; if False, its rollout was truncated and the next continues."""
         return self.episodes_done >= (self.round_index + 1) * self.members
 
     def __post_init__(self) -> None:

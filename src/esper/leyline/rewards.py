@@ -1,7 +1,7 @@
-"""What a reward is computed from, and the named parts it consists of.
+"""Inputs of a reward, and its named components.
 
-Timing: `score_E`, accuracies, losses, stages and contributions are those of this step's
-validation, the `_before` ones those of the step before; the action of this step came after both.
+Timing: `score_E`, accuracies, losses, stages and contributions are from this step's validation, the
+`_before` ones from the previous step's; this step's action came after both.
 Shape letters: E members, S slots, P parts.
 """
 
@@ -19,7 +19,7 @@ from esper.leyline.errors import EsperError, unknown_name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardInputs(ArrayStruct):
-    """Everything a reward may depend on, for all members at one step."""
+    """Inputs of a reward for all members at one step."""
 
     round_index: int
     step: int
@@ -31,10 +31,10 @@ class RewardInputs(ArrayStruct):
     """M0 of the score."""
 
     score_E: Doubles
-    """The task's score now. Where a member was rolled back: of the state that was given up."""
+    """Current score; for a member rolled back at this step, of the discarded state."""
     score_before_E: Doubles
-    """The score the step started from: of the step before, of the snapshot after a rollback, of
-    the fresh host at step 0. The rewards of an episode telescope over it."""
+    """Score at the start of the step: of the previous step, of the snapshot after a rollback, or
+    of the fresh host at step 0. Score differences telescope over an episode."""
     accuracy_E: Doubles
     """On `val_control`, 0..1."""
     accuracy_before_E: Doubles
@@ -43,11 +43,11 @@ class RewardInputs(ArrayStruct):
     loss_before_E: Doubles
 
     added_params_E: Doubles
-    """dP: parameters of seeds that would be exported now."""
+    """dP: parameters of the seeds with alpha above 0."""
     added_macs_E: Doubles
-    """dM: their multiply-accumulates for one sample."""
+    """dM: multiply-accumulates of those seeds per sample."""
     live_mac_share_E: Doubles
-    """MACs of live, uncommitted seeds (`LIVE_STAGES`) over the host's: what upkeep is paid on."""
+    """MACs of live seeds (`LIVE_STAGES`) relative to the host's; upkeep is charged on them."""
 
     stage_ES: Codes
     """`SeedStage` of every slot."""
@@ -56,27 +56,27 @@ class RewardInputs(ArrayStruct):
     steps_in_stage_before_ES: Ints
     alpha_ES: Floats
     contribution_ES: Doubles
-    """Last measured contribution of the seed that stands there; NaN where there is none."""
+    """Last measured contribution of the seed; NaN if there is none."""
     contribution_before_ES: Doubles
     contribution_se_ES: Doubles
 
     actions: ActionSpec
-    """What was asked at this step."""
+    """Actions of this step."""
     outcome: ActionOutcome
-    """What came of it."""
+    """Their outcome."""
 
     rolled_back_E: Bools
     """The governor restored a snapshot at this step."""
     snapshot_score_E: Doubles
-    """Score of that snapshot; NaN where there was no rollback, like the three below."""
+    """Score of that snapshot; NaN without a rollback, like the three below."""
     snapshot_accuracy_E: Doubles
     """Accuracy of that snapshot on `val_control`."""
     snapshot_loss_E: Doubles
-    """Its loss there."""
+    """Loss of that snapshot on `val_control`."""
     snapshot_params_E: Doubles
     """dP of that snapshot."""
     truncated_E: Bools
-    """The rollout ends here though the episode does not: bootstrap, do not pay the end."""
+    """The rollout ends here but the episode does not: bootstrap, no terminal reward."""
 
     def __post_init__(self) -> None:
         self.sizes()
@@ -99,18 +99,18 @@ class RewardInputs(ArrayStruct):
 
     @property
     def episode_over(self) -> bool:
-        """This is the last step of the episode, for all members."""
+        """Whether this is the last step of the episode, which is the same for all members."""
         return self.step == self.episode_length - 1
 
     @property
     def terminal(self) -> Bools:
-        """Where no return passes this step: the end of the episode, or a rollback."""
+        """Members whose return ends at this step: end of the episode, or a rollback."""
         return np.asarray(self.rolled_back_E | self.episode_over)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RewardComponentsTelemetry(ArrayStruct):
-    """The named parts of every member's reward. The total is their sum, by definition.
+    """Named components of every member's reward; the total is their sum.
 
     >>> parts = {"score": np.array([0.5, 0.25]), "upkeep": np.array([-0.125, 0.0])}
     >>> RewardComponentsTelemetry.of(parts, members=2).total.tolist()
@@ -118,9 +118,9 @@ class RewardComponentsTelemetry(ArrayStruct):
     """
 
     names: tuple[str, ...]
-    """One name per part, in the order they are added up."""
+    """One name per component, in summation order."""
     value_PE: Doubles
-    """What each part pays each member."""
+    """Value of each component for each member."""
 
     def __post_init__(self) -> None:
         parts = self.sizes()["P"]
@@ -132,7 +132,7 @@ class RewardComponentsTelemetry(ArrayStruct):
 
     @classmethod
     def of(cls, parts: Mapping[str, Doubles], members: int) -> RewardComponentsTelemetry:
-        """From `[E]` arrays by name; no parts at all is a reward of 0 (controllers without one)."""
+        """Build from `[E]` arrays by name; an empty mapping is a reward of 0."""
         value = np.zeros((len(parts), members), dtype=np.float64)
         for row, (name, part) in zip(value, parts.items(), strict=True):
             if np.shape(part) != (members,):
@@ -142,14 +142,14 @@ class RewardComponentsTelemetry(ArrayStruct):
 
     @property
     def total(self) -> Doubles:
-        """The reward: parts added one after the other, so that it does not depend on E."""
+        """Reward `[E]`; components are summed sequentially, so that it does not depend on E."""
         total = np.zeros(self.value_PE.shape[1], dtype=np.float64)
         for row in self.value_PE:
             total += row
         return total
 
     def part(self, name: str) -> Doubles:
-        """What one part pays each member."""
+        """Return the values `[E]` of one component."""
         if name not in self.names:
             raise unknown_name("reward part", name, self.names)
         return np.asarray(self.value_PE[self.names.index(name)])

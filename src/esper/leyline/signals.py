@@ -1,4 +1,4 @@
-"""What is measured at a step: what gates read, what stands in the slots, what controllers observe.
+"""Measurements of a step: inputs of the gates, state of the slots, observations of controllers.
 
 Shape letters: E members, S slots, L last values. NaN means not measured.
 """
@@ -18,55 +18,55 @@ from esper.leyline.slots import SlotReport
 from esper.leyline.stages import SeedStage
 
 HISTORY_LENGTH: Final = 5
-"""L: how many past values of a metric a controller sees."""
+"""L: number of past values of a metric in an observation."""
 
 NO_BLUEPRINT: Final = -1
-"""In place of a blueprint index: no seed stands there."""
+"""Blueprint index of an empty slot."""
 
 
 class PanicKind(IntEnum):
-    """Why the governor steps in for a member."""
+    """Why the governor intervenes for a member."""
 
     NONE = 0
     NON_FINITE_LOSS = 1
     NON_FINITE_GRADIENT = 2
     LOSS_SPIKE = 3
-    """Loss above median + k * MAD of its own window for m steps."""
+    """Loss above median + k * MAD of the member's window for m steps."""
     ACCURACY_COLLAPSE = 4
-    """Accuracy back at chance after having learnt."""
+    """Accuracy fell back to chance after learning."""
 
 
 class CounterfactualGap(IntEnum):
-    """Why a member's seeds were not measured at a step."""
+    """Why a member has no counterfactual measurement at a step."""
 
     NONE = 0
-    """They were."""
+    """It has one."""
     STRIDE = 1
-    """Not this step: `counterfactual_stride`."""
+    """Skipped by `counterfactual_stride`."""
     NO_SEED = 2
-    """Nothing to switch off."""
+    """No seed to ablate."""
     NON_FINITE = 3
-    """The member's outputs were not finite."""
+    """The member's outputs are not finite."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GateSignals(ArrayStruct):
-    """What the gates read. Losses and gradients that are not finite are given as +inf, not NaN."""
+    """Inputs of the gates. Non-finite losses and gradients are +inf, not NaN."""
 
     host_loss_E: Floats
-    """Train loss of the main row, the one shadow losses are compared with."""
+    """Train loss of the main row, the baseline of the shadow losses."""
     shadow_loss_ES: Floats
-    """Train loss with the incubating seed of that slot switched on."""
+    """Train loss with the incubating seed of that slot enabled."""
     grad_norm_ES: Floats
-    """Norm of the seed's gradient over the step; +inf where any gradient was not finite."""
+    """Norm of the seed's gradient over the step; +inf if any gradient was not finite."""
     contribution_ES: Floats
-    """Accuracy on `val_control` with the seed minus without it (0..1)."""
+    """Accuracy on `val_control` with minus without the seed (0..1)."""
     contribution_se_ES: Floats
     """Standard error of the contribution, paired over images."""
 
     @classmethod
     def unmeasured(cls, members: int, slots: int) -> GateSignals:
-        """Nothing measured yet: NaN everywhere."""
+        """NaN everywhere: nothing measured yet."""
 
         def nan(*shape: int) -> Floats:
             return np.full(shape, np.nan, dtype=np.float32)
@@ -77,75 +77,75 @@ class GateSignals(ArrayStruct):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counterfactuals(ArrayStruct):
-    """What seeds were found to be worth at this step, on accuracy (0..1)."""
+    """Measured contribution of each seed at this step, in accuracy (0..1)."""
 
     contribution_ES: Floats
-    """Leave-one-out; NaN in slots that were not switched off."""
+    """Leave-one-out; NaN in slots that were not ablated."""
     contribution_se_ES: Floats
     """Paired over images."""
     shapley_ES: Floats
     interaction_ES: Floats
-    """Sum of the pair interactions with the member's other seeds."""
+    """Sum of pairwise interactions with the member's other seeds."""
     coalitions_E: Ints
-    """Distinct coalitions that were evaluated."""
+    """Distinct coalitions evaluated."""
     exact_E: Bools
-    """All coalitions were, so the Shapley values are not sampled."""
+    """All coalitions were evaluated: the Shapley values are exact, not sampled."""
     gap_E: Codes
     """`CounterfactualGap`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GovernorVerdicts(ArrayStruct):
-    """What the governor found and did at this step."""
+    """Findings and rollbacks of the governor at this step."""
 
     panic_E: Codes
     """`PanicKind`."""
     loss_limit_E: Floats
     """median + k * MAD; NaN while the window is too short."""
     strikes_E: Ints
-    """Steps in a row above the limit."""
+    """Consecutive steps above the limit."""
     rolled_back_E: Bools
     snapshot_step_E: Ints
-    """Step of the snapshot a rollback goes to; -1 while there is none."""
+    """Step of the snapshot to roll back to; -1 if there is none."""
     snapshot_score_E: Doubles
-    """Its score; NaN while there is none."""
+    """Score of that snapshot; NaN if there is none."""
     seeds_pruned_E: Ints
-    """Live seeds the rollback removed."""
+    """Live seeds removed by the rollback."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotReports(ArrayStruct):
-    """What stands in every slot of every member, as arrays; `report` reads one of them."""
+    """State of every slot of every member as arrays; `report` returns one of them."""
 
     slot_ids: tuple[str, ...]
-    """Ids of the S slots, in index order."""
+    """Ids of the S slots, by index."""
     blueprints: tuple[str, ...]
-    """Names behind the blueprint indices."""
+    """Blueprint names, by index."""
     stage_ES: Codes
     """`SeedStage`."""
     blueprint_ES: Ints
-    """Index into `blueprints`; `NO_BLUEPRINT` where no seed stands."""
+    """Index into `blueprints`; `NO_BLUEPRINT` if the slot is empty."""
     style_ES: Codes
-    """`BlendStyle`; meaningless where no seed stands."""
+    """`BlendStyle`; undefined if the slot is empty."""
     alpha_ES: Floats
     alpha_target_ES: Floats
-    """Where alpha is heading or has stopped; 0 where no seed stands."""
+    """Target of the current or last ramp; 0 if the slot is empty."""
     alpha_mode_ES: Codes
     """`AlphaMode`."""
     ramp_steps_left_ES: Ints
     steps_in_stage_ES: Ints
     age_ES: Ints
-    """Steps since germination; 0 where no seed stands."""
+    """Steps since germination; 0 if the slot is empty."""
     pruning_ES: Bools
-    """Alpha is on its way to 0, after which the seed is removed."""
+    """Alpha is ramping to 0, after which the seed is removed."""
     cooldown_left_ES: Ints
-    """Steps until a resting slot is dormant again."""
+    """Steps until a cooling slot is dormant again."""
     params_ES: Ints
-    """Parameters of the seed that stands there; 0 where none."""
+    """Parameter count of the seed; 0 if the slot is empty."""
     macs_ES: Ints
-    """Multiply-accumulates of one forward of that seed for one sample; 0 where none."""
+    """Multiply-accumulates of the seed per sample; 0 if the slot is empty."""
     contribution_ES: Floats
-    """Last measured counterfactual contribution of the seed that stands there."""
+    """Last measured counterfactual contribution of the seed."""
     contribution_se_ES: Floats
 
     def __post_init__(self) -> None:
@@ -157,7 +157,7 @@ class SlotReports(ArrayStruct):
             )
 
     def report(self, member: int, slot: int) -> SlotReport:
-        """The readable report of one slot of one member."""
+        """Return the human-readable report of one slot of one member."""
         at = (member, slot)
         blueprint = int(self.blueprint_ES[at])
         occupied = blueprint != NO_BLUEPRINT
@@ -183,14 +183,14 @@ class SlotReports(ArrayStruct):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingSignals(ArrayStruct):
-    """What controllers observe of all members at a step. Everything here is from `val_control`.
+    """Observations of all members at a step, measured on `val_control`.
 
-    Losses that are not finite stay non-finite; scaling and clipping belong to the features.
+    Non-finite losses are kept as they are; features scale and clip them.
     """
 
     round_index: int
     step: int
-    """Steps before this one in the episode, 0 .. episode_length - 1."""
+    """Step of the episode, 0 .. episode_length - 1."""
     episode_length: int
 
     train_loss_E: Floats
@@ -199,63 +199,63 @@ class TrainingSignals(ArrayStruct):
     val_accuracy_E: Floats
     """0..1; for language models 1 - loss / ln vocab."""
     train_loss_history_EL: Floats
-    """The last values, oldest first, this step's last; NaN before the episode began."""
+    """Last L values, oldest first; NaN before the start of the episode."""
     val_loss_history_EL: Floats
     val_accuracy_history_EL: Floats
     train_loss_slope_E: Floats
-    """Least-squares change per step over the history; 0 with fewer than two values."""
+    """Least-squares slope per step over the history; 0 with fewer than two values."""
     val_loss_slope_E: Floats
     val_accuracy_slope_E: Floats
     plateau_steps_E: Ints
     """Steps since validation last improved by more than the tracker's tolerance."""
     plateaued_E: Bools
     stabilised_E: Bools
-    """The host's first steep descent is over; from then on it stays true."""
+    """The initial steep descent of the host is over; stays true from then on."""
 
     params_over_host_E: Floats
-    """Parameters of seeds that would be exported now, over the host's."""
+    """Parameters of the seeds with alpha above 0, relative to the host's."""
     macs_over_host_E: Floats
     params_over_budget_E: Floats
-    """The same over the task's parameter budget; 0 where there is none."""
+    """The same relative to the task's parameter budget; 0 without a budget."""
     macs_over_budget_E: Floats
     seed_budget_left_E: Ints
     """Seeds the member may still germinate."""
 
     last_op_E: Codes
-    """`LifecycleOp` of the step before; WAIT at the first step."""
+    """`LifecycleOp` of the previous step; WAIT at the first step."""
     last_slot_E: Ints
-    """Slot of the step before; `NO_SLOT` for WAIT."""
+    """Target slot of the previous step; `NO_SLOT` for WAIT."""
     last_executed_E: Bools
-    """Whether that action was carried out; true for WAIT."""
+    """Whether the previous action was executed; true for WAIT."""
 
     governor_strikes_E: Ints
-    """Steps in a row that the loss has been above the governor's limit."""
+    """Consecutive steps with the loss above the governor's limit."""
     rollbacks_E: Ints
-    """Rollbacks of this episode so far."""
+    """Rollbacks in this episode so far."""
     steps_since_snapshot_E: Ints
-    """How much a rollback would lose."""
+    """Steps a rollback would discard."""
 
     slots: SlotReports
     """Stage, blueprint, alpha, age, contribution and size of every slot."""
     contribution_age_ES: Ints
-    """Steps since the contribution was measured; -1 where it never was."""
+    """Steps since the contribution was measured; -1 if never."""
     contribution_velocity_ES: Floats
     """Change of the contribution per step between its last two measurements."""
     shapley_ES: Floats
     """Shapley value on accuracy, exact or sampled."""
     interaction_ES: Floats
-    """Sum of the pair interactions with the member's other live seeds."""
+    """Sum of pairwise interactions with the member's other live seeds."""
     grad_norm_ES: Floats
     grad_health_ES: Floats
-    """0 dead or not finite .. 1 healthy."""
+    """From 0 (dead or not finite) to 1 (healthy)."""
     shadow_gap_ES: Floats
-    """Shadow loss minus host loss: below 0 the incubating seed would help."""
+    """Shadow loss minus host loss; negative if the incubating seed would help."""
 
     channels_S: Ints
     depth_S: Floats
-    """Share of the host's segments that stand before the slot, 0..1."""
+    """Fraction of the host's segments before the slot, 0..1."""
     resolution_S: Floats
-    """Side of the activation there in pixels; tokens for transformers, 1 for vectors."""
+    """Height of the activation in pixels; tokens for transformers, 1 for vectors."""
 
     def __post_init__(self) -> None:
         length = self.sizes()["L"]
@@ -268,5 +268,5 @@ class TrainingSignals(ArrayStruct):
 
     @property
     def progress(self) -> float:
-        """Share of the episode that is over once this step is: above 0, exactly 1 at the last."""
+        """Fraction of the episode completed after this step, in (0, 1]."""
         return (self.step + 1) / self.episode_length

@@ -1,4 +1,4 @@
-"""Where seeds can stand: slot ids, the places a host offers, and the per-slot report for people."""
+"""Slot ids, injection points of a host, and the per-slot report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SLOT_ID: Final = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 
 
 def slot_id(row: int, col: int) -> str:
-    """The id of the slot in surface row `row`, column `col`.
+    """Return the id of the slot in surface row `row`, column `col`.
 
     >>> slot_id(0, 2)
     'r0c2'
@@ -27,7 +27,7 @@ def slot_id(row: int, col: int) -> str:
 
 
 def parse_slot_id(text: str) -> tuple[int, int]:
-    """Row and column of a slot id.
+    """Parse a slot id into (row, column).
 
     >>> parse_slot_id("r1c10")
     (1, 10)
@@ -40,16 +40,16 @@ def parse_slot_id(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class InjectionSpec:
-    """One place in a host where a seed may be grown."""
+    """One point in a host where a seed can be inserted."""
 
     slot_id: str
     """`r<row>c<col>`; the row is the surface, the column counts along the host."""
     channels: int
     """Channels (cnn) or width (transformer, mlp) of the activation there."""
     position: int
-    """The slot stands right after the segment with this index."""
+    """The slot follows the segment with this index."""
     surface: str
-    """What the row means to this host, for example `pre_pool` or `after_mlp`."""
+    """Meaning of the row in this host, for example `pre_pool` or `after_mlp`."""
 
     def __post_init__(self) -> None:
         parse_slot_id(self.slot_id)
@@ -57,13 +57,13 @@ class InjectionSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise EsperError(
-                    f"slot {self.slot_id}: {name} {value!r} must be a whole number, {least} or more"
+                    f"slot {self.slot_id}: {name} {value!r} must be an integer, {least} or more"
                 )
 
 
 @dataclass(frozen=True, slots=True)
 class SlotReport:
-    """What stands in one slot of one member, readable."""
+    """State of one slot of one member, human-readable."""
 
     member: int
     slot_id: str
@@ -75,13 +75,13 @@ class SlotReport:
     ramp_steps_left: int
     steps_in_stage: int
     age: int
-    """Steps since germination; 0 in a slot without a seed."""
+    """Steps since germination; 0 if the slot holds no seed."""
     pruning: bool
     cooldown_left: int
     params: int
-    """Parameters of the seed that stands there (0 when none)."""
+    """Parameter count of the seed (0 if none)."""
     macs: int
-    """Its multiply-accumulates for one sample (0 when none, or before the first batch)."""
+    """Multiply-accumulates of the seed per sample (0 if none, or before the first batch)."""
     contribution: float
-    """Last measured counterfactual contribution, NaN when never measured."""
+    """Last measured counterfactual contribution; NaN if never measured."""
     contribution_se: float

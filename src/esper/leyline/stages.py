@@ -1,7 +1,4 @@
-"""Which stages a seed passes through, and the one table of legal transitions.
-
-Every other rule about stages (what trains, what is blended, what cools down) is a set derived here.
-"""
+"""Seed stages, their transition table and the stage sets derived from it."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Final
 
 
 class SeedStage(IntEnum):
-    """The life of what stands in one slot of one member."""
+    """Stage of one slot of one member."""
 
     DORMANT = 0
     GERMINATED = 1
@@ -26,7 +23,7 @@ class SeedStage(IntEnum):
 
 
 class Gate(IntEnum):
-    """The check before a stage is entered. There is no G4."""
+    """Check that must pass before a stage is entered. There is no G4."""
 
     G0 = 0
     G1 = 1
@@ -50,7 +47,7 @@ TRANSITIONS: Final[Mapping[SeedStage, frozenset[SeedStage]]] = MappingProxyType(
         _S.RESETTING: frozenset({_S.DORMANT}),
     }
 )
-"""The one transition table: stage -> stages that may follow it."""
+"""Stage -> stages that may follow it. Every other rule about stages derives from this table."""
 
 GATE_INTO: Final[Mapping[SeedStage, Gate]] = MappingProxyType(
     {
@@ -61,35 +58,24 @@ GATE_INTO: Final[Mapping[SeedStage, Gate]] = MappingProxyType(
         _S.FOSSILIZED: Gate.G5,
     }
 )
-"""The gate that guards the way forward into a stage (HOLDING back to BLENDING has none)."""
+"""Gate that must pass to enter a stage (HOLDING back to BLENDING has none)."""
 
 ADVANCE_TO: Final[Mapping[SeedStage, SeedStage]] = MappingProxyType(
     {_S.GERMINATED: _S.TRAINING, _S.TRAINING: _S.BLENDING, _S.BLENDING: _S.HOLDING}
 )
-"""Where ADVANCE leads from each stage it applies to."""
+"""Target stage of ADVANCE, by current stage."""
 
 COOLDOWN_CHAIN: Final = (_S.PRUNED, _S.EMBARGOED, _S.RESETTING, _S.DORMANT)
-"""The way back to DORMANT, in order."""
+"""Stages after a prune, in order, back to DORMANT."""
 
 PRUNABLE_STAGES: Final = frozenset(s for s, after in TRANSITIONS.items() if _S.PRUNED in after)
 """Stages a seed can be pruned from."""
 
 LIVE_STAGES: Final = PRUNABLE_STAGES
-"""A seed stands in the slot and is not permanent."""
+"""The slot holds a seed that is not permanent."""
 
 OCCUPIED_STAGES: Final = LIVE_STAGES | {_S.FOSSILIZED}
-"""A seed stands in the slot; it counts against the seed budget."""
+"""The slot holds a seed, which counts against the seed budget."""
 
 BLENDED_STAGES: Final = frozenset({_S.BLENDING, _S.HOLDING, _S.FOSSILIZED})
-"""The seed may be part of the member's output (alpha may be above 0)."""
-
-FULL_ALPHA_STAGES: Final = frozenset({_S.HOLDING, _S.FOSSILIZED})
-"""Alpha is exactly 1."""
-
-COOLING_STAGES: Final = frozenset(COOLDOWN_CHAIN[:-1])
-"""The slot rests after a prune."""
-
-
-def can_follow(stage: SeedStage, after: SeedStage) -> bool:
-    """Whether `after` may follow `stage` directly."""
-    return after in TRANSITIONS[stage]
+"""The seed may contribute to the member's output (alpha may be above 0)."""

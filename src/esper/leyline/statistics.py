@@ -1,4 +1,4 @@
-"""How sure is a figure? Means, interquartile means and differences with their 95 % intervals.
+"""Means, interquartile means and paired differences with 95 % confidence intervals.
 
 Percentile bootstrap, stratified as in Agarwal et al. 2021: values `[N, K]` are N runs of each of K
 strata (tasks), and runs are drawn again within each stratum. One task is one stratum, `[N]`. The
@@ -23,7 +23,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 
 LEVEL: Final = 0.95
-"""The share of such intervals that hold the true value."""
+"""Confidence level of every interval."""
 RESAMPLES: Final = 20_000
 """R of a bootstrap: its ends are then sure to about a hundredth of the interval's width."""
 TRIMMED: Final = 0.25
@@ -33,7 +33,7 @@ _CHUNK: Final = 2_000_000
 
 
 class Interval(NamedTuple):
-    """A mean and the interval around it; NaN ends where one value says nothing about spread."""
+    """Mean and confidence interval; the bounds are NaN for a single value."""
 
     mean: Doubles
     low: Doubles
@@ -42,7 +42,7 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """One figure and its interval."""
+    """A value and its confidence interval."""
 
     value: float
     low: float
@@ -51,23 +51,23 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """How far one lies above another on the same runs."""
+    """Paired difference of two methods over the same runs."""
 
     student: Estimate
-    """Mean difference, interval of Student's t."""
+    """Mean difference with Student's t interval."""
     bootstrap: Estimate
-    """Mean difference, interval of the bootstrap over pairs."""
+    """Mean difference with a bootstrap interval over pairs."""
     above: int
-    """Runs on which it is higher."""
+    """Runs where the first is higher."""
     equal: int
-    """Runs on which they are equal."""
+    """Runs where they are equal."""
     below: int
-    """Runs on which it is lower."""
+    """Runs where the first is lower."""
 
 
 @np.errstate(invalid="ignore")
 def t_interval(values_N: Doubles) -> Interval:
-    """Mean and interval of Student's t over the first axis; further axes are kept."""
+    """Mean and Student's t interval over the first axis."""
     from scipy.stats import t
 
     values = np.asarray(values_N, dtype=np.float64)
@@ -81,13 +81,13 @@ def t_interval(values_N: Doubles) -> Interval:
 
 
 def student_estimate(values_N: Doubles) -> Estimate:
-    """`t_interval` of one row of numbers."""
+    """`t_interval` of a vector."""
     mean, low, high = t_interval(_one_stratum(values_N))
     return Estimate(float(mean), float(low), float(high))
 
 
 def interquartile_mean(values_NK: Doubles) -> float:
-    """Mean of the middle half of all values: `floor(count / 4)` are left out at each end.
+    """Mean of the middle half of all values, with `floor(count / 4)` dropped at each end.
 
     >>> interquartile_mean(np.array([100.0, 1.0, 2.0, 3.0, -50.0]))
     2.0
@@ -108,7 +108,7 @@ def mean_estimate(values_NK: Doubles) -> Estimate:
 
 
 def paired_difference(ours_N: Doubles, theirs_N: Doubles) -> PairedDifference:
-    """Ours minus theirs, run by run."""
+    """Difference `ours - theirs`, run by run."""
     ours, theirs = _one_stratum(ours_N), _one_stratum(theirs_N)
     if len(ours) != len(theirs):
         raise EsperError(
@@ -125,9 +125,9 @@ def paired_difference(ours_N: Doubles, theirs_N: Doubles) -> PairedDifference:
 
 
 def probability_of_improvement(ours_NK: Doubles, theirs_NK: Doubles) -> float:
-    """Chance that any run of ours is above any run of theirs, ties half; mean over strata.
+    """Probability that a run of ours is above a run of theirs, ties half; mean over strata.
 
-    The Mann-Whitney statistic over the number of pairs. Which runs belong together is not used.
+    The Mann-Whitney statistic divided by the number of pairs; the pairing of runs is not used.
 
     >>> probability_of_improvement(np.array([1.0, 2.0]), np.array([0.0, 2.0]))
     0.625
@@ -137,7 +137,7 @@ def probability_of_improvement(ours_NK: Doubles, theirs_NK: Doubles) -> float:
 
 
 def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:
-    """`probability_of_improvement` with its interval; both samples are drawn again, each alone."""
+    """`probability_of_improvement` with its interval; the samples are resampled independently."""
     ours, theirs = _runs(ours_NK), _runs(theirs_NK)
     value = probability_of_improvement(ours, theirs)
     if min(len(ours), len(theirs)) < 2 or not np.isfinite(value):
@@ -150,11 +150,11 @@ def improvement_estimate(ours_NK: Doubles, theirs_NK: Doubles) -> Estimate:
     return _percentiles(value, np.concatenate(found))
 
 
-# ---- inside ------------------------------------------------------------------------------------
+# ---- helpers -----------------------------------------------------------------------------------
 
 
 def _runs(values: Doubles) -> Doubles:
-    """The values as `[N, K]`."""
+    """Reshape the values to `[N, K]`."""
     found = np.asarray(values, dtype=np.float64)
     if found.ndim == 1:
         found = found[:, None]
@@ -167,7 +167,7 @@ def _runs(values: Doubles) -> Doubles:
 
 
 def _one_stratum(values_N: Doubles) -> Doubles:
-    """The values as `[N]`."""
+    """Reshape the values to `[N]`."""
     found = _runs(values_N)
     if found.shape[1] != 1:
         raise EsperError(f"values of shape {found.shape}: give one number for each run")
@@ -179,7 +179,7 @@ def _mean(values_RX: Doubles) -> Doubles:
 
 
 def _middle_mean(values_RX: Doubles) -> Doubles:
-    """Interquartile mean of each row; NaN where the row holds anything that is not finite."""
+    """Interquartile mean of each row; NaN if the row holds a non-finite value."""
     count = values_RX.shape[1]
     cut = int(TRIMMED * count)
     ordered_RX = np.partition(values_RX, (cut, count - cut - 1), axis=1)
@@ -190,7 +190,7 @@ def _middle_mean(values_RX: Doubles) -> Doubles:
 def _bootstrap(
     values_NK: Doubles, statistic: Callable[[Doubles], Doubles], value: float
 ) -> Estimate:
-    """The interval of a statistic of rows, runs drawn again within each stratum."""
+    """Bootstrap interval of a row statistic, resampling runs within each stratum."""
     runs, strata = values_NK.shape
     if runs < 2 or not np.isfinite(values_NK).all():
         return Estimate(value, np.nan, np.nan)
@@ -204,14 +204,14 @@ def _bootstrap(
 
 
 def _chunks(values: int) -> Iterator[int]:
-    """How many resamples of that many values are drawn at a time; `RESAMPLES` in all."""
+    """Yield how many resamples of `values` values to draw at a time, `RESAMPLES` in total."""
     at_once = max(1, _CHUNK // values)
     for begin in range(0, RESAMPLES, at_once):
         yield min(at_once, RESAMPLES - begin)
 
 
 def _beats(ours_NK: Doubles, theirs_MK: Doubles) -> Doubles:
-    """`[K, N, M]`: 1 where ours is above theirs, half where they are equal."""
+    """`[K, N, M]`: 1 where ours is above theirs, 0.5 where equal."""
     if ours_NK.shape[1] != theirs_MK.shape[1]:
         raise EsperError(
             f"{ours_NK.shape[1]} strata of ours, {theirs_MK.shape[1]} of theirs: give the same"
@@ -223,9 +223,9 @@ def _beats(ours_NK: Doubles, theirs_MK: Doubles) -> Doubles:
 
 
 def _drawn_share(generator: np.random.Generator, beats_NM: Doubles, rows: int) -> Doubles:
-    """`[R]`: the share of pairs that are won, both samples drawn again.
+    """Share of pairs won `[R]` with both samples resampled.
 
-    A resample is how often each run is in it, so a share is a product with the table of pairs.
+    A resample is a vector of multiplicities, so each share is a bilinear form of the pair table.
     """
     ours, theirs = beats_NM.shape
     count_RN = generator.multinomial(ours, np.full(ours, 1 / ours), size=rows)

@@ -1,4 +1,4 @@
-"""Which signals ask a process to stop, and what the next one does?"""
+"""Signals that request a stop, and the handler for the second one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def handler_of_the_next(number: signal.Signals) -> signal.Handlers:
-    """What a stop signal does once the process has been asked to stop.
+def second_stop_handler(number: signal.Signals) -> signal.Handlers:
+    """Return the handler to install once a stop has been requested.
 
-    It ends the process at once, but for SIGHUP: a terminal that closes sends it twice, from the
-    shell and from the kernel.
+    The second signal kills the process, except SIGHUP: a closing terminal sends it twice (shell and
+    kernel).
 
-    >>> handler_of_the_next(signal.SIGHUP).name, handler_of_the_next(signal.SIGTERM).name
+    >>> second_stop_handler(signal.SIGHUP).name, second_stop_handler(signal.SIGTERM).name
     ('SIG_IGN', 'SIG_DFL')
     """
     return signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL

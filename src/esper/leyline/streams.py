@@ -1,7 +1,7 @@
-"""Where randomness comes from: a key for each named stream, the same whatever E is.
+"""Keys of named random streams, independent of the number of members.
 
 A stream is named by a path such as (seed, round, member, "slot", "r0c1"). Its key is a 64-bit hash
-of that path. Integer parts may be arrays, so the keys of all members come from one call.
+of that path. Integer parts may be arrays, so one call returns the keys of all members.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy.typing as npt
 from esper.leyline.seeds import require_seed
 
 GOLDEN: Final = 0x9E3779B97F4A7C15
-"""Odd constant near 2**64 / golden ratio: the step between consecutive counters."""
+"""Odd constant near 2**64 / golden ratio: the increment between consecutive counters."""
 MIX_1: Final = 0xBF58476D1CE4E5B9
 MIX_2: Final = 0x94D049BB133111EB
 """Multipliers of the 64-bit finaliser (splitmix64)."""
 
 _TEXT: Final = 1 << 48
-"""Keeps text parts of a path apart from small integers."""
+"""Offset that keeps text parts of a path distinct from small integers."""
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -35,7 +35,7 @@ def mix64(bits: UInt64Array) -> UInt64Array:
 
 
 def stream_keys(seed: int, *path: str | int | npt.NDArray[np.int64]) -> UInt64Array:
-    """Keys of the streams named by `path`; array parts broadcast against each other.
+    """Return the keys of the streams named by `path`; array parts broadcast.
 
     >>> one = stream_keys(7, "round", 0, "member", 3)
     >>> many = stream_keys(7, "round", 0, "member", np.arange(8))
@@ -53,5 +53,5 @@ def stream_keys(seed: int, *path: str | int | npt.NDArray[np.int64]) -> UInt64Ar
 
 
 def stream_seed(seed: int, *path: str | int) -> int:
-    """The key of one stream as a non-negative seed for a library's generator."""
+    """Return the key of one stream as a non-negative seed for a library's generator."""
     return int(stream_keys(seed, *path)) & 0x7FFFFFFFFFFFFFFF

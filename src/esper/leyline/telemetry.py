@@ -1,7 +1,6 @@
-"""What is recorded: levels, event types, and the event that carries a payload.
+"""Telemetry levels, event types and the event record.
 
-`TelemetryEventType` is the one table: a line there is an event's name, its payload and the level
-from which it is recorded.
+`TelemetryEventType` is the one table of events: name, payload class, minimum level.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.records import BatchSummary
 
 SCHEMA_VERSION: Final = 1
-"""Grows when an event type or a payload changes so that older readers would misread it."""
+"""Increase when an event type or payload changes so that older readers would misread it."""
 
 
 class TelemetryLevel(IntEnum):
@@ -27,7 +26,7 @@ class TelemetryLevel(IntEnum):
 
     OFF = 0
     MINIMAL = 1
-    """Runs, rounds, episodes, and whatever went wrong."""
+    """Runs, rounds, episodes, errors and anomalies."""
     NORMAL = 2
     """Also seeds, the learner, rewards and speed."""
     DEBUG = 3
@@ -36,18 +35,18 @@ class TelemetryLevel(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
-    """What a run records. Nothing here changes what a run computes."""
+    """Settings of telemetry. They never change what a run computes."""
 
     level: TelemetryLevel = TelemetryLevel.NORMAL
-    """How much is recorded."""
+    """Recording level."""
     step_events: bool = False
-    """Record STEP_COMPLETED and LAST_ACTION at every level but OFF."""
+    """Record STEP_COMPLETED and LAST_ACTION at every level except OFF."""
     escalation_level: TelemetryLevel = TelemetryLevel.DEBUG
-    """The level an anomaly raises recording to."""
+    """Level to raise recording to after an anomaly."""
     escalation_rounds: int = 5
-    """Rounds until the level falls back; 0 never raises it."""
+    """Rounds until the level is restored; 0 disables escalation."""
     queue_size: int = 8192
-    """Events that may wait for the writer; further ones are dropped and counted."""
+    """Capacity of the writer's queue; events beyond it are dropped and counted."""
 
     def __post_init__(self) -> None:
         if self.escalation_rounds < 0:
@@ -57,7 +56,7 @@ class TelemetryConfig:
 
 
 class TelemetryEventType(Enum):
-    """Every event: its payload class and the level from which it is recorded."""
+    """Every event: its payload class and minimum level."""
 
     RUN_STARTED = (p.RunStarted, TelemetryLevel.MINIMAL)
     RUN_FINISHED = (p.RunFinished, TelemetryLevel.MINIMAL)
@@ -96,12 +95,12 @@ class TelemetryEventType(Enum):
 EVENT_TYPE_OF: Final[Mapping[type[p.Payload], TelemetryEventType]] = MappingProxyType(
     {kind.payload_class: kind for kind in TelemetryEventType}
 )
-"""Payload class -> event type, the same table read backwards."""
+"""Payload class -> event type."""
 
 
 @dataclass(frozen=True, slots=True)
 class TelemetryEvent:
-    """One thing that happened, when and where.
+    """One event with its time and place.
 
     >>> event = TelemetryEvent.of(p.CheckpointLoaded("runs/a/round-7", rounds_done=7))
     >>> event.type.name, TelemetryEvent.from_json_dict(event.to_json_dict()) == event
@@ -111,14 +110,14 @@ class TelemetryEvent:
     type: TelemetryEventType
     payload: p.Payload
     round_index: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
-    """None outside rounds."""
+    """None outside a round."""
     step: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
-    """Step of the episode; None for what is about a round or a run."""
+    """Step of the episode; None for events of a round or a run."""
     env_id: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
-    """The one member it is about; None where the payload has columns over members."""
+    """Member the event is about; None if the payload has columns over members."""
     device: str | None = field(default=None, metadata=ALWAYS_WRITTEN)
     wall_time: float = field(default_factory=time.time, metadata=ALWAYS_WRITTEN)
-    """Seconds since 1970, for people; nothing is computed from it."""
+    """Seconds since 1970, for display only."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -137,19 +136,19 @@ class TelemetryEvent:
         env_id: int | None = None,
         device: str | None = None,
     ) -> TelemetryEvent:
-        """The event that carries this payload; its type follows from the payload's class."""
+        """Wrap a payload; the event type follows from its class."""
         kind = EVENT_TYPE_OF.get(type(payload))
         if kind is None:
             raise unknown_name("payload", type(payload).__name__, _payload_names())
         return cls(kind, payload, round_index, step, env_id, device)
 
     def to_json_dict(self) -> dict[str, Json]:
-        """Plain JSON data, strict JSON included: no NaN literal (see `codec`)."""
+        """Convert to strict JSON data, without NaN literals (see `codec`)."""
         return {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
     def from_json_dict(cls, data: dict[str, Json]) -> TelemetryEvent:
-        """The event `to_json_dict` was called on; another schema version is refused by name."""
+        """Inverse of `to_json_dict`; raises for another schema version."""
         version = data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise EsperError(

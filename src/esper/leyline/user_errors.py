@@ -1,4 +1,4 @@
-"""Errors of code that users bring (hosts, blueprints, data), told in one line.
+"""One-line errors for exceptions raised by user code (hosts, blueprints, data).
 
 with user_code("host factory MyHost fails", "it is called without arguments", TypeError):
     module = factory()
@@ -14,10 +14,10 @@ from typing import Final
 
 from esper.leyline.errors import EsperError, shorten
 
-LONGEST_TEXT: Final = 300
-"""Characters of an exception's own text that are repeated."""
+MAX_ERROR_CHARS: Final = 300
+"""Longest exception text repeated in a message, in characters."""
 _NO_MEMORY: Final = ("can't allocate memory", "not enough memory", "out of memory")
-"""How torch's allocators say that there is none left."""
+"""How torch's allocators report that memory is exhausted."""
 _ESPER: Final = f"{Path(__file__).parents[1]}{os.sep}"
 _PYTHON: Final = f"{Path(os.__file__).parent}{os.sep}"
 _LIBRARIES: Final = f"{os.sep}site-packages{os.sep}"
@@ -27,11 +27,10 @@ _LIBRARIES: Final = f"{os.sep}site-packages{os.sep}"
 def user_code(
     what: str, hint: str = "", hint_for: type[Exception] | tuple[type[Exception], ...] = Exception
 ) -> Iterator[None]:
-    """Turn an exception raised inside into an `EsperError`: what failed, how, what to do.
+    """Re-raise an exception from the block as an `EsperError`: what failed, how, what to do.
 
-    `hint_for`: the exceptions that the hint belongs to.
-
-    Our own refusals pass as they are, and so does a lack of memory, which is not the code's fault.
+    `hint` is added for exceptions of type `hint_for`. `EsperError` and out-of-memory errors pass
+    through unchanged.
     """
     try:
         yield
@@ -41,27 +40,29 @@ def user_code(
         if is_out_of_memory(error):
             raise
         advice = f"; {hint}" if hint and isinstance(error, hint_for) else ""
-        raise EsperError(f"{what}: {in_one_line(error)}{advice}") from error
+        raise EsperError(f"{what}: {format_error(error)}{advice}") from error
 
 
-def in_one_line(error: BaseException) -> str:
-    """The kind of an exception, where the user's code raised it, and its text.
+def format_error(error: BaseException) -> str:
+    """Return type, location in user code and text of an exception as one line.
 
-    >>> in_one_line(ValueError("two\\nlines"))
+    >>> format_error(ValueError("two\\nlines"))
     'ValueError: two lines'
     """
-    text = shorten(" ".join(str(error).split()), LONGEST_TEXT)
-    return f"{type(error).__name__}{_place(error)}" + (f": {text}" if text else "")
+    text = shorten(" ".join(str(error).split()), MAX_ERROR_CHARS)
+    return f"{type(error).__name__}{_location(error)}" + (f": {text}" if text else "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on the host or on a device."""
-    told = isinstance(error, RuntimeError) and any(sign in str(error) for sign in _NO_MEMORY)
-    return told or isinstance(error, MemoryError)
+    torch_says_so = isinstance(error, RuntimeError) and any(
+        sign in str(error) for sign in _NO_MEMORY
+    )
+    return torch_says_so or isinstance(error, MemoryError)
 
 
-def _place(error: BaseException) -> str:
-    """File and line of the innermost frame that is neither Esper's nor an installed library's."""
+def _location(error: BaseException) -> str:
+    """Return file and line of the innermost frame outside Esper and installed libraries."""
     found = ""
     trace = error.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""Nissa: what is recorded. The hub that takes events, the sinks that keep them, their readers."""
+"""Nissa: telemetry. The hub that queues events, sinks that write them, readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from esper.nissa.jsonl import JsonlSink as JsonlSink
     from esper.nissa.memory import MemorySink as MemorySink
     from esper.nissa.parquet import ParquetSink as ParquetSink
-    from esper.nissa.shared import get_hub as get_hub
+    from esper.nissa.process_hub import get_hub as get_hub
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
@@ -20,6 +20,6 @@ else:
             ".jsonl": ("JsonlSink",),
             ".memory": ("MemorySink",),
             ".parquet": ("ParquetSink",),
-            ".shared": ("get_hub",),
+            ".process_hub": ("get_hub",),
         },
     )

@@ -1,4 +1,4 @@
-"""What are the columns of an event type as a table?
+"""Table schema of each event type, for Parquet.
 
 Every table begins with the event's own columns:
 
@@ -7,16 +7,15 @@ Every table begins with the event's own columns:
     row             int64    index into the payload's array columns; 0 where it has none
     wall_time       double   seconds since 1970
     round           int64    null outside rounds
-    step            int64    null for what is about a round or a run
-    env_id          int64    null where the payload has columns over members
+    step            int64    null for events of a round or a run
+    env_id          int64    null if the payload has columns over members
     device          string   may be null
 
-The payload's fields follow under their own names (a field called like a column above gets the
-prefix `payload_`). A payload with array fields becomes one row per element of their first axis,
-its other fields repeated; an array with more axes becomes lists. So an event whose arrays are empty
-has no row. Codes stay numbers, enum fields are written by name, records become structs and tuples
-lists. NaN stays NaN; null means None. Seeds are uint64, other whole numbers int64. Text that is no
-UTF-8 (a path, say) is written with escapes.
+The payload's fields follow under their own names (prefixed with `payload_` on a name clash). A
+payload with array fields becomes one row per element of their first axis, with scalars repeated;
+further axes become lists. An event with empty arrays therefore has no row. Codes stay numbers, enum
+fields are written by name, records become structs and tuples lists. NaN stays NaN; null means None.
+Seeds are uint64, other integers int64. Text that is not UTF-8 (for example a path) is escaped.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from esper.storage.atomic import printable
 SCHEMA_KEY: Final = b"esper_schema_version"
 TYPE_KEY: Final = b"esper_event_type"
 EVENTS_KEY: Final = b"esper_events_done"
-"""Events of the type up to the end of the part: where the next part goes on counting."""
+"""Events of the type up to the end of the part; the next part continues this count."""
 
 _EVENT_COLUMNS: Final = (
     ("schema_version", pa.int32()),
@@ -72,7 +71,7 @@ class PayloadColumn:
 
 @cache
 def payload_columns(kind: TelemetryEventType) -> tuple[PayloadColumn, ...]:
-    """The payload's columns of an event type, in the order of its fields."""
+    """Return the payload columns of an event type, in field order."""
     hints = get_type_hints(kind.payload_class)
     taken = {name for name, _ in _EVENT_COLUMNS}
     return tuple(
@@ -88,14 +87,14 @@ def payload_columns(kind: TelemetryEventType) -> tuple[PayloadColumn, ...]:
 
 @cache
 def schema_of(kind: TelemetryEventType) -> pa.Schema:
-    """The table of an event type; its metadata say the type and the schema version."""
+    """Return the table schema of an event type; its metadata hold type and schema version."""
     columns = [pa.field(name, type_) for name, type_ in _EVENT_COLUMNS]
     columns += [pa.field(column.name, column.type) for column in payload_columns(kind)]
     return pa.schema(columns, {SCHEMA_KEY: str(SCHEMA_VERSION), TYPE_KEY: kind.name})
 
 
 def require_schema(schema: pa.Schema, path: Path) -> None:
-    """Refuse a part that another schema version, or something else than Esper, wrote."""
+    """Raise if the part has another schema version or was not written by Esper."""
     version = (schema.metadata or {}).get(SCHEMA_KEY, b"none")
     if version != str(SCHEMA_VERSION).encode():
         raise EsperError(
@@ -105,20 +104,20 @@ def require_schema(schema: pa.Schema, path: Path) -> None:
 
 
 def rows_of(event: TelemetryEvent, number: int) -> pa.RecordBatch:
-    """The rows of one event, the `number`-th of its type."""
+    """Return the rows of one event, the `number`-th of its type."""
     values = {c: getattr(event.payload, c.field) for c in payload_columns(event.type)}
     lengths = [len(value) for column, value in values.items() if column.is_array]
     count = lengths[0] if lengths else 1
     arrays = [
         pa.array(range(count) if name == "row" else [value] * count, type_)
-        for (name, type_), value in zip(_EVENT_COLUMNS, _own_values(event, number), strict=True)
+        for (name, type_), value in zip(_EVENT_COLUMNS, _event_values(event, number), strict=True)
     ]
     arrays += [_column(column, value, count) for column, value in values.items()]
     return pa.RecordBatch.from_arrays(arrays, schema=schema_of(event.type))
 
 
-def _own_values(event: TelemetryEvent, number: int) -> tuple[int | float | str | None, ...]:
-    """The values of `_EVENT_COLUMNS`, in their order; None for `row`, which differs by row."""
+def _event_values(event: TelemetryEvent, number: int) -> tuple[int | float | str | None, ...]:
+    """Return the values of `_EVENT_COLUMNS` in order; None for `row`."""
     place = (event.round_index, event.step, event.env_id, event.device)
     return (event.schema_version, number, None, event.wall_time, *place)
 
@@ -131,7 +130,7 @@ def _column(column: PayloadColumn, value: Any, count: int) -> pa.Array:
 
 
 def _plain(value: Any) -> Any:
-    """What pyarrow takes: enums by name, records as dicts, tuples as lists."""
+    """Convert to pyarrow's input: enums to names, records to dicts, tuples to lists."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, str):
@@ -164,5 +163,5 @@ def _arrow_type(name: str, hint: Any) -> Any:
         inner = get_type_hints(hint)
         return pa.struct([(f.name, _arrow_type(f.name, inner[f.name])) for f in fields(hint)])
     if hint not in _SCALARS:
-        raise EsperError(f"payload field {name}: no column for the type {hint}")
+        raise EsperError(f"payload field {name}: no column type for {hint}")
     return _SCALARS[hint]

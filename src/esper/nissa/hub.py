@@ -1,10 +1,10 @@
-"""How do events leave training without ever holding it up?
+"""Telemetry hub: a bounded queue and a writer thread, so that recording never blocks training.
 
-`emit` puts an event into a bounded queue; one writer thread hands it to the sinks. A queue without
-room drops the event and counts it; a sink that raises is counted, and set aside when it fails too
-often in a row. An emitter gives its payload away: arrays must not be written to afterwards.
+`emit` queues an event, and the writer thread passes it to the sinks. A full queue drops the event
+and counts it; a sink that raises is counted, and disabled after repeated failures. Emitters give up
+ownership of the payload: its arrays must not be written to afterwards.
 
-A forked child has no writer thread and shares the parent's files, so there the hub does nothing.
+A forked child has no writer thread and shares the parent's files, so there the hub is a no-op.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from esper.leyline.telemetry import (
 from esper.nissa.report import HubReport
 
 CAPACITY: Final = TelemetryConfig().queue_size
-"""Events that may wait for the writer."""
+"""Capacity of the queue."""
 MAX_FAILURES: Final = 5
-"""Failures in a row after which a sink is set aside."""
+"""Consecutive failures after which a sink is disabled."""
 FLUSH_SECONDS: Final = 5.0
-"""How long a written event may wait until others can read it."""
+"""Longest time until a written event is flushed."""
 CLOSE_SECONDS: Final = 30.0
-"""How long the end of a run waits for its sinks."""
+"""Timeout for the sinks at the end of a run."""
 STEP_EVENTS: Final = (TelemetryEventType.STEP_COMPLETED, TelemetryEventType.LAST_ACTION)
-"""What `TelemetryConfig.step_events` records at every level but OFF."""
+"""Events that `TelemetryConfig.step_events` records at every level except OFF."""
 _log = logging.getLogger(__name__)
 
 
 class TelemetryHub:
-    """Takes events at any rate; `emit` neither waits for a sink nor passes on what it raises.
+    """Passes events to sinks in the background; `emit` never blocks and never raises.
 
     >>> from esper.leyline.payloads import CheckpointLoaded
     >>> from esper.nissa.memory import MemorySink
@@ -65,17 +65,17 @@ class TelemetryHub:
         if capacity < 1:
             raise EsperError(f"TelemetryHub capacity={capacity}: must be 1 or more")
         self.level = level
-        """May be changed at any time; the next `emit` goes by it."""
+        """May be changed at any time; takes effect at the next `emit`."""
         self._always = frozenset(always)
         self._capacity = capacity
         self._flush_seconds = flush_seconds
-        self._feeds = [_Feed(name, s) for name, s in zip(_names(sinks), sinks, strict=True)]
+        self._feeds = [_SinkState(name, s) for name, s in zip(_names(sinks), sinks, strict=True)]
         # Re-entrant, so that a signal handler may emit while its own thread is inside `emit`.
         self._changed = threading.Condition(threading.RLock())
         self._queue: deque[TelemetryEvent] = deque()
         self._emitted = 0
         self._queued = 0
-        self._handed_on = 0
+        self._delivered = 0
         self._flush_asked = 0
         self._flushed = 0
         self._after_close = 0
@@ -90,18 +90,18 @@ class TelemetryHub:
 
     @classmethod
     def from_config(cls, sinks: Sequence[SinkProtocol], config: TelemetryConfig) -> TelemetryHub:
-        """The hub that records what `config` asks for."""
+        """Build the hub described by `config`."""
         always = STEP_EVENTS if config.step_events else ()
         return cls(sinks, config.level, config.queue_size, always)
 
     def records(self, kind: TelemetryEventType) -> bool:
-        """Whether an event of this type would be recorded now; ask before building a costly one."""
+        """Whether events of this type are recorded; check before building an expensive payload."""
         if not self._feeds or self.level is TelemetryLevel.OFF:
             return False
         return kind.recorded_at(self.level) or kind in self._always
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Queue one event for every sink, or count why not."""
+        """Queue an event for every sink, or count why not."""
         if not self.records(event.type) or os.getpid() != self._pid:
             return
         with self._changed:
@@ -117,7 +117,7 @@ class TelemetryHub:
             self._changed.notify_all()
 
     def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
-        """Wait until what was emitted so far went through every sink; False: out of time."""
+        """Wait until all events so far are written and flushed; False on timeout."""
         if not self._feeds or os.getpid() != self._pid:
             return True
         with self._changed:
@@ -126,19 +126,19 @@ class TelemetryHub:
             self._changed.notify_all()
             return self._changed.wait_for(lambda: self._flushed >= wanted, timeout)
 
-    def settle(self, timeout: float = CLOSE_SECONDS) -> bool:
-        """Wait until every sink was handed what was emitted so far; False: out of time.
+    def drain(self, timeout: float = CLOSE_SECONDS) -> bool:
+        """Wait until all events so far were passed to every sink; False on timeout.
 
-        Nothing is flushed: sinks keep the rhythm they have in a run, in which nobody waits.
+        Does not flush, so that sinks keep their own flush intervals as in a run.
         """
         if not self._feeds or os.getpid() != self._pid:
             return True
         with self._changed:
             wanted = self._queued
-            return self._changed.wait_for(lambda: self._handed_on >= wanted, timeout)
+            return self._changed.wait_for(lambda: self._delivered >= wanted, timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> HubReport:
-        """Write what waits, close the sinks, say what was lost; a second call only reports."""
+        """Write pending events, close the sinks and report losses; a second call only reports."""
         if os.getpid() != self._pid or not self._feeds:
             return self.report()
         with self._changed:
@@ -147,28 +147,28 @@ class TelemetryHub:
         self._writer.join(timeout)
         atexit.unregister(self.close)
         with self._changed:
-            self._queue.clear()  # out of time: a sink that wakes up later closes, no more
+            self._queue.clear()  # timed out: a sink that wakes up later only closes
             if self._final is None:
-                self._final = self._account()
+                self._final = self._statistics()
                 if not self._final.complete:
                     _log.warning("%s", self._final)
         return self.report()
 
     def report(self) -> HubReport:
-        """The account so far; after `close`, the final one."""
+        """Return the statistics so far; after `close`, the final ones."""
         if os.getpid() != self._pid:
             return HubReport(0, {}, {}, {}, (), 0)
         with self._changed:
-            return self._account()
+            return self._statistics()
 
-    def _account(self) -> HubReport:
+    def _statistics(self) -> HubReport:
         written = {feed.name: feed.written for feed in self._feeds}
         return HubReport(
             emitted=self._emitted,
             written=written if self._final is None else self._final.written,
             dropped=dict(self._dropped),
             failures={feed.name: feed.failures for feed in self._feeds},
-            set_aside=tuple(feed.name for feed in self._feeds if feed.set_aside),
+            disabled=tuple(feed.name for feed in self._feeds if feed.disabled),
             after_close=self._after_close,
         )
 
@@ -186,7 +186,7 @@ class TelemetryHub:
     # ---- the writer thread ----------------------------------------------------------------------
 
     def _write(self) -> None:
-        """Hand events on, one by one, until the hub closes."""
+        """Pass events to the sinks until the hub closes (writer thread)."""
         taken = 0
         flush_at = time.monotonic() + self._flush_seconds
         while True:
@@ -195,7 +195,7 @@ class TelemetryHub:
                 taken += 1
                 for feed in self._feeds:
                     feed.emit(event)
-                self._mark_handed_on(taken)
+                self._mark_delivered(taken)
             elif self._closing and not self._queue:
                 break
             if taken > self._flushed and (self._flush_due(taken) or time.monotonic() >= flush_at):
@@ -207,7 +207,7 @@ class TelemetryHub:
         self._mark_flushed(taken)
 
     def _next(self, taken: int, flush_at: float) -> TelemetryEvent | None:
-        """The next event; None when it is time to flush or to close."""
+        """Return the next event; None when it is time to flush or to close."""
 
         def something_to_do() -> bool:
             return bool(self._queue) or self._closing or self._flush_due(taken)
@@ -217,7 +217,7 @@ class TelemetryHub:
             return self._queue.popleft() if self._queue else None
 
     def _flush_due(self, taken: int) -> bool:
-        """Whether someone waits for a flush and everything before it has been handed on."""
+        """Whether a flush was requested and all events before it were passed on."""
         return self._flushed < self._flush_asked <= taken
 
     def _flush_feeds(self, taken: int) -> None:
@@ -225,9 +225,9 @@ class TelemetryHub:
             feed.flush()
         self._mark_flushed(taken)
 
-    def _mark_handed_on(self, taken: int) -> None:
+    def _mark_delivered(self, taken: int) -> None:
         with self._changed:
-            self._handed_on = taken
+            self._delivered = taken
             self._changed.notify_all()
 
     def _mark_flushed(self, taken: int) -> None:
@@ -236,25 +236,25 @@ class TelemetryHub:
             self._changed.notify_all()
 
 
-class _Feed:
-    """One sink and what became of its events; used by the writer thread alone."""
+class _SinkState:
+    """A sink and its statistics; used only by the writer thread."""
 
     def __init__(self, name: str, sink: SinkProtocol) -> None:
         self.name = name
         self.written = 0
         self.failures = 0
-        self.set_aside = False
+        self.disabled = False
         self._sink = sink
         self._taken = 0
-        # Counted apart: a sink that buffers takes events happily while every flush fails.
+        # Counted separately: a buffering sink accepts events even while every flush fails.
         self._in_a_row = {"emit": 0, "flush": 0, "close": 0}
 
     def emit(self, event: TelemetryEvent) -> None:
-        if not self.set_aside and self._call("emit", lambda: self._sink.emit(event)):
+        if not self.disabled and self._call("emit", lambda: self._sink.emit(event)):
             self._taken += 1
 
     def flush(self) -> None:
-        if not self.set_aside and self._call("flush", self._sink.flush):
+        if not self.disabled and self._call("flush", self._sink.flush):
             self.written = self._taken
 
     def close(self) -> None:
@@ -262,10 +262,10 @@ class _Feed:
             self.written = self._taken
 
     def _call(self, what: str, call: Callable[[], None]) -> bool:
-        """Whether the sink did it. A sink may be anyone's code: whatever it raises ends here."""
+        """Call the sink and return whether it succeeded; it may be user code, so never raise."""
         try:
             call()
-        except (Exception, SystemExit) as error:  # rich raises that where stdout is a closed pipe
+        except (Exception, SystemExit) as error:  # rich exits if stdout is a closed pipe
             self._failed(what, error)
             return False
         self._in_a_row[what] = 0
@@ -277,10 +277,10 @@ class _Feed:
         reason = f"{type(error).__name__}: {error}".replace("\n", " ")
         if self.failures == 1:
             _log.warning("telemetry sink %s: %s failed (%s)", self.name, what, reason)
-        if self._in_a_row[what] >= MAX_FAILURES and not self.set_aside:
-            self.set_aside = True
+        if self._in_a_row[what] >= MAX_FAILURES and not self.disabled:
+            self.disabled = True
             _log.warning(
-                "telemetry sink %s set aside after %d failures in a row (%s)",
+                "telemetry sink %s disabled after %d failures in a row (%s)",
                 self.name,
                 MAX_FAILURES,
                 reason,
@@ -288,7 +288,7 @@ class _Feed:
 
 
 def _names(sinks: Sequence[SinkProtocol]) -> list[str]:
-    """The class name of each sink; the second of a kind gets its number."""
+    """Return the class name of each sink, numbered from the second of a class on."""
     seen: Counter[str] = Counter()
     names = []
     for sink in sinks:

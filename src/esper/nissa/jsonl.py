@@ -1,7 +1,7 @@
-"""Events as lines of JSON, one each, in the order they came.
+"""Sink that appends events to a JSON Lines file.
 
-Only whole lines are handed to the file, a write that fails is taken back, and a line that a crash
-tore is cut off when the file is opened again: what lies in the file is always readable.
+Only complete lines are written, a failed write is rolled back, and a line truncated by a crash is
+cut off when the file is opened again, so the file is always readable.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK: Final = 1 << 16
 
 
 class JsonlSink:
-    """Appends to one file; writes every `flush_events` events or `flush_seconds` seconds."""
+    """Appends to one file; flushes every `flush_events` events or `flush_seconds` seconds."""
 
     def __init__(self, path: Path, flush_events: int = 100, flush_seconds: float = 1.0) -> None:
         if flush_events < 1:
@@ -33,10 +33,10 @@ class JsonlSink:
         self._flushed_at = time.monotonic()
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
         lock_for_writing(self._file, path)
-        _cut_torn_line(self._file)
+        _truncate_partial_line(self._file)
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Take one event; when this raises, it was not taken."""
+        """Buffer one event; if this raises, the event was not taken."""
         line = json.dumps(event.to_json_dict(), allow_nan=False, separators=(",", ":"))
         self._lines.append(line.encode() + b"\n")
         if self._due():
@@ -47,14 +47,14 @@ class JsonlSink:
                 raise
 
     def flush(self) -> None:
-        """Write the lines that wait; when this raises, they wait on and the file is as before."""
+        """Write buffered lines; if this raises, they stay buffered and the file is unchanged."""
         self._flushed_at = time.monotonic()
         if self._lines:
             _append(self._file, b"".join(self._lines))
             self._lines.clear()
 
     def close(self) -> None:
-        """Write, sync to the disk and let go of the file, also when writing fails."""
+        """Flush, sync and close the file, even if writing fails."""
         try:
             self.flush()
             os.fsync(self._file)
@@ -67,7 +67,7 @@ class JsonlSink:
 
 
 def _append(file: int, content: bytes) -> None:
-    """Write all of it or, on an error, nothing."""
+    """Write all of `content` or, on an error, nothing."""
     size = os.fstat(file).st_size
     rest = memoryview(content)
     try:
@@ -78,8 +78,8 @@ def _append(file: int, content: bytes) -> None:
         raise
 
 
-def _cut_torn_line(file: int) -> None:
-    """Shorten the file to the end of its last whole line."""
+def _truncate_partial_line(file: int) -> None:
+    """Truncate the file to its last complete line."""
     end = size = os.fstat(file).st_size
     while end:
         start = max(0, end - _BLOCK)

@@ -1,4 +1,4 @@
-"""Events kept in memory: for tests and live screens."""
+"""Sink that keeps events in memory, for tests and live displays."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class MemorySink:
 
     @property
     def events(self) -> list[TelemetryEvent]:
-        """What is kept, oldest first; a copy, safe to take while the writer goes on."""
+        """Copy of the events, oldest first; safe while the writer thread runs."""
         return list(self._events.copy())
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Keep one event."""
+        """Append one event."""
         self._events.append(event)
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """No-op: nothing is buffered."""
         self.flushes += 1
 
     def close(self) -> None:
-        """Events stay readable."""
+        """No-op: events stay readable."""
         self.closed = True

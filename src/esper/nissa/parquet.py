@@ -1,9 +1,8 @@
-"""Events as Parquet parts, one folder per event type: `RUN/events/<TYPE>/part-00001.parquet`.
+"""Sink that writes Parquet parts, one folder per type: `RUN/events/<TYPE>/part-00001.parquet`.
 
-A part appears whole under its name, so pyarrow and DuckDB can read while the run goes on. Until a
-part has `rows_per_part` rows, a flush replaces it by a longer one: there are few files, however
-often is flushed. A run that goes on adds parts to those that lie there. The columns are described
-in `columns.py`. One writer per folder.
+Parts are written atomically, so pyarrow and DuckDB can read them during the run. Until a part has
+`rows_per_part` rows, each flush replaces it by a longer one, which keeps the number of files small.
+A resumed run adds new parts. Columns are described in `columns.py`. One writer per folder.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ ROWS_PER_PART: Final = 20_000
 
 
 def folder_of(run: Path, kind: TelemetryEventType) -> Path:
-    """Where the parts of an event type lie."""
+    """Return the folder of an event type's parts."""
     return run / "events" / kind.name
 
 
 class ParquetSink:
-    """Writes a part when it is full, and the rows so far at every flush."""
+    """Writes a part when it is full, and a partial one at every flush."""
 
     def __init__(self, run: Path, rows_per_part: int = ROWS_PER_PART) -> None:
         if rows_per_part < 1:
@@ -44,7 +43,7 @@ class ParquetSink:
         self._parts: dict[TelemetryEventType, _OpenPart] = {}
 
     def emit(self, event: TelemetryEvent) -> None:
-        """Take one event; when this raises, it was not taken."""
+        """Buffer one event; if this raises, the event was not taken."""
         part = self._parts.get(event.type)
         if part is None:
             part = self._parts[event.type] = _OpenPart(self._run, event.type)
@@ -53,12 +52,12 @@ class ParquetSink:
             try:
                 part.write()
             except OSError:
-                part.take_back()
+                part.undo_append()
                 raise
             part.begin_next()
 
     def flush(self) -> None:
-        """Write every part that has new rows; one that fails does not keep the others waiting."""
+        """Write every part that has new rows; a failure of one does not stop the others."""
         failed: OSError | None = None
         for part in self._parts.values():
             try:
@@ -69,7 +68,7 @@ class ParquetSink:
             raise failed
 
     def close(self) -> None:
-        """Write what waits and let other writers in, also when writing fails."""
+        """Flush and release the lock, even if writing fails."""
         try:
             self.flush()
         finally:
@@ -77,13 +76,13 @@ class ParquetSink:
 
 
 class _OpenPart:
-    """The part of one event type that still grows."""
+    """The growing part of one event type."""
 
     def __init__(self, run: Path, kind: TelemetryEventType) -> None:
         self._kind = kind
         self._folder = folder_of(run, kind)
         self._folder.mkdir(parents=True, exist_ok=True)
-        for left_over in self._folder.glob(".part-*.tmp"):  # of a process that was killed
+        for left_over in self._folder.glob(".part-*.tmp"):  # from a killed process
             left_over.unlink()
         before = sorted(self._folder.glob(PARTS))
         self._number = int(before[-1].stem.rpartition("-")[2]) + 1 if before else 1
@@ -98,13 +97,13 @@ class _OpenPart:
         self._events += 1
         self.rows += batch.num_rows
 
-    def take_back(self) -> None:
+    def undo_append(self) -> None:
         """Undo the last `append`."""
         self.rows -= self._new.pop().num_rows
         self._events -= 1
 
     def write(self) -> None:
-        """Put the part with its new rows in the place of the one without; nothing new: nothing."""
+        """Replace the part by one with the new rows; no-op without new rows."""
         if not self._new:
             return
         new = pa.Table.from_batches(self._new)
@@ -118,15 +117,15 @@ class _OpenPart:
         self._new = []
 
     def begin_next(self) -> None:
-        """Leave the part that is full."""
+        """Close the full part and start the next."""
         self._number += 1
         self._written = schema_of(self._kind).empty_table()
         self.rows = 0
 
 
 def _events_until(part: Path) -> int:
-    """How many events of its type there are up to the end of a part."""
-    with part.open("rb") as file:  # pyarrow opens no path that is not UTF-8
+    """Return the number of events of the type up to the end of a part."""
+    with part.open("rb") as file:  # pyarrow cannot open paths that are not UTF-8
         schema = pq.read_schema(file)
     require_schema(schema, part)
     return int(schema.metadata[EVENTS_KEY])

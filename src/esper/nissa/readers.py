@@ -1,4 +1,4 @@
-"""How are recorded events read back, also while the run goes on or after it was killed?"""
+"""Read recorded events, also during a run or after it was killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from esper.nissa.parquet import PARTS, folder_of
 
 
 def read_jsonl(path: Path) -> Iterator[TelemetryEvent]:
-    """The events of a `JsonlSink`'s file, in order; a last line without its end is left out."""
+    """Yield the events of a JSON Lines file in order; an incomplete last line is skipped."""
     if not path.is_file():
         raise EsperError(f"{path}: no such file of events")
     with path.open("rb") as file:
@@ -39,7 +39,7 @@ def _read_line(line: bytes, where: str) -> TelemetryEvent:
 
 
 def read_parquet(run: Path, kind: TelemetryEventType) -> pa.Table:
-    """All rows of an event type so far, in order (columns: `columns.py`); no events: no rows."""
+    """Return all rows of an event type so far (columns: `columns.py`); may be empty."""
     if not run.is_dir():
         raise EsperError(f"{run}: no such run folder")
     parts = [_read_part(path, kind) for path in sorted(folder_of(run, kind).glob(PARTS))]
@@ -48,11 +48,11 @@ def read_parquet(run: Path, kind: TelemetryEventType) -> pa.Table:
 
 def _read_part(path: Path, kind: TelemetryEventType) -> pa.Table:
     try:
-        # pyarrow opens no path that is not UTF-8
+        # pyarrow cannot open paths that are not UTF-8
         with path.open("rb") as raw, pq.ParquetFile(raw) as file:
             require_schema(file.schema_arrow, path)
             table = file.read()
     except pa.ArrowInvalid as error:
         raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
-    # Seeds were signed columns in older parts; a negative one is the same seed modulo 2**64.
+    # Older parts have signed seed columns; a negative value is the same seed modulo 2**64.
     return table.cast(schema_of(kind), safe=False)

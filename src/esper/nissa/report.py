@@ -1,4 +1,4 @@
-"""What became of a run's events?"""
+"""Statistics of a hub: events written, dropped and lost."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HubReport:
-    """The hub's account: every event that was emitted is in one of these figures."""
+    """Statistics of a hub; every emitted event is counted in one of these fields."""
 
     emitted: int
-    """Events of the recorded level given to an open hub."""
+    """Events at the recorded level emitted to an open hub."""
     written: Mapping[str, int]
-    """Per sink, events it took and confirmed by a later flush or its close; it may hold more."""
+    """Per sink, events confirmed by a later flush or close; it may hold more."""
     dropped: Mapping[str, int]
-    """Per event type, events the queue had no room for; no sink got them."""
+    """Per event type, events dropped because the queue was full."""
     failures: Mapping[str, int]
     """Per sink, calls that raised."""
-    set_aside: tuple[str, ...]
-    """Sinks that failed too often in a row and got no further events."""
+    disabled: tuple[str, ...]
+    """Sinks disabled after repeated failures."""
     after_close: int
-    """Events emitted when the hub was closed already."""
+    """Events emitted after the hub was closed."""
 
     @property
     def events_dropped(self) -> int:
-        """Events no sink got, for `RunFinished.events_dropped`."""
+        """Events that reached no sink, for `RunFinished.events_dropped`."""
         return sum(self.dropped.values())
 
     @property
     def missing(self) -> dict[str, int]:
-        """Per sink, queued events it has not confirmed: failed, set aside, or out of time."""
+        """Per sink, queued events not confirmed: failed, disabled, or timed out."""
         queued = self.emitted - self.events_dropped
         return {name: queued - count for name, count in self.written.items() if count < queued}
 
@@ -45,10 +45,10 @@ class HubReport:
         parts = [f"{self.events_dropped} dropped, queue full ({_counts(self.dropped)})"]
         parts = parts if self.dropped else []
         for name, count in self.missing.items():
-            why = f"{self.failures[name]} failures" + ", set aside" * (name in self.set_aside)
-            parts.append(f"{name} lacks {count} ({why})")
+            why = f"{self.failures[name]} failures" + ", disabled" * (name in self.disabled)
+            parts.append(f"{name} is missing {count} ({why})")
         if self.after_close:
-            parts.append(f"{self.after_close} came after close")
+            parts.append(f"{self.after_close} emitted after close")
         return f"telemetry: of {self.emitted} events, {'; '.join(parts)}"
 
 

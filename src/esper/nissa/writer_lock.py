@@ -1,4 +1,4 @@
-"""Who writes events to a place? One at a time: two would replace each other's files."""
+"""Lock that allows one writer of events per folder."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from esper.leyline.errors import EsperError
 
 
 def lock_for_writing(descriptor: int, place: Path) -> None:
-    """Keep other writers out until the descriptor is closed; where one writes already, refuse.
+    """Lock a descriptor until it is closed; raises if another process holds the lock.
 
-    A file system that has no locks is not refused.
+    A file system without locks is accepted.
     """
     with contextlib.suppress(OSError):
         try:

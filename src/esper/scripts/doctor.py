@@ -118,12 +118,12 @@ def executor_lines(config: Doctor) -> list[str]:
     """Which executor a run of the task gets, and why, under both profiles."""
     from esper.kasmina.kernels.build_times import count_builds
     from esper.simic.training.config import PopulationConfig, TaskConfig
-    from esper.tasks.listing import place_of_data
+    from esper.tasks.listing import locate_task_data
     from esper.tolaria.engine import VectorizedEngine
     from esper.tolaria.runtime import parse_device
 
     task = TaskConfig(config.task)
-    found = place_of_data(task.spec(), config.data_dir).found
+    found = locate_task_data(task.spec(), config.data_dir).found
     spec = (task if found else replace(task, data="synthetic")).spec()
     population = PopulationConfig(envs=config.envs, device=config.device, profile="fast")
     data, settings = spec.load(config.data_dir), population.engine_config(seed=0)
@@ -171,15 +171,15 @@ def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
 def data_lines(config: Doctor) -> list[str]:
     """The data sets of all tasks: where they are, or where to get them."""
     from esper.leyline.errors import EsperError
-    from esper.tasks.listing import place_of_data
-    from esper.tasks.places import data_places
+    from esper.tasks.data_locations import data_directories
+    from esper.tasks.listing import locate_task_data
     from esper.tasks.registry import get_task_spec, task_names
 
-    lines = [f"looked for in {', then '.join(map(str, data_places(config.data_dir)))}"]
+    lines = [f"looked for in {', then '.join(map(str, data_directories(config.data_dir)))}"]
     places: dict[str, list[str]] = {}
     for name in task_names():
         try:
-            data = place_of_data(get_task_spec(name), config.data_dir)
+            data = locate_task_data(get_task_spec(name), config.data_dir)
         except EsperError as error:
             places.setdefault(f"broken: {error}", []).append(name)
             continue

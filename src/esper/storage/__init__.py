@@ -1,1 +1,1 @@
-"""Storage: how files survive a crash. Atomic writes, checksums, saves of tensors, locks."""
+"""Crash-safe storage: atomic writes, checksums, tensor saves, locks."""

@@ -1,4 +1,4 @@
-"""How a file comes to be: whole, or not at all."""
+"""Atomic file writes, and helpers for messages about files that cannot be written."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _TAKEN: Final = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write under a temporary name beside `path`, sync, rename; a failure leaves the old file.
+    """Write to a temporary file beside `path`, sync, rename; a failure keeps the old file.
 
-    The error of a failure carries `path`, whatever name or descriptor it happened to.
+    An OSError carries `path`, whichever file or descriptor it was raised for.
     """
     try:
         _write_and_rename(path, content)
@@ -48,7 +48,7 @@ def _write_and_rename(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder outlast a power cut, where the file system can."""
+    """Sync a folder so that renames survive a power failure, if the file system supports it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,12 +60,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def printable(text: str) -> str:
-    """Text that UTF-8 can hold: bytes of a path that are no UTF-8 become escapes."""
+    """Escape bytes of a path that are not valid UTF-8."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def write_advice(error: OSError) -> str:
-    """What to do about a file that could not be written.
+    """Return what to do about a file that could not be written.
 
     >>> write_advice(OSError(errno.ENOSPC, "No space left on device"))
     'free some space'
@@ -75,24 +75,24 @@ def write_advice(error: OSError) -> str:
     return "move away what is there" if error.errno in _TAKEN else "check its permissions"
 
 
-def is_unwritable(error: OSError) -> bool:
-    """Whether a file could not be written for want of room, permission or a free name.
+def is_write_failure(error: OSError) -> bool:
+    """Whether a write failed for lack of space or permission, or because the name is taken.
 
-    >>> is_unwritable(OSError(errno.ENOSPC, "full")), is_unwritable(BrokenPipeError())
+    >>> is_write_failure(OSError(errno.ENOSPC, "full")), is_write_failure(BrokenPipeError())
     (True, False)
     """
     return error.errno in (*_FULL, *_CLOSED, *_TAKEN)
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """Return the umask, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def require_writable(path: Path, flag: str) -> None:
-    """Make the folder of `path` and try it, so that a run is not lost when it ends."""
+    """Create the folder of `path` and test it, so that a run does not fail when it ends."""
     if path.is_dir():
         raise EsperError(f"{flag} {path} is a folder: name a file, or move it away")
     try:
@@ -101,14 +101,14 @@ def require_writable(path: Path, flag: str) -> None:
             pass
     except OSError as error:
         raise EsperError(
-            f"{flag} {path} cannot be written ({error.strerror}): choose another place"
+            f"{flag} {path} cannot be written ({error.strerror}): choose another path"
         ) from error
 
 
 def require_not_folders(paths: Iterable[Path]) -> None:
-    """Refuse folders that are in the way of files to be written, before a run is lost to them."""
+    """Raise if a folder blocks a file to be written, before a run is lost to it."""
     for path in paths:
         if path.is_dir():
             raise EsperError(f"{path} is a folder, but a file is to be written there: move it away")
         if path.parent.exists() and not path.parent.is_dir():
-            raise EsperError(f"{path.parent} is a file, but is to be a folder: move it away")
+            raise EsperError(f"{path.parent} is a file, but must be a folder: move it away")

@@ -1,7 +1,7 @@
-"""Who trains in a folder? A lock on a file in it, held as long as the process lives.
+"""Lock on a run folder, held for the lifetime of the process.
 
-The kernel drops the lock when its holder ends, however it ends: a lock that is left over never
-keeps anyone out. What is written in the file serves the message alone.
+The kernel releases it when its holder ends, however it ends, so stale locks do not exist. The
+content of the lock file is only used in messages.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from esper.storage.atomic import write_advice
 from esper.storage.sealed_json import parse_json
 
 LOCK: Final = "lock"
-_PATIENCE: Final = 5
-"""Tries before a lock counts as held: whoever lists runs holds it for an instant, too."""
-_PAUSE: Final = 0.02
-"""Seconds between tries."""
+_ATTEMPTS: Final = 5
+"""Attempts before a lock counts as held: listing runs holds it for an instant, too."""
+_RETRY_SECONDS: Final = 0.02
+"""Seconds between attempts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock."""
+    """Holder of a lock."""
 
     pid: int
     host: str
@@ -41,10 +41,10 @@ class Holder:
 
 
 class FolderLock:
-    """Keeps a second trainer out of a folder, until `release` or the end of the process."""
+    """Exclusive lock on a folder, until `release` or the end of the process."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock; a folder that is in use is refused by naming its holder."""
+        """Acquire the lock; raises with its holder if the folder is in use."""
         path = folder / LOCK
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -54,27 +54,27 @@ class FolderLock:
                 f"folder"
             ) from error
         try:
-            self._take(folder)
-            self._sign(folder)
+            self._acquire(folder)
+            self._write_holder(folder)
         except BaseException:
             os.close(self._file)
             raise
 
-    def _take(self, folder: Path) -> None:
-        for tries_left in reversed(range(_PATIENCE)):
+    def _acquire(self, folder: Path) -> None:
+        for tries_left in reversed(range(_ATTEMPTS)):
             try:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
                 if not tries_left:
-                    holder = _holder_of(os.pread(self._file, 4096, 0))
+                    holder = _describe_holder(os.pread(self._file, 4096, 0))
                     raise EsperError(
                         f"{folder} is in use ({holder}): wait for it, stop it, or start a run of "
                         f"your own"
                     ) from None
-                time.sleep(_PAUSE)
+                time.sleep(_RETRY_SECONDS)
 
-    def _sign(self, folder: Path) -> None:
+    def _write_holder(self, folder: Path) -> None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         holder = to_json(Holder(os.getpid(), socket.gethostname(), since))
         try:
@@ -86,14 +86,14 @@ class FolderLock:
             ) from error
 
     def release(self) -> None:
-        """Let others in; a second time does nothing."""
+        """Release the lock; a second call is a no-op."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether someone trains in the folder now."""
+    """Whether a process is training in the folder."""
     try:
         file = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -107,8 +107,8 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def _holder_of(raw: bytes) -> str:
+def _describe_holder(raw: bytes) -> str:
     try:
         return str(read_record(Holder, parse_json(raw), LOCK))
-    except ValueError:  # it has the lock, but has not signed yet
+    except ValueError:  # it holds the lock but has not written its record yet
         return "by a process that just started"

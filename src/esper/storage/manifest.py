@@ -1,11 +1,11 @@
-"""What belongs to a folder, and is it whole? A sealed JSON document that lists files and checksums.
+"""Manifests: JSON documents with a checksum that list the files of a folder.
 
-Saves of tensors (`saves.py`) and checkpoints of runs have manifests of this one form:
+Tensor saves (`saves.py`) and checkpoints of runs share this format:
 
     {"format": ..., "schema": ..., ..., "checksum": ...}
 
-The envelope (`format`, `schema`, `checksum`) never changes. `schema` grows with every change that
-older readers would not understand, so that they can say which version is needed.
+`format`, `schema` and `checksum` never change. `schema` increases with every change that older
+readers would not understand, so that they can report which version is needed.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from esper.storage.sealed_json import is_sealed, parse_json, seal
 
 
 class NewerFormatError(EsperError):
-    """A manifest that this Esper is too old for: sound, so nobody may pass it over."""
+    """A valid manifest that needs a newer Esper; callers must not skip it as damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderFormat:
-    """One kind of folder with a manifest."""
+    """Format of a folder with a manifest."""
 
     name: str
-    """What its manifests carry as `format`."""
+    """Value of `format` in its manifests."""
     schema: int
-    """The newest one this Esper reads, and the one it writes."""
+    """Newest schema this Esper reads, and the one it writes."""
     holds: str
-    """What such a folder is, for messages."""
+    """What such a folder contains, for messages."""
     advice: str = ""
-    """What to do about a damaged one; it ends every message."""
+    """What to do about a damaged one; appended to every message."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """A file that belongs to a manifest."""
+    """Name, size and checksum of a file of a manifest."""
 
     name: str
-    """From the manifest's folder on, parts joined by '/'."""
+    """Relative to the manifest's folder, with '/'."""
     bytes: int
     sha256: str
 
 
 def record_of(name: str, blob: bytes) -> FileRecord:
-    """The record of a file with this content."""
+    """Return the record of a file with this content."""
     return FileRecord(name, len(blob), hashlib.sha256(blob).hexdigest())
 
 
 def check_file(record: FileRecord, path: Path, blob: bytes, advice: str = "") -> None:
-    """Refuse content that is not the recorded one."""
+    """Raise unless the content matches the record."""
     if len(blob) != record.bytes:
         raise EsperError(f"{path} is damaged, {len(blob)} bytes of {record.bytes}{advice}")
     if hashlib.sha256(blob).hexdigest() != record.sha256:
@@ -64,14 +64,14 @@ def check_file(record: FileRecord, path: Path, blob: bytes, advice: str = "") ->
 
 
 def write_manifest(path: Path, form: FolderFormat, fields: Mapping[str, Json]) -> None:
-    """Write a manifest with its envelope; the last file of a folder to be written."""
+    """Write a manifest; must be the last file written to its folder."""
     document: dict[str, Json] = {"format": form.name, "schema": form.schema, **fields}
-    # No newline at the end: every byte counts, so a file that was cut anywhere is noticed.
+    # No trailing newline: then a file truncated anywhere is detected.
     write_atomic(path, json.dumps(seal(document), indent=1).encode())
 
 
 def read_manifest(path: Path, form: FolderFormat) -> dict[str, Json]:
-    """A manifest whose checksum and schema are right; anything else is refused in one line."""
+    """Read a manifest and verify its checksum and schema."""
     raw = read_bytes(path, form.advice)
     try:
         document = parse_json(raw)
@@ -79,7 +79,7 @@ def read_manifest(path: Path, form: FolderFormat) -> dict[str, Json]:
         raise EsperError(f"{path} is damaged, not JSON ({error}){form.advice}") from None
     if not isinstance(document, dict) or document.get("format") != form.name:
         raise EsperError(
-            f"{path} is no manifest of a {form.holds} of Esper: give the folder of one"
+            f"{path} is not a manifest of an Esper {form.holds}: give the folder of one"
         )
     if not is_sealed(document):
         raise EsperError(f"{path} is damaged, its checksum is wrong{form.advice}")
@@ -101,7 +101,7 @@ def _check_schema(path: Path, form: FolderFormat, document: Mapping[str, Json]) 
 
 
 def read_bytes(path: Path, advice: str = "") -> bytes:
-    """The content of a file of a folder; a file that cannot be read is named in one line."""
+    """Read a file of a folder; raises in one line if that fails."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""How a save lies on disk: a folder with a manifest and one file of tensors, never half-written.
+"""Saves: a folder with a manifest and one file of tensors, replaced atomically.
 
-    folder/manifest.json                  what it is, checksums, everything but tensors
+    folder/manifest.json                  kind, versions, checksums, everything but tensors
     folder/tensors-<hash>.safetensors     the tensors, named after their content
 
-Each file is written under a temporary name, flushed to the disk and renamed; the manifest comes
-last. Until its rename the folder holds the old save, from then on the new one, whenever the
-process dies. What an interrupted save left behind is removed by the next one. One writer at a time.
+Each file is written under a temporary name, synced and renamed; the manifest comes last. Its rename
+replaces the old save by the new one, whenever the process dies. Files left by an interrupted save
+are removed by the next one. There may be only one writer at a time.
 
-Nothing is unpickled, and nothing is believed before its checksum is right.
+Nothing is unpickled, and nothing is parsed before its checksum is verified.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from esper.storage.manifest import (
 from esper.storage.sealed_json import is_sealed, parse_json
 
 SCHEMA: Final = 2
-"""Grows with every change of the manifest or of the tensors' names that older readers would not
+"""Increase with every change of the manifest or the tensor names that older readers would not
 understand."""
 FORMAT: Final = FolderFormat("esper-save", SCHEMA, "save", ": load another save")
 MANIFEST: Final = "manifest.json"
@@ -61,10 +61,10 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A save as read, its checksums right."""
+    """A save read from disk, with verified checksums."""
 
     where: str
-    """The folder, for errors."""
+    """Folder, for error messages."""
     content: Json
     tensors: dict[str, Tensor]
 
@@ -73,9 +73,9 @@ class Saved:
 
 
 def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str, Tensor]) -> None:
-    """Make `path` hold this save in place of the one it may hold; all of it or nothing.
+    """Replace the save at `path` atomically.
 
-    `content` is a record; tensors may lie on any device (they are copied to the host).
+    `content` is a record; tensors may be on any device (they are copied to the host).
     """
     folder = Path(path)
     # SYNC: a save waits for the device, between rounds; never in the step.
@@ -90,21 +90,21 @@ def write_save(path: PathLike, kind: Kind, content: object, tensors: Mapping[str
     }
     try:
         _make_folder(folder)
-        _sweep(folder, _in_use(folder))
+        _remove_leftovers(folder, _current_files(folder))
         write_atomic(folder / file.name, blob)
         write_manifest(folder / MANIFEST, FORMAT, fields)
     except OSError as error:
         with contextlib.suppress(OSError):
-            _sweep(folder, _in_use(folder))
+            _remove_leftovers(folder, _current_files(folder))
         raise _unwritable(folder, error) from error
-    with contextlib.suppress(OSError):  # the save is whole; the next one sweeps again
-        _sweep(folder, {file.name})
+    with contextlib.suppress(OSError):  # the save is complete; the next one cleans up again
+        _remove_leftovers(folder, {file.name})
 
 
 def _unwritable(folder: Path, error: OSError) -> EsperError:
     return EsperError(
         f"cannot save to {folder}: {error.strerror or error}; {write_advice(error)} or choose "
-        f"another folder (a save that was there is kept until the new one is whole)"
+        f"another folder (an existing save is kept until the new one is complete)"
     )
 
 
@@ -115,8 +115,8 @@ def _make_folder(folder: Path) -> None:
         sync_folder(place.parent)
 
 
-def _in_use(folder: Path) -> set[str]:
-    """Tensor files the folder's present save needs; all of them where that cannot be told."""
+def _current_files(folder: Path) -> set[str]:
+    """Return the tensor files that the folder's current save uses; all of them if unknown."""
     try:
         manifest = parse_json((folder / MANIFEST).read_bytes())
     except FileNotFoundError:
@@ -124,17 +124,15 @@ def _in_use(folder: Path) -> set[str]:
     except ValueError:
         manifest = {"format": FORMAT.name}
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT.name:
-        raise EsperError(
-            f"{folder / MANIFEST} belongs to something else than Esper: choose another folder"
-        )
+        raise EsperError(f"{folder / MANIFEST} does not belong to Esper: choose another folder")
     file = manifest.get("tensors")
     if is_sealed(manifest) and isinstance(file, dict):
         return {str(file.get("name"))}
     return {name for name in os.listdir(folder) if _TENSORS.fullmatch(name)}
 
 
-def _sweep(folder: Path, keep: set[str]) -> None:
-    """Remove what interrupted and earlier saves left; files that are not ours stay."""
+def _remove_leftovers(folder: Path, keep: set[str]) -> None:
+    """Remove files of interrupted and earlier saves; other files stay."""
     for name in os.listdir(folder):
         if _TEMPORARY.fullmatch(name) or (_TENSORS.fullmatch(name) and name not in keep):
             os.unlink(folder / name)
@@ -144,7 +142,7 @@ def _sweep(folder: Path, keep: set[str]) -> None:
 
 
 def read_save(path: PathLike, kind: Kind) -> Saved:
-    """Everything a folder holds, checked; what is wrong with it is refused in one line."""
+    """Read and verify a save; any problem raises in one line."""
     folder = Path(path)
     if not os.path.isdir(folder):
         found = "is a file" if os.path.exists(folder) else "does not exist"
@@ -165,10 +163,10 @@ def _check_kind(folder: Path, found: Json, wanted: Kind) -> None:
 def _read_tensors(folder: Path, file: FileRecord) -> dict[str, Tensor]:
     path = folder / file.name
     if not _TENSORS.fullmatch(file.name):
-        raise EsperError(f"{folder / MANIFEST}: {file.name!r} is no name of a tensor file")
+        raise EsperError(f"{folder / MANIFEST}: {file.name!r} is not the name of a tensor file")
     blob = read_bytes(path, FORMAT.advice)
     check_file(file, path, blob, FORMAT.advice)
     try:
         return load_tensors(blob)
     except SafetensorError as error:
-        raise EsperError(f"{path} is no safetensors file ({error}){FORMAT.advice}") from None
+        raise EsperError(f"{path} is not a safetensors file ({error}){FORMAT.advice}") from None

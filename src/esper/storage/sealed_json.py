@@ -1,4 +1,4 @@
-"""How a JSON document carries its own checksum, so that damage is noticed before it is believed."""
+"""JSON documents that carry their own checksum, and a strict JSON parser."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.codec import Json
-from esper.leyline.errors import EsperError, reason_of, shorten, shown
+from esper.leyline.errors import EsperError, parse_error_line, shorten, shown
 
-DEEPEST: Final = 64
-"""Levels of lists and objects in a document; ours have fewer than ten."""
+MAX_DEPTH: Final = 64
+"""Maximum nesting of lists and objects; our documents have fewer than ten levels."""
 _SEAL: Final = "checksum"
 
 
 def seal(document: Mapping[str, Json]) -> dict[str, Json]:
-    """The document with its checksum.
+    """Return the document with its checksum added.
 
     >>> is_sealed(seal({"round": 7})), is_sealed(seal({"round": 7}) | {"round": 8})
     (True, False)
@@ -28,12 +28,12 @@ def seal(document: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def is_sealed(document: Mapping[str, Json]) -> bool:
-    """Whether the checksum in it is right."""
+    """Whether the checksum of the document is correct."""
     return document.get(_SEAL) == checksum_of(document)
 
 
 def read_document(path: Path) -> Json:
-    """The content of a JSON file, its checksum right; what is wrong is said in one line."""
+    """Read a JSON file and verify its checksum; any problem raises in one line."""
     try:
         return unseal(parse_json(path.read_bytes()))
     except OSError as error:
@@ -41,13 +41,13 @@ def read_document(path: Path) -> Json:
     except EsperError as error:
         raise EsperError(f"{path} {error}") from None
     except ValueError as error:
-        raise EsperError(f"{path} is damaged, not JSON ({reason_of(error)})") from None
+        raise EsperError(f"{path} is damaged, not JSON ({parse_error_line(error)})") from None
 
 
 def unseal(document: Json) -> Json:
-    """The document as it was before `seal`; refused where its checksum is wrong.
+    """Remove the checksum from a document; raises if it is wrong.
 
-    Documents of an older Esper carry none and pass as they are.
+    Documents of older versions have none and pass unchanged.
     """
     if not isinstance(document, dict) or _SEAL not in document:
         return document
@@ -64,43 +64,46 @@ def _without_seal(document: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def checksum_of(document: Mapping[str, Json]) -> str:
-    """Of everything but the checksum, in canonical form: sorted keys, no spaces, ASCII."""
+    """SHA-256 of everything except the checksum, as canonical JSON (sorted keys, no spaces)."""
     text = json.dumps(_without_seal(document), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def parse_json(raw: bytes) -> Json:
-    """JSON as Esper writes it; ValueError for anything else.
+    """Parse strict JSON; ValueError for anything else.
 
-    Refused are NaN and infinities as numbers, a name that an object has twice, and what is nested
-    so deeply that no record of ours is meant.
+    Rejects NaN and infinities as numbers, duplicate keys and excessive nesting.
+
 
     >>> parse_json(b'{"round": 7}')
     {'round': 7}
     """
     try:
         data: Json = json.loads(
-            raw.decode(), parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_entries
+            raw.decode(),
+            parse_constant=_reject_constant,
+            parse_float=_finite,
+            object_pairs_hook=_unique_entries,
         )
     except RecursionError:
         raise ValueError("nested too deeply") from None
-    if raw.count(b"[") + raw.count(b"{") > DEEPEST:
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH:
         require_shallow(data)
     return data
 
 
 def require_shallow(data: object) -> None:
-    """Refuse what is nested more than `DEEPEST` levels deep; ValueError."""
+    """Raise ValueError if `data` is nested more than `MAX_DEPTH` levels deep."""
     level = [data]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         lists = [list(it.values()) if isinstance(it, dict) else it for it in level]
         level = [inner for it in lists if isinstance(it, list) for inner in it]
         if not level:
             return
-    raise ValueError(f"nested more than {DEEPEST} levels deep")
+    raise ValueError(f"nested more than {MAX_DEPTH} levels deep")
 
 
-def _refuse(word: str) -> None:
+def _reject_constant(word: str) -> None:
     raise ValueError(f"{word} is not JSON")
 
 
@@ -111,7 +114,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _entries(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+def _unique_entries(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         (twice, _), *_ = Counter(name for name, _ in pairs).most_common(1)

@@ -41,7 +41,7 @@ class WaitPolicy(StatelessPolicy):
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: None
     ) -> tuple[PolicyDecision, None]:
         """WAIT for every member."""
-        return PolicyDecision.certain(ActionSpec.wait(len(masks.op_EO))), None
+        return PolicyDecision.deterministic(ActionSpec.wait(len(masks.op_EO))), None
 
 
 class StaticTopology(WaitPolicy):
@@ -134,7 +134,7 @@ class RandomPolicy(StatelessPolicy):
         """Draw an action for each member; confidences are the probabilities it was drawn with."""
         members = len(masks.op_EO)
         if barren(masks):
-            return PolicyDecision.certain(ActionSpec.wait(members)), None
+            return PolicyDecision.deterministic(ActionSpec.wait(members)), None
         uniform_EA = self._uniforms(obs.round_index, obs.step, members)
         choice_EA = np.zeros((members, len(ActionHead)), dtype=np.int64)
         chance_EA = np.ones((members, len(ActionHead)), dtype=np.float64)

@@ -183,7 +183,7 @@ class HeuristicPolicy(UnlearnedPolicy):
         members, (slots, blueprints) = len(masks.op_EO), masks.blueprint_SK.shape
         order_K = self._order(obs.slots.blueprints)
         if barren(masks):
-            return PolicyDecision.certain(ActionSpec.wait(members)), policy_state
+            return PolicyDecision.deterministic(ActionSpec.wait(members)), policy_state
         state = _sized(policy_state, members, slots, blueprints)
         keep_ES, drop_ES = self._judge(obs, masks)
         op_E, slot_E = first_wish(
@@ -202,7 +202,7 @@ class HeuristicPolicy(UnlearnedPolicy):
             self._aged(state, obs.slots, op_E == LifecycleOp.PRUNE, slot_E),
             next_E=np.where(germinated_E, (place_E + 1) % len(order_K), state.next_E),
         )
-        return PolicyDecision.certain(action_of(op_E, slot_E, heads)), after
+        return PolicyDecision.deterministic(action_of(op_E, slot_E, heads)), after
 
     def _order(self, blueprints: tuple[str, ...]) -> Ints:
         """Indices of the blueprints to try, in order."""

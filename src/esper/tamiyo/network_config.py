@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import WIDEST_NETWORK, require_at_most
+from esper.leyline.limits import MAX_NETWORK_WIDTH, require_at_most
 
 LARGEST_PRIOR: Final = 1e6
 """Of an operation, up or down; beyond it float32 may overflow."""
@@ -32,9 +32,9 @@ class NetworkConfig:
     seed lives long enough to show its worth; the prior is where learning starts, not a limit."""
 
     def __post_init__(self) -> None:
-        require_at_most("NetworkConfig.width=", self.width, WIDEST_NETWORK)
-        require_at_most("NetworkConfig.embedding=", self.embedding, WIDEST_NETWORK)
-        require_at_most("NetworkConfig.attention_heads=", self.attention_heads, WIDEST_NETWORK)
+        require_at_most("NetworkConfig.width=", self.width, MAX_NETWORK_WIDTH)
+        require_at_most("NetworkConfig.embedding=", self.embedding, MAX_NETWORK_WIDTH)
+        require_at_most("NetworkConfig.attention_heads=", self.attention_heads, MAX_NETWORK_WIDTH)
         for name in ("width", "attention_heads", "embedding"):
             if getattr(self, name) < 1:
                 raise EsperError(f"NetworkConfig.{name}={getattr(self, name)}: must be 1 or more")

@@ -110,7 +110,7 @@ class FixedSchedule(UnlearnedPolicy):
         """What the schedule says of each member now."""
         places = self._places(obs.slots, masks)
         if barren(masks):
-            return PolicyDecision.certain(ActionSpec.wait(len(policy_state))), policy_state
+            return PolicyDecision.deterministic(ActionSpec.wait(len(policy_state))), policy_state
         entry_E, due_ES = self._due(obs, may(masks, LifecycleOp.GERMINATE), policy_state, places)
         may_keep_ES = may(masks, LifecycleOp.FOSSILIZE)
         unworthy_ES = held_for(obs, self.config.probation_steps) & ~may_keep_ES
@@ -125,7 +125,7 @@ class FixedSchedule(UnlearnedPolicy):
         started_E = op_E == LifecycleOp.GERMINATE
         started_EN = started_E[:, None] & (entry_E[:, None] == np.arange(len(self.entries)))
         actions = self._actions(op_E, slot_E, entry_E, places, masks)
-        return PolicyDecision.certain(actions), np.asarray(policy_state | started_EN)
+        return PolicyDecision.deterministic(actions), np.asarray(policy_state | started_EN)
 
     def _places(self, slots: SlotReports, masks: ActionMasks) -> Ints:
         """`[N, 2]`: slot and blueprint index of every entry; names must be known and fit."""

@@ -1,1 +1,1 @@
-"""Tasks: on what networks are grown. Data, splits and the order in which batches come."""
+"""Tasks: data, splits, hosts, training settings and scores."""

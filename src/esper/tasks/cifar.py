@@ -1,10 +1,10 @@
-"""The tasks on CIFAR-10: hosts from hopeless to deep, each with its own room for growth.
+"""CIFAR-10 tasks, with hosts from tiny to deep.
 
 A step is 24 batches of 512, an episode 13 passes. Rates start at 0.3 and fall along a cosine: of
 eleven settings the baseline host did best with it (docs/results.md), and reaches 60 % on val_score.
 
-Score constants were chosen by searches (docs/results.md) so that growing pays, and filling every
-slot does not pay best. cifar_deep has cifar_scale's: its own search was too noisy to set any.
+Score constants come from searches (docs/results.md): growing pays off, and filling every slot does
+not pay best. cifar_deep uses cifar_scale's, because its own search was too noisy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LARGE_SCORE: Final = ScoreConstants(c_p=0.02, c_m=0.005, c_f=0.002)
 """On cifar_scale depthwise in the first three of five slots (.737) leads all five (.725) and the
 host (.724)."""
 SMALL_UPKEEP: Final = Upkeep(good_gain=0.1)
-"""A good seed of a hopeless host brings about 10 points."""
+"""A good seed of a tiny host adds about 10 points."""
 
 
 def _cifar(
@@ -92,7 +92,7 @@ _cifar(
 )
 _cifar(
     "cifar_multichannel",
-    "CIFAR-10, 8-16-32 channels, 3x3 kernels, slots before and behind pooling",
+    "CIFAR-10, 8-16-32 channels, 3x3 kernels, slots before and after pooling",
     CNNFactory(CLASSES, in_channels=3, base_channels=8, kernel_size=3, rows=2),
     BASELINE_SCORE,
 )

@@ -1,8 +1,8 @@
-"""How CIFAR-10 is read: 60,000 images of 32x32 in ten classes, from either published layout.
+"""CIFAR-10 reader (60,000 images of 32x32, ten classes) for both published layouts.
 
 `cifar-10-batches-bin` holds records of one label byte and 3,072 pixel bytes. `cifar-10-batches-py`
-holds pickles, which are read without running them (`pickles.py`). Both hold the same images in the
-same order, so both are turned into records and checked against the same sums.
+holds pickles, which are parsed without executing them (`pickles.py`). Both hold the same images in
+the same order, so both are converted to records and verified against the same checksums.
 
 Shape letters: N images, P record bytes, C channels, H height, W width.
 """
@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.errors import EsperError
+from esper.tasks.data_locations import DataSet, check_sha1, damaged, pick_file, read_file
 from esper.tasks.pickles import read_plain_pickle
-from esper.tasks.places import DataSet, check_sha1, damaged, pick_file, read_file
-from esper.tasks.published import cut_validation
 from esper.tasks.spec import TaskData, TaskPart
+from esper.tasks.splits import split_validation
 from esper.tasks.statistics import channel_statistics
 
 Pixels = npt.NDArray[np.uint8]
@@ -47,22 +47,21 @@ RECORD_SHA1: Final = {
     "data_batch_5": "26e2849e66a845b7f1e4614ae70f4889ae604628",
     "test_batch": "67eb016db431130d61cd03c7ad570b013799c88c",
 }
-"""SHA-1 of each batch's 10,000 records, computed with sha1sum from the published .bin files. The
-pickled layout has the same images in the same order, so its records have the same sums; its own
-files also hold file names, which nothing here needs."""
+"""SHA-1 of each batch's 10,000 records, computed with sha1sum from the published .bin files; valid
+for the pickled layout too, whose file names are not read."""
 TRAIN_FILES: Final = tuple(name for name in RECORD_SHA1 if name != "test_batch")
 
 
 @dataclass(frozen=True, slots=True)
 class CifarFiles:
-    """Reads CIFAR-10 in either layout and cuts the validation parts out of the training set."""
+    """Reads CIFAR-10 in either layout and splits the validation parts off the training set."""
 
     validation: int = VALIDATION
     """Images in each of val_control and val_score, stratified."""
     images_per_file: int = 10_000
     """Images in each of the six files."""
     check_sums: bool = True
-    """Whether the records must have the published sums."""
+    """Whether to verify the published checksums."""
 
     @property
     def dataset(self) -> DataSet:
@@ -71,13 +70,13 @@ class CifarFiles:
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:
-        """Training images left after the cut, and images in each validation part."""
+        """Training images after the split, and images in each validation part."""
         return len(TRAIN_FILES) * self.images_per_file - 2 * self.validation, self.validation
 
     def read(self, folder: Path) -> TaskData:
-        """The four parts; `test` is the published test set."""
+        """Return the four parts; `test` is the published test set."""
         whole, test = (self._part(folder, names) for names in (TRAIN_FILES, ("test_batch",)))
-        return cut_validation(whole, test, self.validation, channel_statistics)
+        return split_validation(whole, test, self.validation, channel_statistics)
 
     def _part(self, folder: Path, names: tuple[str, ...]) -> TaskPart:
         records_NP = np.concatenate([self._records(folder, name) for name in names])
@@ -85,7 +84,7 @@ class CifarFiles:
         return TaskPart(images_NCHW, records_NP[:, 0].astype(np.int64))
 
     def _records(self, folder: Path, name: str) -> Pixels:
-        """One file as records, checked."""
+        """Read and verify one file as records."""
         binary = folder.name != PICKLED
         path = pick_file(folder, (f"{name}.bin" if binary else name,), CIFAR10)
         records_NP = self._read_binary(path) if binary else self._read_pickled(path)

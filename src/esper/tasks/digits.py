@@ -1,11 +1,10 @@
-"""The smallest task: scikit-learn's 1,797 handwritten digits of 8x8 pixels, cut into four parts.
+"""Digits tasks: scikit-learn's 1,797 handwritten digits of 8x8 pixels, in four parts.
 
-`val_control` and `val_score` are cut out of what may be trained on; `test` is for the last line of
-a report. The cut is stratified, and the same whatever the run's seed: two runs differ in their
-initial weights and batches, never in what they are judged on.
+`val_control` and `val_score` are split off the training data; `test` is only for the final report.
+The split is stratified and does not depend on the run's seed.
 
-Two tasks stand on it: `digits_baseline`, whose host can learn it, and `digits_impaired`, whose host
-sees single pixels only (1x1 kernels) and hardly can: there growth has something to win.
+`digits_baseline` has a host that can learn the task; the host of `digits_impaired` sees only single
+pixels (1x1 kernels), so growth can gain much there.
 
 Shape letters: N images, C channels, H height, W width.
 """
@@ -32,18 +31,18 @@ Pixels = npt.NDArray[np.uint8]
 CLASSES: Final = 10
 
 SHARES: Final = {"train": 0.55, "val_control": 0.125, "val_score": 0.125, "test": 0.2}
-"""Which share of each class goes into which part."""
+"""Fraction of each class per part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DigitsPart:
-    """Images and what they show."""
+    """Images and labels of one part."""
 
     images_NCHW: Pixels
-    """Brightness from 0 to 16."""
+    """Brightness, 0 to 16."""
     labels_N: Ints
     source_N: Ints
-    """Where each image stands in scikit-learn's arrays."""
+    """Index of each image in scikit-learn's arrays."""
 
     def __len__(self) -> int:
         return len(self.labels_N)
@@ -51,33 +50,33 @@ class DigitsPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DigitsSplit:
-    """The four parts; no image is in two of them."""
+    """The four disjoint parts."""
 
     train: DigitsPart
     val_control: DigitsPart
-    """Steers growth: gates and counterfactuals read it."""
+    """Controls growth: used by gates and counterfactuals."""
     val_score: DigitsPart
-    """Learning curves, and the choice between settings."""
+    """Used for learning curves and for choosing settings."""
     test: DigitsPart
-    """Read once, at the end."""
+    """Used once, at the end."""
     mean: float
-    """Of the training images' pixels."""
+    """Of the training pixels."""
     std: float
-    """Of the training images' pixels."""
+    """Of the training pixels."""
 
     def normalised(self, part: DigitsPart) -> Floats:
-        """Images as float32, mean 0 and deviation 1 over the training part."""
+        """Return images as float32, normalised to mean 0 and std 1 over the training part."""
         return ((part.images_NCHW.astype(np.float32) - self.mean) / self.std).astype(np.float32)
 
 
 def load_digits_split(split_seed: int = 0) -> DigitsSplit:
-    """Load the data and cut it; the same seed always gives the same cut."""
+    """Load and split the data; deterministic in `split_seed`."""
     from sklearn.datasets import load_digits
 
     data = load_digits()
     images_NCHW = np.asarray(data.images, dtype=np.uint8)[:, None]
     labels_N = np.asarray(data.target, dtype=np.int64)
-    cut = stratified_cut(labels_N, tuple(SHARES.values()), split_seed)
+    cut = stratified_split(labels_N, tuple(SHARES.values()), split_seed)
     parts = {
         name: DigitsPart(images_NCHW[index], labels_N[index], index)
         for name, index in zip(SHARES, cut, strict=True)
@@ -86,10 +85,10 @@ def load_digits_split(split_seed: int = 0) -> DigitsSplit:
     return DigitsSplit(**parts, mean=float(pixels.mean()), std=float(pixels.std()))
 
 
-def stratified_cut(labels_N: Ints, shares: Sequence[float], seed: int) -> tuple[Ints, ...]:
-    """Indices of each part, sorted: every class is divided in the same shares, to one image."""
+def stratified_split(labels_N: Ints, shares: Sequence[float], seed: int) -> tuple[Ints, ...]:
+    """Return sorted indices of each part; every class is split in the same shares."""
     if min(shares) <= 0 or not np.isclose(sum(shares), 1.0):
-        raise EsperError(f"shares {tuple(shares)}: each must be above 0, and together they are 1")
+        raise EsperError(f"shares {tuple(shares)}: each must be above 0, and they must sum to 1")
     edges = np.cumsum(shares)[:-1]
     parts: list[list[Ints]] = [[] for _ in shares]
     for label in np.unique(labels_N):
@@ -103,15 +102,15 @@ def stratified_cut(labels_N: Ints, shares: Sequence[float], seed: int) -> tuple[
 
 
 BASELINE_SCORE: Final = ScoreConstants(c_p=0.02, c_m=0.005, c_f=0.002)
-"""Calibrated on seeds planted at step 0 (docs/results.md): of 27 topologies, conv_light in r0c0
-with depthwise in r0c1 leads the host alone and every topology that fills all slots."""
+"""Calibrated with seeds planted at step 0 (docs/results.md): of 27 topologies, conv_light in r0c0
+with depthwise in r0c1 beats the host alone and every topology that fills all slots."""
 IMPAIRED_SCORE: Final = ScoreConstants(c_p=0.15, c_m=0.015, c_f=0.002)
-"""Calibrated in the same way: of 64 topologies, conv_light in r0c0 with depthwise in r0c1 leads the
+"""Calibrated the same way: of 64 topologies, conv_light in r0c0 with depthwise in r0c1 beats the
 host alone and every topology that fills all slots."""
 
 
 def load_digits_data() -> TaskData:
-    """The split as a task holds it."""
+    """Return the split as task data."""
     split = load_digits_split()
     parts: dict[str, DigitsPart] = {name: getattr(split, name) for name in PARTS}
     return TaskData(
@@ -158,7 +157,7 @@ register_task(
         "digits_impaired",
         "8x8 digits, 2-4-8 channels, 1x1 kernels",
         kernel_size=1,
-        batches_per_step=10,  # with 6, grown seeds have little time to pay within an episode
+        batches_per_step=10,  # with 6, seeds have too little time to pay off within an episode
         score=IMPAIRED_SCORE,
     )
 )

@@ -1,11 +1,11 @@
-"""The task on Fashion-MNIST: 70,000 grey pictures of clothes, 28x28, in ten classes.
+"""Fashion-MNIST task: 70,000 grey images of clothes, 28x28, in ten classes.
 
 The files are idx: two zero bytes, a type (8: bytes), the number of axes, their lengths, the bytes.
-They are read packed (`.gz`, as published) or unpacked.
+They are read compressed (`.gz`, as published) or plain.
 
 The host has 4-8-16 channels and reaches 80 % in an episode (79 % at a rate of 0.1; one member
-each). No mirroring: a shoe points one way in all pictures, and it keeps the task light on a CPU.
-Score constants are provisional, those of `digits_baseline`, until a search confirms them here.
+each). No mirroring: all shoes point the same way, and it keeps the task light on a CPU. The score
+constants are provisional, those of `digits_baseline`, until a search confirms them here.
 
 Shape letters: N images, C channels, H height, W width.
 """
@@ -23,11 +23,11 @@ import numpy.typing as npt
 
 from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
+from esper.tasks.data_locations import DataSet, check_sha1, damaged, pick_file, read_file
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
-from esper.tasks.places import DataSet, check_sha1, damaged, pick_file, read_file
-from esper.tasks.published import cut_validation
 from esper.tasks.registry import register_task
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.splits import split_validation
 from esper.tasks.statistics import channel_statistics
 
 FASHION: Final = DataSet(
@@ -46,16 +46,15 @@ CONTENT_SHA1: Final = {
     "t10k-images-idx3-ubyte": "880056926db704f9f713097915f99da346f5b1d1",
     "t10k-labels-idx1-ubyte": "958122e8b4b97fd4e71eca2d08ef754ed77c3ad9",
 }
-"""SHA-1 of each file's unpacked content (zcat | sha1sum), taken from packed files whose md5 sums
-are those its makers publish (8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...): one sum for the
-packed and the unpacked form."""
+"""SHA-1 of each file's uncompressed content (zcat | sha1sum), taken from files whose md5 sums match
+the published ones (8d4fb7e6..., 25c81989..., bef4ecab..., bb300cfd...); valid for both forms."""
 
 _BYTE_TYPE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FashionFiles:
-    """Reads the four idx files and cuts the validation parts out of the training set."""
+    """Reads the four idx files and splits the validation parts off the training set."""
 
     validation: int = VALIDATION
     """Images in each of val_control and val_score, stratified."""
@@ -64,7 +63,7 @@ class FashionFiles:
     test_images: int = 10_000
     """Images in the test files."""
     check_sums: bool = True
-    """Whether the files must have the published content."""
+    """Whether to verify the published checksums."""
 
     @property
     def dataset(self) -> DataSet:
@@ -73,14 +72,14 @@ class FashionFiles:
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:
-        """Training images left after the cut, and images in each validation part."""
+        """Training images after the split, and images in each validation part."""
         return self.train_images - 2 * self.validation, self.validation
 
     def read(self, folder: Path) -> TaskData:
-        """The four parts; `test` is the published test set."""
+        """Return the four parts; `test` is the published test set."""
         whole = self._part(folder, "train", self.train_images)
         test = self._part(folder, "t10k", self.test_images)
-        return cut_validation(whole, test, self.validation, channel_statistics)
+        return split_validation(whole, test, self.validation, channel_statistics)
 
     def _part(self, folder: Path, stem: str, count: int) -> TaskPart:
         images = self._read(folder, f"{stem}-images-idx3-ubyte", (count, SIDE, SIDE))
@@ -95,7 +94,7 @@ class FashionFiles:
 
     def _read(self, folder: Path, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         path = pick_file(folder, (f"{name}.gz", name), FASHION)
-        content = unpacked(path, 4 + 4 * len(shape) + int(np.prod(shape)))
+        content = read_decompressed(path, 4 + 4 * len(shape) + int(np.prod(shape)))
         try:
             array = parse_idx(content, shape)
         except EsperError as error:
@@ -105,8 +104,8 @@ class FashionFiles:
         return array
 
 
-def unpacked(path: Path, size: int) -> bytes:
-    """The content of a plain or packed file, read one byte past `size` at most."""
+def read_decompressed(path: Path, size: int) -> bytes:
+    """Read a plain or compressed file, at most one byte past `size`."""
     if path.suffix != ".gz":
         return read_file(path, size, FASHION)
     try:
@@ -121,7 +120,7 @@ def unpacked(path: Path, size: int) -> bytes:
 
 
 def parse_idx(content: bytes, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """The array in an idx file of that shape.
+    """Parse an idx file of the given shape.
 
     >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 2, 7, 9]), (2,)).tolist()
     [7, 9]

@@ -1,4 +1,4 @@
-"""Which hosts tasks start from: settings now, the module (and torch) only when one is built."""
+"""Picklable host factories of the built-in tasks; torch is imported when a host is built."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 CNN_BLUEPRINTS: Final = (
     "norm", "depthwise", "conv_small", "conv_light", "conv_heavy", "attention",
 )  # fmt: skip
-"""What image tasks may grow; those that fit."""
+"""Blueprints of image tasks; those that do not fit a slot are masked."""
 TRANSFORMER_BLUEPRINTS: Final = ("norm", "lora", "lora_large", "attention", "mlp_small", "mlp")
-"""What language tasks may grow."""
+"""Blueprints of language tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class CNNFactory:
-    """Builds a `CNNHost` of these sizes when called."""
+    """Builds a `CNNHost` when called."""
 
     classes: int
-    """Outputs of the head."""
+    """Outputs of the classifier."""
     in_channels: int
     """Channels of the images."""
     base_channels: int
@@ -34,11 +34,11 @@ class CNNFactory:
     n_blocks: int = 3
     """Blocks of convolution, norm, ReLU and pooling."""
     pool_layers: int | None = None
-    """How many of the first blocks pool; None: all."""
+    """Number of leading blocks that pool; None: all."""
     max_channels: int | None = None
-    """Where the doubling ends; None: nowhere."""
+    """Upper limit of the doubling; None: no limit."""
     rows: int = 1
-    """1: slots before pooling only; 2: behind it too."""
+    """1: slots only before pooling; 2: also after it."""
 
     def __post_init__(self) -> None:
         if self.rows not in (1, 2):
@@ -59,22 +59,22 @@ class CNNFactory:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The slots behind each block, in the order they are run."""
+        """Slots after each block, in execution order."""
         return tuple(slot_id(row, col) for col in range(self.n_blocks) for row in range(self.rows))
 
 
 @dataclass(frozen=True, slots=True)
 class TransformerFactory:
-    """Builds a `TransformerHost` of these sizes when called."""
+    """Builds a `TransformerHost` when called."""
 
     vocab: int
-    """Tokens there are."""
+    """Vocabulary size."""
     context: int
-    """Tokens of a sequence."""
+    """Sequence length."""
     width: int = 32
-    """Of the residual stream."""
+    """Width of the residual stream."""
     heads: int = 4
-    """Of each attention."""
+    """Attention heads."""
     layers: int = 2
     """Pairs of attention and MLP."""
 
@@ -85,5 +85,5 @@ class TransformerFactory:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Behind each attention and each MLP, in the order they are run."""
+        """Slots after each attention and each MLP, in execution order."""
         return tuple(slot_id(row, col) for col in range(self.layers) for row in range(2))

@@ -1,11 +1,11 @@
-"""The language tasks: guess the next character of Shakespeare, or of stories for small children.
+"""Language tasks: predict the next character of Shakespeare or of TinyStories.
 
 The host is a GPT of two layers, 32 wide, on 64 characters. Accuracy is 1 - loss / ln(vocabulary),
-so guessing is 0. AdamW with a falling rate, as usual for such nets: on Shakespeare a first rate of
-0.01 ends an episode at 48 %, 0.003 at 45 % (one member each).
+so guessing is 0. AdamW with a cosine schedule: on Shakespeare an initial rate of 0.01 ends an
+episode at 48 %, 0.003 at 45 % (one member each).
 
-Score constants were judged by searches of both texts (docs/results.md): growing pays, and filling
-every slot does not pay best. What a good seed is taken to gain is some points of this accuracy.
+Score constants were checked by searches on both texts (docs/results.md): growing pays off, and
+filling every slot does not pay best. A good seed is assumed to gain some points of this accuracy.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from esper.leyline.prices import ScoreConstants
+from esper.tasks.data_locations import DataSet
 from esper.tasks.hosts import TRANSFORMER_BLUEPRINTS, TransformerFactory
-from esper.tasks.places import DataSet
 from esper.tasks.registry import register_task
 from esper.tasks.scoring import Upkeep
 from esper.tasks.spec import OptimSettings, TaskSpec
@@ -42,17 +42,17 @@ STORY_TEST_FILES: Final = (
     "TinyStories-valid.txt",
     "TinyStories-valid.head.txt",
 )
-"""The published files, or slices of their beginnings."""
+"""The published files, or prefixes of them."""
 
 
 SCORE: Final = ScoreConstants(c_p=0.01, c_m=0.005, c_f=0.001)
-"""On tinyshakespeare lora and mlp_small in the last three slots (.481) lead every full topology
-(.463) and the host (.460); on tinystories lora - mlp_small mlp_small (.578) leads (.562, .522).
-Seeds are small beside this host: on tinystories all constants that were tried say the same."""
+"""On tinyshakespeare lora and mlp_small in the last three slots (.481) beat every full topology
+(.463) and the host (.460); on tinystories lora - mlp_small mlp_small (.578) wins (.562, .522).
+Seeds are small relative to this host: on tinystories all constants tried give the same ranking."""
 
 
 def language_spec(name: str, description: str, text: TextFiles) -> TaskSpec:
-    """A language task on that text, with the host and settings of this module."""
+    """Return a language task on `text`, with the host and settings of this module."""
     host = TransformerFactory(text.vocab, text.context)
     return TaskSpec(
         name=name,

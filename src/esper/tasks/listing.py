@@ -1,6 +1,6 @@
-"""What tasks there are, for people: host, slots, length of an episode, and whether data are here.
+"""List tasks with their host, slots, episode length and availability of data.
 
-Building hosts to count them needs torch, which is imported when the list is made.
+Counting parameters builds hosts, which needs torch; it is imported when the list is made.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from pathlib import Path
 
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import user_code
-from esper.tasks.places import find_data
+from esper.tasks.data_locations import find_data
 from esper.tasks.registry import get_task_spec, task_names
 from esper.tasks.spec import DataFiles, TaskSpec
 
 
 @dataclass(frozen=True, slots=True)
-class DataPlace:
-    """Where a task's data are."""
+class DataLocation:
+    """Location of a task's data."""
 
     found: bool
-    """Whether a run could begin now."""
+    """Whether a run could start now."""
     place: str
-    """The folder, `built in` where no files are needed, or empty."""
+    """Folder, `built in` if no files are needed, or empty."""
     source: str
-    """Where to get them; empty where no files are needed."""
+    """Where to download them; empty if no files are needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +32,41 @@ class TaskListing:
     """One task of the list."""
 
     name: str
-    """What it is called on the command line."""
+    """Name on the command line."""
     description: str
-    """One line about it."""
+    """One-line description."""
     topology: str
-    """Kind of its host."""
+    """Topology of the host."""
     host_parameters: int
-    """Parameters of the host alone."""
+    """Parameter count of the host."""
     host_macs: int
-    """Multiply-accumulates of the host for one sample."""
+    """Multiply-accumulates of the host per sample."""
     slots: tuple[str, ...]
-    """Where seeds may be grown."""
+    """Slots of the host."""
     blueprints: tuple[str, ...]
-    """What may be grown."""
+    """Available blueprints."""
     batch_size: int
     """Samples in a batch."""
     batches_per_step: int
     """Batches between two decisions."""
     episode_length: int
-    """Steps of an episode."""
-    data: DataPlace
-    """Where its data are."""
+    """Steps per episode."""
+    data: DataLocation
+    """Location of its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenTask:
-    """A task of an installed package that cannot be loaded."""
+    """A task of an installed package that fails to load."""
 
     name: str
-    """What the package calls it."""
+    """Name of the entry point."""
     problem: str
-    """Why, in one line."""
+    """One-line reason."""
 
 
 def list_tasks(data_dir: Path | None = None) -> list[TaskListing | BrokenTask]:
-    """All registered tasks, by name."""
+    """Return all registered tasks, sorted by name."""
     return [_entry(name, data_dir) for name in task_names()]
 
 
@@ -78,7 +78,7 @@ def _entry(name: str, data_dir: Path | None) -> TaskListing | BrokenTask:
 
 
 def describe_task(spec: TaskSpec, data_dir: Path | None = None) -> TaskListing:
-    """One task as it is listed."""
+    """Return the list entry of one task."""
     parameters, macs = host_size(spec)
     return TaskListing(
         name=spec.name,
@@ -91,12 +91,12 @@ def describe_task(spec: TaskSpec, data_dir: Path | None = None) -> TaskListing:
         batch_size=spec.batch_size,
         batches_per_step=spec.batches_per_step,
         episode_length=spec.episode_length,
-        data=place_of_data(spec, data_dir),
+        data=locate_task_data(spec, data_dir),
     )
 
 
 def host_size(spec: TaskSpec) -> tuple[int, int]:
-    """Parameters and MACs of the host alone; torch's random state is left as it was."""
+    """Return parameter count and MACs of the host; preserves torch's random state."""
     import torch
 
     from esper.kasmina.counting import count_macs, count_parameters
@@ -108,10 +108,10 @@ def host_size(spec: TaskSpec) -> tuple[int, int]:
         return count_parameters(host), count_macs(host, sample)
 
 
-def place_of_data(spec: TaskSpec, data_dir: Path | None = None) -> DataPlace:
-    """Where the task's data are, without reading them."""
+def locate_task_data(spec: TaskSpec, data_dir: Path | None = None) -> DataLocation:
+    """Locate the task's data without reading them."""
     source = spec.load_data
     if not isinstance(source, DataFiles):
-        return DataPlace(found=True, place="built in", source="")
+        return DataLocation(found=True, place="built in", source="")
     folder = find_data(source.dataset, data_dir)
-    return DataPlace(folder is not None, str(folder or ""), source.dataset.source)
+    return DataLocation(folder is not None, str(folder or ""), source.dataset.source)

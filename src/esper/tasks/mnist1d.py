@@ -1,11 +1,12 @@
-"""The task on MNIST-1D: 5,000 signals of 40 points in ten classes, made so that architecture
-matters: a linear model reaches 32 %, an MLP 68 %, a convolutional net 94 %.
+"""MNIST-1D task: 5,000 signals of 40 points in ten classes.
 
-A signal is an image of one row, so the convolutional host and its seeds serve as they are; of a 3x3
-kernel only the middle row meets anything but padding, in the host and in the seeds alike.
+Architecture matters on it: a linear model reaches 32 %, an MLP 68 %, a convolutional network 94 %.
 
-The host of 2-4-8 channels reaches 67 % in an episode (rates of 0.1, 0.2 and 0.4: 65, 67 and 63 %; 4
-members each), so there is something to win.
+A signal is an image of one row, so the convolutional host and seeds apply unchanged; only the
+middle row of a 3x3 kernel meets anything but padding.
+
+The host of 2-4-8 channels reaches 67 % in an episode (learning rates of 0.1, 0.2 and 0.4: 65, 67
+and 63 %; 4 members each), which leaves room for growth.
 
 Shape letters: N signals, W points.
 """
@@ -27,11 +28,11 @@ import numpy.typing as npt
 
 from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
+from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
 from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
-from esper.tasks.places import DataSet, damaged, pick_file, read_file
-from esper.tasks.published import cut_validation
 from esper.tasks.registry import register_task
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.splits import split_validation
 from esper.tasks.statistics import value_statistics
 
 MNIST1D: Final = DataSet(
@@ -46,29 +47,29 @@ POINTS: Final = 40
 VALIDATION: Final = 400
 """Signals in val_control and in val_score."""
 HEADER_BYTES: Final = 4096
-"""More than the header of an array in the file takes."""
+"""Upper limit of the size of an array's header."""
 HEADER: Final = re.compile(
     rb"\x93NUMPY\x01\x00..\{'descr': '([<>|][a-zA-Z][0-9]+)', 'fortran_order': (True|False), "
     rb"'shape': \(([0-9, ]{1,40})\), \} *\n",
     re.DOTALL,
 )
-"""How numpy begins an array (version 1.0). Its own reader takes any Python literal there, and fails
-in many ways on a damaged one."""
+"""Header of a numpy array (version 1.0). numpy's own reader accepts any Python literal and fails in
+many ways on a damaged one."""
 ZIP_FAILURES: Final = (
     zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError,
     OverflowError, RuntimeError,
 )  # fmt: skip
-"""What Python's zipfile is known to raise on damage (RuntimeError: a password is asked for)."""
+"""Exceptions that zipfile raises on damaged files (RuntimeError: encrypted)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mnist1dFiles:
-    """Reads the file and cuts the validation parts out of the training signals."""
+    """Reads the file and splits the validation parts off the training signals."""
 
     validation: int = VALIDATION
     """Signals in each of val_control and val_score, stratified."""
     train_signals: int = 4000
-    """Signals to train on, before the cut."""
+    """Training signals before the split."""
     test_signals: int = 1000
     """Signals in the test set."""
 
@@ -79,11 +80,11 @@ class Mnist1dFiles:
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:
-        """Training signals left after the cut, and signals in each validation part."""
+        """Training signals after the split, and signals in each validation part."""
         return self.train_signals - 2 * self.validation, self.validation
 
     def read(self, folder: Path) -> TaskData:
-        """The four parts; `test` is the published test set."""
+        """Return the four parts; `test` is the published test set."""
         path = pick_file(folder, (FILE,), MNIST1D)
         signals = self.train_signals + self.test_signals
         content = read_file(path, 4 * 8 * (POINTS + 1) * signals + 2**16, MNIST1D)
@@ -95,8 +96,8 @@ class Mnist1dFiles:
             raise damaged(path, str(error), MNIST1D) from None
         except ZIP_FAILURES as error:
             why = " ".join(str(error).split()) or type(error).__name__
-            raise damaged(path, f"is no whole npz file ({why})", MNIST1D) from None
-        return cut_validation(whole, test, self.validation, value_statistics)
+            raise damaged(path, f"is not a complete npz file ({why})", MNIST1D) from None
+        return split_validation(whole, test, self.validation, value_statistics)
 
 
 def _part(archive: zipfile.ZipFile, signals: str, labels: str, count: int) -> TaskPart:
@@ -112,7 +113,7 @@ def _part(archive: zipfile.ZipFile, signals: str, labels: str, count: int) -> Ta
 def read_npy(
     archive: zipfile.ZipFile, name: str, shape: tuple[int, ...], kind: str
 ) -> npt.NDArray[Any]:
-    """One array of an npz file; nothing is unpickled, and sizes are checked before it is read."""
+    """Read one array of an npz file; sizes are checked first, and nothing is unpickled."""
     try:
         info = archive.getinfo(f"{name}.npy")
     except KeyError:
@@ -123,7 +124,7 @@ def read_npy(
     content = archive.read(info)
     head = HEADER.match(content)
     if head is None:
-        raise EsperError(f"array {name!r} does not begin as numpy's do")
+        raise EsperError(f"array {name!r} does not start with a numpy header")
     descr, fortran, sides = (group.decode() for group in head.groups())
     found = tuple(int(side) for side in sides.replace(",", " ").split())
     wanted = {"f": ("<f4", "<f8"), "i": ("<i4", "<i8")}[kind]
@@ -139,8 +140,8 @@ def read_npy(
 
 
 SCORE: Final = ScoreConstants(c_p=0.03, c_m=0.005, c_f=0.002)
-"""Of 64 topologies conv_light in r0c0 (.703) leads every full one (.693) and the host alone (.691),
-which is about the standard error of these figures (docs/results.md)."""
+"""Of 64 topologies conv_light in r0c0 (.703) beats every full one (.693) and the host alone (.691),
+by about the standard error of these figures (docs/results.md)."""
 _HOST: Final = CNNFactory(CLASSES, in_channels=1, base_channels=2, kernel_size=3)
 
 register_task(

@@ -1,10 +1,10 @@
-"""How CIFAR-10's pickles are read without running them: a machine that knows only their opcodes.
+"""Parse CIFAR-10's pickles without executing them.
 
 The files of `cifar-10-batches-py` were written by Python 2 (protocol 2). They hold a dict of byte
-strings, lists of small integers and one array of bytes. The machine below builds exactly that. The
-three names such a file looks up become marks, not objects: nothing is imported, nothing is called.
-Whatever else a file asks for is refused. Sizes that a file claims are checked against what is left
-of it before anything is made, so memory stays in proportion to the file.
+strings, lists of small integers and one array of bytes, and the stack machine below builds only
+that. The three globals such a file names become enum members: nothing is imported or called. Any
+other opcode raises. Claimed sizes are checked against the rest of the file before anything is
+allocated, so memory use stays proportional to the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_PROTOCOL: Final = 2
 
 
 class Name(enum.Enum):
-    """A name a file may look up: it stands for itself and cannot be called."""
+    """A global that a file may name; a constant that cannot be called."""
 
     RECONSTRUCT = "numpy.core.multiarray _reconstruct"
     NDARRAY = "numpy ndarray"
@@ -37,12 +37,12 @@ class _Mark(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class _ByteType:
-    """numpy's dtype `u1`, the only one."""
+    """numpy's dtype `u1`, the only one supported."""
 
 
 @dataclass(slots=True, eq=False)
 class _Array:
-    """An array of bytes that may still wait for its content."""
+    """An array of bytes, possibly not filled yet."""
 
     shape: tuple[int, ...] | None = None
     content: bytes = b""
@@ -54,7 +54,7 @@ _BYTE_TYPE_STATE: Final = (3, b"|", None, None, None, -1, -1, 0)
 
 
 class PickleReader:
-    """One file's bytes, the stack and the memo."""
+    """Stack machine for the bytes of one file."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -63,7 +63,7 @@ class PickleReader:
         self._memo: dict[int, Any] = {}
 
     def read(self) -> dict[bytes, Any]:
-        """What the file holds, arrays as numpy's; an error says what is wrong with it."""
+        """Return the content of the file, with numpy arrays."""
         while (code := self._take(1)) != pickle.STOP:
             step = _STEPS.get(code)
             if step is None:
@@ -71,8 +71,8 @@ class PickleReader:
             step(self)
         result = self._pop()
         if not isinstance(result, dict) or self._stack or self._at != len(self._content):
-            raise EsperError(f"the pickle ends at byte {self._at} without being one whole dict")
-        return {key: _finished(value) for key, value in result.items()}
+            raise EsperError(f"the pickle ends at byte {self._at} without one complete dict")
+        return {key: _to_numpy(value) for key, value in result.items()}
 
     # ---- bytes ----------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class PickleReader:
 
     def _pop(self) -> Any:
         if not self._stack or self._stack[-1] is _Mark.MARK:
-            raise EsperError(f"the pickle takes a value at byte {self._at - 1} that is not there")
+            raise EsperError(f"the pickle pops from an empty stack at byte {self._at - 1}")
         return self._stack.pop()
 
     def _pop_to_mark(self) -> list[Any]:
@@ -114,7 +114,7 @@ class PickleReader:
 
     def _top(self, kind: type[Any]) -> Any:
         if not self._stack or not isinstance(self._stack[-1], kind):
-            raise EsperError(f"the pickle fills something that is no {kind.__name__}")
+            raise EsperError(f"the pickle fills an object that is not a {kind.__name__}")
         return self._stack[-1]
 
     # ---- opcodes --------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def _same(value: object, wanted: tuple[object, ...]) -> bool:
 
 
 def _array_state(state: object) -> tuple[tuple[int, ...], bytes]:
-    """Shape and bytes out of (version, shape, dtype, fortran order, bytes)."""
+    """Return shape and bytes from (version, shape, dtype, fortran order, bytes)."""
     if isinstance(state, tuple) and len(state) == 5:
         version, shape, dtype, fortran, content = state
         if (
@@ -203,7 +203,7 @@ def _array_state(state: object) -> tuple[tuple[int, ...], bytes]:
             and _product(shape) == len(content)
         ):
             return shape, content
-    raise EsperError("the pickle's array is not one of bytes with a shape that fits them")
+    raise EsperError("the pickle's array is not a byte array whose shape fits its content")
 
 
 def _product(shape: tuple[int, ...]) -> int:
@@ -213,7 +213,7 @@ def _product(shape: tuple[int, ...]) -> int:
     return out
 
 
-def _finished(value: Any) -> Any:
+def _to_numpy(value: Any) -> Any:
     if not isinstance(value, _Array):
         return value
     if value.shape is None:
@@ -250,10 +250,9 @@ _STEPS: Final[dict[bytes, Callable[[PickleReader], None]]] = {
     pickle.REDUCE: PickleReader._reduce,
     pickle.BUILD: PickleReader._build,
 }
-"""What a file may ask for. Nothing here imports, calls or looks up an attribute of a file's
-choice."""
+"""Supported opcodes. None of them imports, calls or looks up an attribute chosen by the file."""
 
 
 def read_plain_pickle(content: bytes) -> dict[bytes, Any]:
-    """The dict in a pickle of CIFAR-10's kind; nothing in it is run."""
+    """Parse a pickle of CIFAR-10's kind; nothing in it is executed."""
     return PickleReader(content).read()

@@ -1,8 +1,8 @@
-"""Which tasks there are: one registry, one entry per name.
+"""Registry of tasks by name.
 
-Adding one is one file in this folder that calls `register_task(TaskSpec(...))`, or the same call
-anywhere else before the task is asked for. Users bring theirs in a file or a package
-(`outside.py`). No data are loaded until `spec.load()`.
+To add a task, call `register_task(TaskSpec(...))` in a module of this folder, or anywhere else
+before the task is used. Users provide theirs in a file or a package (`task_files.py`). No data are
+loaded before `spec.load()`.
 """
 
 from __future__ import annotations
@@ -16,21 +16,26 @@ from pathlib import Path
 from typing import ClassVar
 
 from esper.leyline.errors import EsperError, unknown_name
-from esper.tasks.outside import is_file_reference, load_offered, offered_tasks, read_task_file
 from esper.tasks.spec import TaskSpec
+from esper.tasks.task_files import (
+    is_file_reference,
+    load_entry_point,
+    read_task_file,
+    task_entry_points,
+)
 
 
 class TaskRegistry:
-    """All tasks by name; the modules of this folder are imported when first asked."""
+    """All tasks by name; the modules of this folder are imported at first use."""
 
     _entries: ClassVar[dict[str, TaskSpec]] = {}
-    _offered: ClassVar[dict[str, EntryPoint]] = {}
-    """Of installed packages, imported one by one when asked for."""
+    _entry_points: ClassVar[dict[str, EntryPoint]] = {}
+    """Entry points of installed packages, loaded one by one when used."""
     _discovered: ClassVar[bool] = False
 
     @classmethod
     def register(cls, spec: TaskSpec) -> TaskSpec:
-        """Add a task; a name can be taken once."""
+        """Add a task; raises if the name is taken."""
         if spec.name in cls._entries:
             raise EsperError(f"task {spec.name!r} is already registered: choose another name")
         cls._entries[spec.name] = spec
@@ -38,33 +43,33 @@ class TaskRegistry:
 
     @classmethod
     def unregister(cls, name: str) -> None:
-        """Forget a task (a user's own, after an experiment)."""
+        """Remove a task."""
         del cls._entries[cls.get(name).name]
 
     @classmethod
     def get(cls, name: str) -> TaskSpec:
-        """The task of that name, or an error with the nearest one."""
+        """Return a task by name; raises with the closest name if unknown."""
         if name not in cls.names():
             raise unknown_name("task", name, cls.names())
-        if name in cls._offered:
-            cls._take_offered(name)
+        if name in cls._entry_points:
+            cls._register_entry_point(name)
         return cls._entries[name]
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """All names, sorted."""
+        """Return all names, sorted."""
         cls._discover()
-        return tuple(sorted({*cls._entries, *cls._offered}))
+        return tuple(sorted({*cls._entries, *cls._entry_points}))
 
     @classmethod
     def registered(cls) -> tuple[TaskSpec, ...]:
-        """All tasks that are loaded by now."""
+        """Return the tasks loaded so far."""
         return tuple(cls._entries.values())
 
     @classmethod
     @contextlib.contextmanager
-    def aside(cls) -> Iterator[None]:
-        """What is registered inside is forgotten at the end."""
+    def temporary(cls) -> Iterator[None]:
+        """Context manager that undoes registrations made inside it."""
         before = set(cls._entries)
         try:
             yield
@@ -74,46 +79,46 @@ class TaskRegistry:
 
     @classmethod
     def _discover(cls) -> None:
-        """Import every module of this folder once, so their entries are made."""
+        """Import every module of this folder once, which registers their tasks."""
         if cls._discovered:
             return
         cls._discovered = True
         package = importlib.import_module("esper.tasks")
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
-        cls._offered.update(offered_tasks())
+        cls._entry_points.update(task_entry_points())
 
     @classmethod
-    def _take_offered(cls, name: str) -> None:
-        """Turn the offer of an installed package into an entry."""
-        entry = cls._offered[name]
+    def _register_entry_point(cls, name: str) -> None:
+        """Load the entry point of an installed package and register its task."""
+        entry = cls._entry_points[name]
         if name in cls._entries:
             package = entry.dist.name if entry.dist is not None else entry.value
             raise EsperError(
-                f"task {name!r} is one of Esper's, and package {package} offers another of that "
+                f"task {name!r} is built in, and package {package} provides another of that "
                 f"name: rename that one or uninstall the package"
             )
-        cls.register(load_offered(entry))
-        del cls._offered[name]
+        cls.register(load_entry_point(entry))
+        del cls._entry_points[name]
 
 
 def register_task(spec: TaskSpec) -> TaskSpec:
-    """Add a task, so that its name works everywhere; returns it."""
+    """Register a task and return it."""
     return TaskRegistry.register(spec)
 
 
 def get_task_spec(name: str) -> TaskSpec:
-    """The task of that name, or of that file (`path/to/file.py`, `path/to/file.py:name`)."""
+    """Return a task by name or by file (`path/to/file.py`, `path/to/file.py:name`)."""
     return load_task_file(name) if is_file_reference(name) else TaskRegistry.get(name)
 
 
 def load_task_file(reference: str | Path) -> TaskSpec:
-    """The task a file defines, under a name that no registered task has.
+    """Load a task from a file; raises if its name is that of a registered task.
 
-    It goes by its file: what the file registers is forgotten again, so it can be read many times.
+    Registrations made by the file are undone, so it can be loaded repeatedly.
     """
     taken = task_names()
-    with TaskRegistry.aside():
+    with TaskRegistry.temporary():
         spec = read_task_file(reference, TaskRegistry.registered)
     if spec.name in taken:
         raise EsperError(
@@ -124,5 +129,5 @@ def load_task_file(reference: str | Path) -> TaskSpec:
 
 
 def task_names() -> tuple[str, ...]:
-    """Names of all tasks, sorted."""
+    """Return the names of all tasks, sorted."""
     return TaskRegistry.names()

@@ -1,11 +1,10 @@
-"""What a member is worth: accuracy minus what its growth costs. The score has one owner, here.
+"""Score of a member: accuracy minus the rent of its growth.
 
     score = acc - c_p * log2(1 + dP / P0) - c_m * log2(1 + dM / M0) - c_f * (FLOPs / host's - 1)
 
-dP and dM count seeds that would be exported now (alpha above 0), in full: a seed being pruned pays
-until its alpha is 0, and from then on it has never been there. The rent that is taken off is in
-leyline/prices.py, because policies may reckon with it too. Only numpy arrays come in, so nothing
-here needs torch, `suffix_macs` apart.
+dP and dM count the seeds with alpha above 0 in full: a seed being pruned pays until its alpha is 0.
+The rent is defined in leyline/prices.py, because policies may use it too. Everything here is numpy,
+except `suffix_macs`.
 
 Shape letters: E members, S slots.
 """
@@ -29,29 +28,28 @@ if TYPE_CHECKING:
     from esper.kasmina.population import Population
 
 MAIN_PASSES: Final = 3
-"""Forward, gradient of the activations, gradient of the weights: each costs the MACs once."""
+"""Forward, gradient of the activations, gradient of the weights: MACs times three."""
 SHADOW_PASSES: Final = 2
-"""The part above an incubating seed is run and passes gradients down, but its weights get none."""
-FLOPS_PER_MAC: Final = 2
+"""The suffix after an incubating seed runs forward and backward, without weight gradients."""
 
 _LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """What a seed pays each step while it is live and not permanent: growing is not free.
+    """Cost per step of a live seed that is not permanent, charged in the reward.
 
-    A seed with `full_share` of the host's MACs pays the cap, a smaller one in proportion, a larger
-    one no more. The cap spreads a tenth of what a good seed gains over the steps of a normal life,
-    so upkeep discourages seeds that linger, but never decides whether a good one is grown.
+    A seed with `full_share` of the host's MACs pays the cap, a smaller one proportionally, a larger
+    one no more. The cap spreads a tenth of a good seed's gain over the steps of a normal life: it
+    discourages lingering seeds but never decides whether a good one is grown.
     """
 
     good_gain: float = 0.05
-    """Accuracy that a good seed brings (measured: 4 to 10 points on baseline hosts)."""
+    """Accuracy gained by a good seed (measured: 4 to 10 points on baseline hosts)."""
     life_steps: int = 14
-    """A normal life: germinated 1, incubating 5, blending 3, on probation 5 steps."""
+    """Steps of a normal life: germinated 1, training 5, blending 3, holding 5."""
     full_share: float = 1.0
-    """MACs of a seed over the host's from which on it pays the cap."""
+    """MACs relative to the host's at which a seed pays the cap."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.good_gain <= 1 or self.life_steps < 1 or self.full_share <= 0:
@@ -62,25 +60,18 @@ class Upkeep:
 
     @property
     def cap(self) -> float:
-        """The most one seed pays in one step."""
+        """Maximum cost of one seed in one step."""
         return 0.1 * self.good_gain / self.life_steps
 
 
 # ---- accuracy --------------------------------------------------------------------------------
 
 
-def classification_accuracy(correct_E: Ints, images: int) -> Doubles:
-    """Share of right predictions."""
-    if images < 1:
-        raise EsperError(f"images={images}: accuracy needs at least 1")
-    return np.asarray(correct_E, dtype=np.float64) / images
-
-
 def language_accuracy(loss_E: Floats | Doubles, vocab: int) -> Doubles:
-    """1 - loss / ln(vocab), clipped to 0..1: 0 is guessing, 1 is certainty.
+    """Return 1 - loss / ln(vocab), clipped to 0..1: 0 is guessing, 1 is certainty.
 
-    A loss above ln(vocab), worse than guessing, counts as 0, and so does one that is not finite:
-    the score has the same range as for classes and stays a number.
+    Losses above ln(vocab) and non-finite losses give 0, so that the score stays finite and has the
+    same range as for classification.
 
     >>> language_accuracy(np.array([np.log(65), np.log(65) / 2, 0.0, np.nan]), vocab=65).tolist()
     [0.0, 0.5, 1.0, 0.0]
@@ -95,7 +86,7 @@ def language_accuracy(loss_E: Floats | Doubles, vocab: int) -> Doubles:
 
 
 def added(alpha_ES: Floats, count_ES: Ints) -> Doubles:
-    """dP or dM `[E]`: what seeds that would be exported now add to the host, each in full."""
+    """Return dP or dM `[E]`: counts of the seeds with alpha above 0, summed in full."""
     return np.asarray(np.where(alpha_ES > 0, count_ES, 0).sum(axis=1), dtype=np.float64)
 
 
@@ -109,10 +100,10 @@ def score(
     constants: ScoreConstants,
     flops_ratio_E: Doubles | float = 1.0,
 ) -> Doubles:
-    """The score `[E]` from the population's arrays (`slot_reports()` has them).
+    """Return the score `[E]` from the population's arrays (see `slot_reports()`).
 
-    `host_params`, `host_macs`: P0, M0. `flops_ratio_E`: training FLOPs over the host's alone, from
-    `TrainingFlops.ratio_E`.
+    `host_params`, `host_macs`: P0, M0. `flops_ratio_E`: training FLOPs relative to the host alone,
+    from `TrainingFlops.ratio_E`.
     """
     if min(host_params, host_macs) < 1:
         raise EsperError(
@@ -142,22 +133,22 @@ def charge_length(
 
 
 def live_seeds(stage_ES: Codes) -> Ints:
-    """Seeds `[E]` that stand and are not permanent."""
+    """Return the number of live seeds `[E]`, without permanent ones."""
     return np.asarray(_LIVE[stage_ES].sum(axis=1), dtype=np.int64)
 
 
 def live_mac_share(stage_ES: Codes, macs_ES: Ints, host_macs: int) -> Doubles:
-    """Their MACs `[E]` over the host's, incubating ones included."""
+    """Return the MACs of live seeds `[E]` relative to the host's, incubating ones included."""
     if host_macs < 1:
         raise EsperError(f"host_macs={host_macs}: known after the first batch, 1 or more")
     return np.asarray(np.where(_LIVE[stage_ES], macs_ES, 0).sum(axis=1) / host_macs)
 
 
 def upkeep(live_mac_share_E: Doubles, live_seeds_E: Ints, rule: Upkeep) -> Doubles:
-    """What members pay `[E]` in one step for live seeds, 0 or more.
+    """Return the cost `[E]` of live seeds in one step, 0 or more.
 
-    The cap holds for a member's seeds together: n of them pay at most n caps, so what a small one
-    leaves free a large one may use.
+    The cap applies to a member's seeds jointly: n seeds pay at most n caps, however their sizes
+    differ.
     """
     rate = rule.cap / rule.full_share
     return np.asarray(np.minimum(rate * live_mac_share_E, rule.cap * live_seeds_E))
@@ -167,25 +158,25 @@ def upkeep(live_mac_share_E: Doubles, live_seeds_E: Ints, rule: Upkeep) -> Doubl
 
 
 class TrainingFlops:
-    """What the training of an episode has cost each member, against its host alone.
+    """Training FLOPs of each member in an episode, relative to its host alone.
 
     The rule, per training sample:
     - a main row costs 3 x the MACs of the host and of every seed with alpha above 0 (a seed being
       pruned as well: it is still computed);
     - a shadow row costs 3 x the MACs of its incubating seed, and 2 x those of the suffix, which is
-      the host behind that slot and the blended seeds in later slots. The prefix is the main row's,
+      the host after that slot and the blended seeds in later slots. The prefix is the main row's,
       and the suffix trains no weights.
-    Validation and counterfactuals are not training. Element-wise work is not counted.
+    Validation, counterfactuals and element-wise operations do not count.
 
-    `ratio_E` divides by the host's FLOPs for the WHOLE episode, not for the part that is over: a
-    step's extra work is paid when it is done, and waiting afterwards pays nothing back. At the end
-    of the episode the two readings are the same.
+    `ratio_E` divides by the host's FLOPs for the WHOLE episode, not for the elapsed part: extra
+    work is charged when it is done, and waiting afterwards does not dilute it. At the end of the
+    episode both definitions agree.
     """
 
     def __init__(
         self, members: int, host_macs: int, suffix_macs_S: Ints, episode_samples: int
     ) -> None:
-        """`episode_samples`: training samples of one member in an episode."""
+        """`episode_samples`: training samples per member and episode."""
         if min(members, host_macs, episode_samples) < 1:
             raise EsperError(
                 f"members={members}, host_macs={host_macs}, episode_samples={episode_samples}: "
@@ -195,12 +186,12 @@ class TrainingFlops:
         self.suffix_macs_S = np.asarray(suffix_macs_S, dtype=np.int64)
         self.episode_samples = episode_samples
         self.samples = 0
-        """Training samples of each member so far."""
+        """Training samples per member so far."""
         self.extra_E: Doubles = np.zeros(members, dtype=np.float64)
         """MACs spent on seeds so far."""
 
     def add(self, samples: int, stage_ES: Codes, alpha_ES: Floats, macs_ES: Ints) -> None:
-        """Count a step of `samples` samples; stages and alphas as they stood while it trained."""
+        """Count a step of `samples` samples, with the stages and alphas it was trained with."""
         shape = (len(self.extra_E), len(self.suffix_macs_S))
         if not (stage_ES.shape == alpha_ES.shape == macs_ES.shape == shape):
             raise EsperError(
@@ -216,25 +207,19 @@ class TrainingFlops:
         self.samples += samples
 
     def reset(self) -> None:
-        """Start an episode."""
+        """Start a new episode."""
         self.samples = 0
         self.extra_E = np.zeros_like(self.extra_E)
 
     @property
     def ratio_E(self) -> Doubles:
-        """1 + FLOPs spent on seeds so far / the host's for the episode; 1 where nothing grew."""
+        """1 + FLOPs spent on seeds so far / the host's for the episode."""
         planned = max(self.episode_samples, self.samples)
         return 1.0 + self.extra_E / (float(MAIN_PASSES) * self.host_macs * planned)
 
-    @property
-    def flops_E(self) -> Doubles:
-        """All training FLOPs so far, hosts included: the number for reports."""
-        host = float(MAIN_PASSES) * self.host_macs * self.samples
-        return FLOPS_PER_MAC * (host + self.extra_E)
-
 
 def suffix_macs(population: Population, x: Tensor) -> Ints:
-    """`[S]`: MACs per sample of the host's segments behind each slot; `x` is a batch `[B, ...]`."""
+    """Return `[S]` MACs per sample of the host's segments after each slot; `x` is `[B, ...]`."""
     import torch
 
     from esper.kasmina.counting import count_macs
@@ -242,7 +227,7 @@ def suffix_macs(population: Population, x: Tensor) -> Ints:
     network = population.network
     host = network.host.template
     was_training = host.training
-    host.eval()  # no running statistics are touched
+    host.eval()  # do not update running statistics
     per_segment = []
     h = x[:1]
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""What a task is: data in four parts, the host it starts from, how it trains, what growth costs.
+"""Task specification: data in four parts, host, training settings and score constants.
 
-A spec is settings and callables: making one loads no data and no torch.
+A spec holds settings and callables; creating one loads neither data nor torch.
 
 Shape letters: N samples, C channels, H height, W width, F features, T tokens.
 """
@@ -21,7 +21,7 @@ from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
 from esper.leyline.user_errors import user_code
-from esper.tasks.places import DataSet, locate_data
+from esper.tasks.data_locations import DataSet, locate_data
 from esper.tasks.scoring import Upkeep
 from esper.tasks.user_data import as_array, as_constants
 
@@ -38,17 +38,17 @@ Schedule = Literal["constant", "cosine"]
 Augmentation = Literal["none", "flip", "crop_flip"]
 
 PARTS: Final = ("train", "val_control", "val_score", "test")
-"""Names of the four parts, in the order they are cut."""
+"""Names of the four parts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskPart:
-    """Samples and what they are: numpy arrays, or tensors on the CPU, which become such."""
+    """Inputs and labels of one part: numpy arrays, or CPU tensors, which are converted."""
 
     inputs: Inputs
     """Images `[N, C, H, W]` (uint8 or float), float vectors `[N, F]` or token ids `[N, T]`."""
     labels: Ints
-    """Class of each sample `[N]`; for tokens the next token at each place `[N, T]`."""
+    """Class of each sample `[N]`; for tokens the next token at each position `[N, T]`."""
 
     def __post_init__(self) -> None:
         for name in ("inputs", "labels"):
@@ -60,20 +60,20 @@ class TaskPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskData:
-    """The arrays of a task; no sample is in two parts."""
+    """Arrays of a task; no sample is in two parts."""
 
     train: TaskPart
-    """What members train on."""
+    """Training data."""
     val_control: TaskPart
-    """Steers growth: observations, gates and counterfactuals read it."""
+    """Controls growth: used by observations, gates and counterfactuals."""
     val_score: TaskPart
-    """The score reads it."""
+    """Used for the score."""
     test: TaskPart
-    """Read once, at the end."""
+    """Used once, at the end."""
     mean: Floats
-    """Of the training inputs: per channel or feature, or one for all; empty for tokens."""
+    """Of the training inputs: per channel or feature, or one value; empty for tokens."""
     std: Floats
-    """Their deviation, as `mean`."""
+    """Standard deviation, shaped as `mean`."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -118,10 +118,10 @@ class TaskData:
             )
         sound = np.isfinite(self.mean) & np.isfinite(self.std) & (self.std > 0)
         if not sound.all():
-            raise EsperError(self._unsound(np.flatnonzero(~sound)))
+            raise EsperError(self._invalid_constants(np.flatnonzero(~sound)))
 
-    def _unsound(self, places: Ints) -> str:
-        """Which mean or std will not do; nearly always a column that is constant."""
+    def _invalid_constants(self, places: Ints) -> str:
+        """Describe the first invalid mean or std; usually a constant column."""
         first = places[0]
         found = f"mean {self.mean[first]:g}, std {self.std[first]:g}"
         if self.mean.size == 1:
@@ -135,7 +135,7 @@ class TaskData:
 
     @property
     def kind(self) -> InputKind:
-        """What the arrays hold, told by their dtype."""
+        """Kind of the inputs, by dtype and rank."""
         inputs = self.train.inputs
         found: dict[tuple[str, int], InputKind] = {
             ("u", 4): "images", ("f", 4): "images", ("f", 2): "vectors", ("i", 2): "tokens",
@@ -150,11 +150,11 @@ class TaskData:
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """One input, without the sample axis."""
+        """Shape of one input, without the sample axis."""
         return self.train.inputs.shape[1:]
 
     def normalised(self, part: TaskPart) -> Inputs:
-        """Inputs as float32, mean 0 and deviation 1 over the training part; tokens as they are."""
+        """Return inputs as float32, normalised over the training part; tokens unchanged."""
         if self.kind == "tokens":
             return part.inputs
         axes = (-1, *(1,) * (len(self.sample_shape) - 1))
@@ -162,7 +162,7 @@ class TaskData:
         return ((part.inputs.astype(np.float32) - mean) / std).astype(np.float32)
 
     def check(self, name: str, classes: int, input_shape: tuple[int, ...], batch: int) -> None:
-        """Refuse data that a task of that name and these sizes cannot use."""
+        """Raise if a task with these sizes cannot use the data."""
         if self.sample_shape != input_shape:
             raise EsperError(f"task {name}: samples of {self.sample_shape}, expected {input_shape}")
         for part_name in PARTS:
@@ -196,35 +196,35 @@ def _check_range(what: str, part_name: str, values: Ints, classes: int) -> None:
 
 @runtime_checkable
 class DataFiles(Protocol):
-    """What a task's `load_data` is when its data come from files."""
+    """Protocol of `load_data` when the data come from files."""
 
     @property
     def dataset(self) -> DataSet:
-        """Which data set it reads."""
+        """The data set it reads."""
         ...
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:
-        """Training samples, and samples in a validation part, as far as known unread."""
+        """Expected number of training samples and of samples in a validation part."""
         ...
 
     def read(self, folder: Path) -> TaskData:
-        """Read the files of that folder."""
+        """Read the files in that folder."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OptimSettings:
-    """How a task's members learn: kasmina's `OptimConfig`, rates and their schedule."""
+    """Optimiser settings of a task's members: kasmina's `OptimConfig`, rates and schedule."""
 
     kind: Literal["sgd", "adamw"] = "sgd"
-    """The law of the update."""
+    """Optimiser."""
     momentum: float = 0.9
-    """SGD: share of the last update kept."""
+    """SGD momentum."""
     nesterov: bool = False
-    """SGD: look ahead along the momentum."""
+    """SGD: use Nesterov momentum."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW: memory of the first and second moment."""
+    """AdamW: decay rates of the first and second moment."""
     eps: float = 1e-8
     """AdamW: added to the denominator."""
     weight_decay: float = 0.0
@@ -232,11 +232,11 @@ class OptimSettings:
     clip_norm: float | None = 1.0
     """Largest gradient norm of one member's host, and of one seed; None: no clipping."""
     host_lr: float = 0.05
-    """First learning rate of hosts and of permanent seeds."""
+    """Initial learning rate of hosts and permanent seeds."""
     seed_lr: float = 0.05
-    """First learning rate of seeds until they are permanent."""
+    """Initial learning rate of seeds until they are permanent."""
     schedule: Schedule = "constant"
-    """Whether rates stay or fall towards 0 along half a cosine over the episode."""
+    """Constant rates, or cosine annealing to 0 over the episode."""
 
     def __post_init__(self) -> None:
         if self.schedule not in get_args(Schedule):
@@ -246,7 +246,7 @@ class OptimSettings:
                 raise EsperError(f"{name}={getattr(self, name)}: must be above 0, and finite")
 
     def rates_at(self, step: int, episode_length: int) -> tuple[float, float]:
-        """(host, seed) learning rates in step `step`, counted from 0.
+        """Return the (host, seed) learning rates of a step, counted from 0.
 
         >>> OptimSettings(host_lr=0.5, seed_lr=0.25, schedule="cosine").rates_at(5, 10)
         (0.25, 0.125)
@@ -259,7 +259,7 @@ class OptimSettings:
         return self.host_lr * share, self.seed_lr * share
 
     def population_config(self, executor: ExecutorName = "auto") -> PopulationConfig:
-        """The settings in kasmina's words."""
+        """Convert to kasmina's `PopulationConfig`."""
         from esper.kasmina import OptimConfig, PopulationConfig
 
         law = asdict(self)
@@ -275,46 +275,46 @@ class OptimSettings:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """Everything a run needs to know about a task."""
+    """Complete description of a task."""
 
     name: str
-    """What people call it on the command line."""
+    """Name on the command line."""
     description: str
-    """One line for people."""
+    """One-line description."""
     load_data: Callable[[], TaskData] | DataFiles
-    """Makes the arrays, or says which files hold them; used once a run, through `load`."""
+    """Creates the data, or describes the files that hold them; called once per run by `load`."""
     host_factory: Callable[[], nn.Module]
     """Builds one host; imports torch when called."""
     topology: Topology
-    """Kind of the host, which decides what blueprints fit."""
+    """Kind of host; decides which blueprints fit."""
     slots: tuple[str, ...]
-    """Where seeds may be grown."""
+    """Enabled slots."""
     blueprints: tuple[str, ...]
-    """What may be grown."""
+    """Available blueprints."""
     num_classes: int
     """Outputs of the host; for language models the vocabulary."""
     input_shape: tuple[int, ...]
-    """One sample."""
+    """Shape of one sample."""
     batch_size: int
-    """Samples in a batch, for each member its own."""
+    """Samples per batch and member."""
     batches_per_step: int
-    """Training batches between two decisions of a controller."""
+    """Training batches between two decisions."""
     episode_length: int
-    """T: steps from a fresh host to the end."""
+    """T: steps per episode."""
     chance: float
-    """Accuracy (0..1) of guessing; 0 for language models, by how their accuracy is defined."""
+    """Accuracy (0..1) of guessing; 0 for language models, by definition of their accuracy."""
     optim: OptimSettings = field(default_factory=OptimSettings)
-    """How members learn."""
+    """Optimiser settings."""
     augmentation: Augmentation = "none"
-    """What is done to training images: nothing, mirrored at random, or shifted and mirrored."""
+    """Augmentation of training images: none, random mirroring, or random shift and mirroring."""
     score: ScoreConstants = field(default_factory=ScoreConstants)
-    """What growth costs in the score."""
+    """Price of growth in the score."""
     upkeep: Upkeep = field(default_factory=Upkeep)
-    """What live seeds cost in the reward."""
+    """Price of live seeds in the reward."""
 
     def __post_init__(self) -> None:
         self._check_callables()
-        self._take_tuples()
+        self._convert_tuples()
         for name in ("num_classes", "batch_size", "batches_per_step", "episode_length"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -335,8 +335,8 @@ class TaskSpec:
         if not 0 <= self.chance < 1:
             raise EsperError(f"task {self.name}: chance={self.chance}, must be from 0 to below 1")
 
-    def _take_tuples(self) -> None:
-        """Lists are taken, too; one name alone is not spelled out."""
+    def _convert_tuples(self) -> None:
+        """Convert lists to tuples; a bare string raises."""
         for name in ("slots", "blueprints", "input_shape"):
             given = getattr(self, name)
             if isinstance(given, str) or not isinstance(given, Iterable):
@@ -344,7 +344,7 @@ class TaskSpec:
             object.__setattr__(self, name, tuple(given))
 
     def _check_callables(self) -> None:
-        """Data and hosts are made when a run begins, so both are given as functions."""
+        """Raise unless data and host are given as functions: they are created when a run starts."""
         for name, made in (("load_data", "data"), ("host_factory", "host")):
             value = getattr(self, name)
             built = hasattr(value, "named_parameters") and not isinstance(value, type)
@@ -356,7 +356,7 @@ class TaskSpec:
 
     @property
     def episode_samples(self) -> int:
-        """Training samples one member sees in an episode."""
+        """Training samples per member and episode."""
         return self.batch_size * self.batches_per_step * self.episode_length
 
     def lengthened(self, factor: float) -> TaskSpec:
@@ -366,7 +366,7 @@ class TaskSpec:
         return replace(self, episode_length=max(1, round(factor * self.episode_length)))
 
     def load(self, data_dir: Path | None = None) -> TaskData:
-        """The data, checked against this spec; `data_dir`: where files lie (`tasks/places.py`)."""
+        """Load the data and check them against this spec; `data_dir`: see `data_locations`."""
         source = self.load_data
         if isinstance(source, DataFiles):
             data = source.read(locate_data(source.dataset, data_dir))
@@ -387,7 +387,7 @@ class TaskSpec:
         device: str | torch.device = "cpu",
         executor: ExecutorName = "auto",
     ) -> Population:
-        """Fresh members of this task's host, with its slots, blueprints and optimiser."""
+        """Return a fresh population with this task's host, slots, blueprints and optimiser."""
         from esper.kasmina import Population
 
         config = self.optim.population_config(executor)
@@ -408,7 +408,7 @@ class TaskSpec:
         return population
 
     def check_outputs(self, shape: tuple[int, ...], places: tuple[int, ...]) -> None:
-        """Refuse a host that gives `shape` for one sample where labels have the shape `places`."""
+        """Raise unless the output shape of one sample is `places` plus the number of classes."""
         if shape != (*places, self.num_classes):
             raise EsperError(
                 f"task {self.name}: the host gives outputs {shape} for a sample, "

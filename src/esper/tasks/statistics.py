@@ -1,4 +1,4 @@
-"""What inputs are normalised with: mean and deviation over the training part, by channel."""
+"""Mean and standard deviation for normalising inputs, per channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from esper.leyline.arrays import Floats
 
 
 def channel_statistics(images_NCHW: npt.NDArray[np.uint8]) -> tuple[Floats, Floats]:
-    """Mean and deviation of each channel, exact: whole numbers are added up."""
+    """Return mean and std of each channel, exact: pixels are summed as integers."""
     channels = range(images_NCHW.shape[1])
     histograms = [np.bincount(images_NCHW[:, c].ravel(), minlength=256) for c in channels]
     value = np.arange(256, dtype=np.float64)
@@ -20,6 +20,6 @@ def channel_statistics(images_NCHW: npt.NDArray[np.uint8]) -> tuple[Floats, Floa
 
 
 def value_statistics(values: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
-    """Mean and deviation of all values, as those of one channel."""
+    """Return mean and std of all values, as one channel."""
     values = values.astype(np.float64)
     return np.array([values.mean()], np.float32), np.array([values.std()], np.float32)

@@ -1,7 +1,7 @@
-"""How a task runs where its data are not: made-up data of the same shape and sizes.
+"""Replace a task's data by synthetic data of the same shape and size.
 
-Images come from `synthetic.py`. Sequences come from a chain in which each token has a few likely
-successors, so there is something to learn there too.
+Images come from `synthetic_images.py`. Sequences come from a Markov chain in which each token has a
+few likely successors, so that there is something to learn.
 
 Shape letters: N sequences, T tokens, K successors.
 """
@@ -18,28 +18,28 @@ from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.tasks.spec import PARTS, DataFiles, TaskData, TaskPart, TaskSpec
-from esper.tasks.synthetic import SyntheticImages
+from esper.tasks.synthetic_images import SyntheticImages
 
 SUCCESSORS: Final = 4
 """Likely next tokens of each token."""
 LIKELY: Final = 0.9
-"""How often the next token is one of them; else it is any."""
+"""Probability that the next token is one of them; otherwise it is uniform."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticTokens:
-    """Makes the sequences of a synthetic language task when called."""
+    """Creates the data of a synthetic language task when called."""
 
     vocab: int
-    """Tokens there are."""
+    """Vocabulary size."""
     context: int
-    """T: tokens of a sequence."""
+    """T: sequence length."""
     train: int
     """Training sequences."""
     validation: int
     """Sequences in each of val_control, val_score and test."""
     seed: int = 0
-    """Everything follows from it."""
+    """Determines all data."""
 
     def __post_init__(self) -> None:
         for name, least in (("vocab", 2), ("context", 1), ("train", 1), ("validation", 1)):
@@ -71,7 +71,7 @@ class SyntheticTokens:
 def with_synthetic_data(
     spec: TaskSpec, train: int | None = None, validation: int | None = None, seed: int = 0
 ) -> TaskSpec:
-    """The same task on made-up data; `train`, `validation`: samples, by default as in the real."""
+    """Return the task on synthetic data; sizes default to those of the real data."""
     nominal = _nominal_sizes(spec)
     sizes = (
         nominal[0] if train is None else train,
@@ -85,10 +85,10 @@ def with_synthetic_data(
         maker = SyntheticTokens(spec.num_classes, spec.input_shape[0], *sizes, seed)
     else:
         raise EsperError(
-            f"task {spec.name}: there are no made-up data for samples of {spec.input_shape} and a "
+            f"task {spec.name}: no synthetic data for samples of {spec.input_shape} and a "
             f"{spec.topology} host, only for images and tokens; leave --data synthetic out"
         )
-    return replace(spec, load_data=maker, description=f"{spec.description} (made-up data)")
+    return replace(spec, load_data=maker, description=f"{spec.description} (synthetic data)")
 
 
 def _nominal_sizes(spec: TaskSpec) -> tuple[int, int]:

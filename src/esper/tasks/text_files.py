@@ -1,8 +1,8 @@
-"""How text becomes a task: characters or bytes as tokens, cut into sequences of a fixed length.
+"""Text reader: characters or bytes as tokens, in sequences of a fixed length.
 
-Validation parts are whole blocks of text, scattered over it; no sequence crosses the edge of a
-block, so no token that is trained on is ever judged. The vocabulary is that of the training blocks:
-token 0 stands for every character that is not in it.
+Validation parts are whole blocks scattered over the text, and sequences never cross blocks, so no
+training token is validated on. The vocabulary is that of the training blocks; token 0 stands for
+any other character.
 
 Shape letters: L tokens of a text, N sequences, T tokens of a sequence.
 """
@@ -18,46 +18,46 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.errors import EsperError, unknown_name
-from esper.tasks.cuts import cut_blocks, sequences
-from esper.tasks.places import DataSet, damaged, pick_file, read_file
+from esper.tasks.data_locations import DataSet, damaged, pick_file, read_file
 from esper.tasks.spec import PARTS, TaskData, TaskPart
+from esper.tasks.splits import sequences, split_blocks
 
 Unit = Literal["characters", "bytes"]
 Codes = npt.NDArray[np.uint32]
 
 BYTES: Final = 256
 END: Final = "\x03"
-"""What stands for the end of a text, in place of the longer mark some files use."""
+"""Single character that replaces a longer end-of-text mark."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFiles:
-    """Reads a text and, where there is one, a second text to test on."""
+    """Reads a training text and optionally a separate test text."""
 
     dataset: DataSet
-    """Which data set it reads."""
+    """The data set it reads."""
     train_files: tuple[str, ...]
-    """Names of the training text; the first found is read."""
+    """File names of the training text; the first that exists is read."""
     test_files: tuple[str, ...] = ()
-    """Names of the test text; none: the last `test_share` of the training text is the test."""
+    """File names of the test text; if empty, the last `test_share` of the training text is used."""
     vocab: int = BYTES
-    """Tokens there are, the one for all other characters included."""
+    """Vocabulary size, including the token for all other characters."""
     unit: Unit = "characters"
-    """What a token is: a character, or a byte of the file as it is."""
+    """Token unit: characters or raw bytes."""
     context: int = 64
-    """T: tokens of a sequence."""
+    """T: sequence length."""
     validation: int = 512
     """Sequences in each of val_control and val_score."""
     most_test: int = 2048
-    """The most sequences of the test text that are used."""
+    """Maximum number of test sequences."""
     block: int = 16
     """Sequences in a block."""
     test_share: float = 0.1
-    """What is cut off the end for the test where there is no second text."""
+    """Fraction split off the end as test text if there is no separate one."""
     most_bytes: int = 4_000_000
-    """Of a longer file only the beginning is read."""
+    """Bytes read of each file; the rest is ignored."""
     end_mark: str = ""
-    """Replaced by one token wherever it stands; empty: there is none."""
+    """End-of-text mark, replaced by one token; empty: none."""
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit):
@@ -81,11 +81,11 @@ class TextFiles:
 
     @property
     def nominal_sizes(self) -> tuple[int, int]:
-        """Some 16 thousand sequences, and those of a validation part."""
+        """About 16 thousand sequences, and those of a validation part."""
         return 16_384, self.validation
 
     def read(self, folder: Path) -> TaskData:
-        """The four parts, in tokens."""
+        """Return the four parts as token ids."""
         path = pick_file(folder, self.train_files, self.dataset)
         text_L = self._codes(path)
         if self.test_files:
@@ -94,7 +94,7 @@ class TextFiles:
             text_L, test_L = np.split(text_L, [len(text_L) - int(len(text_L) * self.test_share)])
         count = self.validation // self.block
         try:
-            blocks = cut_blocks(text_L, self.block * self.context + 1, (count, count))
+            blocks = split_blocks(text_L, self.block * self.context + 1, (count, count))
         except EsperError as error:
             raise damaged(path, str(error), self.dataset) from None
         if len(test_L) <= self.context:
@@ -110,7 +110,7 @@ class TextFiles:
         return TaskData(**parts, mean=none, std=none)
 
     def _codes(self, path: Path) -> Codes:
-        """A file as numbers of characters, or of bytes."""
+        """Read a file as code points or bytes."""
         content = read_file(path, self.most_bytes, self.dataset, cut=True)
         if self.unit == "bytes":
             mark = self.end_mark.encode()
@@ -132,7 +132,7 @@ class TextFiles:
 
 
 def tokens(text: Codes, known: Codes, unit: Unit) -> npt.NDArray[Any]:
-    """Token ids: bytes stay, characters count from 1 in the vocabulary, any other is 0.
+    """Return token ids: bytes are kept, characters get 1 + their index in `known`, others 0.
 
     >>> known = np.array([97, 99], dtype=np.uint32)
     >>> tokens(np.array([97, 98, 99], dtype=np.uint32), known, "characters").tolist()

@@ -1,4 +1,4 @@
-"""Arrays as users bring them: numpy's are taken as they are, tensors in the host's memory too."""
+"""Convert arrays and CPU tensors provided by users."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from esper.leyline.errors import EsperError
 
 
 def as_array(what: str, value: object) -> npt.NDArray[Any]:
-    """An array with a sample axis; a tensor is taken over without a copy."""
+    """Return an array with a sample axis; a tensor is converted without a copy."""
     array = _from_tensor(what, value) if _is_tensor(value) else value
     if not isinstance(array, np.ndarray):
         raise EsperError(
             f"{what}: got a {type(value).__name__}, give a numpy array or a tensor on the CPU"
         )
     if not array.ndim:
-        raise EsperError(f"{what}: one number, give an array with one entry a sample")
+        raise EsperError(f"{what}: a scalar, give an array with one entry per sample")
     return array
 
 
 def as_constants(what: str, values: object) -> Floats:
-    """Numbers of any kind as float32: `mean` and `std` may be lists."""
+    """Convert numbers to float32: `mean` and `std` may be lists."""
     given = _from_tensor(what, values) if _is_tensor(values) else values
     try:
         return np.asarray(given, dtype=np.float32)
@@ -36,7 +36,7 @@ def as_constants(what: str, values: object) -> Floats:
 
 
 def _is_tensor(value: object) -> bool:
-    """Without importing torch: where it is not loaded, nothing is a tensor."""
+    """Whether `value` is a tensor, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

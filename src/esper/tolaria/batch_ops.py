@@ -135,8 +135,8 @@ def process_train_batch(
         _train(population, population.train_plan(), x_EB, target_EB, totals, scaler)
     else:
         plan = population.train_plan(padded=True)
-        x, target = graphs.hold("x", x_EB), graphs.hold("target", target_EB)
-        key = ("train", plan.room, x.data_ptr(), x.shape, target.data_ptr(), target.shape)
+        x, target = graphs.static_input("x", x_EB), graphs.static_input("target", target_EB)
+        key = ("train", plan.buffers, x.data_ptr(), x.shape, target.data_ptr(), target.shape)
         graphs.run(key, partial(_train, population, plan, x, target, totals, scaler))
     totals.batches += 1
     totals.predictions += target_EB[0].numel()

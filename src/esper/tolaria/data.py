@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.device.rng import random_bits
-from esper.device.triton_support import takes_kernels
+from esper.device.triton_support import can_use_kernels
 from esper.leyline.compute import PLACEMENTS, DataPlacement
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
@@ -95,7 +95,7 @@ class SharedBatchIterator:
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
         self._mean_std_C: tuple[Tensor, Tensor] | None = None
         """Of each channel; None where a batch is not made by one kernel."""
-        if takes_kernels(self._mean) and _one_kernel_can(self.examples, self.targets, mean, std):
+        if can_use_kernels(self._mean) and _one_kernel_can(self.examples, self.targets, mean, std):
             channels = examples.shape[1]
             mean_C, std_C = (t.flatten().expand(channels) for t in (self._mean, self._std))
             self._mean_std_C = mean_C.contiguous(), std_C.contiguous()

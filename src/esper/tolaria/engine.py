@@ -154,7 +154,7 @@ class VectorizedEngine:
         """Capture train and validation batches there from now on; None: run them eagerly."""
         self.graphs = self.validator.graphs = graphs
         if graphs is not None and self.buffers is not None:
-            graphs.adopt(*self.buffers)
+            graphs.register_static(*self.buffers)
 
     def graph_report(self) -> GraphReport:
         """Whether batches are replayed, why, and how often."""

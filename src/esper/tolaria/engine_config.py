@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from esper.leyline.actions import ActionHead
 from esper.leyline.compute import KERNEL_MODES, ComputeSettings
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.limits import MOST_MEMBERS, require_at_most
+from esper.leyline.limits import MAX_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
 from esper.tamiyo.signals import SignalConfig
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
@@ -37,7 +37,7 @@ class EngineConfig(ComputeSettings):
     """Action heads that have one choice only: (head, index of the choice)."""
 
     def __post_init__(self) -> None:
-        require_at_most("members=", self.members, MOST_MEMBERS)
+        require_at_most("members=", self.members, MAX_MEMBERS)
         require_at_most("rollout_steps=", self.rollout_steps)
         require_at_most("val_batch_size=", self.val_batch_size)
         require_seed(self.seed, "EngineConfig.seed")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.kasmina.lifecycle import whole_numbers
+from esper.kasmina.lifecycle import as_integers
 from esper.kasmina.scaling import MemberScaler
 from esper.leyline.arrays import Ints
 from esper.leyline.compute import ExecutorName
@@ -57,7 +57,7 @@ def reset_env_state(state: ParallelEnvState, round_index: int, client: PolicyPro
     state.reset_lstm_hidden(client)
     if isinstance(client, PlantingPolicy):
         wanted_ES = client.planted(population.members, population.slots, population.blueprints)
-        _plant(state, whole_numbers("planted blueprint", np.asarray(wanted_ES)))
+        _plant(state, as_integers("planted blueprint", np.asarray(wanted_ES)))
 
 
 def _plant(state: ParallelEnvState, blueprint_ES: Ints) -> None:

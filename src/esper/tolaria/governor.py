@@ -131,7 +131,7 @@ class TolariaGovernor:
         """
         score_E = self._each("score_E", score_E).astype(np.float64)
         self._begin()
-        self._snapshots.forget()
+        self._snapshots.clear()
         everyone = np.ones(self._members, dtype=np.bool_)
         self._snapshot(everyone, FRESH_STEP, np.where(np.isfinite(score_E), score_E, self.chance))
 

@@ -14,8 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from esper.device.graphs import CudaRecorder, GraphCache, why_no_graphs
-from esper.device.triton_support import takes_kernels
+from esper.device.graphs import CudaRecorder, GraphCache, reason_against_graphs
+from esper.device.triton_support import can_use_kernels
 from esper.kasmina.executors.base import KernelName
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.fused import input_buffer
@@ -100,13 +100,13 @@ def settle_executor(
     with autocast(device, precision), torch.no_grad():
         outputs = population.forward(x)
     spec.check_outputs(tuple(outputs.shape[2:]), tuple(target.shape[2:]))
-    population.try_blueprints()
+    population.check_user_blueprints()
     assert population.choice is not None, "made when the first input came"
     if config.kernels != "auto":
         population.choice.executor.kernels = config.kernels
     measured = config.executor == "auto" and config.profile == "fast"
     if measured and population.choice.executor.name == "vmap":
-        replayed = why_no_graphs(config.graphs, device, "vmap") is None
+        replayed = reason_against_graphs(config.graphs, device, "vmap") is None
         population.choice = measure_executors(
             population,
             partial(_train_batch, env, x, target, device, precision),
@@ -125,7 +125,7 @@ def kernels_on_trial(
     """Whose kernels vmap is timed with: those asked for, or all that run here."""
     if config.kernels != "auto":
         return (config.kernels,)
-    return ("own", "torch") if precision != "fp32" and takes_kernels(x) else ("own",)
+    return ("own", "torch") if precision != "fp32" and can_use_kernels(x) else ("own",)
 
 
 def _train_batch(
@@ -139,8 +139,8 @@ def settle_graphs(
     mode: GraphMode, device: torch.device, executor: str
 ) -> tuple[GraphCache | None, str | None]:
     """Where batches are captured, or None and what speaks against it."""
-    problem = why_no_graphs(mode, device, executor)
+    problem = reason_against_graphs(mode, device, executor)
     if problem is not None:
         return None, problem
-    reason = "asked for" if mode == "on" else "CUDA and vmap"
+    reason = "requested" if mode == "on" else "CUDA and vmap"
     return GraphCache(CudaRecorder(device), reason=reason), None

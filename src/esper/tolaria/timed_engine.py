@@ -94,7 +94,7 @@ class TimedEngine:
                 records.append(self.step())
                 each.append(perf_counter() - step_began)
             if self.hub is not None:
-                self.hub.settle()
+                self.hub.drain()
             wait_for(engine.device)
             seconds += perf_counter() - began
             cpu_seconds += process_time() - cpu_began

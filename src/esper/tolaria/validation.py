@@ -20,7 +20,7 @@ from torch import Tensor
 from esper.device.graphs import GraphCache
 from esper.device.upload import upload
 from esper.kasmina.population import Population
-from esper.kasmina.rows import PlanRoom, RowPlan, RowTable
+from esper.kasmina.rows import PlanBuffers, RowPlan, RowTable
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.tasks.scoring import language_accuracy
@@ -89,7 +89,7 @@ class Validator:
         self._data, self._device, self._batch_size = data, device, batch_size
         self.graphs: GraphCache | None = None
         """Where passes over control and score are captured; None: never."""
-        self._totals: WeakKeyDictionary[PlanRoom, dict[str, RowTotals]] = WeakKeyDictionary()
+        self._totals: WeakKeyDictionary[PlanBuffers, dict[str, RowTotals]] = WeakKeyDictionary()
         """What captured passes add up to; in the graphs' hands, so that only copies go out."""
 
     def run_control(self, population: Population, table: RowTable | None) -> RowTotals:
@@ -117,15 +117,15 @@ class Validator:
         plan = (
             population.member_plan(padded) if table is None else population.plan_rows(table, padded)
         )
-        if graphs is None or plan.room is None or plan.real_R is None:
+        if graphs is None or plan.buffers is None or plan.real_R is None:
             totals = RowTotals.zeros(plan.table.rows, self._device)
             self._add_part(population, plan, table is None, part, totals)
             return totals
-        mine = self._totals.setdefault(plan.room, {})
+        mine = self._totals.setdefault(plan.buffers, {})
         if name not in mine:
             mine[name] = RowTotals.zeros(plan.table.rows, self._device)
         work = partial(self._add_part, population, plan, table is None, part, mine[name])
-        graphs.run((name, plan.room), work)
+        graphs.run((name, plan.buffers), work)
         return mine[name].take(upload(plan.real_R, self._device))
 
     def _add_part(

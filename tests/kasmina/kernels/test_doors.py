@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import support
-from esper.device.triton_support import can_build_kernels, takes_kernels
+from esper.device.triton_support import can_build_kernels, can_use_kernels
 from esper.kasmina import Population, fused
 from esper.kasmina.counting import count_macs
 from esper.kasmina.pooling import max_pool2d
@@ -61,7 +61,7 @@ def test_kernels_need_triton_and_a_compiler(monkeypatch):
 
 def test_a_tensor_of_the_host_takes_torchs_way():
     x = torch.randn(2, 3, 5, 7)
-    assert not takes_kernels(x)
+    assert not can_use_kernels(x)
     assert torch.equal(max_pool2d(x), F.max_pool2d(x, 2, ceil_mode=True))
 
 
@@ -185,7 +185,7 @@ def test_pooling_costs_no_macs_and_holds_no_parameters():
 
 
 def test_a_store_without_parameters_has_no_update_to_make():
-    from esper.kasmina.initial import Initialiser
+    from esper.kasmina.initialisation import Initialiser
     from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

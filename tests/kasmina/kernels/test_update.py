@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from esper.kasmina.initial import Initialiser
+from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.kasmina.store import ParameterStore
 from esper.leyline import BlendStyle, stream_keys

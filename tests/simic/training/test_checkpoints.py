@@ -333,7 +333,7 @@ def test_what_a_newer_esper_wrote_is_not_guessed_at(spoilt):
     rewritten(path, schema=2)
     assert "newer Esper" in refused(lambda: verify(path))
     rewritten(path, format="other")
-    assert "no manifest of a checkpoint" in refused(lambda: verify(path))
+    assert "not a manifest of an Esper checkpoint" in refused(lambda: verify(path))
 
 
 # ---- what is in one -----------------------------------------------------------------------------

@@ -136,7 +136,7 @@ WRONG = [
     ("[ppo]\nvalue_coef = inf", "value_coef=inf: must be within 0..1e+06"),
     ("[ppo.learning_rate]\nstart = 'x'", "ppo.learning_rate.start: 'x', expected float"),
     ("rounds = 0", "rounds=0"),
-    ("seed = 10000019", "kept for evaluation"),
+    ("seed = 10000019", "reserved for evaluation"),
 ]
 
 

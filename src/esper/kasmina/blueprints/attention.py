@@ -1,4 +1,4 @@
-"""attention: channels weighed against each other (squeeze-excite)."""
+"""attention (cnn): squeeze-excite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import LayerScale, Linear
 
 SQUEEZE = 4
-"""The hidden layer has a quarter of the channels, two at least."""
+"""Hidden channels are a quarter of the width, at least two."""
 
 
 @blueprint("attention", topologies=("cnn",), min_width=2)

@@ -8,9 +8,9 @@ from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, scaled_norm
 
 SQUEEZE = 4
-"""The hidden layers have a quarter of the channels."""
+"""Hidden channels are a quarter of the width."""
 LEAST_HIDDEN = 8
-"""But at least this many: on narrow slots the seed brings width of its own."""
+"""Minimum number of hidden channels, for narrow slots."""
 
 
 @blueprint("bottleneck", topologies=("cnn",))

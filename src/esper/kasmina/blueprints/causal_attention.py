@@ -1,4 +1,4 @@
-"""attention, of transformers: positions mixed, each from its own past."""
+"""attention (transformer): causal self-attention."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.sequence import ZERO, CausalAttention
 
 HEAD_WIDTH = 16
-"""Channels of a head where they divide the width."""
+"""Channels per head, if they divide the width."""
 
 
 @blueprint("attention", topologies=("transformer",), min_width=2)
 class SelfAttention(nn.Module):
-    """Norm, causal self-attention; its last map is 0 at birth."""
+    """Norm, causal self-attention; the output projection is initially 0."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

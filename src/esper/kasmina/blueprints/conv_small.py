@@ -1,4 +1,4 @@
-"""conv_small: one 1x1 convolution, purely linear."""
+"""conv_small: one 1x1 convolution, linear."""
 
 from __future__ import annotations
 

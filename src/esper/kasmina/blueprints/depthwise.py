@@ -1,4 +1,4 @@
-"""depthwise: space and channels mixed one after the other, at a fraction of a full convolution."""
+"""depthwise: depthwise-separable convolution."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from esper.kasmina.layers import LayerScale, Linear
 
 @blueprint("gate", topologies=("mlp",))
 class GatedLinear(nn.Module):
-    """One linear map times the sigmoid of another, scaled per channel (0 at birth)."""
+    """One linear map times the sigmoid of another, scaled per channel (initially 0)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

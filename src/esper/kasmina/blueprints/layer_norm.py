@@ -1,4 +1,4 @@
-"""norm, of sequences and vectors: a re-normalised copy of the activation."""
+"""norm (transformer, mlp): layer norm of the activation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from esper.kasmina.layers import LayerScale
 
 @blueprint("norm", topologies=("transformer", "mlp"), min_width=2)
 class VectorNorm(nn.Module):
-    """The activation normalised over its channels, scaled per channel (0 at birth)."""
+    """The activation normalised over its channels, scaled per channel (initially 0)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""lora: a linear map of low rank."""
+"""lora: low-rank linear map."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RANK = 4
 
 @blueprint("lora", topologies=("transformer",), min_width=RANK)
 class LoRA(nn.Module):
-    """Linear map to 4 channels and back, no bias; the way back is 0 at birth."""
+    """Linear map to 4 channels and back, no bias; the up projection is initially 0."""
 
     rank: ClassVar[int] = RANK
 

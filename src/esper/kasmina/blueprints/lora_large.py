@@ -10,6 +10,6 @@ RANK = 16
 
 @blueprint("lora_large", topologies=("transformer",), min_width=RANK)
 class LoRALarge(LoRA):
-    """Linear map to 16 channels and back, no bias; the way back is 0 at birth."""
+    """Linear map to 16 channels and back, no bias; the up projection is initially 0."""
 
     rank = RANK

@@ -1,4 +1,4 @@
-"""mlp: the feed-forward pair of a transformer layer, four times as wide inside."""
+"""mlp: feed-forward pair with four times the width inside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from esper.kasmina.sequence import ZERO, FeedForward
 
 @blueprint("mlp", topologies=("transformer", "mlp"), min_width=2)
 class MLP(nn.Module):
-    """Norm, linear map to 4 times the width, GELU, linear map back (0 at birth)."""
+    """Norm, linear map to 4 times the width, GELU, linear map back (initially 0)."""
 
     ratio: ClassVar[int] = 4
 

@@ -1,4 +1,4 @@
-"""mlp_small: mlp, no wider inside than outside."""
+"""mlp_small: feed-forward pair with the same width inside."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from esper.kasmina.blueprints.registry import blueprint
 
 @blueprint("mlp_small", topologies=("transformer", "mlp"), min_width=2)
 class MLPSmall(MLP):
-    """Norm, linear map of the same width, GELU, linear map (0 at birth)."""
+    """Norm, linear map of the same width, GELU, linear map (initially 0)."""
 
     ratio = 1

@@ -1,4 +1,4 @@
-"""norm: the cheapest seed, a re-normalised copy of the activation."""
+"""norm (cnn): group norm of the activation, the cheapest seed."""
 
 from __future__ import annotations
 

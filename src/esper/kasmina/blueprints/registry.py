@@ -1,14 +1,14 @@
-"""Which seeds can be grown: one registry, one entry per blueprint.
+"""Registry of blueprints.
 
-Adding one is one file in this folder and one decorator:
+To add one, write a module in this folder with one decorator:
 
     @blueprint("my_seed", topologies=("cnn",), min_width=1)
     class MySeed(nn.Module):
         \"\"\"One line: what it computes.\"\"\"
         def __init__(self, width: int) -> None: ...
 
-The module maps an activation to a delta of the same shape. At birth the delta is tiny, and every
-parameter receives a gradient within two steps. Parameters and MACs are counted, never written down.
+The module maps an activation to a delta of the same shape. Initially the delta must be tiny, and
+every parameter must receive a gradient within two steps. Parameters and MACs are counted.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """The recipe of a seed."""
+    """Describes a kind of seed."""
 
     name: str
     topologies: tuple[Topology, ...]
     min_width: int
-    """Smallest number of channels the seed works on."""
+    """Minimum number of channels."""
     factory: Callable[[int], nn.Module]
-    """Width -> a module that maps an activation to a delta of the same shape."""
+    """Width -> module that maps an activation to a delta of the same shape."""
     description: str
 
     @property
-    def ours(self) -> bool:
-        """Whether it comes with Esper: those are known to work in any slot they fit."""
+    def built_in(self) -> bool:
+        """Whether it is built in, and so known to work in any slot it fits."""
         return getattr(self.factory, "__module__", "").startswith("esper.kasmina.")
 
     def misfit(self, width: int) -> str | None:
-        """Why this blueprint cannot stand in a slot of that width, or None if it can."""
+        """Return why this blueprint does not fit a slot of that width, or None if it does."""
         if width < self.min_width:
             return f"needs a width of at least {self.min_width}, the slot has {width}"
         return None
 
 
 class BlueprintRegistry:
-    """All blueprints, by topology and name: `attention` is one thing in a CNN, another in a GPT."""
+    """All blueprints by topology and name (`attention` differs between CNN and GPT)."""
 
     _entries: ClassVar[dict[tuple[Topology, str], Blueprint]] = {}
     _discovered: ClassVar[bool] = False
 
     @classmethod
     def register(cls, entry: Blueprint) -> None:
-        """Add a blueprint; in each topology a name can be taken once."""
+        """Add a blueprint; raises if its name is taken in a topology."""
         if not entry.topologies or any(t not in TOPOLOGIES for t in entry.topologies):
             raise EsperError(
                 f"blueprint {entry.name!r} topologies {entry.topologies!r}: "
@@ -75,7 +75,7 @@ class BlueprintRegistry:
 
     @classmethod
     def unregister(cls, name: str) -> None:
-        """Forget a blueprint (a user's own, after an experiment)."""
+        """Remove a blueprint."""
         found = [key for key in cls._entries if key[1] == name]
         if not found:
             raise unknown_name("blueprint", name, sorted({n for _, n in cls._entries}))
@@ -84,20 +84,20 @@ class BlueprintRegistry:
 
     @classmethod
     def get(cls, name: str, topology: Topology) -> Blueprint:
-        """The blueprint of that name for such hosts, or an error with the nearest one."""
+        """Return a blueprint by name; raises with the closest name if unknown."""
         if name not in cls.names(topology):
             raise unknown_name("blueprint", name, cls.names(topology), f"for {topology} hosts")
         return cls._entries[topology, name]
 
     @classmethod
     def names(cls, topology: Topology) -> tuple[str, ...]:
-        """All names that fit such hosts, sorted."""
+        """Return all names for a topology, sorted."""
         cls._discover()
         return tuple(sorted(name for at, name in cls._entries if at == topology))
 
     @classmethod
     def _discover(cls) -> None:
-        """Import every module of this folder once, so their decorators run."""
+        """Import every module of this folder once, which registers their blueprints."""
         if cls._discovered:
             return
         cls._discovered = True
@@ -109,7 +109,7 @@ class BlueprintRegistry:
 def blueprint(
     name: str, *, topologies: tuple[Topology, ...], min_width: int = 1
 ) -> Callable[[type[M]], type[M]]:
-    """Register a module class (called with the width) under `name`; its docstring describes it."""
+    """Decorator that registers a module class (called with the width) with its docstring."""
 
     def add(cls: type[M]) -> type[M]:
         description = (cls.__doc__ or "").strip().split("\n")[0]

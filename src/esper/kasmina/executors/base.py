@@ -1,4 +1,4 @@
-"""What an executor is: something that runs a row plan over a stacked network."""
+"""Executor protocol, and checks shared by all executors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from esper.kasmina.rows import RowPlan
 from esper.leyline.errors import EsperError, ShapeError
 
 KernelName = Literal["own", "torch"]
-"""Whose kernels compute members where ours run; elsewhere they are torch's."""
+"""Kernels to use where ours are available; elsewhere torch's are used."""
 
 
 class Executor(Protocol):
-    """Runs rows. All executors give the same numbers (to rounding); they differ in speed."""
+    """Runs row plans. Executors differ in speed; their results agree up to rounding."""
 
     name: str
     kernels: KernelName
@@ -29,15 +29,15 @@ class Executor(Protocol):
         training: bool,
         key_R: Tensor | None = None,
     ) -> Tensor:
-        """Outputs `[R, B, ...]` for inputs `[E, B, ...]`, or `[1, B, ...]` shared by all rows.
+        """Return outputs `[R, B, ...]` for inputs `[E, B, ...]`, or `[1, B, ...]` shared by all.
 
-        `key_R`: streams that random layers draw from; without them from torch's generator.
+        `key_R`: random stream keys of the rows; without them torch's generator is used.
         """
         ...
 
 
 def check_input(network: StackedNetwork, x: Tensor) -> None:
-    """A tensor where the members are; its leading axis is the members, or 1."""
+    """Raise unless the input is on the members' device with leading axis E or 1."""
     check_tensor("input", x, network.host.flat_EP.device)
     if x.ndim < 2 or x.shape[0] not in (1, network.members):
         raise EsperError(
@@ -49,7 +49,7 @@ def check_input(network: StackedNetwork, x: Tensor) -> None:
 
 
 def check_tensor(what: str, value: object, device: torch.device) -> None:
-    """A tensor, and where the members are; nothing is copied behind the caller's back."""
+    """Raise unless `value` is a dense tensor on the device; nothing is copied implicitly."""
     if not isinstance(value, Tensor):
         raise EsperError(
             f"{what} of type {type(value).__name__}: give a tensor, as in torch.as_tensor(...)"
@@ -64,7 +64,7 @@ def check_tensor(what: str, value: object, device: torch.device) -> None:
 
 
 def check_delta(network: StackedNetwork, slot: int, kind: int, delta: Tensor, h: Tensor) -> None:
-    """A seed keeps the shape of its slot."""
+    """Raise unless a seed keeps the shape of its slot."""
     if delta.shape != h.shape:
         raise ShapeError(
             f"blueprint {network.blueprints[kind].name!r} turns {tuple(h.shape)} into "
@@ -73,7 +73,7 @@ def check_delta(network: StackedNetwork, slot: int, kind: int, delta: Tensor, h:
 
 
 def set_training(network: StackedNetwork, training: bool) -> None:
-    """Put host and seed modules into training or evaluation mode."""
+    """Set host and seed modules to training or eval mode."""
     modules: list[nn.Module] = [network.host.template]
     modules += [bank.template for bank in network.banks.values()]
     for module in modules:

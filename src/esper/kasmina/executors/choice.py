@@ -1,4 +1,4 @@
-"""Which executor serves a host: vmap where it works, loop where it does not, and why."""
+"""Choice of the executor: vmap if the host supports it, otherwise loop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from esper.device.rng import forked_rng
-from esper.device.upload import send, upload
+from esper.device.upload import to_device, upload
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
-from esper.kasmina.random_layers import RowStreams, drawing
+from esper.kasmina.random_layers import RowStreams, row_draws
 from esper.kasmina.rows import make_plan, whole_rows
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
@@ -23,7 +23,7 @@ from esper.leyline.errors import EsperError
 
 @dataclass(frozen=True, slots=True)
 class ExecutorChoice:
-    """The executor that runs, and the reason for it in words."""
+    """An executor, and why it was chosen."""
 
     executor: Executor
     reason: str
@@ -32,10 +32,10 @@ class ExecutorChoice:
 def choose_executor(
     wanted: ExecutorName, network: StackedNetwork, life: Lifecycle, x: Tensor
 ) -> ExecutorChoice:
-    """Take the wanted executor; `auto` is vmap if the host passes a small trial with it."""
+    """Return the requested executor; `auto` is vmap if the host passes a small trial."""
     if wanted == "loop":
-        return ExecutorChoice(LoopExecutor(), "asked for")
-    problem = why_not_vmap(network, life, x)
+        return ExecutorChoice(LoopExecutor(), "requested")
+    problem = vmap_failure(network, life, x)
     if problem is None:
         return ExecutorChoice(VmapExecutor(), "the host passed the vmap trial")
     host = type(network.host.template).__name__
@@ -46,15 +46,15 @@ def choose_executor(
     return ExecutorChoice(LoopExecutor(), f"{host} cannot be vmapped: {problem}")
 
 
-def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str | None:
-    """Run two rows of a bank on small activations; None if the blueprint can be vmapped."""
+def seed_vmap_failure(network: StackedNetwork, slot: int, blueprint: int) -> str | None:
+    """Run two rows of a bank on small activations; return why vmap fails, or None."""
     bank = network.bank(slot, blueprint)
     members_G = upload(np.array([0, network.members - 1]), network.device)
-    h = send(network.sample_activation(slot), network.device)
+    h = to_device(network.sample_activation(slot), network.device)
     state = bank.gather(members_G, None) | bank.gather_fixed(members_G)
     try:
         bank.template.train()
-        draws = drawing(bank.site, RowStreams(members_G), slice(2))
+        draws = row_draws(bank.site, RowStreams(members_G), slice(2))
         with forked_rng(0, network.device), torch.no_grad(), draws:
             vmap_module(bank.template, state, torch.stack([h, h]), 0)
     except torch.OutOfMemoryError:
@@ -64,10 +64,10 @@ def why_seed_not_vmap(network: StackedNetwork, slot: int, blueprint: int) -> str
     return None
 
 
-def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | None:
-    """Run two rows of bare hosts both ways on two samples; None if vmap works and agrees.
+def vmap_failure(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | None:
+    """Run two rows of bare hosts with both executors; return why vmap fails, or None.
 
-    Nothing is left behind: buffers, gradients and random generators come out as they were.
+    Buffers, gradients and random generators are left unchanged.
     """
     member_R = np.arange(min(2, network.members))
     table = whole_rows(member_R, np.zeros((len(member_R), len(network.slots)), dtype=np.float32))
@@ -75,15 +75,17 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
     kept = {name: value.clone() for name, value in network.host.fixed.items()}
     key_R = upload(member_R, network.device) if network.draws else None
     results = []
-    with torch.inference_mode(False):  # a first call may come from inside it
-        sample = torch.cat([x[:, :1], x[:, -1:]], dim=1).clone()  # two, as norms over a batch need
+    with torch.inference_mode(False):  # the first call may come from inference mode
+        sample = torch.cat(
+            [x[:, :1], x[:, -1:]], dim=1
+        ).clone()  # two: norms over a batch need them
     executors: tuple[Executor, ...] = (VmapExecutor(), LoopExecutor())
     for executor in executors:
         try:
             with forked_rng(0, network.device), torch.inference_mode(False):
                 out = executor.run(network, sample.clone(), plan, training=False)
                 trained = executor.run(network, sample.clone(), plan, True, key_R)
-                if trained.requires_grad:  # not where the whole host is frozen
+                if trained.requires_grad:  # False if the whole host is frozen
                     torch.autograd.grad(
                         trained.square().sum(), network.host.flat_EP, materialize_grads=True
                     )
@@ -97,8 +99,8 @@ def why_not_vmap(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
             for name, value in kept.items():
                 network.host.fixed[name].copy_(value)
         outs = [out, trained] if key_R is not None and network.repeatable else [out]
-        results.append([o.detach().float() for o in outs])  # autocast may leave another type
-    coarse = torch.is_autocast_enabled(network.device.type)  # eight bits of mantissa, or eleven
+        results.append([o.detach().float() for o in outs])  # autocast may change the dtype
+    coarse = torch.is_autocast_enabled(network.device.type)  # 8 or 11 bits of mantissa
     atol = 5e-2 if coarse else 1e-3
     for fused, plain in zip(*results, strict=True):
         if not torch.allclose(fused, plain, rtol=1e-2, atol=atol, equal_nan=True):

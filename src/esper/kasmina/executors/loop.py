@@ -1,7 +1,7 @@
-"""The plain executor: one row after the other, each on its member's CUDA stream on a GPU.
+"""Executor that runs one row after the other, on a GPU each on its member's CUDA stream.
 
-It runs hosts that cannot be vmapped, serves where it measures faster, and is the yardstick the
-fused executor is held against: a row's numbers do not depend on which other rows are computed.
+It runs hosts that cannot be vmapped, is used where it is faster, and is the reference for the vmap
+executor: a row's result does not depend on other rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from esper.kasmina.blending import blend
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layout import channels_last
 from esper.kasmina.network import Segment, StackedNetwork
-from esper.kasmina.random_layers import RowStreams, Site, drawing
+from esper.kasmina.random_layers import RowStreams, Site, row_draws
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 
-CHANNELS_LAST_PLACES: Final = 256
-"""Images with at least so many places are computed channels last on a CPU."""
+CHANNELS_LAST_PIXELS: Final = 256
+"""Images with at least this many pixels are computed channels last on a CPU."""
 
 
 class LoopExecutor:
@@ -46,7 +46,7 @@ class LoopExecutor:
         training: bool,
         key_R: Tensor | None = None,
     ) -> Tensor:
-        """Outputs `[R, B, ...]`."""
+        """Return outputs `[R, B, ...]`."""
         check_input(network, x)
         set_training(network, training)
         draws = None if key_R is None else RowStreams(key_R)
@@ -64,7 +64,7 @@ class LoopExecutor:
     def _side_streams(
         self, network: StackedNetwork, plan: RowPlan
     ) -> Iterator[list[torch.cuda.Stream]]:
-        """One stream per member, behind what was asked before and ahead of what comes after."""
+        """Yield one stream per member, ordered after previous and before later work."""
         if network.device.type != "cuda":
             yield []
             return
@@ -81,7 +81,7 @@ class LoopExecutor:
 
 @dataclass(slots=True)
 class _LoopRun:
-    """The state of one pass: parameters unbound once, activations other rows begin from."""
+    """State of one pass: unbound parameters, and activations that other rows start from."""
 
     network: StackedNetwork
     x: Tensor
@@ -90,9 +90,9 @@ class _LoopRun:
     streams: RowStreams | None
     rows_of: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """(row, slot) -> activation there."""
+    """(row, slot) -> activation."""
     wanted: set[tuple[int, int]] = field(default_factory=set)
-    joints: dict[int, Segment] = field(default_factory=dict)
+    fused_pairs: dict[int, Segment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         table = self.plan.table
@@ -106,12 +106,12 @@ class _LoopRun:
             *self.network.gates.values(),
         ):
             self.rows_of[id(store)] = store.flat_EP.unbind(0)
-        self.joints = self.network.unwatched_joints()
-        if _gains_from_channels_last(self.network, self.x):
+        self.fused_pairs = self.network.usable_fused_pairs()
+        if _prefers_channels_last(self.network, self.x):
             self.x = channels_last(self.x)
 
     def row(self, row: int) -> Tensor:
-        """One forward, from the input or from where the row begins."""
+        """Compute one row, from the input or from its start slot."""
         network, table = self.network, self.plan.table
         member, start = int(table.member_R[row]), int(table.start_R[row])
         shadow = bool(table.shadow_R[row])
@@ -123,27 +123,29 @@ class _LoopRun:
         else:
             first, slot = network.slots[start].position + 1, start
             kept = self.kept[int(table.source_R[row]), start]
-            h = self._through_slots(row, kept.detach() if shadow else kept, first - 1, slot)
+            h = self._apply_slots(row, kept.detach() if shadow else kept, first - 1, slot)
             slot = self._next_slot(first - 1)
         sites = network.sites or {}
         index = first
         while index < len(network.segments):
             segment = network.segments[index]
-            if index in self.joints and not self._stands_at(row, index):
-                segment, index = self.joints[index], index + 1
+            if index in self.fused_pairs and not self._needs_activation_after(row, index):
+                segment, index = self.fused_pairs[index], index + 1
                 slot = self._next_slot(index - 1)
-            with self._drawing(sites.get(index), row):
+            with self._row_context(sites.get(index), row):
                 h = _call(segment, state, h)
-            h = self._through_slots(row, h, index, slot)
+            h = self._apply_slots(row, h, index, slot)
             slot = self._next_slot(index)
             index += 1
         return h
 
-    def _drawing(self, site: Site | None, row: int) -> contextlib.AbstractContextManager[object]:
-        return drawing(site, self.streams, slice(row, row + 1), stacked=False)
+    def _row_context(
+        self, site: Site | None, row: int
+    ) -> contextlib.AbstractContextManager[object]:
+        return row_draws(site, self.streams, slice(row, row + 1), stacked=False)
 
-    def _stands_at(self, row: int, index: int) -> bool:
-        """Whether right after segment `index` a seed is live, or another row begins."""
+    def _needs_activation_after(self, row: int, index: int) -> bool:
+        """Whether a seed is live or another row starts right after segment `index`."""
         return any(
             (row, slot) in self.wanted or self.plan.table.alpha_RS[row, slot] > 0
             for slot, spec in enumerate(self.network.slots)
@@ -151,11 +153,11 @@ class _LoopRun:
         )
 
     def _next_slot(self, index: int) -> int:
-        """First slot behind segment `index`."""
+        """Return the first slot after segment `index`."""
         return sum(spec.position <= index for spec in self.network.slots)
 
-    def _through_slots(self, row: int, h: Tensor, index: int, slot: int) -> Tensor:
-        """Apply the slots that stand right after segment `index`, from `slot` on."""
+    def _apply_slots(self, row: int, h: Tensor, index: int, slot: int) -> Tensor:
+        """Apply the slots right after segment `index`, from `slot` on."""
         slots = self.network.slots
         while slot < len(slots) and slots[slot].position == index:
             self.network.check_activation(slot, h)
@@ -173,13 +175,13 @@ class _LoopRun:
         frozen = shadow and int(plan.table.start_R[row]) != slot
         seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
-        if not _takes_any_layout(bank.template):
+        if not _supports_any_layout(bank.template):
             seed_in = seed_in.contiguous()
         if bank.writes_input:
             seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot])
         state = self._state(bank, member, frozen, keeps)
-        with self._drawing(bank.site, row):
+        with self._row_context(bank.site, row):
             delta = functional_call(bank.template, state, (seed_in,), tie_weights=bank.tied)
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])
@@ -196,7 +198,7 @@ class _LoopRun:
     def _state(
         self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False
     ) -> dict[str, Tensor]:
-        """One member's parameters and buffers; `keeps`: buffer updates go to the member."""
+        """Return one member's parameters and buffers; `keeps`: write buffer updates back."""
         flat = self.rows_of[id(store)][member]
         fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
         return store.named_row(flat.detach() if frozen else flat) | fixed
@@ -210,19 +212,19 @@ def _call(segment: Segment, state: dict[str, Tensor], h: Tensor) -> Tensor:
     return out
 
 
-def _gains_from_channels_last(network: StackedNetwork, x: Tensor) -> bool:
-    """Whether activations should lie in memory with the channels of a place side by side.
+def _prefers_channels_last(network: StackedNetwork, x: Tensor) -> bool:
+    """Whether to use channels-last activations.
 
-    On a CPU, torch's pooling and the gradients of its convolutions are faster so; images of few
-    places are computed in other ways (`convolution`).
+    On a CPU, torch's pooling and convolution gradients are faster that way; small images are
+    computed differently (`convolution`).
     """
     if x.device.type != "cpu" or x.ndim != 5 or network.topology != "cnn":
         return False
-    places = x.shape[-2] * x.shape[-1]
-    return places >= CHANNELS_LAST_PLACES and _takes_any_layout(network.host.template)
+    pixels = x.shape[-2] * x.shape[-1]
+    return pixels >= CHANNELS_LAST_PIXELS and _supports_any_layout(network.host.template)
 
 
-def _takes_any_layout(module: nn.Module) -> bool:
-    """Whether all of it is ours or torch's; a module of a user's may ask for `view`s."""
+def _supports_any_layout(module: nn.Module) -> bool:
+    """Whether all submodules are ours or torch's; user modules may use `view`."""
     ours = ("esper.kasmina.", "torch.nn.")
     return all(type(part).__module__.startswith(ours) for part in module.modules())

@@ -1,7 +1,7 @@
-"""The fused executor: all rows of a segment in one vmapped call, all rows of a seed in another.
+"""Executor that runs all rows of a segment, and all rows of a seed, in one vmapped call.
 
-The number of Python calls depends on the host's segments and on which (slot, blueprint) pairs are
-live anywhere, never on the number of members or rows.
+The number of Python calls depends on the host's segments and on the live (slot, blueprint) pairs,
+not on the number of members or rows.
 
 Shape letters: R rows, G rows of one group, B batch; `...` the activation.
 """
@@ -18,9 +18,9 @@ from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layers import MaxPool2d
-from esper.kasmina.network import Segment, StackedNetwork, Stretch
-from esper.kasmina.random_layers import RowStreams, drawing
-from esper.kasmina.rows import Kept, RowPlan, SeedGroup
+from esper.kasmina.network import FusedRun, Segment, StackedNetwork
+from esper.kasmina.random_layers import RowStreams, row_draws
+from esper.kasmina.rows import BufferUpdates, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 
@@ -43,7 +43,7 @@ class VmapExecutor:
         training: bool,
         key_R: Tensor | None = None,
     ) -> Tensor:
-        """Outputs `[R, B, ...]`."""
+        """Return outputs `[R, B, ...]`."""
         with fused.stock_kernels(self.kernels == "torch"):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
@@ -63,53 +63,53 @@ class VmapExecutor:
         h = _input_rows(x, plan)
         active = plan.first_active
         slot = 0
-        for stretch in network.stretches:
-            if training and stretch.site is not None and h.shape[0] < active:
-                h = h.expand(active, *h.shape[1:]).clone()  # dropout in place is each row's own
-            h = _by_sample(stretch, h)
-            with drawing(stretch.site, streams, slice(active)):
-                h = _run_segment(stretch.whole, params, fixed, h, active, training)
-            while slot < len(network.slots) and network.slots[slot].position == stretch.last:
+        for run in network.fused_runs:
+            if training and run.site is not None and h.shape[0] < active:
+                h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
+            h = _run_samplewise(run, h)
+            with row_draws(run.site, streams, slice(active)):
+                h = _run_segment(run.segment, params, fixed, h, active, training)
+            while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
                 h = _apply_slot(network, plan.groups_S[slot], h, training, streams)
                 slot += 1
         if training and fixed:
-            _keep_buffers(network.host, fixed, plan.kept)
+            _write_back_buffers(network.host, fixed, plan.kept)
         return h
 
 
 def _input_rows(x: Tensor, plan: RowPlan) -> Tensor:
-    """The data of the rows that begin at the input; `[1, B, ...]` stays shared."""
+    """Return the data of the rows that start at the input; `[1, B, ...]` stays shared."""
     if x.shape[0] == 1 or plan.in_order or plan.member_R is None:
         return x
     return x.index_select(0, plan.member_R[: plan.first_active])
 
 
-def _by_sample(stretch: Stretch, h: Tensor) -> Tensor:
-    """What takes every sample by itself, for the samples of all rows at once."""
-    if not stretch.before:
+def _run_samplewise(run: FusedRun, h: Tensor) -> Tensor:
+    """Run samplewise modules on the samples of all rows as one batch."""
+    if not run.samplewise:
         return h
     rows, out = h.shape[0], h.flatten(0, 1)
-    for module in stretch.before:
-        out = module.of_rows(out) if isinstance(module, MaxPool2d) else module(out)
+    for module in run.samplewise:
+        out = module.pool_rows(out) if isinstance(module, MaxPool2d) else module(out)
     return out.view(rows, -1, *out.shape[1:])
 
 
 def _run_segment(
     segment: Segment, params: Named, fixed: Named, h: Tensor, active: int, training: bool
 ) -> Tensor:
-    """One segment, or a stretch of them, for the first `active` rows."""
+    """Run one segment, or several fused ones, for the first `active` rows."""
     state = {
         local: (params[name] if name in params else fixed[name])[:active]
         for local, name in segment.names.items()
     }
     if h.shape[0] > 1 or active == 1:
-        return vmap_module(segment.module, state, h, 0, tied=False)  # every name is there
+        return vmap_module(segment.module, state, h, 0, tied=False)  # all names are given
     if state:
         return vmap_module(segment.module, state, h[0], None, tied=False)
-    if training:  # a module may draw random numbers: every row has its own
+    if training:  # a module may draw random numbers: each row draws its own
         return vmap_module(segment.module, state, h.expand(active, *h.shape[1:]), 0)
     return segment.module(h[0]).unsqueeze(0)  # type: ignore[no-any-return]
 
@@ -117,7 +117,7 @@ def _run_segment(
 def vmap_module(
     module: nn.Module, state: Mapping[str, Tensor], h: Tensor, h_dim: int | None, tied: bool = True
 ) -> Tensor:
-    """A module for stacked rows; `tied`: the state may lack the other names of a shared tensor."""
+    """vmap a module over rows; `tied`: the state may lack further names of a shared tensor."""
 
     def one_row(row_state: Named, row_h: Tensor) -> Tensor:
         out: Tensor = functional_call(module, row_state, (row_h,), tie_weights=tied)
@@ -128,7 +128,7 @@ def vmap_module(
 
 
 def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
-    """Append the rows that begin at this slot; a shadow takes its start without a way back."""
+    """Append the rows that start at this slot; shadow rows start from a detached activation."""
     source = plan.source_S[slot]
     if source is None:
         return h
@@ -147,10 +147,10 @@ def _apply_slot(
     training: bool,
     streams: RowStreams | None,
 ) -> Tensor:
-    """Hand its rows to each group of seeds in a slot, and blend in what they answer.
+    """Run each group of seeds in a slot on its rows and blend in the result.
 
-    A row is in one group at most, so all groups start from the same activation. Padding rows are
-    in several, and several times; at alpha 0 each entry writes back what it read.
+    A row is in at most one group, so all groups start from the same activation. Padding rows are in
+    several groups, possibly repeatedly; at alpha 0 each entry writes back what it read.
     """
     if not groups:
         return h
@@ -158,10 +158,10 @@ def _apply_slot(
         return _apply_slot_by_kernels(network, groups, h, training, streams)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
-        update = _update_of_seeds(network, group, h_G, training, streams)
+        update = _seed_update(network, group, h_G, training, streams)
         alpha = _rowwise(group.alpha_G, h_G).to(h_G.dtype)
         if h.device.type == "cpu" and group.present == {BlendStyle.ADD}:
-            h = h.index_add(0, group.rows_G, alpha * update)  # as below, with less to send back
+            h = h.index_add(0, group.rows_G, alpha * update)  # as below, with a cheaper backward
         else:
             h = h.index_copy(0, group.rows_G, h_G + alpha * update)
     return h
@@ -179,30 +179,30 @@ def _apply_slot_by_kernels(
     index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
     h, *taken = fork(h, index, alpha)
     updates = [
-        _update_of_seeds(network, group, h_G, training, streams)
+        _seed_update(network, group, h_G, training, streams)
         for group, h_G in zip(groups, taken, strict=True)
     ]
     return give_back(h, index, alpha, updates)
 
 
-def _update_of_seeds(
+def _seed_update(
     network: StackedNetwork,
     group: SeedGroup,
     h_G: Tensor,
     training: bool,
     streams: RowStreams | None,
 ) -> Tensor:
-    """Run the blueprint on the rows of a group; what they add to the host at full strength."""
+    """Run the blueprint on the rows of a group; return its contribution at alpha 1."""
     seed_in = h_G
     if group.detached_G is not None:
         seed_in = torch.where(_rowwise(group.detached_G, h_G), h_G.detach(), h_G)
     bank = network.bank(group.slot, group.blueprint)
     fixed = bank.gather_fixed(group.members_G)
     own_in = seed_in.clone() if bank.writes_input else seed_in
-    with drawing(bank.site, streams, group.rows_G):
+    with row_draws(bank.site, streams, group.rows_G):
         delta = _vmap_store(bank, group, fixed, own_in)
     if training and fixed:
-        _keep_buffers(bank, fixed, group.kept)
+        _write_back_buffers(bank, fixed, group.kept)
     check_delta(network, group.slot, group.blueprint, delta, h_G)
     gate = None
     if BlendStyle.GATE in group.present:
@@ -220,10 +220,10 @@ def _rowwise(values_G: Tensor, like: Tensor) -> Tensor:
     return values_G.view(-1, *([1] * (like.ndim - 1)))
 
 
-def _keep_buffers(store: ParameterStore, fixed: Named, kept: Kept | None) -> None:
-    """Write buffers that chosen rows updated (running statistics) back to their members."""
+def _write_back_buffers(store: ParameterStore, fixed: Named, kept: BufferUpdates | None) -> None:
+    """Write buffers that rows updated (running statistics) back to their members."""
     for name, stacked in store.fixed.items():
-        if kept is None:  # a train batch: nothing to look up
+        if kept is None:  # a train batch: no lookup needed
             stacked.copy_(fixed[name][: store.members])
         else:
             fresh = fixed[name].index_select(0, kept.row_E)

@@ -1,4 +1,4 @@
-"""The convolutional host: blocks of convolution, norm, ReLU and max-pool, then mean and linear."""
+"""Convolutional host: blocks of convolution, norm, ReLU and max pool, then mean and linear."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
 HEAD_GAIN = 0.5
-"""Keeps the logits small at birth, so the first loss is close to ln(classes)."""
+"""Keeps the initial logits small, so that the first loss is close to ln(classes)."""
 
 
 class ConvBlock(nn.Module):
-    """Convolution, norm, ReLU; the spatial size is kept."""
+    """Convolution, norm, ReLU; keeps the spatial size."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
@@ -26,8 +26,8 @@ class ConvBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return norm_relu(self.norm, self.conv(x))
 
-    def joined_with(self, following: nn.Module) -> nn.Module | None:
-        """What it and the segment behind it compute, as one; None where that saves nothing."""
+    def fused_with(self, following: nn.Module) -> nn.Module | None:
+        """Return this block fused with the following segment; None if that saves nothing."""
         known = type(self) is ConvBlock and type(following) is MaxPool2d
         parts = {*self._modules, *self._parameters, *self._buffers}
         added = parts != {"conv", "norm"} or "forward" in {*vars(self), *vars(following)}
@@ -35,10 +35,9 @@ class ConvBlock(nn.Module):
 
 
 class _PooledBlock(nn.Module):
-    """A block and its max-pool: the ReLU comes last, where a quarter of the values is left.
+    """A block and its max pool, with the ReLU last, where only a quarter of the values is left.
 
-    The largest of what a ReLU gives is the ReLU of the largest, bit for bit, and a gradient that
-    another way would end at a ReLU ends there too.
+    max(relu(x)) equals relu(max(x)) bit for bit, and so do the gradients.
     """
 
     def __init__(self, block: ConvBlock) -> None:
@@ -50,7 +49,7 @@ class _PooledBlock(nn.Module):
 
 
 class Head(nn.Module):
-    """Mean over space, then a linear map to the classes."""
+    """Mean over space, then a linear layer."""
 
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
@@ -62,10 +61,10 @@ class Head(nn.Module):
 
 
 class CNNHost(nn.Module):
-    """A chain of blocks with doubling channels, up to a limit where one is given.
+    """A chain of blocks with doubling channels, optionally up to a limit.
 
-    Slots: row 0 stands after each block, before pooling; row 1 after pooling. A block that does
-    not pool still has its row-1 slot, right behind the row-0 one.
+    Slots: row 0 after each block, before pooling; row 1 after pooling. A block that does not pool
+    still has its row-1 slot, right after the row-0 one.
     """
 
     topology: Topology = "cnn"
@@ -80,9 +79,9 @@ class CNNHost(nn.Module):
         kernel_size: int = 3,
         max_channels: int | None = None,
     ) -> None:
-        """`pool_layers`: how many of the first blocks pool (default: all).
+        """`pool_layers`: number of leading blocks that pool (default: all).
 
-        `max_channels`: channels double up to here (default: without end).
+        `max_channels`: upper limit of the doubling (default: none).
         """
         super().__init__()
         pools = n_blocks if pool_layers is None else pool_layers

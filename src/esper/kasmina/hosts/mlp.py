@@ -1,4 +1,4 @@
-"""The host for vectors: blocks of linear map, norm and GELU, then a linear head."""
+"""MLP host: blocks of linear layer, norm and GELU, then a linear head."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
 HEAD_GAIN = 0.5
-"""Keeps the logits small at birth, so the first loss is close to ln(classes)."""
+"""Keeps the initial logits small, so that the first loss is close to ln(classes)."""
 
 
 class Block(nn.Module):
-    """Linear map, norm, GELU."""
+    """Linear layer, norm, GELU."""
 
     def __init__(self, in_features: int, width: int) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class Block(nn.Module):
 
 
 class MLPHost(nn.Module):
-    """A chain of blocks of one width on vectors `[B, F]`; a slot stands after each block."""
+    """A chain of blocks of one width on vectors `[B, F]`, with a slot after each block."""
 
     topology: Topology = "mlp"
 

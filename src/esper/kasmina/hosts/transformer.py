@@ -1,6 +1,6 @@
-"""The language-model host: a pre-norm GPT with learnt positions and a tied head.
+"""Language-model host: a pre-norm GPT with learnt positions and a tied head.
 
-Token ids `[B, T]` go in, logits `[B, T, vocab]` come out.
+Maps token ids `[B, T]` to logits `[B, T, vocab]`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from esper.leyline.errors import EsperError, ShapeError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
 INITIAL_STD = 0.02
-"""GPT-2's spread of initial weights; maps into the residual stream start smaller, by their number,
-so that the stream's size at birth does not depend on the depth."""
+"""GPT-2's initial std; projections into the residual stream start smaller by their number, so that
+its initial scale does not depend on the depth."""
 MLP_RATIO = 4
-"""Hidden width of the MLP over the width of the residual stream."""
+"""Hidden width of the MLP relative to the residual stream."""
 
 
 class Table(DrawnModule):
@@ -49,7 +49,7 @@ class Embedding(nn.Module):
         self.block_size = block_size
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(x, Tensor):  # while a graph is traced there is nothing to check yet
+        if isinstance(x, Tensor):  # a tracer's proxy has no values to check
             self._check(x)
         position = self.positions.weight[: x.shape[-1]]
         out: Tensor = self.dropout(F.embedding(x, self.tokens.weight) + position)
@@ -64,7 +64,7 @@ class Embedding(nn.Module):
         if x.shape[1] > self.block_size:
             raise ShapeError(
                 f"TransformerHost input of {x.shape[1]} tokens: block_size={self.block_size} is "
-                f"the longest it can take"
+                f"the maximum"
             )
 
 
@@ -82,7 +82,7 @@ class Residual(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """Norm, then the product with every token's own vector: one parameter serves both ends."""
+    """Norm, then logits by the token embedding (tied weights)."""
 
     def __init__(self, tokens: Table) -> None:
         super().__init__()
@@ -94,9 +94,9 @@ class TiedHead(nn.Module):
 
 
 class TransformerHost(nn.Module):
-    """A GPT cut into its residual steps.
+    """A GPT split into its residual steps.
 
-    Slots: row 0 stands after each layer's attention, row 1 after its MLP.
+    Slots: row 0 after each layer's attention, row 1 after its MLP.
     """
 
     topology: Topology = "transformer"
@@ -110,7 +110,7 @@ class TransformerHost(nn.Module):
         block_size: int = 64,
         dropout: float = 0.0,
     ) -> None:
-        """`block_size`: the longest sequence; `dropout`: after embeddings, attention and MLP."""
+        """`block_size`: maximum sequence length; `dropout`: after embeddings, attention and MLP."""
         super().__init__()
         _check_sizes(vocab, n_embd, n_head, n_layer, block_size, dropout)
         self.width, self.n_layer = n_embd, n_layer

@@ -1,4 +1,4 @@
-"""Kernels of our own, in Triton, for a GPU: what torch computes with several passes over memory.
+"""Our Triton kernels for GPUs, fusing what torch computes in several passes.
 
-Only doors import from here, and only where tensors are on a GPU: a CPU never needs triton.
+Imported only where tensors are on a GPU, so a CPU never needs triton.
 """

@@ -1,10 +1,10 @@
-"""How a batch is made on a GPU: gather, flip, crop and normalise in one pass over the output.
+"""Assemble batches on a GPU: gather, flip, crop and normalise in one pass.
 
-Bytes per output element, the floor: 1 read (a pixel; 4 where examples are float32) and 4 written
-(2 for half precision); 24 more per image for index, random word and target. One program makes all
-channels of some pixels, so that where they lie channels last a pixel is written at once.
+Bytes per output element, at least: 1 read (a pixel; 4 for float32 examples) and 4 written (2 for
+half precision); 24 more per image for index, random word and target. One program computes all
+channels of some pixels, so that channels-last pixels are written at once.
 
-The bits of a word mean what they mean to `tolaria.data`: bit 0 flips, 8.. and 24.. shift.
+Bits of a word, as in `tolaria.data`: bit 0 flips, 8.. and 24.. shift.
 
 Shape letters: N examples, E members, B batch, C H W.
 """
@@ -20,7 +20,7 @@ from esper.kasmina.kernels.layout import pixel_stride
 from esper.kasmina.layout import padded_channels
 
 BLOCK = 1024
-"""Elements one program makes, about."""
+"""Approximate number of elements per program."""
 
 
 @triton.jit
@@ -95,11 +95,11 @@ def gather_batch(
     dtype: torch.dtype = torch.float32,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs `[E, B, C, H, W]` of type `dtype`, and targets `[E, B]`.
+    """Return inputs `[E, B, C, H, W]` of type `dtype`, and targets `[E, B]`.
 
     `words_EB` flips images, and shifts them by up to `padding` pixels each way; None does neither.
     `out`: tensors of those shapes to write to, inputs contiguous or channels last. Rows of
-    `index_EB` and `words_EB` may lie apart, as in a slice of a larger table.
+    `index_EB` and `words_EB` may be strided, as in a slice of a larger table.
     """
     members, batch = index_EB.shape
     channels, height, width = examples_NCHW.shape[1:]

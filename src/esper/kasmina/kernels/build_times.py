@@ -1,11 +1,11 @@
-"""What did it take to build kernels? Counted by Triton's own clock, and by torch.compile's.
+"""Count kernel builds and their time, as reported by Triton and torch.compile.
 
-A kernel of ours is compiled at its first use for each layout and type; Triton keeps it on disk, so
-the next process only fetches it. What is counted is what Triton reports: from our Python to machine
-code. Its C launcher and the loading come on top.
+A kernel is compiled at its first use for each layout and type; Triton caches it on disk, so that
+the next process only loads it. The time covers Triton's pipeline from Python to machine code,
+without the C launcher and loading.
 
-Both are other people's hooks: where they are missing or have changed, a line says so, and the run
-goes on. Nothing here waits for a device.
+Both are third-party hooks: if they are missing or have changed, a message says so and the run
+continues. Nothing here synchronises the device.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Listener = Callable[..., object]
 
 @dataclass(slots=True)
 class KernelBuilds:
-    """Triton's kernels that this process made ready while someone listened."""
+    """Triton kernels prepared by this process while counting."""
 
     built: int = 0
-    """Compiled anew."""
+    """Compiled."""
     build_seconds: float = 0.0
     """What that took."""
     fetched: int = 0
-    """Found compiled, in Triton's cache on disk."""
+    """Loaded from Triton's cache on disk."""
     fetch_seconds: float = 0.0
     """What that took."""
     problem: str = ""
-    """Why they are not counted; empty where they are."""
+    """Why builds are not counted; empty if they are."""
 
     def note(self, record: dict[str, Any]) -> None:
-        """Count one kernel by what Triton tells of it; one that cannot be read ends the count."""
+        """Count one kernel from Triton's record; an unreadable one ends the count."""
         try:
             seconds, fetched = record["times"].total / 1e6, bool(record["cache_hit"])
         except (KeyError, AttributeError, TypeError) as error:
-            self.problem = f"this Triton tells of a build in other words: {error}"
+            self.problem = f"unknown format of Triton's build record: {error}"
             return
         if fetched:
             self.fetched += 1
@@ -52,7 +52,7 @@ class KernelBuilds:
             self.build_seconds += seconds
 
     def line(self) -> str:
-        """In words."""
+        """Format as one line."""
         if self.problem:
             return f"not counted ({self.problem})"
         return (
@@ -63,7 +63,7 @@ class KernelBuilds:
 
 @contextmanager
 def count_builds(device: torch.device) -> Iterator[KernelBuilds]:
-    """What is built inside; whoever listened before is told as well, and listens on afterwards."""
+    """Count the builds inside the block; a previous listener is still called, and restored."""
     builds = KernelBuilds()
     knobs = _knobs(device, builds)
     if knobs is None:
@@ -78,7 +78,7 @@ def count_builds(device: torch.device) -> Iterator[KernelBuilds]:
 
 
 def _knobs(device: torch.device, builds: KernelBuilds) -> Any | None:
-    """Where Triton keeps its listener to builds; None, and why, where there is none."""
+    """Return Triton's compilation settings; None, with the reason in `builds`, if unavailable."""
     if device.type != "cuda":
         builds.problem = f"kernels are built for CUDA devices, this is {device}"
         return None
@@ -89,7 +89,7 @@ def _knobs(device: torch.device, builds: KernelBuilds) -> Any | None:
 
 
 def find_knobs(builds: KernelBuilds) -> Any | None:
-    """Triton's settings of compilation; None, and why, where they know no listener."""
+    """Return Triton's compilation settings; None, with the reason, if they have no listener."""
     try:
         from triton import knobs
 
@@ -101,7 +101,7 @@ def find_knobs(builds: KernelBuilds) -> Any | None:
 
 
 class _Both:
-    """A listener that counts, and hands on to the one before it."""
+    """Listener that counts and then calls the previous one."""
 
     def __init__(self, builds: KernelBuilds, before: Listener | None) -> None:
         self._builds, self._before = builds, before
@@ -113,7 +113,7 @@ class _Both:
 
 
 def compile_seconds() -> float | None:
-    """What torch.compile took so far in this process; None where this torch does not tell."""
+    """Return the time of torch.compile in this process; None if torch does not report it."""
     try:
         from torch._dynamo.utils import calculate_time_spent
 

@@ -1,4 +1,4 @@
-"""Convolutions of many members at once: stride 1, odd kernel, the size is kept, channels last.
+"""Convolutions of many members: stride 1, odd kernel, size-preserving, channels last.
 
 An implicit matrix product with the member as a grid axis: a tile of pixels times the packed weights
 of its member, the nine taps read through the cache. Forward moves 2 bytes for each input and each
@@ -29,12 +29,12 @@ from esper.kasmina.kernels.layout import (
 )
 
 PIXELS: Final = 256
-"""Pixels of a tile, forward."""
+"""Pixels of a forward tile."""
 GRADIENT_PIXELS: Final = 128
-"""Pixels of a tile that a weight gradient adds up at a time."""
+"""Pixels of a tile of the weight gradient."""
 TILES: Final = 16
-"""Tiles of a part of a weight gradient, at least; what is added up how depends on nothing but the
-number of pixels, so that a row's sums do not depend on how many rows there are."""
+"""Minimum tiles per part of a weight gradient. The summation order depends only on the number of
+pixels, so that a row's sums do not depend on the number of rows."""
 MOST_PARTS: Final = 64
 
 
@@ -64,7 +64,7 @@ def _tile(
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     TAPS: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Numbers `[pixels, k]` of an image under the taps and channels `k`; 0 outside of it.
+    """Load the values `[pixels, k]` under the taps and channels `k`; 0 outside the image.
 
     Pixels are `start + offset` of their row; `x` points at pixel `start`.
     """
@@ -141,7 +141,7 @@ def _weight_gradient(
 
 @launched
 def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor, int, int]:
-    """Weights `[R, K, N]` as the product reads them, the channels of K, and a chunk of it."""
+    """Return weights `[R, K, N]` in product order, the channels of K, and its chunk size."""
     weight = dense_inside(weight)
     rows, outputs, inputs, side, _ = weight.shape
     taps = side * side
@@ -162,7 +162,7 @@ def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor,
 
 @launched
 def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
-    """The convolution of `x` `[R, B, C, H, W]`, or with flipped weights, of a gradient."""
+    """Convolve `x` `[R, B, C, H, W]`, or with flipped weights a gradient."""
     x, step = laid_out(x, dtype)
     _, batch, inputs, height, width = x.shape
     rows, side = weight.shape[0], weight.shape[-1]
@@ -181,7 +181,7 @@ def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tenso
 
 @launched
 def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    """`[R, O, C, side, side]` in float32, from parts that are summed in order."""
+    """Return `[R, O, C, side, side]` in float32, from parts summed in order."""
     x, step = laid_out(x, dy.dtype)
     _, batch, inputs, height, width = x.shape
     rows, outputs, taps = dy.shape[0], dy.shape[2], side * side
@@ -208,7 +208,9 @@ KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)
 
 
 def convolve(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` `[R or 1, B, C, H, W]`, weights `[R, O, C, side, side]` -> `[R, B, O, H, W]`; or one row,
-    which is what `vmap` sees."""
+    """Convolve `x` `[R or 1, B, C, H, W]` with weights `[R, O, C, side, side]`.
+
+    Returns `[R, B, O, H, W]`; under `vmap` all are without the row axis.
+    """
     out: Tensor = Convolution.apply(x, weight, dtype, KERNELS)
     return out

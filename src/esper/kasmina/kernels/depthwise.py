@@ -1,4 +1,4 @@
-"""Convolutions of each channel alone (3x3), of many members at once, channels last.
+"""Depthwise 3x3 convolutions of many members, channels last.
 
 Every output reads its nine neighbours through the cache; 2 bytes a number in, 2 out. The gradient
 of the weights is summed by parts of the pixels, and the parts in order.
@@ -27,9 +27,9 @@ from esper.kasmina.kernels.layout import (
 )
 
 NUMBERS: Final = 2048
-"""Outputs of a program."""
+"""Outputs per program."""
 TILES: Final = 16
-"""Tiles of a part of a weight gradient, at least."""
+"""Minimum tiles per part of a weight gradient."""
 MOST_PARTS: Final = 64
 
 
@@ -38,7 +38,7 @@ def _neighbours(
     x, start, offset, c, tap, pixels,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Numbers `[pixels, channels]` under one tap; 0 outside of the image.
+    """Load the values `[pixels, channels]` under one tap; 0 outside the image.
 
     Pixels are `start + offset` of their row; `x` points at pixel `start`.
     """
@@ -69,7 +69,7 @@ def _convolve(
         if FLIP:
             place = TAPS - 1 - tap
         factor = tl.load(weight + at * weight_row + c * TAPS + place, mask=c < C, other=0.0)
-        # weights are rounded as autocast would round them
+        # weights are rounded as autocast would
         factor = factor.to(y.dtype.element_ty).to(tl.float32)
         seen = _neighbours(x, start, offset, c, tap, pixels, C, H, W, SIDE)
         total += seen * factor[None, :]
@@ -111,7 +111,7 @@ def _sizes(x: Tensor, side: int) -> dict[str, int]:
 
 @launched
 def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
-    """The convolution of `x`, or with flipped weights, of a gradient."""
+    """Convolve `x`, or with flipped weights a gradient."""
     x, weight = dense_pixels(x, dtype), dense_inside(weight)
     rows, (_, batch, channels, height, width) = len(weight), x.shape
     y = empty_activation((rows, batch, channels, height, width), x)
@@ -126,7 +126,7 @@ def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tenso
 
 @launched
 def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    """`[R, C, 1, side, side]` in float32."""
+    """Return `[R, C, 1, side, side]` in float32."""
     x = dense_pixels(x, dy.dtype)
     rows, batch, channels, height, width = dy.shape
     sizes, pixels = _sizes(x, side), batch * height * width
@@ -147,7 +147,9 @@ KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)
 
 
 def convolve_alone(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` `[R or 1, B, C, H, W]`, weights `[R, C, 1, side, side]` -> `[R, B, C, H, W]`; or one row,
-    which is what `vmap` sees."""
+    """Depthwise convolution of `x` `[R or 1, B, C, H, W]` with weights `[R, C, 1, side, side]`.
+
+    Returns `[R, B, C, H, W]`; under `vmap` all are without the row axis.
+    """
     out: Tensor = Convolution.apply(x, weight, dtype, KERNELS)
     return out

@@ -1,4 +1,4 @@
-"""How a convolution of many members is differentiated, whichever kernels compute it.
+"""Autograd of convolutions of many members, for any of our kernels.
 
 Shape letters: R rows, B batch, C channels in, O channels out, H W.
 """
@@ -18,7 +18,7 @@ from esper.kasmina.kernels.layout import dense_pixels, stacked
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionKernels:
-    """What computes a convolution; activations come in any layout, gradients with dense pixels."""
+    """Kernels of a convolution; activations may have any layout, gradients have dense pixels."""
 
     run: Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
     """(`x` `[R or 1, B, C, H, W]`, weights, what to compute in, False) -> `[R, B, O, H, W]`;
@@ -28,8 +28,10 @@ class ConvolutionKernels:
 
 
 class Convolution(torch.autograd.Function):
-    """`x` `[R or 1, B, C, H, W]`, weights `[R, O, C or 1, side, side]` -> `[R, B, O, H, W]`; or one
-    row without its axis, which is what `vmap` sees. There is no second derivative."""
+    """Convolution of `x` `[R or 1, B, C, H, W]` with weights `[R, O, C or 1, side, side]`.
+
+    Returns `[R, B, O, H, W]`; under `vmap` all are without the row axis. No second derivative.
+    """
 
     @staticmethod
     def forward(

@@ -1,8 +1,8 @@
-"""How activations lie in memory where our kernels run: channels last, each row of members dense.
+"""Channels-last layout of activations in our kernels, with dense rows.
 
-Tensors keep their shape `[R, B, C, H, W]`; in memory the channels of a pixel are neighbours, then
-the pixels of an image, then the images of a row. An input of three channels is given four places
-a pixel, so that a pixel is one aligned load; the fourth holds 0.
+Tensors keep their shape `[R, B, C, H, W]`; in memory the channels of a pixel are adjacent, then the
+pixels of an image, then the images of a row. Inputs with three channels are stored with four, so
+that a pixel is one aligned load; the fourth is 0.
 
 Shape letters: R rows, B batch, C channels, H W.
 """
@@ -20,7 +20,8 @@ from esper.kasmina.layout import padded_channels
 
 
 def pixel_stride(x: Tensor) -> int | None:
-    """Places of a pixel if `x` `[R, B, C, H, W]` lies channels last, else None."""
+    """Return the stored channels of a pixel if `x` `[R, B, C, H, W]` is channels last, else
+    None."""
     _, batch, channels, height, width = x.shape
     step = x.stride(4) if width > 1 else x.stride(3) if height > 1 else channels
     wanted = (height * width * step, 1, width * step, step)
@@ -30,7 +31,7 @@ def pixel_stride(x: Tensor) -> int | None:
 
 
 def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
-    """`x` in that layout and type, and the places of a pixel; itself where it is so already."""
+    """Return `x` in that layout and type with its pixel stride; no copy if it already is."""
     rows, batch, channels, height, width = x.shape
     step = padded_channels(channels)
     if x.dtype == dtype and pixel_stride(x) == step:
@@ -45,7 +46,7 @@ def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
 def empty_activation(
     shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """A new activation `[R, B, C, H, W]` in that layout, of the type of `like` or another."""
+    """Allocate an activation `[R, B, C, H, W]` in that layout, of the type of `like` or another."""
     rows, batch, channels, height, width = shape
     lying = (rows, batch, height, width, channels)
     buffer = torch.empty(lying, dtype=dtype or like.dtype, device=like.device)
@@ -53,51 +54,51 @@ def empty_activation(
 
 
 def next_power(n: int) -> int:
-    """The smallest power of two that is `n` or more."""
+    """Return the smallest power of two that is `n` or more."""
     return 1 << (n - 1).bit_length()
 
 
 def dense_pixels(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x` channels last, without a place between pixels."""
+    """Return `x` channels last, without gaps between pixels."""
     if x.dtype == dtype and pixel_stride(x) == x.shape[2]:
         return x
     return empty_activation(x.shape, x, dtype).copy_(x)
 
 
 def dense_inside(value: Tensor) -> Tensor:
-    """Parameters of rows `[R, ...]` without gaps inside a row; rows may lie apart."""
+    """Return parameters of rows `[R, ...]` without gaps inside a row; rows may be strided."""
     return value if value[0].is_contiguous() else value.contiguous()
 
 
-Told = ParamSpec("Told")
-Made = TypeVar("Made")
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
 
 
-def launched(launch: Callable[Told, Made]) -> Callable[Told, Made]:
-    """Kernels start on the device of the first tensor, whichever is current."""
+def launched(launch: Callable[Params, Result]) -> Callable[Params, Result]:
+    """Decorator that launches kernels on the device of the first tensor."""
 
     @wraps(launch)
-    def there(*told: Told.args, **settings: Told.kwargs) -> Made:
-        with torch.cuda.device_of(told[0]):
-            return launch(*told, **settings)
+    def there(*args: Params.args, **settings: Params.kwargs) -> Result:
+        with torch.cuda.device_of(args[0]):
+            return launch(*args, **settings)
 
     return there
 
 
 def row_stride(x: Tensor) -> int:
-    """From one row to the next; 0 where all rows read the same."""
+    """Return the stride between rows; 0 if all rows are the same."""
     return 0 if x.shape[0] == 1 else x.stride(0)
 
 
 def stacked(value: Tensor, dim: int | None, rows: int) -> Tensor:
-    """A value as vmap hands it over, rows first; one that all rows share gets `rows` of them."""
+    """Return a vmapped value with rows first; a shared one is expanded to `rows`."""
     if dim is None:
         return value.expand(rows, *value.shape)
     return value.movedim(dim, 0)
 
 
 class Prepared(torch.autograd.Function):
-    """An input in the layout and type of our kernels; for one row or `[R, ...]` of them."""
+    """Converts an input to the layout and type of our kernels; one row or `[R, ...]`."""
 
     @staticmethod
     def forward(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -121,6 +122,6 @@ class Prepared(torch.autograd.Function):
 
 
 def prepare(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`Prepared`, with a type."""
+    """Typed `Prepared.apply`."""
     out: Tensor = Prepared.apply(x, dtype)
     return out

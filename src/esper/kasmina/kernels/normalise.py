@@ -1,4 +1,4 @@
-"""Group norm, and the ReLU behind it, of many members at once, channels last.
+"""Group norm, optionally with ReLU, of many members, channels last.
 
 A program takes one sample, or several small ones: it reads an image once (2 bytes a number), takes
 mean and variance of each group in float32, and writes what comes out (2 bytes). Backward reads the
@@ -29,9 +29,9 @@ from esper.kasmina.kernels.layout import (
 )
 
 LARGEST: Final = 2**15
-"""Numbers of a sample that one program can take."""
+"""Maximum elements of a sample per program."""
 NUMBERS: Final = 2**13
-"""Numbers that a program takes if samples are smaller."""
+"""Elements per program if samples are smaller."""
 NUMBERS_OF_A_WARP: Final = 2**10
 EPSILON: Final = 1e-5
 """Added to the variance, as torch does."""
@@ -39,7 +39,7 @@ EPSILON: Final = 1e-5
 
 @triton.jit
 def _samples(first_row, batch, SAMPLES: tl.constexpr):
-    """The program's first sample, how many there are from it on (SAMPLES at most), and its row."""
+    """Return the program's first sample, the number of samples (SAMPLES at most), and its row."""
     first = tl.program_id(0).to(tl.int64) * SAMPLES
     row = (first_row + tl.program_id(1)).to(tl.int64)
     return first, left_of(batch, first, SAMPLES), row
@@ -51,8 +51,7 @@ def _places(
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Axes: samples, places, groups, channels of a group. Where each number lies behind the first,
-    its channel, and whether it is there at all: samples are `left`."""
+    """Return offsets, channels and mask over (samples, pixels, groups, channels of a group)."""
     s = tl.arange(0, SAMPLES)[:, None, None, None]
     p = tl.arange(0, PLACES_UP)[None, :, None, None]
     g = tl.arange(0, GROUPS)[None, None, :, None]
@@ -63,7 +62,7 @@ def _places(
 
 @triton.jit
 def _mean(value, count):
-    """Over the places and channels of each group."""
+    """Mean over the pixels and channels of each group."""
     return (tl.sum(tl.sum(value, axis=3), axis=1) / count)[:, None, :, None]
 
 
@@ -130,14 +129,14 @@ def _backward(
 
 
 def supported(x: Tensor, groups: int) -> bool:
-    """Whether a sample `[..., C, H, W]` fits: channels and groups are powers of two."""
+    """Whether a sample `[..., C, H, W]` is supported: channels and groups are powers of two."""
     channels, height, width = x.shape[-3:]
     powers = channels == next_power(channels) and groups == next_power(groups)
     return powers and next_power(height * width) * channels <= LARGEST
 
 
 def _sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
-    """The constants of a launch, its programs a row, and how many warps it takes."""
+    """Return the constants of a launch, programs per row, and number of warps."""
     channels, places = x.shape[2], x.shape[3] * x.shape[4]
     up = next_power(places)
     samples = max(1, min(next_power(x.shape[1]), NUMBERS // (up * channels)))
@@ -151,7 +150,7 @@ def _sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
 def _normalised(
     x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool
 ) -> tuple[Tensor, Tensor]:
-    """What comes out, and mean and inverse deviation of each group."""
+    """Return the output, and mean and inverse deviation of each group."""
     x, weight, bias = dense_pixels(x, x.dtype), dense_inside(weight), dense_inside(bias)
     rows, batch = x.shape[:2]
     y = empty_activation(x.shape, x)
@@ -225,7 +224,7 @@ def _gradients(
     groups: int,
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the input, the scale and the shift."""
+    """Return the gradients of input, scale and shift."""
     x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
     weight, bias = dense_inside(weight), dense_inside(bias)
     rows, batch, channels = x.shape[:3]
@@ -244,6 +243,6 @@ def _gradients(
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> Tensor:
-    """`Normalise` without what it keeps for the way back."""
+    """Typed `Normalise.apply`, without the saved statistics."""
     out: Tensor = Normalise.apply(x, weight, bias, groups, relu)[0]
     return out

@@ -1,4 +1,4 @@
-"""2x2 max-pool with stride 2, channels last; a last odd row or column pools with what there is.
+"""2x2 max pool with stride 2, channels last; a last odd row or column is pooled alone.
 
 Forward reads 2 bytes a number and writes a quarter of them. Backward finds the winner again from
 the input (the first of equals, as in torch; NaN wins) and writes every gradient once.
@@ -20,7 +20,7 @@ from esper.kasmina.kernels.grids import block_of, row_launches
 from esper.kasmina.kernels.layout import dense_pixels, empty_activation, launched, stacked
 
 BLOCK: Final = 1024
-"""Outputs of a program."""
+"""Outputs per program."""
 
 
 @triton.jit
@@ -28,8 +28,8 @@ def _outputs(
     outputs,
     C: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The program's outputs: where they begin, their offsets and which there are; the sample that
-    the first is of (int64), and their numbers counted from that sample's first."""
+    """Return start, offsets and mask of the program's outputs, their first sample (int64), and
+    their indices relative to that sample."""
     start, offset, inside = block_of(outputs, BLOCK)
     sample = start // (C * WO * HO)
     return start, offset, inside, sample, (start - sample * (C * WO * HO)).to(tl.int32) + offset
@@ -40,7 +40,7 @@ def _four(
     x, n, inside,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
 ):  # fmt: skip
-    """The four numbers under output n, -inf beyond the edge, and the place of the first."""
+    """Load the four values under output n, -inf beyond the edge, and the index of the first."""
     c, column, row, sample = n % C, (n // C) % WO, (n // (C * WO)) % HO, n // (C * WO * HO)
     first = ((sample * H + 2 * row) * W + 2 * column) * C + c
     wide = inside & (2 * column + 1 < W)
@@ -55,7 +55,7 @@ def _four(
 
 @triton.jit
 def _winner(a, b, d, e):
-    """Value and number of the first largest; NaN counts as larger than all, the last NaN wins."""
+    """Return value and index of the first maximum; NaN is larger than all, the last NaN wins."""
     best, who = a, tl.zeros_like(a).to(tl.int32)
     take = (b > best) | (b != b)
     best, who = tl.where(take, b, best), tl.where(take, 1, who)
@@ -160,6 +160,6 @@ def _gradient(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def max_pool(x: Tensor) -> Tensor:
-    """`MaxPool`, with a type."""
+    """Typed `MaxPool.apply`."""
     out: Tensor = MaxPool.apply(x)
     return out

@@ -1,13 +1,12 @@
-"""Moving whole rows of activations: some out to their seeds, and the seeds' answers back in.
+"""Gather rows of activations for seeds, and add the seeds' results back.
 
-A row is one dense piece of memory; nothing here depends on how it is laid out inside. `Fork` hands
-out copies of rows, `Return` adds (alpha times) what came back to them. Seeds of one slot stand in
-different rows, so all of them are served by one copy of the activation. Backward is the same the
-other way round, without a pass over rows that have no seed.
+A row is contiguous memory; nothing here depends on the layout inside. `Fork` copies rows out,
+`Return` adds (alpha times) the results. Seeds of one slot are in different rows, so one copy of the
+activation serves all of them. The backward pass mirrors this and skips rows without a seed.
 
-Programs add without atomics, so a row may have one entry only that writes to it. Spare entries of a
-padded plan share a few padding rows; their alpha is 0, and such an entry writes to no row, neither
-forward nor backward.
+Programs add without atomics, so at most one entry may write to a row. Unused entries of a padded
+plan share a few padding rows; their alpha is 0, and such an entry writes nothing, neither forward
+nor backward.
 
 Shape letters: R rows, G rows of one group, N numbers of a row.
 """
@@ -28,7 +27,7 @@ from esper.kasmina.kernels.grids import block_of, row_launches
 from esper.kasmina.kernels.layout import launched
 
 BLOCK: Final = 4096
-"""Numbers of a program."""
+"""Elements per program."""
 
 
 @triton.jit
@@ -45,7 +44,7 @@ def _take(source, index, scale, target, first, size, SCALED: tl.constexpr, BLOCK
 
 @triton.jit
 def _add(target, index, scale, source, first, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    """target[index[g]] += source[g] (times scale[g]); nothing is written where scale[g] is 0"""
+    """target[index[g]] += source[g] (times scale[g]); skipped if scale[g] is 0"""
     at = (first + tl.program_id(1)).to(tl.int64)
     row, factor = tl.load(index + at).to(tl.int64), tl.load(scale + at)
     start, offset, inside = block_of(tl.where(factor != 0, size, 0), BLOCK)
@@ -58,7 +57,7 @@ def _add(target, index, scale, source, first, size, SCALED: tl.constexpr, BLOCK:
 
 
 def dense(h: Tensor) -> Tensor:
-    """`h` with each row one piece of memory, rows behind one another; itself where it is so."""
+    """Return `h` with contiguous, consecutive rows; no copy if it already is."""
     order = sorted(range(1, h.ndim), key=lambda d: (h.stride(d), -d))
     expected = 1
     for d in order:
@@ -69,7 +68,7 @@ def dense(h: Tensor) -> Tensor:
 
 
 def like_rows(h: Tensor, rows: int) -> Tensor:
-    """An empty tensor of so many rows, laid out inside as those of `h`."""
+    """Allocate `rows` rows with the inner layout of `h`."""
     size = h[0].numel()
     return torch.empty_strided(
         (rows, *h.shape[1:]), (size, *h.stride()[1:]), dtype=h.dtype, device=h.device
@@ -77,7 +76,7 @@ def like_rows(h: Tensor, rows: int) -> Tensor:
 
 
 def same_layout(grad: Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A gradient laid out inside its rows as the value it belongs to."""
+    """Return a gradient with the inner row layout of its value."""
     if grad.dtype == dtype and grad.stride()[1:] == stride[1:] and dense(grad) is grad:
         return grad
     out = torch.empty_strided(
@@ -90,7 +89,7 @@ def same_layout(grad: Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> Te
 def take_rows(
     h: Tensor, index: Tensor, out: Tensor | None = None, scale: Tensor | None = None
 ) -> Tensor:
-    """Copies of rows, times `scale` each where given."""
+    """Return copies of rows, optionally scaled."""
     out = like_rows(h, len(index)) if out is None else out
     size = h[0].numel()
     for first, count in row_launches(len(index)):
@@ -102,9 +101,9 @@ def take_rows(
 
 @launched
 def add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: bool) -> None:
-    """Add values, times alpha where `scaled`, to rows in place; where alpha is 0 nothing is added.
+    """Add values (times alpha if `scaled`) to rows in place; entries with alpha 0 are skipped.
 
-    An index names a row once, or any number of times with alpha 0.
+    A row may appear once in the index, or any number of times with alpha 0.
     """
     size = h[0].numel()
     for first, count in row_launches(len(index)):
@@ -155,7 +154,7 @@ class Return(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """(h, index, detach) -> h with copies of rows behind it; `detach`: they have no way back."""
+    """(h, index, detach) -> h with copies of rows appended, optionally detached."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, index: Tensor, detach: bool) -> Tensor:
@@ -180,13 +179,13 @@ class Join(torch.autograd.Function):
 
 
 def join(h: Tensor, source: Tensor, detach: bool) -> Tensor:
-    """`Join`, with a type."""
+    """Typed `Join.apply`."""
     out: Tensor = Join.apply(h, source, detach)
     return out
 
 
 def fork(h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """`Fork`, with a type; `alpha` as for `give_back`."""
+    """Typed `Fork.apply`; `alpha` as for `give_back`."""
     out: tuple[Tensor, ...] = Fork.apply(h, *chain.from_iterable(zip(index, alpha, strict=True)))
     return out
 
@@ -194,7 +193,7 @@ def fork(h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor]) -> tuple[T
 def give_back(
     h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor], update: Sequence[Tensor]
 ) -> Tensor:
-    """`h` with alpha times its update added to each row of each group."""
+    """Return `h` with alpha times its update added to each row of each group."""
     parts = chain.from_iterable(zip(index, alpha, update, strict=True))
     out: Tensor = Return.apply(h, *parts)
     return out

@@ -1,12 +1,11 @@
-"""How stacked parameters learn on a GPU: one pass for the norms, one for clip and update.
+"""Stacked optimiser steps on a GPU: one pass for the norms, one for clipping and update.
 
-Bytes per parameter, the floor: the norm reads 4; SGD reads 12 (value, gradient, momentum) and
-writes 8; AdamW reads 16 and writes 12. A row at rest costs nothing: it is neither read nor
-written, and so comes out bit-identical.
+Bytes per parameter, at least: the norm reads 4; SGD reads 12 (value, gradient, momentum) and writes
+8; AdamW reads 16 and writes 12. An inactive row is neither read nor written, and so stays
+bit-identical.
 
-The laws, and the order of their operations, are those of `optim.StackedOptimizer`; products and
-sums are not contracted, roots and quotients are rounded as IEEE says. Nothing is summed in an
-order that could change.
+The update rules and the order of operations are those of `optim.StackedOptimizer`; multiply-adds
+are not contracted, roots and quotients are IEEE-rounded, and all sums have a fixed order.
 
 Shape letters: E members, P parameters of one member.
 """
@@ -27,10 +26,10 @@ if TYPE_CHECKING:
     from esper.kasmina.optim_config import OptimConfig
 
 BLOCK = 1024
-"""Parameters one program updates."""
+"""Parameters per program."""
 NORM_BLOCK = 4096
 NORM_ROUNDS = 4
-"""A program sums up the squares of NORM_ROUNDS times NORM_BLOCK gradients at most."""
+"""A program sums the squares of at most NORM_ROUNDS times NORM_BLOCK gradients."""
 
 
 @triton.jit
@@ -60,7 +59,7 @@ def _norm_kernel(
 
 
 def row_norms(grad_EP: Tensor) -> Tensor:
-    """`[E]`: the norm of each row."""
+    """Return `[E]` the norm of each row."""
     grad_EP = _rows(grad_EP)
     members, count = grad_EP.shape
     block = min(NORM_BLOCK, triton.next_power_of_2(count))
@@ -85,8 +84,8 @@ def row_norms(grad_EP: Tensor) -> Tensor:
 
 @triton.jit
 def _row_places(active, first, count, MASKED: tl.constexpr, BLOCK: tl.constexpr):
-    """A program's member, where its parameters begin (int64), their offsets from there, and which
-    of them to update."""
+    """Return a program's member, the start (int64) and offsets of its parameters, and the update
+    mask."""
     member = (first + tl.program_id(1)).to(tl.int64)
     start, offset, mask = block_of(count, BLOCK)
     if MASKED:
@@ -96,7 +95,7 @@ def _row_places(active, first, count, MASKED: tl.constexpr, BLOCK: tl.constexpr)
 
 @triton.jit
 def _clipped(grad, norm, member, clip_norm, CLIP: tl.constexpr):
-    """The gradient, scaled down where its row's norm is above the limit; NaN stays NaN."""
+    """Return the gradient, clipped if its row's norm is above the limit; NaN stays NaN."""
     if CLIP:
         scale = tl.div_rn(clip_norm, tl.load(norm + member) + 1e-6)
         grad = grad * tl.where(scale > 1.0, 1.0, scale)
@@ -140,7 +139,7 @@ def _sgd_kernel(
 
 @triton.jit
 def _debias(steps, log_beta):
-    """1 - beta**steps; in float64, where the difference loses nothing that float32 would keep."""
+    """1 - beta**steps, in float64 to avoid cancellation."""
     return (1.0 - tl.exp(steps.to(tl.float64) * log_beta)).to(tl.float32)
 
 
@@ -223,7 +222,7 @@ def update_rows(
 def _rule(
     config: OptimConfig, state: dict[str, Tensor]
 ) -> tuple[Any, tuple[Tensor, ...], tuple[float, ...], dict[str, bool | int]]:
-    """The kernel of an update rule, its moments, its numbers and its switches."""
+    """Return the kernel of an update rule, its moments, constants and switches."""
     decay = float(config.weight_decay)
     if config.kind == "sgd":
         switches: dict[str, bool | int] = {"DECAY": decay != 0, "NESTEROV": config.nesterov}
@@ -240,5 +239,5 @@ def _log(beta: float) -> float:
 
 
 def _rows(grad_EP: Tensor) -> Tensor:
-    """The same gradient with each row in one piece; rows may lie apart."""
+    """Return the gradient with contiguous rows, which may be strided."""
     return grad_EP if grad_EP.stride(1) == 1 else grad_EP.contiguous()

@@ -18,7 +18,7 @@ from esper.leyline.errors import EsperError, shorten
 from esper.leyline.user_errors import is_out_of_memory
 from esper.scripts.cli.signals import Stopped, signals_interrupt
 from esper.scripts.cli.streams import with_steady_output
-from esper.storage.atomic import is_unwritable, write_advice
+from esper.storage.atomic import is_write_failure, write_advice
 
 C = TypeVar("C")
 
@@ -62,7 +62,7 @@ def _status_of(work: Callable[[], int | None]) -> int:
         print(f"error: out of memory ({_first_line(error)}): {SMALLER}", file=sys.stderr)
         return REFUSED
     except OSError as error:
-        if error.errno != errno.ENAMETOOLONG and not is_unwritable(error):
+        if error.errno != errno.ENAMETOOLONG and not is_write_failure(error):
             raise
         where = _shorten_words(str(error.filename or "a file"))
         print(f"error: {where}: {error.strerror}; {_advice(error)}", file=sys.stderr)

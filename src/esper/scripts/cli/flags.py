@@ -11,7 +11,7 @@ from typing import Final, Literal
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import LARGEST_COUNT, require_at_most
+from esper.leyline.limits import MAX_COUNT, require_at_most
 from esper.simic.training.schedules import WHOLE_RUN, Schedule
 
 REGISTRY: Final = ConstructorRegistry()
@@ -131,7 +131,7 @@ def fill_in(argv: Sequence[str], flag: str, value: str) -> list[str]:
     return filled
 
 
-def require_counts(most: int = LARGEST_COUNT, **counts: int) -> None:
+def require_counts(most: int = MAX_COUNT, **counts: int) -> None:
     """Refuse a flag whose number is below 1 or above `most`."""
     for name, value in counts.items():
         flag = f"--{name.replace('_', '-')}"

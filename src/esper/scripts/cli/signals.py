@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from esper.leyline.stopping import STOP_SIGNALS, handler_of_the_next
+from esper.leyline.stopping import STOP_SIGNALS, second_stop_handler
 
 
 class Stopped(KeyboardInterrupt):
@@ -46,5 +46,5 @@ def signals_interrupt() -> Iterator[None]:
 def _stop(number: int, frame: FrameType | None) -> None:
     for other in STOP_SIGNALS:
         if signal.getsignal(other) is _stop:
-            signal.signal(other, handler_of_the_next(other))
+            signal.signal(other, second_stop_handler(other))
     raise Stopped(number)

@@ -12,7 +12,7 @@ from typing import Final
 
 from esper.leyline.errors import EsperError, shown
 from esper.scripts.cli.flags import peek
-from esper.tasks.outside import is_file_reference
+from esper.tasks.task_files import is_file_reference
 
 LONGEST_NAME: Final = 200
 """Characters that are repeated of a name that a terminal cannot show as it is."""

@@ -12,7 +12,7 @@ import tyro
 
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import MOST_MEMBERS
+from esper.leyline.limits import MAX_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
 from esper.scripts.cli.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
@@ -58,7 +58,7 @@ class Compare(ComputeSettings):
         if not self.policies:
             raise EsperError("no policies: name at least one, for example wait heuristic")
         require_counts(seeds=self.seeds)
-        require_counts(MOST_MEMBERS, envs=self.envs)
+        require_counts(MAX_MEMBERS, envs=self.envs)
         runs = math.ceil(self.seeds / self.envs)
         require_evaluation_seeds(self.first_seed, runs, "--first-seed")
 

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.karn.display import say
-from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shortened
+from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shorten_label
 from esper.leyline.codec import Json, to_json
 from esper.leyline.statistics import Estimate
 from esper.scripts.cli.console import console_for_report
@@ -91,12 +91,12 @@ def score_table(found: Comparison) -> Table:
     score = METRICS[0]
     table = Table(title=escape(title_of(found)), box=SIMPLE_HEAD)
     table.add_column("policy", no_wrap=True)
-    first = escape(shortened(found.contestants[0].label, LABEL_SHOWN // 2))
+    first = escape(shorten_label(found.contestants[0].label, LABEL_SHOWN // 2))
     for name in ("score, IQM (95 %)", f"minus {first} (95 %)", "P(better)", "better on"):
         table.add_column(name, justify="right")
     for contestant in found.contestants:
         standing = contestant.standing(score.name)
-        row = [shortened(contestant.label, LABEL_SHOWN), with_interval(standing.iqm, "{:.3f}")]
+        row = [shorten_label(contestant.label, LABEL_SHOWN), with_interval(standing.iqm, "{:.3f}")]
         if standing.difference is not None and standing.improvement is not None:
             row += [
                 with_interval(standing.difference.student, "{:+.3f}"),
@@ -122,7 +122,7 @@ def cost_table(found: Comparison) -> Table:
             for metric in METRICS
             if metric.name in names
         ]
-        label = escape(shortened(contestant.label, LABEL_SHOWN))
+        label = escape(shorten_label(contestant.label, LABEL_SHOWN))
         table.add_row(label, *values, f"{contestant.result.seconds_per_host:.2f}")
     return table
 

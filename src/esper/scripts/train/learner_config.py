@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import MOST_MEMBERS
+from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.cli.flags import fill_in, peek, peek_count, require_counts
 from esper.scripts.cli.trust import require_trust
@@ -75,7 +75,7 @@ class TrainPPO:
 
     def check(self) -> TaskSpec:
         """Refuse what cannot work before anything is loaded; the task."""
-        require_counts(MOST_MEMBERS, evaluation_envs=self.judged_members)
+        require_counts(MAX_MEMBERS, evaluation_envs=self.judged_members)
         require_counts(checkpoint_every=self.checkpoint_every, keep=self.keep)
         return self.training.check()
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from esper.karn.display import clock_time, say
+from esper.karn.display import format_duration, say
 from esper.scripts.cli.console import console_for_report
 from esper.scripts.compare.judging import BASELINES
 from esper.scripts.train.config import Train
@@ -180,8 +180,8 @@ def _time_lines(probe: Probe, work: Work) -> list[str]:
         probe.line(),
         f"a step takes {bare:.3f} s on bare hosts ({_rate(envs / bare)} member-steps/s), "
         f"{grown:.3f} s with seeds in half of the slots ({_rate(envs / grown)} member-steps/s)",
-        f"estimated time: {clock_time(work.seconds(bare))} if nothing grows, "
-        f"{clock_time(work.seconds(grown))} with half of the slots in use",
+        f"estimated time: {format_duration(work.seconds(bare))} if nothing grows, "
+        f"{format_duration(work.seconds(grown))} with half of the slots in use",
     ]
 
 

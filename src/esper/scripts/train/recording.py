@@ -13,7 +13,7 @@ from esper.karn.run_progress import RunProgressSink
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
-from esper.nissa.shared import use_hub
+from esper.nissa.process_hub import use_hub
 from esper.scripts.train.config import Recording
 
 

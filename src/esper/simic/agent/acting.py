@@ -115,7 +115,7 @@ class _Room:
 
     def answer(self) -> Answer:
         """Copies of what the step read and wrote."""
-        inputs = PolicyInputs.from_tensors(self.packed.copies())
+        inputs = PolicyInputs.from_tensors(self.packed.clone())
         out, end = self.out.clone(), self.members * TOLD
         outputs_EX = out[:end].view(self.members, TOLD)
         state = PolicyState(*out[end:].view(2, self.members, self.width))

@@ -11,7 +11,7 @@ import tyro
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.errors import EsperError
-from esper.leyline.limits import MOST_EPOCHS, require_at_most
+from esper.leyline.limits import MAX_EPOCHS, require_at_most
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
 
@@ -61,7 +61,7 @@ class PPOConfig:
     """Divide rewards by the running deviation of the return."""
 
     def __post_init__(self) -> None:
-        require_at_most("PPOConfig.epochs=", self.epochs, MOST_EPOCHS)
+        require_at_most("PPOConfig.epochs=", self.epochs, MAX_EPOCHS)
         require_at_most("PPOConfig.minibatches=", self.minibatches)
         for name in ("gamma", "gae_lambda"):
             _require_within(name, getattr(self, name), 1.0)

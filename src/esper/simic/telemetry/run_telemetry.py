@@ -18,7 +18,7 @@ from esper.leyline.payloads import RunStarted, RunStatus
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import TelemetryConfig, TelemetryLevel
 from esper.nissa.hub import TelemetryHub
-from esper.nissa.shared import get_hub
+from esper.nissa.process_hub import get_hub
 from esper.simic.telemetry.listener import RunTally, TelemetryListener
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine

@@ -22,7 +22,12 @@ from esper.leyline.actions import (
 from esper.leyline.codec import ALWAYS_WRITTEN
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.limits import LONGEST_EPISODE, MOST_BATCHES, MOST_MEMBERS, require_at_most
+from esper.leyline.limits import (
+    MAX_BATCHES_PER_STEP,
+    MAX_EPISODE_LENGTH,
+    MAX_MEMBERS,
+    require_at_most,
+)
 from esper.leyline.seeds import require_training_seed
 from esper.simic.agent.config import NO_PREFIX, PPOConfig
 from esper.simic.rewards.config import RewardConfig
@@ -72,9 +77,9 @@ class TaskConfig:
     """files: the task's own data; synthetic: made-up data of the same shape."""
 
     def __post_init__(self) -> None:
-        require_at_most("episode_length=", self.episode_length, LONGEST_EPISODE)
+        require_at_most("episode_length=", self.episode_length, MAX_EPISODE_LENGTH)
         require_at_most("batch_size=", self.batch_size)
-        require_at_most("batches_per_step=", self.batches_per_step, MOST_BATCHES)
+        require_at_most("batches_per_step=", self.batches_per_step, MAX_BATCHES_PER_STEP)
         if not 0 <= self.rent < math.inf:
             raise EsperError(f"rent={self.rent}: must be 0 or more, and finite")
 
@@ -113,7 +118,7 @@ class PopulationConfig(ComputeSettings):
     """Action heads with one choice only: (head, index of the choice)."""
 
     def __post_init__(self) -> None:
-        require_at_most("envs=", self.envs, MOST_MEMBERS)
+        require_at_most("envs=", self.envs, MAX_MEMBERS)
         require_at_most("rollout_steps=", self.rollout_steps)
         require_at_most("counterfactual_stride=", self.counterfactual_stride)
         if self.envs < 1:

@@ -24,8 +24,8 @@ from types import NoneType, UnionType
 from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.codec import Json, from_json
-from esper.leyline.errors import EsperError, UnknownNameError, reason_of, shown
-from esper.leyline.limits import LARGEST_COUNT
+from esper.leyline.errors import EsperError, UnknownNameError, parse_error_line, shown
+from esper.leyline.limits import MAX_COUNT
 from esper.simic.training.config import PRESETS, TaskConfig, TrainingConfig, preset
 from esper.simic.training.schedules import Schedule
 from esper.storage.sealed_json import parse_json, require_shallow, unseal
@@ -50,7 +50,7 @@ def read_entries(path: Path) -> Entries:
         raise EsperError(f"config file {path} {error}") from None
     except ValueError as error:  # of both parsers, and of text that is not UTF-8
         kind = path.suffix[1:].upper()
-        raise EsperError(f"config file {path} is not {kind}: {reason_of(error)}") from None
+        raise EsperError(f"config file {path} is not {kind}: {parse_error_line(error)}") from None
     if not isinstance(entries, dict):
         raise EsperError(
             f"config file {path}: a {type(entries).__name__}, expected settings by name"
@@ -148,7 +148,7 @@ def resolve(
     of_file = named.get("name") if isinstance(named, dict) else None
     wanted = task or (of_file if isinstance(of_file, str) else None)
     said = entries.get("rounds") if rounds is None else rounds
-    over = said if type(said) is int and 0 < said <= LARGEST_COUNT else TrainingConfig().rounds
+    over = said if type(said) is int and 0 < said <= MAX_COUNT else TrainingConfig().rounds
     fitting = wanted or TaskConfig().name
     base = preset(preset_name or (fitting if fitting in PRESETS else "plain"), over)
     if wanted is not None and wanted != base.task.name:

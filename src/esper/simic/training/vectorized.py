@@ -176,7 +176,7 @@ def _opened(
 
 def _require_trusted(config: TrainingConfig, spec: TaskSpec | None, folder: RunFolder) -> None:
     """A run folder may come from others: code it names is run only if the caller asks for it."""
-    from esper.tasks.outside import is_file_reference
+    from esper.tasks.task_files import is_file_reference
 
     if spec is None and is_file_reference(config.task.name):
         raise EsperError(

@@ -52,7 +52,7 @@ class SixWays(WaitPolicy):
             alpha_target=np.full_like(op, ALPHA_TARGETS.index(1.0)),
             alpha_speed=speed,
         )
-        return PolicyDecision.certain(chosen), policy_state
+        return PolicyDecision.deterministic(chosen), policy_state
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ from esper.simic.training.runs.provenance import git_revision, versions
 from esper.storage.atomic import sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
-from esper.tasks.outside import digest_of_task_file
+from esper.tasks.task_files import task_file_digest
 
 RUN: Final = "run.json"
 CONFIG: Final = "config.json"
@@ -272,7 +272,7 @@ class RunFolder:
             changed=changed,
             end=None,
             failure="",
-            task_file=digest_of_task_file(config.task.name),
+            task_file=task_file_digest(config.task.name),
         )
         self.config = config
         sessions = (*self.info.sessions, session)

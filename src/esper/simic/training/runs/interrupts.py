@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from esper.leyline.payloads import SlotPayload
 from esper.leyline.records import Rollout, StepRecord
-from esper.leyline.stopping import STOP_SIGNALS, handler_of_the_next
+from esper.leyline.stopping import STOP_SIGNALS, second_stop_handler
 
 if TYPE_CHECKING:
     from esper.simic.training.history import RoundRecord
@@ -65,7 +65,7 @@ class Interrupts:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         for heard in self._before:
-            signal.signal(heard, handler_of_the_next(heard))
+            signal.signal(heard, second_stop_handler(heard))
         self.asked = signal.Signals(number).name
         line = f"{self.asked}: stopping behind this step, then saving; once more exits at once\n"
         with contextlib.suppress(OSError):  # nobody may be reading: Ctrl-C ends `| tee` as well

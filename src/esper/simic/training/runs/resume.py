@@ -24,7 +24,7 @@ from esper.simic.training.runs.checkpoints import (
 )
 from esper.simic.training.runs.folder import CONFIG, checkpoints_of, read_info
 from esper.simic.training.runs.provenance import versions
-from esper.tasks.outside import digest_of_task_file, is_file_reference
+from esper.tasks.task_files import is_file_reference, task_file_digest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -265,7 +265,7 @@ def _without_config(folder: Path, checkpoint: Path | None) -> tuple[str, ...]:
 def _edited_task_file(path: Path, config: TrainingConfig) -> tuple[str, ...]:
     """Whether the file of the run's task is another one than in the session before."""
     digests = [session.task_file for session in read_info(path).sessions if session.task_file]
-    now = digest_of_task_file(config.task.name)
+    now = task_file_digest(config.task.name)
     if not digests or not now or digests[-1] == now:
         return ()
     name = shorten(config.task.name, LONGEST_VALUE)

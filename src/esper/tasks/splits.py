@@ -1,31 +1,34 @@
-"""How validation parts are cut out of training data: by class to one sample, or by blocks of text.
+"""Split validation parts off training data: stratified by class, or by blocks of text.
 
-The cut follows from its own seed, never from a run's: two runs differ in their initial weights and
-batches, not in what they are judged on.
+The split has its own seed, independent of the run's: runs differ in initial weights and batches,
+not in their validation data.
 
 Shape letters: N samples, K classes, L tokens, B blocks, T tokens of a sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from esper.leyline.arrays import Ints
+from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
+from esper.tasks.spec import TaskData, TaskPart
 
 SPLIT_SEED = 0
-"""The seed of every cut."""
+"""Seed of every split."""
 
 
-def cut_counts(labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED) -> tuple[Ints, ...]:
-    """Indices of parts of exactly these sizes, then of what is left, each sorted.
+def stratified_indices(
+    labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED
+) -> tuple[Ints, ...]:
+    """Return sorted indices of parts of exactly these sizes, then of the remainder.
 
-    In every part each class has its share of what the parts before it left, to one sample.
+    Every part is stratified by class, to one sample.
     """
     if min(sizes) < 1 or sum(sizes) >= len(labels_N):
         raise EsperError(
@@ -53,7 +56,7 @@ def cut_counts(labels_N: Ints, sizes: Sequence[int], seed: int = SPLIT_SEED) -> 
 
 
 def _quotas(counts_K: Ints, size: int, seed: int, number: int) -> Ints:
-    """How many of each class, `size` in all: shares rounded down, the largest remainders up."""
+    """Return how many samples of each class to take, `size` in total (largest remainders)."""
     share_K = counts_K * size / counts_K.sum()
     quota_K: Ints = np.floor(share_K).astype(np.int64)
     tie_K = np.random.default_rng(stream_seed(seed, "cut", "tie", number)).random(len(counts_K))
@@ -62,12 +65,12 @@ def _quotas(counts_K: Ints, size: int, seed: int, number: int) -> Ints:
     return quota_K
 
 
-def cut_blocks(
+def split_blocks(
     tokens_L: npt.NDArray[Any], length: int, counts: Sequence[int], seed: int = SPLIT_SEED
 ) -> tuple[npt.NDArray[Any], ...]:
-    """Blocks of `length` tokens: so many for each part, then what is left, each in text order.
+    """Return `counts` blocks of `length` tokens per part, then the remaining ones, in text order.
 
-    A token is in one block only, the rest behind the last whole block in none.
+    Blocks do not overlap; tokens after the last complete block are dropped.
     """
     blocks = len(tokens_L) // length
     if min(counts) < 1 or sum(counts) >= blocks:
@@ -82,7 +85,7 @@ def cut_blocks(
 
 
 def sequences(tokens_BL: npt.NDArray[Any], context: int) -> tuple[Ints, Ints]:
-    """Inputs and next tokens `[N, T]` of every block; no sequence crosses the edge of a block.
+    """Return inputs and next tokens `[N, T]` of every block; sequences never cross blocks.
 
     >>> inputs_NT, labels_NT = sequences(np.arange(5)[None], context=2)
     >>> inputs_NT.tolist(), labels_NT.tolist()
@@ -92,3 +95,21 @@ def sequences(tokens_BL: npt.NDArray[Any], context: int) -> tuple[Ints, Ints]:
     inputs = tokens_BL[:, : each * context].reshape(-1, context)
     labels = tokens_BL[:, 1 : each * context + 1].reshape(-1, context)
     return inputs.astype(np.int64), labels.astype(np.int64)
+
+
+def split_validation(
+    whole: TaskPart,
+    test: TaskPart,
+    validation: int,
+    statistics: Callable[[npt.NDArray[Any]], tuple[Floats, Floats]],
+) -> TaskData:
+    """Split `validation` samples each for val_control and val_score off a training set, by class.
+
+    `statistics`: returns mean and std of the remaining training inputs.
+    """
+    control, score, train = (
+        TaskPart(whole.inputs[chosen], whole.labels[chosen])
+        for chosen in stratified_indices(whole.labels, (validation, validation))
+    )
+    mean_C, std_C = statistics(train.inputs)
+    return TaskData(train, val_control=control, val_score=score, test=test, mean=mean_C, std=std_C)

@@ -1,7 +1,7 @@
-"""Where data files lie: the data directory, the folder of a data set in it, what to say without.
+"""Locate data files: the data directory and the folders of data sets in it.
 
-`--data-dir` (in code an argument) names the directory. Without it `$ESPER_DATA_DIR` is looked at,
-then `./data`. Every data set has a folder of its own there, laid out as its makers publish it.
+The directory is `--data-dir` (an argument in code), else `$ESPER_DATA_DIR`, else `./data`. Every
+data set has its own folder there, laid out as published.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ DEFAULT: Final = Path("data")
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A published data set, for people and for the search."""
+    """A published data set and its folders."""
 
     title: str
-    """What people call it."""
+    """Display name."""
     folders: tuple[str, ...]
-    """Its folder in the data directory, one name for each layout; the first found is read."""
+    """Folder names in the data directory, one per layout; the first that exists is read."""
     source: str
-    """Where to get it."""
+    """Where to download it."""
 
     def __post_init__(self) -> None:
         if not self.folders:
             raise EsperError(f"data set {self.title!r}: name at least one folder")
 
 
-def data_places(data_dir: Path | None = None) -> tuple[Path, ...]:
-    """The directories to look into, in order.
+def data_directories(data_dir: Path | None = None) -> tuple[Path, ...]:
+    """Return the directories to search, in order.
 
-    >>> data_places(Path("mine"))
+    >>> data_directories(Path("mine"))
     (PosixPath('mine'),)
     """
     if data_dir is not None:
@@ -47,45 +47,47 @@ def data_places(data_dir: Path | None = None) -> tuple[Path, ...]:
 
 
 def find_data(dataset: DataSet, data_dir: Path | None = None) -> Path | None:
-    """The data set's folder, or None."""
-    folders = (place / name for place in data_places(data_dir) for name in dataset.folders)
+    """Return the folder of the data set, or None."""
+    folders = (place / name for place in data_directories(data_dir) for name in dataset.folders)
     return next((folder for folder in folders if folder.is_dir()), None)
 
 
 def locate_data(dataset: DataSet, data_dir: Path | None = None) -> Path:
-    """The data set's folder, or an error that names the places and the ways out."""
+    """Return the folder of the data set; raises with the searched directories if missing."""
     found = find_data(dataset, data_dir)
     if found is None:
-        raise EsperError(f"{dataset.title} is not in {_places(data_dir)}: {how_to_get(dataset)}")
+        raise EsperError(
+            f"{dataset.title} is not in {_searched_directories(data_dir)}: {download_hint(dataset)}"
+        )
     return found
 
 
-def how_to_get(dataset: DataSet) -> str:
-    """What to do where the data set is missing."""
+def download_hint(dataset: DataSet) -> str:
+    """Return instructions for a missing data set."""
     folders = " or ".join(f"{name}/" for name in dataset.folders)
     return (
-        f"get it from {dataset.source} and unpack it there as {folders}, name its place with "
-        f"--data-dir, or take made-up data of its shape with --data synthetic"
+        f"get it from {dataset.source} and unpack it there as {folders}, give its directory with "
+        f"--data-dir, or use synthetic data of its shape with --data synthetic"
     )
 
 
-def _places(data_dir: Path | None) -> str:
+def _searched_directories(data_dir: Path | None) -> str:
     if data_dir is not None:
         return f"--data-dir {data_dir}"
     named = os.environ.get(VARIABLE) or "not set"
     return f"${VARIABLE} ({named}) nor in ./{DEFAULT} ({DEFAULT.absolute()})"
 
 
-# ---- one file --------------------------------------------------------------------------------
+# ---- reading files ---------------------------------------------------------------------------
 
 
 def damaged(path: Path, why: str, dataset: DataSet) -> EsperError:
-    """The error for a file that is not what its name says."""
+    """Return the error for a damaged file."""
     return EsperError(f"{path}: {why}; get it again from {dataset.source}")
 
 
 def pick_file(folder: Path, names: tuple[str, ...], dataset: DataSet) -> Path:
-    """The first of these files that is there."""
+    """Return the first of these files that exists."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -93,7 +95,7 @@ def pick_file(folder: Path, names: tuple[str, ...], dataset: DataSet) -> Path:
 
 
 def read_file(path: Path, most: int, dataset: DataSet, cut: bool = False) -> bytes:
-    """The bytes of a file; one longer than `most` is refused unread, or `cut` there."""
+    """Read a file; one longer than `most` raises unread, or is truncated with `cut`."""
     try:
         with path.open("rb") as file:
             content = file.read(most if cut else most + 1)
@@ -108,7 +110,7 @@ def read_file(path: Path, most: int, dataset: DataSet, cut: bool = False) -> byt
 
 
 def check_sha1(path: Path, content: bytes, wanted: str, dataset: DataSet) -> None:
-    """Refuse content that is not the published one."""
+    """Raise unless the content has the published checksum."""
     found = hashlib.sha1(content, usedforsecurity=False).hexdigest()
     if found != wanted:
         raise damaged(

@@ -9,7 +9,7 @@ from torch import nn
 
 from esper.device import rng
 from esper.kasmina import CNNHost
-from esper.kasmina.initial import Initialiser, build
+from esper.kasmina.initialisation import Initialiser, build
 from esper.kasmina.layers import Conv2d
 from esper.leyline import GOLDEN, mix64, stream_keys
 from support import DEVICES
@@ -125,6 +125,6 @@ def test_nothing_leaks_into_the_global_generators():
 
 def test_uniform_values_leave_both_ends_out():
     """At the smallest and the largest word there is."""
-    ends = rng.between_0_and_1(torch.tensor([0, 2**24 - 1]))
+    ends = rng.to_unit_interval(torch.tensor([0, 2**24 - 1]))
     assert 0.0 < ends[0] < 1e-7
     assert 1.0 - 1e-7 < ends[1] < 1.0

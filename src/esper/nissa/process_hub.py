@@ -1,4 +1,4 @@
-"""Which hub does this process record with?"""
+"""The hub of the process."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _hub = TelemetryHub((), TelemetryLevel.OFF)
 
 
 def get_hub() -> TelemetryHub:
-    """The hub of this process; it does nothing until `set_hub` or `use_hub` names another."""
+    """Return the hub of this process; a no-op hub until `set_hub` or `use_hub` is called."""
     return _hub
 
 
 def set_hub(hub: TelemetryHub) -> TelemetryHub:
-    """Record with `hub` from now on; returns the one before, which stays open."""
+    """Replace the hub of this process; return the previous one, which stays open."""
     global _hub
     before, _hub = _hub, hub
     return before
@@ -25,7 +25,7 @@ def set_hub(hub: TelemetryHub) -> TelemetryHub:
 
 @contextmanager
 def use_hub(hub: TelemetryHub) -> Iterator[TelemetryHub]:
-    """Record with `hub` inside the block, close it at its end, and go back to the one before."""
+    """Use `hub` inside the block, then close it and restore the previous one."""
     before = set_hub(hub)
     try:
         yield hub

@@ -1,9 +1,9 @@
-"""In which order members see the training images: whole epochs, each member its own permutations.
+"""Order of training samples: whole epochs, each member with its own permutations.
 
-A member's order comes from its own named streams, so it does not depend on how many members there
-are, and runs with the same seed that are to be compared see the same batches.
+A member's order comes from its own random streams, so it does not depend on the number of members,
+and runs with the same seed see the same batches.
 
-Shape letters: E members, P passes (epochs), N images, L places in the order.
+Shape letters: E members, P epochs, N images, L positions in the order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from esper.leyline.streams import GOLDEN, mix64, stream_keys
 
 
 def epoch_order(seed: int, members: int, images: int, length: int, round_index: int = 0) -> Ints:
-    """`order_EL`: image indices, one permutation of all images after the other.
+    """Return `order_EL`: image indices, one permutation of all images after the other.
 
     >>> order_EL = epoch_order(seed=0, members=2, images=3, length=7)
     >>> np.sort(order_EL[:, :3]).tolist(), np.sort(order_EL[:, 3:6]).tolist()

@@ -1,7 +1,7 @@
-"""Tasks that users bring: a `TaskSpec` in a Python file, or in a package that offers one.
+"""Load a user's `TaskSpec` from a Python file or from an entry point of a package.
 
-A file is named as `path/to/file.py`, or `path/to/file.py:name` where it defines several; it is
-run, so only name files you trust. A package offers a task with
+A file is given as `path/to/file.py`, or `path/to/file.py:name` if it defines several; it is
+executed, so only use files you trust. A package provides a task with
 
     [project.entry-points."esper.tasks"]
     my_task = "my_package.tasks:MY_TASK"
@@ -26,11 +26,11 @@ from esper.tasks.spec import TaskSpec
 GROUP: Final = "esper.tasks"
 SUFFIX: Final = ".py"
 _MODULE: Final = "esper_task_file:"
-"""A file's module is called this and its full path, so that no import can meet it."""
+"""Prefix of the module name; the full path follows, so that no import can collide with it."""
 
 
 def is_file_reference(text: str) -> bool:
-    """Whether a task is named by a file.
+    """Whether a task reference is a file.
 
     >>> is_file_reference("mine.py"), is_file_reference("mine.py:a"), is_file_reference("digits")
     (True, True, False)
@@ -43,9 +43,8 @@ def _split(reference: str) -> tuple[str, str | None]:
     return (path, name) if colon and path.endswith(SUFFIX) else (reference, None)
 
 
-def digest_of_task_file(reference: str) -> str:
-    """SHA-256 of the file that a task is named by, without what that imports; empty where it is
-    named by none, or none can be read."""
+def task_file_digest(reference: str) -> str:
+    """Return the SHA-256 of a task file, without its imports; empty if it is not readable."""
     if not is_file_reference(reference):
         return ""
     try:
@@ -56,10 +55,10 @@ def digest_of_task_file(reference: str) -> str:
 
 
 def read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]]) -> TaskSpec:
-    """The task that a file defines; `path.py:name` chooses between several.
+    """Return the task that a file defines; `path.py:name` selects one of several.
 
-    `tasks`: those registered now. What is registered before the file runs is not the file's, even
-    where a variable of it holds one to start from; what it registers itself is.
+    `tasks`: returns the registered tasks. Tasks registered before the file runs do not count as the
+    file's, even if it holds one in a variable to build on; those it registers itself do.
     """
     text, name = _split(str(reference))
     path = Path(text)
@@ -86,26 +85,26 @@ def read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]
 
 
 def _run(path: Path) -> ModuleType:
-    """The file as a module; it leaves no compiled copy behind, so an edit always counts."""
+    """Execute the file as a module, without writing bytecode, so that every edit takes effect."""
     module = ModuleType(f"{_MODULE}{path.resolve()}")
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses of the file look themselves up here
+    sys.modules[module.__name__] = module  # dataclasses look up their module here
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except (Exception, SystemExit) as error:
         del sys.modules[module.__name__]
-        raise EsperError(f"task file {path} failed: {_in_one_line(error)}") from error
+        raise EsperError(f"task file {path} failed: {_format_error(error)}") from error
     return module
 
 
-def _in_one_line(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     text = " ".join(str(error).split())
     line = _line_of(error)
     return f"{type(error).__name__}{line}" + (f": {text}" if text else "")
 
 
 def _line_of(error: BaseException) -> str:
-    """The line of the file that was being run, without what it called."""
+    """Return the line of the file itself that was executing."""
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -115,30 +114,30 @@ def _line_of(error: BaseException) -> str:
     return f" in line {frames[0]}" if frames else ""
 
 
-def offered_tasks() -> dict[str, EntryPoint]:
-    """What installed packages offer, unloaded, by name."""
+def task_entry_points() -> dict[str, EntryPoint]:
+    """Return the entry points of installed packages by name, not loaded."""
     return {entry.name: entry for entry in importlib.metadata.entry_points(group=GROUP)}
 
 
-def load_offered(entry: EntryPoint) -> TaskSpec:
-    """Import the package and take its task."""
+def load_entry_point(entry: EntryPoint) -> TaskSpec:
+    """Load an entry point and return its task."""
     package = entry.dist.name if entry.dist is not None else entry.value
     try:
         found = entry.load()
         spec = found() if callable(found) and not isinstance(found, TaskSpec) else found
     except (Exception, SystemExit) as error:
         raise EsperError(
-            f"task {entry.name!r} of package {package} failed: {_in_one_line(error)}; update or "
+            f"task {entry.name!r} of package {package} failed: {_format_error(error)}; update or "
             f"uninstall it"
         ) from error
     if not isinstance(spec, TaskSpec):
         raise EsperError(
-            f"task {entry.name!r} of package {package}: {entry.value} is no TaskSpec but "
+            f"task {entry.name!r} of package {package}: {entry.value} is not a TaskSpec but "
             f"{type(spec).__name__}"
         )
     if spec.name != entry.name:
         raise EsperError(
-            f"task {entry.name!r} of package {package} calls itself {spec.name!r}: the entry point "
-            f"and the spec need one name"
+            f"task {entry.name!r} of package {package} is named {spec.name!r}: use the same name "
+            f"for the entry point and the spec"
         )
     return spec

@@ -10,12 +10,12 @@ import pytest
 from esper.tasks import registry
 from esper.tasks.listing import BrokenTask, TaskListing, list_tasks
 from esper.tasks.registry import TaskRegistry, get_task_spec, load_task_file, task_names
-from esper.tasks.synthetic import synthetic_spec
+from esper.tasks.synthetic_images import synthetic_spec
 from support import refused
 
 ONE = """
 from dataclasses import dataclass
-from esper.tasks.synthetic import synthetic_spec
+from esper.tasks.synthetic_images import synthetic_spec
 
 @dataclass
 class Own:  # a dataclass looks its module up
@@ -137,7 +137,7 @@ def offer(monkeypatch):
             lambda group: points if group == "esper.tasks" else [],
         )
         monkeypatch.setitem(sys.modules, "a_package", sys.modules[__name__])
-        monkeypatch.setattr(TaskRegistry, "_offered", registry.offered_tasks())
+        monkeypatch.setattr(TaskRegistry, "_entry_points", registry.task_entry_points())
         monkeypatch.setattr(TaskRegistry, "_entries", dict(TaskRegistry._entries))
 
     task_names()
@@ -158,9 +158,9 @@ def test_a_package_offers_a_task(offer, value):
         ("offered", "no_such_package:X", "No module named 'no_such_package'"),
         ("offered", "a_package:NOTHING", "AttributeError"),
         ("offered", "a_package:fails", "RuntimeError: out of order; update or uninstall it"),
-        ("offered", "a_package:A_NUMBER", "is no TaskSpec but int"),
-        ("other", "a_package:OFFERED", "calls itself 'offered'"),
-        ("digits_baseline", "a_package:OFFERED", "is one of Esper's"),
+        ("offered", "a_package:A_NUMBER", "is not a TaskSpec but int"),
+        ("other", "a_package:OFFERED", "is named 'offered'"),
+        ("digits_baseline", "a_package:OFFERED", "is built in"),
     ],
 )
 def test_an_offer_that_will_not_do_is_one_line_and_harms_no_other_task(offer, name, value, words):

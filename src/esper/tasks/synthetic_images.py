@@ -1,7 +1,7 @@
-"""Made-up images of any shape, for tests and benchmarks: class prototypes and noise.
+"""Synthetic images of any shape for tests and benchmarks: class prototypes plus noise.
 
-A prototype is a coarse pattern of random brightness; an image is its class's pattern plus noise.
-Everything follows from the seed, and nothing is made before the data are loaded.
+A prototype is a coarse random pattern; an image is its class's prototype plus noise. Data are
+deterministic in the seed and created when loaded.
 
 Shape letters: N images, K classes, C channels, H height, W width.
 """
@@ -22,34 +22,34 @@ from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 from esper.tasks.statistics import channel_statistics
 
 GRID: Final = 4
-"""A prototype has at most this many patches a side, each of one brightness."""
+"""Maximum patches per side of a prototype."""
 GREY: Final = 128.0
 CONTRAST: Final = 24.0
-"""Deviation of the prototypes around grey."""
+"""Standard deviation of the prototypes around grey."""
 NOISE: Final = 48.0
-"""Deviation of the noise: one pixel tells little, a whole image enough."""
+"""Standard deviation of the noise: one pixel tells little, a whole image enough."""
 CHUNK: Final = 4096
-"""Images made at a time, so that the floats behind them stay small."""
+"""Images created at a time, which bounds the size of float intermediates."""
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticImages:
-    """Makes the data of a synthetic task when called."""
+    """Creates the data of a synthetic image task when called."""
 
     classes: int
-    """K, all equally frequent in each part, to one image."""
+    """K; class counts in each part differ by at most one."""
     channels: int
     """Channels of an image."""
     size: int
-    """Height of an image, and its width where none is given."""
+    """Height of an image, and its width unless given."""
     train: int
     """Training images."""
     validation: int
     """Images in each of val_control, val_score and test."""
     seed: int
-    """Everything follows from it."""
+    """Determines all data."""
     width: int | None = None
-    """Width of an image; None: as its height."""
+    """Width of an image; None: same as the height."""
 
     def __post_init__(self) -> None:
         for name in ("channels", "size", "width"):
@@ -83,7 +83,7 @@ class SyntheticImages:
         return (CONTRAST * coarse[:, :, row][:, :, :, column]).astype(np.float32)
 
     def _part(self, name: str, count: int, prototypes_KCHW: Floats) -> TaskPart:
-        """Noise of its own stream, so that no image of one part depends on another part."""
+        """Create a part from its own random stream, so that parts are independent."""
         generator = np.random.default_rng(stream_seed(self.seed, "synthetic", name))
         labels_N: Ints = generator.permutation(np.arange(count, dtype=np.int64) % self.classes)
         images = np.empty((count, *prototypes_KCHW.shape[1:]), dtype=np.uint8)
@@ -110,11 +110,11 @@ def synthetic_spec(
     seed: int = 0,
     name: str = "synthetic",
 ) -> TaskSpec:
-    """A task of made-up images; `validation`: images in each of val_control, val_score and test."""
+    """Return a synthetic image task; `validation`: images in each of the other three parts."""
     host = CNNFactory(classes, channels, base_channels, kernel_size, n_blocks)
     return TaskSpec(
         name=name,
-        description=f"{classes} made-up classes of {channels}x{size}x{size} images",
+        description=f"{classes} synthetic classes of {channels}x{size}x{size} images",
         load_data=SyntheticImages(classes, channels, size, train, validation, seed),
         host_factory=host,
         topology="cnn",

@@ -6,7 +6,14 @@ import pytest
 
 from data_support import PER_FILE, write_cifar_binary, write_cifar_pickled
 from esper.tasks.cifar_files import CIFAR10, CifarFiles
-from esper.tasks.places import VARIABLE, DataSet, data_places, find_data, locate_data, read_file
+from esper.tasks.data_locations import (
+    VARIABLE,
+    DataSet,
+    data_directories,
+    find_data,
+    locate_data,
+    read_file,
+)
 from esper.tasks.registry import get_task_spec
 from support import refused
 
@@ -37,7 +44,7 @@ def test_where_the_variable_has_nothing_the_folder_is_still_looked_at(tmp_path, 
 
 def test_an_empty_variable_is_no_place(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
-    assert len(data_places()) == 1
+    assert len(data_directories()) == 1
 
 
 def test_missing_data_name_both_places_the_source_and_the_stand_in(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.tasks.cuts import cut_blocks, cut_counts, sequences
+from esper.tasks.splits import sequences, split_blocks, stratified_indices
 from support import refused
 
 
@@ -16,9 +16,9 @@ from support import refused
 def test_parts_are_disjoint_complete_and_of_the_sizes_asked_for(labels, sizes):
     labels_N = np.array(labels)
     if sum(sizes) >= len(labels):
-        assert "samples out of" in refused(lambda: cut_counts(labels_N, sizes))
+        assert "samples out of" in refused(lambda: stratified_indices(labels_N, sizes))
         return
-    parts = cut_counts(labels_N, sizes)
+    parts = stratified_indices(labels_N, sizes)
     assert [len(part) for part in parts] == [*sizes, len(labels) - sum(sizes)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
     left = np.bincount(labels_N, minlength=5)
@@ -32,13 +32,17 @@ def test_the_same_seed_cuts_the_same_and_another_otherwise():
     labels = np.arange(100) % 10
     assert all(
         (a == b).all()
-        for a, b in zip(cut_counts(labels, (20,)), cut_counts(labels, (20,)), strict=True)
+        for a, b in zip(
+            stratified_indices(labels, (20,)), stratified_indices(labels, (20,)), strict=True
+        )
     )
-    assert (cut_counts(labels, (20,))[0] != cut_counts(labels, (20,), seed=1)[0]).any()
+    assert (
+        stratified_indices(labels, (20,))[0] != stratified_indices(labels, (20,), seed=1)[0]
+    ).any()
 
 
 def test_blocks_share_no_token():
-    parts = cut_blocks(np.arange(1003), 100, (2, 3))
+    parts = split_blocks(np.arange(1003), 100, (2, 3))
     assert [part.shape for part in parts] == [(2, 100), (3, 100), (5, 100)]
     assert sorted(np.concatenate([part.ravel() for part in parts]).tolist()) == list(range(1000))
     assert all((np.diff(part, axis=1) == 1).all() for part in parts)
@@ -55,4 +59,4 @@ def test_sequences_predict_the_next_token_and_stay_in_their_block(context):
 
 
 def test_too_little_text_is_one_line():
-    assert "has 3 blocks of 10" in refused(lambda: cut_blocks(np.arange(39), 10, (2, 1)))
+    assert "has 3 blocks of 10" in refused(lambda: split_blocks(np.arange(39), 10, (2, 1)))

@@ -25,9 +25,9 @@ def grown(stages: tuple[SeedStage | None, ...], joined: bool) -> Population:
         if stage is not None:
             bring_to(population, stage, [0], slot, "conv_light")
     population.begin_step()
-    assert set(population.network.joints) == {0, 2, 4}
+    assert set(population.network.fused_pairs) == {0, 2, 4}
     if not joined:
-        population.network.joints.clear()
+        population.network.fused_pairs.clear()
     return population
 
 
@@ -50,7 +50,7 @@ def test_a_joint_passes_on_what_is_broken_and_what_is_equal(value: float):
     """All values alike: ties go to the first place either way; what is not finite stays so."""
     torch.manual_seed(0)
     block, pool = ConvBlock(2, 4, 3), MaxPool2d()
-    joint = block.joined_with(pool)
+    joint = block.fused_with(pool)
     assert joint is not None
     x = torch.full((2, 2, 4, 4), value, requires_grad=True)
     torch.testing.assert_close(joint(x), pool(block(x)), equal_nan=True, rtol=0, atol=0)
@@ -84,7 +84,7 @@ def test_a_hook_is_told_of_every_row_whenever_it_came(kind: str, watched: str):
     population.train_batch(x, target)
     assert calls == [module] * 2
     handle.remove()
-    assert set(population.network.unwatched_joints()) == {0, 2, 4}
+    assert set(population.network.usable_fused_pairs()) == {0, 2, 4}
     population.train_batch(x, target)
     assert len(calls) == 2
 
@@ -97,9 +97,9 @@ def test_only_a_block_of_ours_and_its_pool_are_joined():
     first, pool, second, nothing, _ = host.segments()
     assert isinstance(first, ConvBlock)
     assert isinstance(second, ConvBlock)
-    assert first.joined_with(pool) is not None
-    assert second.joined_with(nothing) is None
-    assert Own(3, 8, 3).joined_with(pool) is None
+    assert first.fused_with(pool) is not None
+    assert second.fused_with(nothing) is None
+    assert Own(3, 8, 3).fused_with(pool) is None
 
 
 class Widened(CNNHost):
@@ -113,7 +113,7 @@ class Widened(CNNHost):
 def test_a_block_with_a_part_more_stays_by_itself():
     config = PopulationConfig(executor="loop")
     population = Population(Widened, ["r0c1"], ["conv_light"], 2, 0, "cpu", config)
-    assert set(population.network.joints) == {2}
+    assert set(population.network.fused_pairs) == {2}
     assert population.train_batch(*batch(2)).loss_E.isfinite().all()
 
 
@@ -123,6 +123,6 @@ def test_a_forward_that_a_user_put_in_place_is_called():
     assert isinstance(first, ConvBlock)
     for changed in (first, pool):
         changed.forward = changed.forward  # type: ignore[method-assign]
-        assert first.joined_with(pool) is None
+        assert first.fused_with(pool) is None
         del changed.forward
-    assert first.joined_with(pool) is not None
+    assert first.fused_with(pool) is not None

@@ -1,8 +1,8 @@
-"""A member without Esper: one graph of ordinary torch modules with the same output.
+"""Convert a member into an `fx.GraphModule` of plain torch modules with the same output.
 
-Layers of ours become torch's (`PLAIN`, the only table), the chain of segments and live seeds is
-traced with torch's modules as leaves, and `folding` takes away what the graph does not need. A
-blueprint or host made of known layers needs no entry anywhere.
+Our layers are replaced by torch's (`PLAIN`), the chain of segments and live seeds is traced with
+torch's modules as leaves, and `folding` simplifies the graph. Blueprints and hosts made of known
+layers need no entry in the table.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _log = logging.getLogger(__name__)
 def to_plain(
     host: nn.Module, seeds: nn.ModuleDict, slots: Sequence[InjectionSpec]
 ) -> fx.GraphModule:
-    """A member as a graph of torch modules with parameters of its own, in eval mode.
+    """Return a member as a graph of torch modules with its own parameters, in eval mode.
 
-    `host`: of the member; `seeds`: those it has, by slot.
+    `host`: the member's host; `seeds`: its seeds by slot.
 
-    Parts whose Python depends on the data cannot be traced: they stay whole, as modules of the
-    user's class. `plain.meta["untraced"]` names them, and a line is logged.
+    Modules with data-dependent control flow cannot be traced and stay as modules of the user's
+    class: `plain.meta["untraced"]` lists them, and a warning is logged.
     """
-    segments, live = _copies(host, seeds)
+    segments, live = _copy_parts(host, seeds)
     chain = _Chain(_links(segments, live, slots))
     tracer = _Tracer()
     graph = tracer.trace(chain.eval())
@@ -45,15 +45,15 @@ def to_plain(
     drop_identities(whole)
     fold_scales(whole, chain.seed_paths)
     merge_linear_seeds(whole, chain.seed_paths)
-    plain = _without_leftovers(whole)
-    plain.meta["untraced"] = untraced = tracer.left_whole(plain.graph)
+    plain = _without_unused(whole)
+    plain.meta["untraced"] = untraced = tracer.untraced_paths(plain.graph)
     if untraced:
         reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
         _log.warning("kept whole, as they cannot be traced: %s", reasons)
     return plain.eval()
 
 
-# ---- our layers, as torch's ---------------------------------------------------------------
+# ---- replacement of our layers ------------------------------------------------------------
 
 
 def _conv2d(layer: Conv2d) -> nn.Module:
@@ -67,33 +67,39 @@ def _conv2d(layer: Conv2d) -> nn.Module:
         bias=layer.bias is not None,
         device="meta",
     )
-    return _holding(plain, layer)
+    return _with_parameters_of(plain, layer)
 
 
 def _linear(layer: Linear) -> nn.Module:
     out_features, in_features = layer.weight.shape
     bias = layer.bias is not None
-    return _holding(nn.Linear(in_features, out_features, bias=bias, device="meta"), layer)
+    return _with_parameters_of(
+        nn.Linear(in_features, out_features, bias=bias, device="meta"), layer
+    )
 
 
 def _channel_norm(layer: ChannelNorm) -> nn.Module:
-    return _holding(nn.GroupNorm(layer.groups, layer.weight.shape[0], device="meta"), layer)
+    return _with_parameters_of(
+        nn.GroupNorm(layer.groups, layer.weight.shape[0], device="meta"), layer
+    )
 
 
 def _max_pool2d(layer: MaxPool2d) -> nn.Module:
     return nn.MaxPool2d(layer.kernel_size, ceil_mode=layer.ceil_mode)
 
 
-def _holding(plain: nn.Module, layer: nn.Module) -> nn.Module:
-    """`plain` with the layer's own parameters: what was tied stays tied. (It was made on the meta
-    device, where initial values cost nothing and draw nothing.)"""
+def _with_parameters_of(plain: nn.Module, layer: nn.Module) -> nn.Module:
+    """Give `plain` the layer's own parameters, which keeps ties.
+
+    It was built on the meta device, where initialisation is free and draws no random numbers.
+    """
     for name, parameter in layer.named_parameters(recurse=False):
         plain.register_parameter(name, parameter)
     return plain
 
 
 class _ChannelGate(nn.Module):
-    """A gate whose parameters have the shape they are used in, so that it can be traced."""
+    """A gate whose parameters have their final shape, so that it can be traced."""
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
@@ -112,11 +118,11 @@ PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
     MaxPool2d: _max_pool2d,
     Gate: _ChannelGate,
 }
-"""Each layer of ours that is not traced as it stands -> the module that takes its place."""
+"""Our layer -> function that builds its torch replacement; other layers are traced."""
 
 
 def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    """`module` with every layer of ours replaced; a module that is used twice is one again."""
+    """Replace all our layers in a module; modules used twice stay shared."""
     if module not in done:
         make = PLAIN.get(type(module))
         done[module] = module if make is None else make(module)
@@ -131,10 +137,10 @@ def _converted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module
 
 
 class _Chain(nn.Module):
-    """Named links, run one after the other; parameters keep the names they have in the host."""
+    """Named modules run in sequence; parameters keep the names they have in the host."""
 
     def __init__(self, links: Sequence[tuple[str, nn.Module, bool]]) -> None:
-        """A link: its path, the module, whether it is a seed."""
+        """`links`: path, module, whether it is a seed."""
         super().__init__()
         self.seed_paths = tuple(f"{path}." for path, _, is_seed in links if is_seed)
         self._links = [module for _, module, _ in links]
@@ -156,21 +162,21 @@ def _install(root: nn.Module, path: str, module: nn.Module) -> None:
     root.add_module(name, module)
 
 
-def _copies(
+def _copy_parts(
     host: nn.Module, seeds: nn.ModuleDict
 ) -> tuple[list[tuple[str | None, nn.Module]], dict[str, nn.Module]]:
-    """Segments (with their names in the host) and live seeds: copies, made of torch's layers."""
+    """Copy segments (with their names in the host) and live seeds, replacing our layers."""
     host, live = copy.deepcopy((host, {slot: seed for slot, seed in seeds.items() if seed.alpha}))
     names = {id(module): name for name, module in host.named_modules()}
     segments = list(host.segments())  # type: ignore[operator]
-    _own_buffers((*segments, *live.values()))
+    _clone_buffers((*segments, *live.values()))
     done: dict[nn.Module, nn.Module] = {}
     named = [(names.get(id(s)), _converted(s, done)) for s in segments]
     return named, {slot: _converted(seed, done) for slot, seed in live.items()}
 
 
-def _own_buffers(modules: Sequence[nn.Module]) -> None:
-    """A deep copy of a buffer drags the storage of all members along; a clone is one row."""
+def _clone_buffers(modules: Sequence[nn.Module]) -> None:
+    """Clone buffers: a deep copy of a view would copy the storage of all members."""
     parts = dict.fromkeys(part for module in modules for part in module.modules())
     buffers = [buffer for part in parts for buffer in part.buffers(recurse=False)]
     clones = {id(buffer): buffer.clone() for buffer in buffers}
@@ -201,14 +207,14 @@ def _links(
 
 
 class _Tracer(fx.Tracer):
-    """Traces through everything but torch's modules; what cannot be traced stays a module."""
+    """Traces through everything except torch's modules; untraceable modules become leaves."""
 
     proxy_buffer_attributes = True
 
     def __init__(self) -> None:
         super().__init__()
         self.untraced: dict[str, str] = {}
-        """Path -> why."""
+        """Path -> reason."""
         self._attributes: dict[str, fx.Proxy] = {}
 
     def call_module(
@@ -218,18 +224,18 @@ class _Tracer(fx.Tracer):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The innermost module that fails becomes one node; its caller is traced on."""
+        """Make the innermost module that fails a leaf; its caller is traced further."""
         nodes, depth = len(self.graph.nodes), len(self.module_stack)
         try:
             return super().call_module(m, forward, args, kwargs)
-        except Exception as error:  # a user's Python may fail on a proxy in any way
+        except Exception as error:  # user code may fail on a proxy in any way
             path = self.path_of_module(m)
-            self._take_back(nodes, depth)
+            self._undo(nodes, depth)
             self.untraced[path] = str(error).split("\n")[0] or type(error).__name__
             return self.create_proxy("call_module", path, args, kwargs)
 
-    def _take_back(self, nodes: int, depth: int) -> None:
-        """Forget what was recorded since the graph had so many nodes."""
+    def _undo(self, nodes: int, depth: int) -> None:
+        """Remove the nodes recorded since the graph had `nodes` nodes."""
         for node in list(self.graph.nodes)[: nodes - 1 : -1]:
             self.graph.erase_node(node)
             stale = [name for name, proxy in self._attributes.items() if proxy.node is node]
@@ -239,7 +245,7 @@ class _Tracer(fx.Tracer):
             self.module_stack.popitem()
 
     def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """`for part in x.chunk(3)` has as many parts as it asks for; other loops are unknown."""
+        """Support unpacking, as in `for part in x.chunk(3)`; other loops are untraceable."""
         node, count = obj.node, None
         if node.target in ("chunk", torch.chunk):
             count = node.args[1] if len(node.args) > 1 else node.kwargs.get("chunks")
@@ -249,23 +255,23 @@ class _Tracer(fx.Tracer):
         return super().iter(obj)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
-        """As in torch; the cache is kept, because taking back a node must take it out of there."""
+        """As in torch; the cache is stored, because removed nodes must be removed from it too."""
         self._attributes = parameter_proxy_cache
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
-    def left_whole(self, graph: fx.Graph) -> tuple[str, ...]:
-        """Paths of the untraceable modules that are in the graph."""
+    def untraced_paths(self, graph: fx.Graph) -> tuple[str, ...]:
+        """Return the paths of untraceable modules in the graph."""
         called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         return tuple(path for path in self.untraced if path in called)
 
 
-def _without_leftovers(whole: fx.GraphModule) -> fx.GraphModule:
-    """The same graph with only what it refers to, and no trace of how it was made."""
+def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
+    """Return the graph with only the modules it uses, without references to our tracer."""
     whole.graph.eliminate_dead_code()
-    whole.graph._tracer_cls = None  # a pickled graph would name our tracer
+    whole.graph._tracer_cls = None  # a pickled graph would refer to our tracer
     for node in whole.graph.nodes:
         node.meta.clear()
-        node.type = None  # a hint of our source as text, which cannot be pickled
+        node.type = None  # source text of a type hint, which cannot be pickled
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()
     return plain

@@ -1,10 +1,12 @@
-"""Fresh initial values for many members at once, the same for member i whatever E is.
+"""Initial parameters for many members at once, independent of the number of members.
 
-A factory builds ONE module. Three cases, per parameter or buffer:
-- it comes out the same from two different seeds: a constant, copied;
-- its layer declares how it is drawn (`layers.DrawnModule`): drawn for all members in one call;
-- anything else (a user's own module): the factory is run once per member, inside a forked
-  generator seeded from that member's stream.
+A factory builds ONE module. For each parameter or buffer: - if two different seeds give the same
+value, it is a constant and copied; - if its layer declares its initialisation
+(`layers.DrawnModule`), it is drawn for all members in one
+  call;
+- otherwise (user modules) the factory is called once per member, with the generator seeded from
+that
+  member's stream.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from esper.device.rng import forked_rng
-from esper.device.upload import send
+from esper.device.upload import to_device
 from esper.kasmina.layers import Draw, DrawnModule
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import UInt64Array, stream_keys
@@ -27,7 +29,7 @@ Factory = Callable[[], nn.Module]
 
 
 def build(factory: Factory, key: int, what: str = "host factory") -> nn.Module:
-    """One module from its own stream, on the CPU; `what`: the factory, for its errors."""
+    """Build one module from its own random stream, on the CPU; `what` is for errors."""
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = type(factory).__name__
         raise EsperError(
@@ -48,14 +50,14 @@ def build(factory: Factory, key: int, what: str = "host factory") -> nn.Module:
 
 
 def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter and buffer once, under its first name (a tied weight has one)."""
+    """Yield every parameter and buffer once, under its first name (tied weights have several)."""
     for name, parameter in module.named_parameters():
         yield name, parameter.detach()
     yield from module.named_buffers()
 
 
 def check_parameters(module: nn.Module) -> None:
-    """Members are stacked as they are born: every tensor has its size and a value, in float32."""
+    """Raise unless all tensors are materialised and all parameters are float32."""
     kind = type(module).__name__
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):
@@ -75,12 +77,12 @@ def check_parameters(module: nn.Module) -> None:
 
 
 class Initialiser:
-    """Knows how a factory's parameters and buffers start, for any number of members."""
+    """Draws the initial parameters and buffers of a factory for any number of members."""
 
     def __init__(self, factory: Factory, what: str = "host factory") -> None:
         self._factory, self._what = factory, what
         self.template = build(factory, 0, what)
-        """One module of the kind, never trained: it lends its structure."""
+        """One module, never trained: it provides the structure."""
         check_parameters(self.template)
         another = build(factory, 1, what)
         if another is self.template:
@@ -96,11 +98,11 @@ class Initialiser:
         self._built = [name for name in random if name not in declared]
 
     def rebuild(self) -> nn.Module:
-        """Another module as the template was when it was new."""
+        """Build another module equal to the initial template."""
         return build(self._factory, 0, self._what)
 
     def sample(self, keys: UInt64Array, device: torch.device) -> dict[str, Tensor]:
-        """Initial values `[len(keys), ...]` of every parameter and buffer, by name."""
+        """Return initial values `[len(keys), ...]` of every parameter and buffer, by name."""
         count = len(keys)
         out: dict[str, Tensor] = {}
         for name, value in self._start.items():
@@ -109,16 +111,16 @@ class Initialiser:
                 flat = self._draws[name].sample(name_keys, value.numel(), device)
                 out[name] = flat.view(count, *value.shape).to(value.dtype)
             else:
-                out[name] = send(value, device).expand(count, *value.shape).clone()
+                out[name] = to_device(value, device).expand(count, *value.shape).clone()
         if self._built:
             built = (build(self._factory, int(key), self._what) for key in keys)
             states = [self._state_of(module) for module in built]
             for name in self._built:
-                out[name] = send(torch.stack([state[name] for state in states]), device)
+                out[name] = to_device(torch.stack([state[name] for state in states]), device)
         return out
 
     def _state_of(self, module: nn.Module) -> dict[str, Tensor]:
-        """The values of a module built later, which must be laid out as the template."""
+        """Return the values of another module; raises unless it is laid out as the template."""
         state = dict(named_state(module))
         first, later = _shapes(self.template), _shapes(module)
         for name in (*first, *later):
@@ -135,11 +137,11 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _declared_draws(module: nn.Module) -> dict[str, Draw]:
-    """First parameter name -> draw, for every layer that declares its draws."""
+    """Return first parameter name -> draw, for every layer that declares its draws."""
     first_name = {id(parameter): name for name, parameter in module.named_parameters()}
     return {
         first_name[id(child.get_parameter(name))]: draw
         for child in module.modules()
         if isinstance(child, DrawnModule)
-        for name, draw in child.untouched_draws().items()
+        for name, draw in child.unmodified_draws().items()
     }
