@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from esper.device.triton_support import can_use_kernels
-from esper.kasmina.optim_config import OptimConfig as OptimConfig
 from esper.kasmina.store import ParameterStore
+from esper.leyline.optim import OptimConfig as OptimConfig
 
 
 def gradient_norm(*stores: ParameterStore) -> Tensor | None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from esper.kasmina.lifecycle import LifecycleConfig
-from esper.kasmina.optim_config import OptimConfig
 from esper.leyline.compute import EXECUTOR_NAMES, ExecutorName
 from esper.leyline.errors import unknown_name
+from esper.leyline.optim import OptimConfig
 
 
 @dataclass(frozen=True, slots=True)

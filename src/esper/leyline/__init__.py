@@ -24,6 +24,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
     ),
     ".user_errors": ("MAX_ERROR_CHARS", "user_code", "format_error", "is_out_of_memory"),
     ".lazy": ("attach",),
+    ".optim": ("OptimConfig",),
     ".compute": (
         "Profile",
         "ExecutorName",
@@ -285,6 +286,7 @@ if TYPE_CHECKING:
     from esper.leyline.limits import is_integer as is_integer
     from esper.leyline.limits import require_at_most as require_at_most
     from esper.leyline.masks import ActionMasks as ActionMasks
+    from esper.leyline.optim import OptimConfig as OptimConfig
     from esper.leyline.payloads import UNSIGNED as UNSIGNED
     from esper.leyline.payloads import ActionDistribution as ActionDistribution
     from esper.leyline.payloads import AnomalyDetected as AnomalyDetected

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.optim import OptimConfig
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
 from esper.leyline.user_errors import user_code
@@ -214,23 +215,9 @@ class DataFiles(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class OptimSettings:
-    """Optimiser settings of a task's members: kasmina's `OptimConfig`, rates and schedule."""
+class OptimSettings(OptimConfig):
+    """Optimiser settings of a task's members: update rule, learning rates and their schedule."""
 
-    kind: Literal["sgd", "adamw"] = "sgd"
-    """Optimiser."""
-    momentum: float = 0.9
-    """SGD momentum."""
-    nesterov: bool = False
-    """SGD: use Nesterov momentum."""
-    betas: tuple[float, float] = (0.9, 0.999)
-    """AdamW: decay rates of the first and second moment."""
-    eps: float = 1e-8
-    """AdamW: added to the denominator."""
-    weight_decay: float = 0.0
-    """SGD: added to the gradient; AdamW: decoupled."""
-    clip_norm: float | None = 1.0
-    """Largest gradient norm of one member's host, and of one seed; None: no clipping."""
     host_lr: float = 0.05
     """Initial learning rate of hosts and permanent seeds."""
     seed_lr: float = 0.05
@@ -239,6 +226,7 @@ class OptimSettings:
     """Constant rates, or cosine annealing to 0 over the episode."""
 
     def __post_init__(self) -> None:
+        OptimConfig.__post_init__(self)  # super() does not work in a dataclass with slots
         if self.schedule not in get_args(Schedule):
             raise unknown_name("schedule", self.schedule, get_args(Schedule))
         for name in ("host_lr", "seed_lr"):
@@ -260,16 +248,14 @@ class OptimSettings:
 
     def population_config(self, executor: ExecutorName = "auto") -> PopulationConfig:
         """Convert to kasmina's `PopulationConfig`."""
-        from esper.kasmina import OptimConfig, PopulationConfig
+        from esper.kasmina import PopulationConfig
 
-        law = asdict(self)
-        for own in ("host_lr", "seed_lr", "schedule"):
-            del law[own]
+        rule = {field.name: getattr(self, field.name) for field in fields(OptimConfig)}
         return PopulationConfig(
             executor=executor,
             host_lr=self.host_lr,
             seed_lr=self.seed_lr,
-            optim=OptimConfig(**law),
+            optim=OptimConfig(**rule),
         )
 
 

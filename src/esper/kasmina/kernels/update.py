@@ -23,7 +23,7 @@ from torch import Tensor
 from esper.kasmina.kernels.grids import block_of, left_of, row_launches
 
 if TYPE_CHECKING:
-    from esper.kasmina.optim_config import OptimConfig
+    from esper.leyline.optim import OptimConfig
 
 BLOCK = 1024
 """Parameters per program."""
