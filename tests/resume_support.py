@@ -59,7 +59,7 @@ def gone_on(
     with contextlib.nullcontext() if run else contextlib.suppress(KeyboardInterrupt):
         train_ppo_vectorized(
             config,
-            **({"run_dir": path, "resume": True, "spec": SPEC, "on_resume": restored} | settings),
+            **({"run_dir": path, "resume": True, "spec": SPEC, "on_begin": restored} | settings),
         )
     return found[0]
 

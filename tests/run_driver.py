@@ -89,7 +89,7 @@ def resume(path: Path, rounds: int | None = None) -> None:
             run_dir=folder,
             resume=True,
             hooks=[_report],
-            on_resume=_say_where,
+            on_begin=_say_where,
             spec=tiny_task(episode_length=EPISODE),
         )
 

@@ -58,7 +58,7 @@ def test_small_profile_prints_and_writes_every_operation(
         "observe",
         "execute_actions, everyone waits",
         "transfer, one stacked",
-        "transfer, one for each of 13 tensors",
+        "transfer, one for each of 14 tensors",
     ]
     for one in record["operations"]:
         assert 0 < one["lower_us"] <= one["median_us"] <= one["upper_us"]

@@ -123,8 +123,8 @@ def test_padding_rows_named_twice_leave_no_trace(sick, monkeypatch):
     """They read member 0, and so are NaN where it is."""
     expected = trained(False, sick)
 
-    def by_kernels(network, groups, h, training):
-        return vmap._apply_slot_by_kernels(network, groups, h, training) if groups else h
+    def by_kernels(network, groups, h, training, streams):
+        return vmap._apply_slot_by_kernels(network, groups, h, training, streams) if groups else h
 
     monkeypatch.setattr(vmap, "_apply_slot", by_kernels)
     found = trained(True, sick)

@@ -290,11 +290,11 @@ def test_other_versions_are_told(copied, monkeypatch):
 
 def test_an_event_says_what_was_loaded(copied):
     sink = MemorySink()
-    resumed = gone_on(copied, run=False, sinks=[sink])
+    resumed = gone_on(copied, sinks=[sink])
     started, event, finished = sink.events
     assert started.type is TelemetryEventType.RUN_STARTED
     assert event.type is TelemetryEventType.CHECKPOINT_LOADED
-    assert finished.payload.status is RunStatus.INTERRUPTED
+    assert finished.payload.status is RunStatus.COMPLETED
     assert (event.payload.path, event.payload.rounds_done) == (str(resumed.checkpoint), 2)
 
 

@@ -53,7 +53,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
                 telemetry=TelemetryConfig(level=recording.level),
                 checkpoint_every=config.checkpoint_every,
                 keep=config.keep,
-                on_resume=_print_resumed,
+                on_begin=lambda resumed: _print_start(config, folder, resumed),
                 spec=spec,
                 data=data,
             )
@@ -71,11 +71,13 @@ def _opened(config: TrainPPO) -> Iterator[RunFolder]:
             yield folder
         return
     with RunFolder.create(config.runs, config.run_name, config.training, config.session) as folder:
-        if not config.recording.quiet:
-            print(f"run folder: {folder.path}", flush=True)
         yield folder
 
 
-def _print_resumed(resumed: Resumed) -> None:
+def _print_start(config: TrainPPO, folder: RunFolder, resumed: Resumed | None) -> None:
+    if resumed is None:
+        if not config.recording.quiet:
+            print(f"run folder: {folder.path}", flush=True)
+        return
     for line in (*resumed.notes, *resumed.changed, resumed.line):
         print(line, file=sys.stderr, flush=True)

@@ -12,18 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError, shown
+from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.runs.folder import RunFolder
+from esper.tasks.task_files import is_file_reference
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import EngineListener, RewardProtocol, SinkProtocol
-    from esper.leyline.telemetry import TelemetryConfig
     from esper.nissa.hub import TelemetryHub
     from esper.simic.agent.agent import PPOAgent
     from esper.simic.training.history import RoundRecord
-    from esper.simic.training.runs.folder import RunFolder
     from esper.simic.training.runs.resume import Resumed
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
     from esper.tasks.spec import TaskData, TaskSpec
+
+# torch is imported inside the functions: reading settings and listing runs stay quick.
 
 POLICY: Final = "ppo"
 """Name of the learner in events and tables."""
@@ -41,21 +44,19 @@ def train_ppo_vectorized(
     reward: RewardProtocol | None = None,
     listeners: Sequence[EngineListener] = (),
     hooks: Sequence[RoundHook] = (),
-    on_resume: Callable[[Resumed], None] | None = None,
+    on_begin: Callable[[Resumed | None], None] | None = None,
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> tuple[PPOAgent, list[RoundRecord]]:
     """Train a controller with PPO; returns the agent and a record of each round.
 
-    run_dir: folder of the run, created here, or an open `RunFolder`; None writes nothing to disk.
-        With a folder, SIGINT, SIGTERM and SIGHUP stop the run after the current step: it is saved,
-        and `Interrupted` is raised.
-    resume: continue the run in `run_dir` from its newest whole checkpoint; `config` None takes the
-        settings of the run. `on_resume` is called before the first round.
-    sinks, telemetry: where events go and how many; the process's hub (`get_hub`) gets them, too.
-    checkpoint_every, keep: rounds between checkpoints, and how many are kept besides the best;
-        a resumed run has its own values as defaults.
+    run_dir: folder of the run, created here, or an open `RunFolder`; None writes nothing. SIGINT,
+        SIGTERM and SIGHUP then stop the run after the current step, saved (`Interrupted`).
+    resume: continue from the newest whole checkpoint in `run_dir`, with its own config if None.
+    sinks, telemetry: where events go, and how many; the process's hub (`get_hub`) gets them, too.
+    checkpoint_every, keep: rounds between checkpoints, and how many stay besides the best.
     listeners: hear every rollout; `TelemetryListener`s among them hear updates as well.
+    on_begin: called before the first round, with what was restored if the run is resumed.
     reward, spec, data: replace the config's reward, its task, and the task's data.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -66,17 +67,11 @@ def train_ppo_vectorized(
     (1, 4)
     """
     from esper.device.selection import parse_device
-    from esper.leyline.telemetry import TelemetryConfig
     from esper.simic.telemetry.run_telemetry import run_telemetry
-    from esper.simic.training.runs.resume import announce
     from esper.simic.training.runs.session import FolderSession
 
     with _opened(run_dir, resume, config) as folder:
-        if folder is not None and resume:
-            config = config or folder.config
-            _require_trusted(config, spec, folder)
-        config = config or TrainingConfig()
-        spec = spec or config.task.spec()
+        config, spec = _config_and_spec(config, spec, folder if resume else None)
         session = None
         if folder is not None:
             session = FolderSession(folder, config, resume, checkpoint_every, keep)
@@ -85,29 +80,19 @@ def train_ppo_vectorized(
         with run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
             stops = [] if session is None else [session.interrupts]
             saves = [] if session is None else [session.checkpoints]
-            trainer = make_trainer(
-                config,
-                reward=reward,
-                listeners=[*listeners, *events.listeners, *stops],
-                hooks=[*saves, *hooks, *stops],
-                spec=spec,
-                data=data,
-            )
-            if session is None:
-                events.run_started(trainer.engine, POLICY)
-                return trainer.client.agent, trainer.run()
-            resumed = session.begin(trainer)
+            heard = [*listeners, *events.listeners, *stops]
+            called = [*saves, *hooks, *stops]
+            trainer = make_trainer(config, reward, heard, called, spec, data)
+            resumed = None if session is None else session.begin(trainer)
             events.run_started(trainer.engine, POLICY)
-            if resumed is not None:
-                announce(resumed)
-                if on_resume is not None:
-                    on_resume(resumed)
-            return trainer.client.agent, session.run(trainer)
+            if on_begin is not None:
+                on_begin(resumed)
+            history = trainer.run() if session is None else session.run(trainer)
+            return trainer.client.agent, history
 
 
 def make_trainer(
     config: TrainingConfig | None = None,
-    *,
     reward: RewardProtocol | None = None,
     listeners: Sequence[EngineListener] = (),
     hooks: Sequence[RoundHook] = (),
@@ -152,8 +137,6 @@ def _opened(
     run_dir: Path | RunFolder | None, resume: bool, config: TrainingConfig | None
 ) -> Iterator[RunFolder | None]:
     """The folder of the run, locked; one that the caller opened stays open."""
-    from esper.simic.training.runs.folder import RunFolder
-
     if run_dir is None:
         if resume:
             raise EsperError("resume=True without run_dir: name the folder of the run")
@@ -174,12 +157,18 @@ def _opened(
             raise
 
 
-def _require_trusted(config: TrainingConfig, spec: TaskSpec | None, folder: RunFolder) -> None:
-    """A run folder may come from others: code it names is run only if the caller asks for it."""
-    from esper.tasks.task_files import is_file_reference
-
+def _config_and_spec(
+    config: TrainingConfig | None, spec: TaskSpec | None, resumed: RunFolder | None
+) -> tuple[TrainingConfig, TaskSpec]:
+    """What is trained; `resumed`: the folder whose settings are the defaults."""
+    if resumed is None:
+        config = config or TrainingConfig()
+        return config, spec or config.task.spec()
+    config = config or resumed.config
     if spec is None and is_file_reference(config.task.name):
+        # A run folder may come from others: code it names runs only if the caller asks for it.
         raise EsperError(
-            f"{folder.path} names the task file {shown(config.task.name, 200)}: to run its code, "
+            f"{resumed.path} names the task file {shown(config.task.name, 200)}: to run its code, "
             f"give spec=config.task.spec()"
         )
+    return config, spec or config.task.spec()

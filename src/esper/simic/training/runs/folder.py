@@ -162,8 +162,8 @@ class RunFolder:
         """As last used; `begin` changes it."""
         self._lock = lock
         self._in_session = False
-        self._unused = False
-        """Created here, and nothing is trained yet."""
+        self._unused: tuple[Path, ...] = ()
+        """Folders created here, the run's own first, as long as nothing is trained in it."""
 
     @classmethod
     def create(
@@ -210,6 +210,7 @@ class RunFolder:
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         info = RunInfo(SCHEMA, config.task.name, name, config.seed, created, ())
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        created_parents = [parent for parent in path.parents if not parent.exists()]
         try:
             with contextlib.ExitStack() as undo:
                 draft.mkdir(parents=True)
@@ -227,7 +228,7 @@ class RunFolder:
             if isinstance(cause, OSError):  # name the place, not the hidden draft in it
                 raise _unwritable(path.parent, cause) from cause
             raise
-        folder._unused = True
+        folder._unused = (folder.path, *created_parents)
         return folder
 
     @classmethod
@@ -292,13 +293,17 @@ class RunFolder:
 
     def mark_used(self) -> None:
         """Training begins: from now on the folder stays, whatever happens."""
-        self._unused = False
+        self._unused = ()
 
     def discard_unused(self) -> None:
         """Remove a folder that was created here and in which nothing was trained."""
-        if self._unused:
-            self._unused = self._in_session = False
-            shutil.rmtree(self.path, ignore_errors=True)
+        for place in self._unused[:1]:
+            shutil.rmtree(place, ignore_errors=True)
+            self._in_session = False
+        with contextlib.suppress(OSError):  # another run may be in there by now
+            for parent in self._unused[1:]:
+                parent.rmdir()
+        self._unused = ()
 
     def note_retention(self, retention: Retention) -> None:
         """How checkpoints are kept from now on, for sessions to come."""

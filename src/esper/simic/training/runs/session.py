@@ -12,7 +12,7 @@ from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import CheckpointHook, tally_of
 from esper.simic.training.runs.folder import Retention, SessionEnd, one_line, read_retention
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
-from esper.simic.training.runs.resume import Resumed, find_start, restore
+from esper.simic.training.runs.resume import Resumed, announce, find_start, restore
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
@@ -49,6 +49,7 @@ class FolderSession:
         store = CheckpointStore(folder.checkpoints, self._retention.keep)
         self.checkpoints = CheckpointHook(store, config, self._retention.every)
         self.interrupts = Interrupts()
+        self._resumed: Resumed | None = None
 
     @property
     def tally(self) -> RunTally:
@@ -59,13 +60,12 @@ class FolderSession:
     def begin(self, trainer: VectorizedPPOTrainer) -> Resumed | None:
         """Restore the trainer if the run is resumed, and record the session in the folder."""
         folder, start = self._folder, self._start
-        resumed = None
         if start is not None:
-            resumed = restore(trainer, folder, start, self._config)
+            self._resumed = restore(trainer, folder, start, self._config)
             folder.begin(self._config, start.done, start.changed)
         folder.mark_used()
         folder.note_retention(self._retention)
-        return resumed
+        return self._resumed
 
     def run(self, trainer: VectorizedPPOTrainer) -> list[RoundRecord]:
         """Train until all rounds are done, saving on the way; the records of all rounds.
@@ -74,6 +74,8 @@ class FolderSession:
         run ends with that error: training on would be lost work.
         """
         folder = self._folder
+        if self._resumed is not None:
+            announce(self._resumed)
         with self.interrupts:
             try:
                 history = trainer.run()
