@@ -254,6 +254,18 @@ class Lifecycle:
     ) -> None:
         """DORMANT -> GERMINATED. `tempo`, `alpha_target`, `curve` describe the first blend."""
         at = self.check_germinate(members, slots, blueprints, style, tempo, alpha_target, curve)
+        self.apply_germinate(at, blueprints, style, tempo, alpha_target, curve)
+
+    def apply_germinate(
+        self,
+        at: tuple[Ints, Ints],
+        blueprints: IntLike,
+        style: IntLike,
+        tempo: IntLike,
+        alpha_target: float | Floats,
+        curve: IntLike,
+    ) -> None:
+        """Germinate at the pairs that `check_germinate` returned."""
         self._enter(self._mask(at), SeedStage.GERMINATED)
         self.blueprint_ES[at] = blueprints
         self.style_ES[at] = style

@@ -375,11 +375,11 @@ class Population:
         """Germinate a fresh seed in a dormant slot of each member."""
         members, slots, kinds = self._seed_indices(members, slot, blueprint)
         styles = np.broadcast_to(np.asarray(style), members.shape)
-        choices = (members, slots, kinds, styles, tempo, alpha_target, curve)
-        self.lifecycle.check_germinate(*choices)
+        choices = (kinds, styles, tempo, alpha_target, curve)
+        at = self.lifecycle.check_germinate(members, slots, *choices)
         for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
             self._allocate_bank(int(s), int(k))
-        self.lifecycle.germinate(*choices)
+        self.lifecycle.apply_germinate(at, *choices)
         self._draw_seeds(members, slots, kinds, styles)
 
     def plant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ from esper.scripts.evaluate import trained_with
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import read_checkpoint, task_facts, with_later_facts
-from esper.simic.training.runs.folder import Retention, read_config, read_info, read_retention
+from esper.simic.training.runs.folder import (
+    Retention,
+    RunFolder,
+    SessionSettings,
+    read_config,
+    read_info,
+    read_retention,
+    read_session_settings,
+)
 from esper.simic.training.runs.listing import list_runs
 from resume_support import SPEC, edit, edit_checkpoint, gone_on, newest, same_runs
 from run_driver import small_run
@@ -81,9 +90,24 @@ def test_an_older_run_is_listed_and_can_be_judged(copied):
         assert read_checkpoint(path).load_agent().config == small_run(2).ppo
 
 
-def test_an_older_way_of_keeping_is_read(copied):
-    (copied / "retention.json").write_text('{"keep": 7}')
+@pytest.mark.parametrize("name", ["retention.json", "keeping.json"])
+def test_an_older_retention_file_is_read(copied, name):
+    (copied / name).write_text('{"keep": 7}')
     assert read_retention(copied) == Retention(every=1, keep=7)
+
+
+@pytest.mark.parametrize("name", ["session.json", "surroundings.json"])
+def test_an_older_file_of_session_settings_is_read(copied, name):
+    (copied / name).write_text('{"evaluation_envs": 3, "telemetry": "debug"}')
+    assert read_session_settings(copied) == SessionSettings(3, telemetry="debug")
+
+
+def test_the_new_name_wins_once_it_is_written(copied):
+    (copied / "keeping.json").write_text('{"keep": 7}')
+    with RunFolder.open(copied) as folder:
+        folder.note_retention(Retention(every=2, keep=4))
+    assert read_retention(copied) == Retention(every=2, keep=4)
+    assert json.loads((copied / "keeping.json").read_text()) == {"keep": 7}, "left as it was"
 
 
 def optional(config: object, prefix: str = "") -> list[str]:
