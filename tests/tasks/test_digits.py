@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from epoch_order import epoch_order
 from esper.leyline.errors import EsperError
 from esper.tasks.digits import SHARES, load_digits_split, stratified_split
-from esper.tasks.shuffling import epoch_order
 
 PARTS = ("train", "val_control", "val_score", "test")
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from epoch_order import epoch_order
 from esper.kasmina import OptimConfig
 from esper.leyline.signals import GateSignals
 from esper.tasks.digits import load_digits_split
 from esper.tasks.registry import TaskRegistry, get_task_spec, register_task, task_names
-from esper.tasks.shuffling import epoch_order
 from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 from support import refused
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from epoch_order import epoch_order
 from esper.tasks.registry import get_task_spec
-from esper.tasks.shuffling import epoch_order
 from esper.tasks.spec import PARTS
 from esper.tasks.statistics import channel_statistics
 from esper.tasks.synthetic_images import synthetic_spec

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from epoch_order import epoch_order
 from esper.leyline import stream_keys
-from esper.tasks.shuffling import epoch_order
 from esper.tolaria import SharedBatchIterator
 from esper.tolaria.data import CROP_PADDING, Augmentation
 from support import DEVICES, refused

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from engine_support import Diary, histories, random_policy, small_engine, small_task
+from epoch_order import epoch_order
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tasks.registry import get_task_spec
-from esper.tasks.shuffling import epoch_order
 from esper.tasks.spec import OptimSettings
 
 

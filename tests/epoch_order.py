@@ -1,7 +1,4 @@
-"""Order of training samples: whole epochs, each member with its own permutations.
-
-A member's order comes from its own random streams, so it does not depend on the number of members,
-and runs with the same seed see the same batches.
+"""Oracle of `SharedBatchIterator`: the order of training samples in plain numpy.
 
 Shape letters: E members, P epochs, N images, L positions in the order.
 """
