@@ -26,7 +26,7 @@ from esper.leyline.arrays import Bools, Codes, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.signals import TrainingSignals
-from esper.tamiyo.actions import COUNTS_OA
+from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.masks import build_masks
 from esper.tolaria.observation import with_slots
 
@@ -89,7 +89,7 @@ def _check_indices(population: Population, actions: ActionSpec) -> None:
 def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None:
     """A head that is frozen has one choice, where it counts."""
     for head, choice in frozen.items():
-        counts_E = COUNTS_OA[actions.op, head]
+        counts_E = HEAD_USED_OA[actions.op, head]
         bad = np.flatnonzero(counts_E & (actions.of(head) != choice))
         if bad.size:
             raise EsperError(
