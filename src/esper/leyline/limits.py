@@ -1,7 +1,7 @@
 """How large may a whole number be that somebody sets?
 
 Beyond these no run would ever end or fit, and arithmetic in 64 bits overflows somewhere. What fits
-into the memory of a machine is another question (`tolaria.memory_need`).
+into the memory of a machine is another question (`tolaria.memory_check`).
 """
 
 from __future__ import annotations
