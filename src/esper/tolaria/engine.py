@@ -210,15 +210,15 @@ class VectorizedEngine:
             self.step = 0  # an interrupted step cannot be resumed: restart the episode
             raise
         device_seconds = sum(self.timer.collect().values()) - device_seconds
-        ahead, result = self._next_step, record.result
+        next_step, result = self._next_step, record.result
         rollout = Rollout(
             round_index=self.round,
             steps=last - first,
-            ends_episode=ahead is None,
+            ends_episode=next_step is None,
             outcome=outcome,
             truncated_bootstrap_targets=result.truncated_bootstrap_targets,
-            final_signals=result.post_action_signals if ahead is None else ahead.signals,
-            final_masks=result.post_action_masks if ahead is None else ahead.masks,
+            final_signals=result.post_action_signals if next_step is None else next_step.signals,
+            final_masks=result.post_action_masks if next_step is None else next_step.masks,
             final_state=self.env.lstm_hidden,
             train_accuracy_E=train_accuracy_E,
             seconds=perf_counter() - start,
@@ -268,8 +268,8 @@ class VectorizedEngine:
             control = self.validator.run_control(population, None)
             scored = self.validator.run_score(population)
         control_rows, score_rows = fetch_rows(control, scored)
-        judged = self._loss_and_accuracy(control_rows), self._loss_and_accuracy(score_rows)
-        self.env.governor.reset(self.episode.record_step(-1, slots, *judged))
+        validated = self._loss_and_accuracy(control_rows), self._loss_and_accuracy(score_rows)
+        self.env.governor.reset(self.episode.record_step(-1, slots, *validated))
 
     # ---- one step -------------------------------------------------------------------------
 
@@ -335,11 +335,11 @@ class VectorizedEngine:
         with _timed_phase(phases, StepPhase.TRANSFER_1):
             measured = fetch_step(env.train, env.val, scored, finite_members(env.model))
         with _timed_phase(phases, StepPhase.ANALYSIS):
-            verdicts, found = self._review(measured, plan)
+            verdicts, counterfactuals = self._review(measured, plan)
             signals, masks = self._observe(measured, verdicts)
         rows = plan.table.rows + shadow_rows
         return _ObservedStep(
-            signals, masks, verdicts, found, measured.train.accuracy_E, rows, phases
+            signals, masks, verdicts, counterfactuals, measured.train.accuracy_E, rows, phases
         )
 
     def _train_pass(self) -> int:
@@ -379,14 +379,14 @@ class VectorizedEngine:
         """Score the step, evaluate the gates, and let the governor review the members."""
         env, train = self.env, measured.train
         loss_E, accuracy_E = self._loss_and_accuracy(measured.control)
-        judged = (loss_E, accuracy_E), self._loss_and_accuracy(measured.score)
+        validated = (loss_E, accuracy_E), self._loss_and_accuracy(measured.score)
         score_E = self.episode.record_step(
-            self.step, env.model.slot_reports(), *judged, train.loss_E
+            self.step, env.model.slot_reports(), *validated, train.loss_E
         )
         healthy_E = healthy_members(
             env.model, train.host_grad_norm_E, train.grad_norm_ES, measured.finite_E
         )
-        found = self._evaluate_gates(measured, plan)
+        counterfactuals = self._evaluate_gates(measured, plan)
         verdicts = env.governor.review(
             self.step,
             train.loss_E.astype(np.float32),
@@ -397,13 +397,13 @@ class VectorizedEngine:
         )
         self.slot_events.collect_changes(PruneCause.ROLLBACK)
         self.slot_events.collect_gate_results(env.model.lifecycle.signals)
-        self.observer.update_contributions(found)
-        return verdicts, found
+        self.observer.update_contributions(counterfactuals)
+        return verdicts, counterfactuals
 
     def _evaluate_gates(self, measured: StepMeasurements, plan: CoalitionPlan) -> Counterfactuals:
         """Attribute contributions to seeds, evaluate the gates and end the population's step."""
         population, rows, train = self.env.model, measured.control, measured.train
-        found = attribute(
+        counterfactuals = attribute(
             plan,
             rows.merit_sum_R,
             rows.gain_sum_R,
@@ -417,12 +417,12 @@ class VectorizedEngine:
             train.loss_E,
             train.shadow_loss_ES,
             train.grad_norm_ES,
-            found.contribution_ES,
-            found.contribution_se_ES,
+            counterfactuals.contribution_ES,
+            counterfactuals.contribution_se_ES,
         )
         population.end_step(gates)
         self.slot_events.collect_changes(counted=True)
-        return found
+        return counterfactuals
 
     def _loss_and_accuracy(self, rows: RowMeasurements) -> tuple[Doubles, Doubles]:
         """Loss and accuracy `[E]` of the members."""
