@@ -17,8 +17,7 @@ from esper.tasks.spec import TaskData
 from esper.tolaria.batch_ops import process_train_batch
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.machine import wait_for
-from esper.tolaria.runtime import CUDATimer
+from esper.tolaria.runtime import CUDATimer, synchronize_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ def _writing_time(
         with timer.span("alone"):
             for _ in batches.step(step, engine.buffers):
                 pass
-    wait_for(engine.device)
+    synchronize_device(engine.device)
     for step, timer in enumerate(timers):
         made = batches.step(step, engine.buffers)
         for _ in range(batches.batches_per_step):
@@ -87,7 +86,7 @@ def _writing_time(
                 process_train_batch(
                     engine.env.model, x, target, engine.env.train, engine.env.scaler, engine.graphs
                 )
-    wait_for(engine.device)
+    synchronize_device(engine.device)
     found = [timer.collect() for timer in timers[1:]]  # the first step warms up
     each = 1e6 / batches.batches_per_step
     alone, write, train = (

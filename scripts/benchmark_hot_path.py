@@ -40,7 +40,7 @@ from hot_path_config import (
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskData
-    from esper.tolaria.timed_engine import TimedEngine, Turn
+    from esper.tolaria.timed_engine import StepTimings, TimedEngine
     from hot_path_timing import Case, CaseResult, Ratio
     from plain_loop import PlainLoop
 
@@ -99,7 +99,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
     spec = config.spec()
 
     from esper.kasmina.kernels.build_times import count_builds
-    from esper.tolaria.machine import describe
+    from esper.tolaria.device_info import describe_device
     from esper.tolaria.runtime import parse_device
     from hot_path_timing import (
         list_cases,
@@ -113,7 +113,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
     device = parse_device(config.device)
     data = first_samples(spec.load(), config.val_images)
     bandwidth = copy_bandwidth(device)
-    setting = describe(device) | _setting(config, spec.episode_length, bandwidth)
+    setting = describe_device(device) | _setting(config, spec.episode_length, bandwidth)
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     cases = list_cases(config.envs, config.executors, config.telemetry, config.empty_steps)
     steps = config.warmup + config.steps * config.pairs
@@ -163,7 +163,7 @@ def _plain_loops(engines: Mapping[Case, TimedEngine], data: TaskData) -> dict[Ca
     }
 
 
-def _plain_line(case: Case, turns: Sequence[Turn]) -> str:
+def _plain_line(case: Case, turns: Sequence[StepTimings]) -> str:
     from hot_path_timing import quartiles, speed_of
 
     speed, slow, high = quartiles([speed_of(turn, case) for turn in turns])
@@ -203,7 +203,7 @@ def _show(results: Sequence[CaseResult], found: Sequence[Ratio], still: bool) ->
     for reason in dict.fromkeys(f"{r.executor_asked}: {r.executor_reason}" for r in results):
         print(f"executor {reason}")
     for result in results:
-        if still and not result.stages_held:
+        if still and not result.stages_unchanged:
             print(f"{_name(result)}: seeds changed their stage while timed")
     for ratio in found:
         print(f"{ratio.name}: {ratio.median:.2f} ({ratio.lower:.2f} to {ratio.upper:.2f})")

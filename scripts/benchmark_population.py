@@ -65,12 +65,12 @@ def benchmark(config: BenchmarkPopulation) -> None:
 
     require_writable(config.out, "--out")
 
-    from esper.tolaria.machine import describe
+    from esper.tolaria.device_info import describe_device
     from esper.tolaria.runtime import parse_device
     from population_timing import BLUEPRINT, DIGITS, IMAGES, SLOTS, time_population
 
     device = parse_device(config.device)
-    setting = describe(device) | {"seeds": f"{BLUEPRINT} in {len(SLOTS)} slots"}
+    setting = describe_device(device) | {"seeds": f"{BLUEPRINT} in {len(SLOTS)} slots"}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     print(f"{'host':<46} {'E':>3} {'B':>4}  executor  ms/batch  ms/member", flush=True)
     sizes = {DIGITS: config.digits_members, IMAGES: config.image_members}

@@ -89,7 +89,7 @@ def benchmark(config: BenchmarkPPO) -> None:
     from esper.kasmina.kernels.build_times import compile_seconds, count_builds
     from esper.simic.agent import PPOAgent, PPOConfig
     from esper.tamiyo import PolicySpec
-    from esper.tolaria.machine import describe
+    from esper.tolaria.device_info import describe_device
     from esper.tolaria.runtime import parse_device
 
     device = parse_device(config.device)
@@ -100,7 +100,7 @@ def benchmark(config: BenchmarkPPO) -> None:
     agent = PPOAgent(spec, settings, device=device)
     rollout = agent.make_buffer(config.steps, config.members, config.slots)
     parameters = sum(p.numel() for p in agent.network.parameters())
-    setting = describe(device) | {"parameters": str(parameters)}
+    setting = describe_device(device) | {"parameters": str(parameters)}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     _choose(config, agent)
     spent_before = compile_seconds()

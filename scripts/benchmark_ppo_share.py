@@ -91,12 +91,13 @@ def benchmark(config: BenchmarkShare) -> None:
 
     from esper.leyline.codec import to_json
     from esper.scripts.cli.report_files import json_bytes
-    from esper.tolaria.machine import ask_for_exact_sums, describe
+    from esper.tolaria.device_info import describe_device
+    from esper.tolaria.runtime import set_deterministic_cublas
 
-    ask_for_exact_sums()
+    set_deterministic_cublas()
     torch.set_num_threads(config.threads)
     trainer = make_timed_trainer(config)
-    setting = describe(trainer.engine.device)
+    setting = describe_device(trainer.engine.device)
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     timed = [time_round(trainer) for _ in range(1 + config.rounds)][1:]
     console = Console() if sys.stdout.isatty() else Console(width=100)

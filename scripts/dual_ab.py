@@ -113,9 +113,9 @@ def compare(config: DualAb) -> None:
     require_not_folders((picture, numbers))
     require_writable(picture, "--out")
     from esper.simic.training.dual_ab import dual_ab
-    from esper.tolaria.machine import ask_for_exact_sums
+    from esper.tolaria.runtime import set_deterministic_cublas
 
-    ask_for_exact_sums()
+    set_deterministic_cublas()
     found = dual_ab(
         training,
         RewardConfig(mode=config.a, family=config.family_a),

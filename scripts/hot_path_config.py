@@ -11,7 +11,7 @@ import tyro
 from esper.leyline.compute import ComputeSettings, ExecutorName, Profile
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse
-from esper.tamiyo.make_policy import require_known_names, require_no_run, with_topology
+from esper.tamiyo.make_policy import require_known_names, require_standalone, resolve_topology
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
@@ -61,9 +61,9 @@ class HotPath(ComputeSettings):
                 require_positive(self, name)
         parsed = self.parsed
         if parsed is not None:
-            require_no_run(parsed)
+            require_standalone(parsed)
             spec = self.spec()
-            require_known_names(with_topology(parsed), spec.slots, spec.blueprints)
+            require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
 
     @property
     def parsed(self) -> ParsedPolicy | None:

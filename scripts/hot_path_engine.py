@@ -17,7 +17,7 @@ from esper.tamiyo.make_policy import make_policy
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
-from esper.tolaria.stage_mix import half_of_slots_live, spread_stages
+from esper.tolaria.stage_mix import half_of_slots_live, set_seed_stages
 from esper.tolaria.timed_engine import TimedEngine
 from hot_path_config import MIX, HotPath, first_samples
 
@@ -62,7 +62,7 @@ def build_engine(
         if config.policy == MIX:
             population = engine.env.model
             wanted_ES = half_of_slots_live(population.members, len(population.slots))
-            spread_stages(population, config.blueprint, wanted_ES)
+            set_seed_stages(population, config.blueprint, wanted_ES)
 
     return TimedEngine(engine, make_client(config, spec), place_seeds, listener, hub)
 
@@ -72,7 +72,7 @@ def _recorder(engine: VectorizedEngine, folder: Path) -> tuple[TelemetryHub, Tel
     telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
     folder.mkdir(parents=True)
     hub = TelemetryHub([JsonlSink(folder / "events.jsonl"), ParquetSink(folder)], telemetry.level)
-    configure_slot_telemetry(engine.watch, telemetry)
+    configure_slot_telemetry(engine.slot_events, telemetry)
     listener = TelemetryListener(
         hub,
         telemetry,

@@ -17,7 +17,7 @@ import numpy as np
 from esper.leyline.compute import ExecutorName
 from esper.leyline.payloads import StepPhase
 from esper.tasks.spec import TaskData
-from esper.tolaria.timed_engine import TimedEngine, Turn
+from esper.tolaria.timed_engine import StepTimings, TimedEngine
 from hot_path_config import HotPath, TelemetryName
 from hot_path_engine import build_engine
 from memory_floor import train_batch_bytes
@@ -84,7 +84,7 @@ class CaseResult:
     """What one train batch of all members must move at least; None where seeds come and go."""
     floor_ratio: float | None
     """Training time over the time a copy of so many bytes takes."""
-    stages_held: bool
+    stages_unchanged: bool
     """Whether all seeds stood where they should until the end."""
 
 
@@ -127,14 +127,14 @@ def start_case(
 
 def take_turns(
     engines: Mapping[Case, TimedEngine | PlainLoop], warmup: int, steps: int, rounds: int
-) -> dict[Case, list[Turn]]:
+) -> dict[Case, list[StepTimings]]:
     """Each in turn, `rounds` times; the steps before are left out."""
     for engine in engines.values():
-        engine.turn(warmup)
-    turns: dict[Case, list[Turn]] = {case: [] for case in engines}
+        engine.time_steps(warmup)
+    turns: dict[Case, list[StepTimings]] = {case: [] for case in engines}
     for _ in range(rounds):
         for case, engine in engines.items():
-            turns[case].append(engine.turn(steps))
+            turns[case].append(engine.time_steps(steps))
     return turns
 
 
@@ -143,7 +143,7 @@ def take_turns(
 
 def summarise_all(
     engines: Mapping[Case, TimedEngine],
-    turns: Mapping[Case, Sequence[Turn]],
+    turns: Mapping[Case, Sequence[StepTimings]],
     episode_length: int,
     bytes_per_second: float,
 ) -> list[CaseResult]:
@@ -165,8 +165,8 @@ def summarise_all(
 def summarise(
     case: Case,
     timed: TimedEngine,
-    turns: Sequence[Turn],
-    empty: Sequence[Turn] | None,
+    turns: Sequence[StepTimings],
+    empty: Sequence[StepTimings] | None,
     episode_length: int,
     bytes_per_second: float,
 ) -> CaseResult:
@@ -215,16 +215,16 @@ def summarise(
         row_batch_us=1e6 * row_batch,
         train_batch_bytes=moved,
         floor_ratio=None if floor is None else device["train"] / floor,
-        stages_held=timed.stages_held,
+        stages_unchanged=timed.stages_unchanged,
     )
 
 
-def speed_of(turn: Turn, case: Case) -> float:
+def speed_of(turn: StepTimings, case: Case) -> float:
     """Member-steps a second."""
     return turn.steps * case.members / turn.seconds
 
 
-def cpu_speed_of(turn: Turn, case: Case) -> float:
+def cpu_speed_of(turn: StepTimings, case: Case) -> float:
     """Member-steps in a second of CPU time."""
     return turn.steps * case.members / turn.cpu_seconds
 
@@ -235,20 +235,20 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return median, lower, upper
 
 
-def _phase_share(turns: Sequence[Turn], wall: float) -> dict[str, float]:
+def _phase_share(turns: Sequence[StepTimings], wall: float) -> dict[str, float]:
     share = {p.name: sum(t.phase_seconds[p] for t in turns) / wall for p in StepPhase}
     share = {name: value for name, value in share.items() if value > 0}
     return share | {"OTHER": 1.0 - sum(share.values())}
 
 
-def _empty_share(turns: Sequence[Turn], empty: Sequence[Turn]) -> float:
+def _empty_share(turns: Sequence[StepTimings], empty: Sequence[StepTimings]) -> float:
     pairs = zip(empty, turns, strict=True)
     return float(np.median([e.seconds / e.steps / (t.seconds / t.steps) for e, t in pairs]))
 
 
 def _bytes_of(timed: TimedEngine) -> int | None:
     engine = timed.engine
-    if not timed.stages_held:
+    if not timed.stages_unchanged:
         return None
     sample = engine.validator.control.sample
     return train_batch_bytes(engine.env.model, sample, engine.spec.batch_size, engine.precision)
@@ -257,7 +257,7 @@ def _bytes_of(timed: TimedEngine) -> int | None:
 # ---- ratios -------------------------------------------------------------------------------
 
 
-def ratios(turns: Mapping[Case, Sequence[Turn]], on_cpu: bool = False) -> list[Ratio]:
+def ratios(turns: Mapping[Case, Sequence[StepTimings]], on_cpu: bool = False) -> list[Ratio]:
     """vmap over loop, either over the plain loop, more members over fewer, telemetry over none:
     whatever took turns.
 
@@ -296,10 +296,10 @@ def ratios(turns: Mapping[Case, Sequence[Turn]], on_cpu: bool = False) -> list[R
 
 def _ratio(
     name: str,
-    turns: Mapping[Case, Sequence[Turn]],
+    turns: Mapping[Case, Sequence[StepTimings]],
     over: Case,
     under: Case,
-    speed: Callable[[Turn, Case], float],
+    speed: Callable[[StepTimings, Case], float],
 ) -> Ratio:
     pairs = zip(turns[over], turns[under], strict=True)
     values = [speed(a, over) / speed(b, under) for a, b in pairs]

@@ -29,7 +29,7 @@ from esper.kasmina.population import Population
 from esper.kasmina.rows import FROM_INPUT, RowTable, training_rows
 from esper.leyline.compute import Precision
 from esper.leyline.signals import NO_BLUEPRINT
-from esper.tolaria.machine import wait_for
+from esper.tolaria.runtime import synchronize_device
 
 WEIGHT_BYTES: Final = 4
 ACTIVATION_BYTES: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -122,9 +122,9 @@ def copy_bandwidth(device: torch.device, size: int | None = None) -> float:
     target = torch.ones_like(source)
     seconds = []
     for _ in range(COPIES + 1):
-        wait_for(device)
+        synchronize_device(device)
         began = perf_counter()
         target.copy_(source)
-        wait_for(device)
+        synchronize_device(device)
         seconds.append(perf_counter() - began)
     return 2 * count / statistics.median(seconds[1:])  # the first warms up

@@ -31,10 +31,9 @@ from esper.tolaria.action_execution import execute_actions
 from esper.tolaria.counterfactual_eval import attribute, plan_coalitions
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.machine import wait_for
-from esper.tolaria.measurements import fetch_rows, transferred
-from esper.tolaria.observation import Measured, Standing
-from esper.tolaria.runtime import autocast
+from esper.tolaria.measurements import fetch_rows, transfer_tensors
+from esper.tolaria.observation import MemberStatus, StepMetrics
+from esper.tolaria.runtime import autocast, synchronize_device
 
 Parts = tuple[float, ...]
 Operation = Callable[[], Parts]
@@ -97,10 +96,10 @@ def _whole(work: Callable[[], object], device: torch.device, share: int = 1) -> 
     """Time all of it, divided by `share`."""
 
     def operation() -> Parts:
-        wait_for(device)
+        synchronize_device(device)
         began = perf_counter()
         work()
-        wait_for(device)
+        synchronize_device(device)
         return ((perf_counter() - began) / share,)
 
     return operation
@@ -195,7 +194,7 @@ def _chosen(engine: VectorizedEngine, choice: ExecutorChoice) -> Iterator[None]:
 
 
 def _now(device: torch.device) -> float:
-    wait_for(device)
+    synchronize_device(device)
     return perf_counter()
 
 
@@ -227,7 +226,7 @@ def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[T
     config = engine.config.counterfactuals
     plan = plan_coalitions(population, config, 0, 0, 0)
     (rows,) = fetch_rows(engine.env.val)
-    measured, standing = _measured(engine, record), _standing(engine)
+    metrics, status = _metrics(engine, record), _status(engine)
     nobody_E = np.zeros(population.members, dtype=np.bool_)
     wait = ActionSpec.wait(population.members)
     totals = (rows.merit_sum_R, rows.gain_sum_R, rows.gain_square_sum_R, rows.samples)
@@ -236,7 +235,7 @@ def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[T
         "attribute": lambda: attribute(plan, *totals),
         "slot_reports": population.slot_reports,
         "legal_ops and build_masks": lambda: build_masks(life.legal_ops(), life.fits_SK, {}),
-        "observe": lambda: engine.observer.observe(0, measured, standing),
+        "observe": lambda: engine.observer.observe(0, metrics, status),
         "execute_actions, everyone waits": lambda: execute_actions(
             population, wait, record.signals, nobody_E
         ),
@@ -245,12 +244,12 @@ def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[T
         yield Timed(_whole(one, engine.device), (name,), "step")
 
 
-def _measured(engine: VectorizedEngine, record: StepRecord) -> Measured:
+def _metrics(engine: VectorizedEngine, record: StepRecord) -> StepMetrics:
     seen = record.signals
     tracked = engine.env.signal_tracker.update(
         seen.train_loss_E, seen.val_loss_E, seen.val_accuracy_E
     )
-    return Measured(
+    return StepMetrics(
         seen.train_loss_E.astype(np.float64),
         seen.val_loss_E.astype(np.float64),
         seen.val_accuracy_E.astype(np.float64),
@@ -258,9 +257,9 @@ def _measured(engine: VectorizedEngine, record: StepRecord) -> Measured:
     )
 
 
-def _standing(engine: VectorizedEngine) -> Standing:
+def _status(engine: VectorizedEngine) -> MemberStatus:
     env = engine.env
-    return Standing(
+    return MemberStatus(
         env.last_action,
         env.last_outcome,
         env.governor.strikes_E.copy(),
@@ -273,7 +272,7 @@ def _transfers(engine: VectorizedEngine) -> Iterator[Timed]:
     """One copy of everything against one for each tensor."""
     env = engine.env
     scored = engine.validator.run_score(env.model)
-    parts = transferred(env.train, env.val, scored, finite_members(env.model))
+    parts = transfer_tensors(env.train, env.val, scored, finite_members(env.model))
     work: Mapping[str, Callable[[], object]] = {
         "one stacked": lambda: fetch(parts),
         f"one for each of {len(parts)} tensors": lambda: [
@@ -310,7 +309,7 @@ def heaviest_ops(engine: VectorizedEngine, batches: int, top: int) -> list[Heavy
     with profile(activities=activities) as profiler, autocast(engine.device, engine.precision):
         for _ in range(batches):
             engine.env.model.train_batch(x, target, engine.env.scaler)
-        wait_for(engine.device)
+        synchronize_device(engine.device)
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     # On a GPU the kernels: an operation that launches one carries its time a second time.
     events = [e for e in profiler.key_averages() if _on_device(e) == on_gpu]

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from esper.kasmina.population import Population
 from esper.leyline.errors import EsperError
 from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
-from esper.tolaria.machine import wait_for
-from esper.tolaria.timed_engine import Turn
+from esper.tolaria.runtime import synchronize_device
+from esper.tolaria.timed_engine import StepTimings
 
 
 class PlainLoop:
@@ -45,19 +45,19 @@ class PlainLoop:
         inputs, labels = (torch.from_numpy(array) for array in (part.inputs, part.labels))
         return inputs.to(self.device), labels.to(self.device)
 
-    def turn(self, steps: int) -> Turn:
+    def time_steps(self, steps: int) -> StepTimings:
         """Time so many steps of all hosts."""
         each = []
-        wait_for(self.device)
+        synchronize_device(self.device)
         cpu_began = process_time()
         for _ in range(steps):
             began = perf_counter()
             for host, optimizer in zip(self.hosts, self.optimizers, strict=True):
                 self._step(host, optimizer)
-            wait_for(self.device)
+            synchronize_device(self.device)
             each.append(perf_counter() - began)
         cpu, hosts = process_time() - cpu_began, steps * len(self.hosts)
-        return Turn(sum(each), cpu, tuple(each), {}, {}, hosts, hosts)
+        return StepTimings(sum(each), cpu, tuple(each), {}, {}, hosts, hosts)
 
     def _step(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Train batches, then both validation parts."""

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import CNNHost, Population, PopulationConfig
-from esper.tolaria.machine import wait_for
-from esper.tolaria.stage_mix import every_slot_live, spread_stages
+from esper.tolaria.runtime import synchronize_device
+from esper.tolaria.stage_mix import all_slots_live, set_seed_stages
 
 EXECUTORS: Final[tuple[Literal["vmap", "loop"], ...]] = ("vmap", "loop")
 SLOTS: Final = ("r0c0", "r0c1", "r0c2")
@@ -98,14 +98,14 @@ def _population(
 ) -> Population:
     config = PopulationConfig(executor=executor)
     population = Population(case.build, SLOTS, (BLUEPRINT,), members, device=device, config=config)
-    spread_stages(population, BLUEPRINT, every_slot_live(members, len(SLOTS)))
+    set_seed_stages(population, BLUEPRINT, all_slots_live(members, len(SLOTS)))
     return population
 
 
 def _seconds(train: Callable[[Population], None], population: Population) -> float:
     """Time until the device has done it all."""
-    wait_for(population.device)
+    synchronize_device(population.device)
     began = perf_counter()
     train(population)
-    wait_for(population.device)
+    synchronize_device(population.device)
     return perf_counter() - began

@@ -65,12 +65,12 @@ def look(config: ProfileGpuSync) -> int:
 
     require_writable(config.out, "--out")
 
-    from esper.tolaria.machine import describe
+    from esper.tolaria.device_info import describe_device
     from esper.tolaria.runtime import parse_device
     from sync_sites import static_sites
 
     device = parse_device(config.device)
-    setting = describe(device) | {"task": config.task, "E": str(config.envs)}
+    setting = describe_device(device) | {"task": config.task, "E": str(config.envs)}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
     sites = static_sites()
     _show_sites(sites)
@@ -100,8 +100,8 @@ def _watch(config: ProfileGpuSync) -> list[Wait]:
 
     data, steps = config.spec().load(), config.warmup + config.steps
     timed = build_engine(config, config.envs, config.executor, data, steps)
-    timed.turn(config.warmup)
-    return watch_steps(timed.begin_if_over, timed.step, config.steps)
+    timed.time_steps(config.warmup)
+    return watch_steps(timed.start_episode_if_done, timed.step, config.steps)
 
 
 def _show_sites(sites: Sequence[Site]) -> None:

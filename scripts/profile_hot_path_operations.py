@@ -65,18 +65,18 @@ def measure(config: ProfileOperations) -> None:
     spec = config.spec()
 
     from batch_writing import writing_times
-    from esper.tolaria.machine import describe
+    from esper.tolaria.device_info import describe_device
     from hot_path_engine import build_engine
     from operation_timing import all_operations, heaviest_ops, take_turns
 
     data = first_samples(spec.load(), config.val_images)
     timed = build_engine(config, config.envs, config.executor, data, WARM_UP + 1)
     engine = timed.engine
-    timed.turn(WARM_UP)
+    timed.time_steps(WARM_UP)
     record = timed.step()
     choice = engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
-    setting = describe(engine.device) | {
+    setting = describe_device(engine.device) | {
         "task": config.task,
         "E": str(config.envs),
         "B": str(spec.batch_size),

@@ -114,11 +114,11 @@ def search(config: SearchTopologies) -> None:
     from esper.storage.atomic import require_writable, write_atomic
     from esper.tasks.registry import get_task_spec
     from esper.tasks.synthetic_data import with_synthetic_data
-    from esper.tolaria.machine import ask_for_exact_sums, describe
-    from esper.tolaria.runtime import parse_device
+    from esper.tolaria.device_info import describe_device
+    from esper.tolaria.runtime import parse_device, set_deterministic_cublas
 
     require_writable(config.out, "--out")
-    ask_for_exact_sums()
+    set_deterministic_cublas()
     spec = get_task_spec(config.task)
     if config.episode_length is not None:
         spec = replace(spec, episode_length=config.episode_length)
@@ -126,7 +126,7 @@ def search(config: SearchTopologies) -> None:
         spec = with_synthetic_data(spec)
     kinds_NS = _topologies(config, spec)
     ranked = _rank(spec, kinds_NS, _train(config, spec, kinds_NS))
-    machine = describe(parse_device(config.device))
+    machine = describe_device(parse_device(config.device))
     constants = asdict(spec.score)
     record = {
         "task": config.task,
@@ -219,8 +219,8 @@ def _train(config: SearchTopologies, spec: TaskSpec, kinds_NS: Ints) -> Records:
             {
                 "score": outcome.score_E,
                 "accuracy": outcome.accuracy_E,
-                "params": outcome.added_params_E / engine.book.host_params,
-                "macs": outcome.added_macs_E / engine.book.host_macs,
+                "params": outcome.added_params_E / engine.episode.host_params,
+                "macs": outcome.added_macs_E / engine.episode.host_macs,
                 "flops": outcome.flops_ratio_E,
             }
         )

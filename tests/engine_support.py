@@ -15,7 +15,7 @@ from esper.tasks.spec import TaskSpec
 from esper.tasks.synthetic_images import synthetic_spec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
-from esper.tolaria.episode import EpisodeBook
+from esper.tolaria.episode import EpisodeTracker
 from esper.tolaria.governor import GovernorConfig
 
 HISTORIES = (
@@ -53,9 +53,9 @@ def random_policy(seed: int = 0, spec: TaskSpec | None = None) -> RandomPolicy:
     return RandomPolicy(seed, ScoreReward((spec or small_task()).upkeep))
 
 
-def histories(book: EpisodeBook) -> dict[str, np.ndarray]:
-    """Copies of all that a book wrote down, step by step."""
-    return {name: getattr(book, name).copy() for name in HISTORIES}
+def histories(episode: EpisodeTracker) -> dict[str, np.ndarray]:
+    """Copies of all histories of an episode."""
+    return {name: getattr(episode, name).copy() for name in HISTORIES}
 
 
 class Diary:

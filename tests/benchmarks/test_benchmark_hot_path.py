@@ -15,7 +15,7 @@ from esper.leyline.payloads import StepPhase
 from esper.leyline.stages import SeedStage
 from esper.scripts.cli.command import enter
 from esper.tolaria.stage_mix import half_of_slots_live
-from esper.tolaria.timed_engine import Turn
+from esper.tolaria.timed_engine import StepTimings
 from hot_path_config import HotPath, first_samples
 from hot_path_engine import build_engine
 from hot_path_timing import Case, ratios, summarise
@@ -90,27 +90,27 @@ def test_seeds_stand_as_stated_and_stay_there():
         assert np.array_equal(life.stage_ES, half_of_slots_live(4, 3))
         for stage, alpha in (("TRAINING", 0.0), ("BLENDING", 0.5), ("HOLDING", 1.0)):
             assert (life.alpha_ES[life.stage_ES == SeedStage[stage]] == alpha).all()
-        timed.turn(2)
-    assert timed.stages_held
+        timed.time_steps(2)
+    assert timed.stages_unchanged
 
 
 def test_any_policy_of_the_grammar_can_be_timed():
     timed = small_engine(2, policy="fixed:norm@0:r0c1")
-    timed.turn(3)
+    timed.time_steps(3)
     stage_ES = timed.engine.env.seed_stage
     assert (stage_ES[:, 1] != SeedStage.DORMANT).all()
     planted = small_engine(2, policy="static-full:norm:r0c1")
-    planted.turn(3)
-    assert planted.stages_held
+    planted.time_steps(3)
+    assert planted.stages_unchanged
     assert small_engine(2, policy="wait:2").engine.spec.episode_length >= 20
 
 
 def test_dormant_slots_stay_empty():
     timed = small_engine(2, policy="wait")
-    turn = timed.turn(3)
+    turn = timed.time_steps(3)
     assert (timed.engine.env.seed_stage == SeedStage.DORMANT).all()
     assert (turn.train_rows, turn.validation_rows) == (3 * 2, 3 * 2)
-    assert timed.stages_held
+    assert timed.stages_unchanged
 
 
 # ---- what is counted ----------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_dormant_slots_stay_empty():
 
 def test_rows_are_counted_in_closed_form():
     """Member 0 incubates a seed and holds one, member 1 blends one."""
-    turn = small_engine(2).turn(3)
+    turn = small_engine(2).time_steps(3)
     assert turn.steps == 3
     assert turn.train_rows == 3 * (2 + 1)
     assert turn.validation_rows == 3 * (2 + 2)
@@ -163,11 +163,11 @@ def test_validation_parts_are_cut():
 # ---- figures ------------------------------------------------------------------------------
 
 
-def made_turn(seconds: float) -> Turn:
+def made_turn(seconds: float) -> StepTimings:
     phases = dict.fromkeys(StepPhase, 0.0) | {StepPhase.TRAIN: 0.5 * seconds}
     device = {"train": 0.5 * seconds, "validation": 0.25 * seconds}
     each = (seconds / 2,) * 2
-    return Turn(seconds, seconds / 4, each, phases, device, train_rows=6, validation_rows=8)
+    return StepTimings(seconds, seconds / 4, each, phases, device, train_rows=6, validation_rows=8)
 
 
 def test_figures_follow_from_the_turns():
@@ -240,7 +240,7 @@ def test_small_benchmark_prints_and_writes_all_figures(
     assert seen == [(e, x, t) for e in (1, 2) for x in ("vmap", "loop") for t in ("off", "normal")]
     for result in record["results"]:
         assert sum(result["phase_share"].values()) == pytest.approx(1.0)
-        assert result["stages_held"]
+        assert result["stages_unchanged"]
         assert (result["batch_size"], result["val_images"], result["steps"]) == (4, 10, 2)
         speeds = ("member_steps_per_second", "cpu_ms_per_member_step", "row_batch_us")
         for name in (*speeds, "floor_ratio", "empty_step_share"):
@@ -265,7 +265,7 @@ def test_the_plain_loop_trains_the_same_hosts_and_takes_turns():
     updates: list[object] = []
     for optimizer in plain.optimizers:
         optimizer.register_step_post_hook(lambda done, *_: updates.append(done))
-    turn = plain.turn(3)
+    turn = plain.time_steps(3)
     assert (turn.steps, turn.train_rows) == (3, 6)
     assert [updates.count(optimizer) for optimizer in plain.optimizers] == [6, 6]
     for host, old in zip(plain.hosts, before, strict=True):
@@ -291,7 +291,7 @@ def test_a_plain_loop_stands_beside_every_engine(
 def test_random_policy_goes_through_whole_episodes(tmp_path: Path):
     timed = small_engine(2, policy="random", batch_size=2, batches_per_step=1, val_images=4)
     timed.engine.step = timed.engine.spec.episode_length - 1
-    assert timed.turn(3).steps == 3
+    assert timed.time_steps(3).steps == 3
     assert (timed.engine.round, timed.engine.step) == (1, 2)
 
 

@@ -10,7 +10,7 @@ from benchmark_population import BenchmarkPopulation, benchmark
 from esper.kasmina import CNNHost, Population
 from esper.leyline.stages import SeedStage
 from esper.scripts.cli.command import enter
-from esper.tolaria.stage_mix import every_slot_live, spread_stages
+from esper.tolaria.stage_mix import all_slots_live, set_seed_stages
 from population_timing import BLUEPRINT, SLOTS
 
 
@@ -21,7 +21,7 @@ def call(*flags: str) -> int:
 @pytest.mark.parametrize("members", [1, 4])
 def test_a_third_of_the_slots_is_in_each_stage(members: int):
     population = Population(CNNHost, SLOTS, (BLUEPRINT,), members)
-    spread_stages(population, BLUEPRINT, every_slot_live(members, len(SLOTS)))
+    set_seed_stages(population, BLUEPRINT, all_slots_live(members, len(SLOTS)))
     stage_ES, alpha_ES = population.lifecycle.stage_ES, population.lifecycle.alpha_ES
     for stage, alpha in (("TRAINING", 0.0), ("BLENDING", 0.5), ("HOLDING", 1.0)):
         there = stage_ES == SeedStage[stage]

@@ -7,13 +7,13 @@ import os
 import pytest
 import torch
 
-from esper.tolaria.runtime import CUBLAS_EXACT, CUBLAS_SETTING, set_profile
+from esper.tolaria.runtime import CUBLAS_DETERMINISTIC, CUBLAS_ENV_VAR, set_profile
 
 
 @pytest.fixture
 def exact(monkeypatch):
     """Profile `exact`, and afterwards torch's own settings."""
-    monkeypatch.setitem(os.environ, CUBLAS_SETTING, CUBLAS_EXACT[0])
+    monkeypatch.setitem(os.environ, CUBLAS_ENV_VAR, CUBLAS_DETERMINISTIC[0])
     set_profile("exact", torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     yield
     torch.use_deterministic_algorithms(False)

@@ -26,7 +26,7 @@ LEARNING = small_task(episode_length=25, kernel_size=3, base_channels=4)
 
 
 def losses(engine) -> dict[str, np.ndarray]:
-    return {name: getattr(engine.book, name).copy() for name in LOSSES}
+    return {name: getattr(engine.episode, name).copy() for name in LOSSES}
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
@@ -63,7 +63,7 @@ def test_exact_is_bit_reproducible(executor, precision):
     for _ in range(2):
         engine = engine_on_gpu(executor=executor, precision=precision, graphs="off")
         engine.run_rollout(random_policy())
-        runs.append(histories(engine.book))
+        runs.append(histories(engine.episode))
     assert_same(*runs)
 
 
@@ -92,8 +92,8 @@ def learnt(precision: str) -> np.ndarray:
     """The train loss `[E]` at the end of an episode with a seed."""
     engine = engine_on_gpu(LEARNING, precision=precision, profile="fast", executor="vmap")
     engine.run_rollout(StaticTopology.full("conv_light", ("r0c1",)))
-    assert np.isfinite(engine.book.train_loss_TE[1:]).all()
-    return engine.book.train_loss_TE[-1].copy()
+    assert np.isfinite(engine.episode.train_loss_TE[1:]).all()
+    return engine.episode.train_loss_TE[-1].copy()
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -108,7 +108,7 @@ def test_our_kernels_learn_what_torchs_learn():
     for kernels in ("own", "torch"):
         engine = engine_on_gpu(spec, precision="bf16", executor="vmap", kernels=kernels)
         engine.run_rollout(StaticTopology.full("conv_heavy", ("r0c0", "r0c2")))
-        found[kernels] = engine.book.train_loss_TE[1:]
+        found[kernels] = engine.episode.train_loss_TE[1:]
     np.testing.assert_allclose(found["own"], found["torch"], rtol=0.03)
     assert found["own"][-1].mean() < found["own"][0].mean()
 

@@ -288,7 +288,7 @@ def test_episodes_of_random_growth_are_the_stand_ins_bit_for_bit(precision):
         books = []
         for _ in range(2):
             engine.run_rollout(policy)
-            books.append(histories(engine.book))
+            books.append(histories(engine.episode))
         report = engine.graph_report()
         assert report.on, report.reason
         assert report.replays > report.captures > 3
@@ -314,7 +314,7 @@ def test_a_rollout_agrees_with_one_without_graphs(seed):
         engine = on_gpu(listener=diary, graphs=graphs, seed=seed, governor=CALM)
         engine.run_rollout(random_policy(seed))
         losses = ("train_loss_TE", "loss_TE", "score_loss_TE")
-        runs.append(({name: getattr(engine.book, name) for name in losses}, diary))
+        runs.append(({name: getattr(engine.episode, name) for name in losses}, diary))
     (graphed, one), (plain, two) = runs
     for a, b in zip(one.records, two.records, strict=True):
         assert np.array_equal(a.decision.actions.op, b.decision.actions.op)
@@ -331,7 +331,7 @@ def test_exact_is_bit_reproducible_with_graphs(precision):
         for _ in range(2):
             engine.run_rollout(random_policy())
         assert engine.graph_report().replays > 0
-        runs.append(histories(engine.book))
+        runs.append(histories(engine.episode))
     assert_same(*runs)
 
 
@@ -399,7 +399,7 @@ def test_two_engines_take_turns():
     for _ in range(2):
         first.run_rollout(WaitPolicy())
         second.run_rollout(WaitPolicy())
-    assert_same(histories(alone.book), histories(first.book))
+    assert_same(histories(alone.episode), histories(first.episode))
 
 
 def test_work_given_as_a_partial_is_all_a_graph_needs():

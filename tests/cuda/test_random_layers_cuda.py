@@ -165,7 +165,7 @@ def test_an_exact_run_repeats_itself():
         engine = engine_on_gpu(DROPPING, graphs="on", executor="vmap")
         engine.run_rollout(random_policy(3, DROPPING))
         assert engine.graph_report().replays > 0
-        runs.append(histories(engine.book))
+        runs.append(histories(engine.episode))
     assert_same(*runs)
 
 

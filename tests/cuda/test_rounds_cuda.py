@@ -96,7 +96,7 @@ def test_2n_rounds_are_n_rounds_and_n_more_from_a_checkpoint(
     assert untimed(rest.history[:2]) == untimed(first.history)
     assert same_agents(rest.client.agent, whole.client.agent)
     assert rest.engine.state_dict() == whole.engine.state_dict()
-    assert_same(histories(rest.engine.book), histories(whole.engine.book))
+    assert_same(histories(rest.engine.episode), histories(whole.engine.episode))
     hosts = [trainer.engine.env.model.network.host.flat_EP.detach() for trainer in (rest, whole)]
     assert torch.equal(*hosts)
     for trainer in (rest, whole):

@@ -62,7 +62,7 @@ def test_a_batch_is_copied_beside_what_was_asked_for_before():
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     last = next(made)
-    batches._copying.synchronize()
+    batches._copy_stream.synchronize()
     assert not torch.cuda.current_stream().query(), "the copy is done, what came before it is not"
     *_, expected = batches_of("images", "device").step(0)
     assert all(map(torch.equal, last, expected))
@@ -90,5 +90,5 @@ def test_streamed_data_are_the_same_data(graphs):
         policy = random_policy(0, spec)
         for _ in range(2):
             engine.run_rollout(policy)
-        runs.append(histories(engine.book))
+        runs.append(histories(engine.episode))
     assert_same(*runs)

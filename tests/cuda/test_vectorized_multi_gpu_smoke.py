@@ -44,7 +44,7 @@ def test_two_engines_on_two_devices_agree(executor):
         books = []
         for engine in engines:
             engine.run_rollout(random_policy(0, SPEC))
-            books.append(histories(engine.book))
+            books.append(histories(engine.episode))
         assert_close(*books, rtol=1e-3, atol=1e-5)
     for left, right in zip(diaries[0].records, diaries[1].records, strict=True):
         assert np.array_equal(left.decision.actions.op, right.decision.actions.op)
@@ -70,4 +70,4 @@ def test_steps_may_alternate_between_devices():
         for engine, policy in zip(engines, policies, strict=True):
             engine._step_env(policy, cut=False)
             engine.step += 1
-    assert_same(histories(alone.book), histories(engines[1].book))
+    assert_same(histories(alone.episode), histories(engines[1].episode))

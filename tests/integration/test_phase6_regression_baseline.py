@@ -182,7 +182,7 @@ INSIDE = {
     "_observe_step": ("_train_pass", "_validate", "fetch_step", "_review", "_observe"),
     "_train_pass": ("begin_step", "process_train_batch"),
     "_validate": ("plan_coalitions", "run_control", "run_score"),
-    "_review": ("note", "sound_members", "_pass_gates", "review"),
+    "_review": ("record_step", "healthy_members", "_evaluate_gates", "review"),
     "checked_decision": ("act",),
     "checked_rewards": ("store",),
 }

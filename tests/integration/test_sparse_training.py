@@ -27,7 +27,7 @@ def run(policy, executor: str = "loop", rounds: int = 2):
     books = []
     for _ in range(rounds):
         engine.run_rollout(policy)
-        books.append(histories(engine.book))
+        books.append(histories(engine.episode))
     return engine, books, diary
 
 

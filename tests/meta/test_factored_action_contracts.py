@@ -89,7 +89,7 @@ def test_every_head_counts_for_some_operation_and_waiting_asks_for_none():
 
 OWNED = (
     "LifecycleOp", "ActionHead", "BlendStyle", "AlphaCurve", "HEADS_BY_OP", "HEAD_CHOICES",
-    "TEMPOS", "ALPHA_TARGETS", "ALPHA_SPEEDS", "COUNTS_OA", "ActionSpec", "ActionMasks",
+    "TEMPOS", "ALPHA_TARGETS", "ALPHA_SPEEDS", "HEAD_USED_OA", "ActionSpec", "ActionMasks",
 )  # fmt: skip
 
 
@@ -108,13 +108,13 @@ def defined_in(path: Path) -> list[str]:
 def test_each_table_is_defined_once():
     defined = Counter(name for path in SOURCE.rglob("*.py") for name in defined_in(path))
     assert {name: defined[name] for name in OWNED} == dict.fromkeys(OWNED, 1)
-    assert heads.COUNTS_OA is round_totals.COUNTS_OA is actions.COUNTS_OA
+    assert heads.HEAD_USED_OA is round_totals.HEAD_USED_OA is actions.HEAD_USED_OA
 
 
 def test_the_array_is_the_table():
     for op in Op:
         for head in H:
-            assert actions.COUNTS_OA[op, head] == (head in HEADS_BY_OP[op])
+            assert actions.HEAD_USED_OA[op, head] == (head in HEADS_BY_OP[op])
 
 
 # ---- what follows it --------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_the_network_has_one_head_each_with_its_choices():
     for head, choices in HEAD_CHOICES.items():
         assert made.output[head.name].out_features == len(choices)
     assert set(FIXED_HEADS) == set(H) - HOST_HEADS - {H.OP}
-    assert torch.equal(made.counts_OA, torch.from_numpy(actions.COUNTS_OA))
+    assert torch.equal(made.head_used_OA, torch.from_numpy(actions.HEAD_USED_OA))
     later_heads_hear = {H[name] for name in made.embed} | HOST_HEADS
     assert later_heads_hear == set(H) - {list(H)[-1]}
 
@@ -168,14 +168,14 @@ def test_the_network_counts_the_heads_of_the_operation(op):
         MaskTensors.of(masks, torch.device("cpu")),
     )
     made = network()
-    needed = heads.heads_needed(masks.op_EO[0])
+    needed = heads.required_heads(masks.op_EO[0])
     assert needed == HEADS_BY_OP[op]
     chooser = Chooser(uniform_A=torch.rand(3, len(H)))
     out, _ = made.step(inputs, made.initial_state(3), torch.tensor(0.0), chooser, set(H))
-    counts_A = torch.from_numpy(actions.COUNTS_OA[op])
-    assert torch.equal(out.choices.counts_A, counts_A.expand(3, -1))
-    assert (out.choices.log_prob_A[:, ~counts_A] == 0).all()
-    assert (out.choices.entropy_A[:, ~counts_A] == 0).all()
+    used_A = torch.from_numpy(actions.HEAD_USED_OA[op])
+    assert torch.equal(out.choices.used_A, used_A.expand(3, -1))
+    assert (out.choices.log_prob_A[:, ~used_A] == 0).all()
+    assert (out.choices.entropy_A[:, ~used_A] == 0).all()
     free = [head for head in HEADS_BY_OP[op] if head is not H.OP]
     assert (out.choices.entropy_A[:, free] > 0).all()
 

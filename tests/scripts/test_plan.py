@@ -22,7 +22,7 @@ from esper.scripts.train.plan_probe import (
 )
 from esper.simic.training.config import PopulationConfig, TrainingConfig
 from esper.tolaria.engine_config import EngineConfig
-from esper.tolaria.timed_engine import Turn
+from esper.tolaria.timed_engine import StepTimings
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 WHOLE = st.builds(
@@ -71,7 +71,7 @@ def test_a_part_is_scaled_by_the_samples_that_were_computed():
 
 def test_the_parts_of_a_step_add_up_to_its_time():
     device = {"train": 2.0, "validation": 0.5}
-    turn = Turn(3.0, 3.0, (1.5, 1.5), {}, device, train_rows=4, validation_rows=4)
+    turn = StepTimings(3.0, 3.0, (1.5, 1.5), {}, device, train_rows=4, validation_rows=4)
     assert mean_step(turn) == StepTime(1.0, 0.25, 0.25)
 
 

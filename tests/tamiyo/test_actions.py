@@ -5,7 +5,7 @@ import pytest
 
 from esper.leyline import HEAD_CHOICES, HEADS_BY_OP, ActionHead, LifecycleOp
 from esper.tamiyo import parse_sampled_action
-from esper.tamiyo.actions import COUNTS_OA
+from esper.tamiyo.actions import HEAD_USED_OA
 from support import refused
 
 
@@ -28,7 +28,7 @@ def test_result_does_not_alias_the_sample():
 
 def test_counting_heads_are_those_of_the_table():
     for op in LifecycleOp:
-        assert set(np.flatnonzero(COUNTS_OA[op])) == {int(head) for head in HEADS_BY_OP[op]}
+        assert set(np.flatnonzero(HEAD_USED_OA[op])) == {int(head) for head in HEADS_BY_OP[op]}
 
 
 @pytest.mark.parametrize(

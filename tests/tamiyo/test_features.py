@@ -21,7 +21,7 @@ from esper.leyline.signals import HISTORY_LENGTH, SlotReports
 from esper.tamiyo.features import (
     FEATURE_NAMES,
     GLOBAL_FEATURES,
-    LARGEST,
+    MAX_SIZE,
     SLOT_FEATURES,
     batch_signals_to_features,
     symlog,
@@ -196,7 +196,7 @@ def test_features_that_say_which_are_one_hot():
 
 
 def test_losses_keep_their_order_up_to_the_limit():
-    x = np.array([-np.inf, -3.0, 0.0, 0.1, 2.3, 50.0, LARGEST, np.inf])
+    x = np.array([-np.inf, -3.0, 0.0, 0.1, 2.3, 50.0, MAX_SIZE, np.inf])
     assert (np.diff(symlog(x)) >= 0).all()
     assert (np.diff(symlog(x[1:-1])) > 0).all()
 
@@ -222,7 +222,7 @@ def test_features_are_finite_for_any_signals(data, seed):
         signals = put(signals, path, rng.choice(np.array(pool, dtype=value.dtype), value.shape))
     obs = batch_signals_to_features(signals)
     obs.require_finite()
-    limit = 2 * np.log1p(LARGEST) + 1e-3
+    limit = 2 * np.log1p(MAX_SIZE) + 1e-3
     assert max(np.abs(obs.global_EG).max(), np.abs(obs.slot_ESF).max()) <= limit
 
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from esper.leyline.errors import EsperError
 from esper.tamiyo.grammar import (
     DESCRIPTIONS,
-    LONGEST_STEP,
-    LONGEST_WAIT,
+    MAX_STEP_DIGITS,
+    MAX_WAIT_FACTOR,
     WORDS,
     ParsedPolicy,
     parse,
@@ -102,7 +102,7 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("wiat", "did you mean 'wait'"),
         ("heurstic", "did you mean 'heuristic'"),
         ("static_full:norm", "did you mean 'static-full'"),
-        ("random:3", "takes nothing behind it"),
+        ("random:3", "takes no arguments"),
         ("wait:long", "expected wait:FACTOR"),
         ("wait:0", "expected wait:FACTOR"),
         ("wait:nan", "expected wait:FACTOR"),
@@ -110,19 +110,19 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("static-final:wait", "wait does not grow"),
         ("static-final:static-full", "static-full does not grow"),
         ("static-final:heurstic", "did you mean 'heuristic'"),
-        ("fixed:", "nothing stands behind the colon"),
+        ("fixed:", "nothing after the colon"),
         ("heuristic:norm,", "expected heuristic:BLUEPRINT,BLUEPRINT"),
-        ("fixed:r0c0=norm:r0c1", "its slots are named, leave"),
-        ("fixed:norm@", "is no whole number"),
-        ("fixed:norm@soon", "'soon' is no whole number"),
-        ("fixed:norm@-1", "'-1' is no whole number"),
+        ("fixed:r0c0=norm:r0c1", "slots are given twice; remove"),
+        ("fixed:norm@", "is not an integer"),
+        ("fixed:norm@soon", "'soon' is not an integer"),
+        ("fixed:norm@-1", "'-1' is not an integer"),
         ("fixed:norm:", "expected fixed:BLUEPRINT:SLOT,SLOT"),
         ("static-full:norm:r0c0,", "expected static-full:BLUEPRINT:SLOT,SLOT"),
         ("static-full::r0c0", "expected static-full:BLUEPRINT:SLOT,SLOT"),
-        ("static-final", "name a topology"),
-        ("static-final:nowhere.json", "there is no file 'nowhere.json'"),
-        ("out/agent", "there is no folder 'out/agent'"),
-        ("sampled:agent", "there is no folder 'agent'"),
+        ("static-final", "give a topology"),
+        ("static-final:nowhere.json", "file 'nowhere.json' does not exist"),
+        ("out/agent", "folder 'out/agent' does not exist"),
+        ("sampled:agent", "folder 'agent' does not exist"),
         ("", "unknown policy ''"),
     ],
 )
@@ -149,7 +149,7 @@ def test_every_policy_has_a_label_of_its_own():
 NAME = st.text("abcxyz019_", min_size=1, max_size=6)
 NAMES = st.lists(NAME, min_size=1, max_size=3).map(tuple)
 TOPOLOGY = st.lists(st.tuples(NAME, NAME).map("=".join), min_size=1, max_size=3).map(tuple)
-STEP = st.integers(0, 10**LONGEST_STEP - 1)
+STEP = st.integers(0, 10**MAX_STEP_DIGITS - 1)
 
 
 def built(kind: str, form: str, **parts: st.SearchStrategy) -> st.SearchStrategy:
@@ -164,7 +164,7 @@ def built(kind: str, form: str, **parts: st.SearchStrategy) -> st.SearchStrategy
 
 FORMS = st.one_of(
     *(built(kind, kind) for kind in WORDS if kind != "static-final"),
-    built("wait", "wait:{longer!r}", longer=st.floats(1e-3, LONGEST_WAIT)),
+    built("wait", "wait:{longer!r}", longer=st.floats(1e-3, MAX_WAIT_FACTOR)),
     built("heuristic", "heuristic:{order}", order=NAMES),
     built("fixed", "fixed:{blueprint}", blueprint=NAME),
     built("fixed", "fixed:{blueprint}@{start}", blueprint=NAME, start=STEP),

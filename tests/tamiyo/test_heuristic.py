@@ -18,7 +18,7 @@ from esper.leyline import (
     SeedStage,
 )
 from esper.tamiyo import HeuristicConfig, HeuristicPolicy
-from esper.tamiyo.heuristic import price_of_keeping
+from esper.tamiyo.heuristic import remaining_rent
 from esper.tasks.scoring import added, score
 from support import CNN_BLUEPRINTS, good_signals, make_population, refused
 from tamiyo_support import EPISODE, Drive, masks_of, observe, worthless_signals
@@ -268,7 +268,7 @@ def test_the_price_is_what_the_score_gains_if_the_seed_goes(alpha, params, macs,
         "macs_over_host_E": (added(alpha_ES, macs_ES) / host_macs).astype(np.float32),
     }
     sizes = {"params_ES": params_ES, "macs_ES": macs_ES, "alpha_ES": alpha_ES.astype(np.float32)}
-    price_ES = price_of_keeping(replace(obs, slots=replace(obs.slots, **sizes), **over), prices)
+    price_ES = remaining_rent(replace(obs, slots=replace(obs.slots, **sizes), **over), prices)
     for slot in range(3):
         without = alpha_ES.copy()
         without[0, slot] = 0

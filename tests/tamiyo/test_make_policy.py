@@ -18,7 +18,7 @@ from esper.tamiyo import (
     WaitPolicy,
 )
 from esper.tamiyo.grammar import parse
-from esper.tamiyo.make_policy import make_policy, require_known_names, with_topology
+from esper.tamiyo.make_policy import make_policy, require_known_names, resolve_topology
 from support import refused
 
 SLOTS = ("r0c0", "r0c1")
@@ -69,14 +69,14 @@ def test_the_result_of_a_run_is_a_topology(tmp_path):
     path.write_text(json.dumps({"slots": SLOTS, "blueprints": ["norm"], "rounds": rounds}))
     text = f"static-final:{path}"
     assert made(text).topology == {"r0c0": "norm"}
-    assert with_topology(parse(text)).topology == ("r0c0=norm",)
-    assert with_topology(parse("wait")) == parse("wait")
+    assert resolve_topology(parse(text)).topology == ("r0c0=norm",)
+    assert resolve_topology(parse("wait")) == parse("wait")
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("fixed:norm@8", "step 8: the episode has 9 steps"),
+        ("fixed:norm@8", "step 8 is too late for an episode of 9 steps"),
         ("fixed:norm:r0c0,r0c0", "slot r0c0 is named twice"),
         ("static-final:r0c0=norm,r0c0=norm", "slot r0c0 is named twice"),
         ("static-final:r0c0=", "expected slot=blueprint"),

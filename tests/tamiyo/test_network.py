@@ -115,7 +115,7 @@ def test_a_fresh_policy_is_nearly_uniform():
     ("settings", "complaint"),
     [
         ({"width": 0}, "NetworkConfig.width=0: must be 1 or more"),
-        ({"width": 10, "attention_heads": 4}, "width=10 cannot be shared by 4 attention heads"),
+        ({"width": 10, "attention_heads": 4}, "width=10 is not divisible by attention_heads=4"),
     ],
 )
 def test_impossible_sizes_are_refused(settings, complaint):

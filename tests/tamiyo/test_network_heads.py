@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from esper.leyline import HEADS_BY_OP, ActionHead, ActionMasks, LifecycleOp
-from esper.tamiyo.heads import Chooser, heads_needed
+from esper.tamiyo.heads import Chooser, required_heads
 from esper.tamiyo.inputs import PolicyInputs
 from esper.tamiyo.network import PolicyState
 from ppo_support import SMALL, K, agent, masks_for, random_masks, random_obs, shaken
@@ -139,7 +139,7 @@ def test_heads_that_do_not_count_are_exactly_zero(policy):
         idle = [head for head in H if head not in HEADS_BY_OP[op]]
         assert judged.log_prob_A[0, idle].eq(0).all()
         assert judged.entropy_A[0, idle].eq(0).all()
-        assert judged.counts_A[0].tolist() == [head in HEADS_BY_OP[op] for head in H]
+        assert judged.used_A[0].tolist() == [head in HEADS_BY_OP[op] for head in H]
         busy = [h for h in H if h in HEADS_BY_OP[op] and h is not H.ALPHA_TARGET]
         open_heads = [h for h in busy if not (op is LifecycleOp.PRUNE and h is H.SLOT)]
         assert judged.entropy_A[0, open_heads].gt(0).all()
@@ -176,7 +176,7 @@ def test_leaving_out_heads_nobody_asks_for_changes_nothing(policy):
     slot_EOS = np.ones((1, len(LifecycleOp), SLOTS), dtype=bool)
     ops = (LifecycleOp.WAIT, LifecycleOp.PRUNE)
     masks = masks_for(slot_EOS, ops)
-    needed = heads_needed(masks.op_EO[0])
+    needed = required_heads(masks.op_EO[0])
     assert needed == HEADS_BY_OP[LifecycleOp.PRUNE]
     prune = [int(LifecycleOp.PRUNE), 1, 0, 0, 0, 0, 1, 0]
     (whole,), (lean,) = judge(policy, masks, [prune]), judge(policy, masks, [prune], needed=needed)

@@ -15,7 +15,7 @@ from esper.leyline import (
     TrainingSignals,
 )
 from esper.tamiyo import RandomPolicy, build_masks
-from esper.tamiyo.actions import COUNTS_OA
+from esper.tamiyo.actions import HEAD_USED_OA
 from payload_support import build
 from support import make_population
 from tamiyo_support import Drive, choices_of
@@ -77,7 +77,7 @@ def test_later_heads_are_uniform_given_earlier_ones(op: LifecycleOp):
         here = np.flatnonzero(chosen & (actions.slot == slot))
         allowed = choices_of(masks, actions, int(here[0]))
         for head in (ActionHead.BLUEPRINT, *list(ActionHead)[3:]):
-            if COUNTS_OA[op, head]:
+            if HEAD_USED_OA[op, head]:
                 assert_uniform(actions.of(head)[here], allowed[head])
 
 
@@ -146,7 +146,7 @@ def test_probabilities_are_those_of_the_draw():
         assert decision.op_probability_EO[e] == pytest.approx(legal / legal.sum())
         allowed = choices_of(masks, actions, e)
         for head in ActionHead:
-            counts = COUNTS_OA[actions.op[e], head]
+            counts = HEAD_USED_OA[actions.op[e], head]
             expected = 1 / allowed[head].sum() if counts else 1.0
             assert decision.head_confidence_EA[e, head] == pytest.approx(expected)
     assert np.isnan(decision.value_E).all()

@@ -138,11 +138,11 @@ def test_empty_schedule_waits():
     [
         (ScheduleEntry(400, "r0c7", "norm"), {}, "unknown slot 'r0c7'"),
         (ScheduleEntry(400, "r0c0", "nrom"), {}, "did you mean 'norm'"),
-        (ScheduleEntry(400, "r0c0", "norm"), {ActionHead.BLUEPRINT: 1}, "norm may not be grown"),
+        (ScheduleEntry(400, "r0c0", "norm"), {ActionHead.BLUEPRINT: 1}, "norm is not allowed"),
         (
             ScheduleEntry(400, "r0c0", "norm"),
             {ActionHead.TEMPO: 2},
-            "tempo 3 is masked; left are 8",
+            "tempo 3 is masked; allowed: 8",
         ),
         (ScheduleEntry(400, "r0c0", "norm"), {ActionHead.ALPHA_TARGET: 0}, "alpha_target 1.0"),
     ],

@@ -204,7 +204,7 @@ def test_tracker_owns_fields_of_the_observation():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda s: s.pop("calm_steps_E"), "without calm_steps_E"),
+        (lambda s: s.pop("calm_steps_E"), "calm_steps_E is missing"),
         (lambda s: s.update(calm_stepz_E=s["calm_steps_E"]), "did you mean 'calm_steps_E'"),
         (lambda s: s.update(calm_steps_E=np.zeros(3, np.int64)), "shape (3,)"),
         (lambda s: s.update(calm_steps_E=np.zeros(2)), "float64"),

@@ -20,9 +20,9 @@ from esper.leyline.signals import CounterfactualGap
 from esper.leyline.streams import stream_keys
 from esper.tolaria.batch_ops import (
     RowTotals,
+    classification_merit,
     language_merit,
     process_fused_val_batch,
-    right_or_wrong,
 )
 from esper.tolaria.counterfactual_eval import (
     CoalitionPlan,
@@ -200,7 +200,7 @@ def coalitions(plan: CoalitionPlan, life: Lifecycle, member: int) -> list[tuple[
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-@pytest.mark.parametrize("merit", [right_or_wrong, language_merit])
+@pytest.mark.parametrize("merit", [classification_merit, language_merit])
 @pytest.mark.parametrize("budget", [1, 16, 32])
 def test_equal_to_separate_forwards(executor, merit, budget):
     population, (x, y) = kept(executor), images()
@@ -250,7 +250,7 @@ def test_the_seeds_of_these_tests_are_mixed():
 def test_main_rows_are_the_members_as_they_stand():
     population, (x, y) = grown("vmap"), images()
     plan = plan_coalitions(population, DEFAULT, SEED, ROUND, STEP)
-    totals = measure(population, plan, right_or_wrong, x, y)
+    totals = measure(population, plan, classification_merit, x, y)
     whole = population.evaluate(x, y)
     assert torch.equal(totals.merit_R[:6], whole.correct_R.double())
     assert not totals.gain_R[:6].any()
@@ -269,12 +269,12 @@ def test_a_randomised_seed_is_worth_less():
     x, y = draw(200)
     x, y = x[:1], y[:1]
     plan = plan_coalitions(population, DEFAULT, SEED, ROUND, STEP)
-    before = attributed(plan, measure(population, plan, right_or_wrong, x, y))
+    before = attributed(plan, measure(population, plan, classification_merit, x, y))
     key = (1, population.blueprints.index("conv_light"))
     with torch.no_grad():
         row = population.network.banks[key].flat_EP[0]
         row.copy_(3.0 * torch.randn(row.shape, generator=torch.Generator().manual_seed(0)))
-    after = attributed(plan, measure(population, plan, right_or_wrong, x, y))
+    after = attributed(plan, measure(population, plan, classification_merit, x, y))
     assert after.contribution_ES[0, 1] < before.contribution_ES[0, 1] - 0.1
     assert after.shapley_ES[0, 1] < before.shapley_ES[0, 1] - 0.1
     assert after.contribution_ES[1, 1] == before.contribution_ES[1, 1]
@@ -469,7 +469,7 @@ def test_nan_weights_are_seen_though_classes_are_predicted():
     population, (x, y) = grown("vmap"), images()
     population.network.host.flat_EP.detach()[4] = float("nan")
     plan = plan_coalitions(population, DEFAULT, SEED, ROUND, STEP)
-    found = attributed(plan, measure(population, plan, right_or_wrong, x, y))
+    found = attributed(plan, measure(population, plan, classification_merit, x, y))
     assert found.gap_E.tolist() == [CounterfactualGap.NO_SEED, 0, 0, 0, 3, 0]
 
 
@@ -489,7 +489,7 @@ def test_standard_error_is_paired_with_n_minus_1():
 def test_wrong_use_is_named():
     life = made_up(np.ones((1, 1), dtype=np.bool_))
     zeros = np.zeros(3)
-    assert "the plan has 2 rows" in refused(
+    assert "expected shape (2,)" in refused(
         lambda: attribute(plan_for(life), zeros, zeros, zeros, 5)
     )
     assert "stride=0" in refused(lambda: CounterfactualConfig(stride=0))

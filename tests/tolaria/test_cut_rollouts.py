@@ -82,7 +82,7 @@ def test_the_outcome_of_a_cut_rollout_is_that_of_its_last_step():
     engine, _ = faulty_engine(ROLLED_BACK_AT)
     rollout = engine.run_rollout(random_policy(4, SPEC))
     assert rollout.outcome.rollbacks_E.tolist() == [0, 0, 0, 0]
-    assert rollout.outcome.score_E.tolist() == engine.book.score_TE[ROLLED_BACK_AT].tolist()
+    assert rollout.outcome.score_E.tolist() == engine.episode.score_TE[ROLLED_BACK_AT].tolist()
     rest = engine.run_rollout(random_policy(4, SPEC))
     assert rest.outcome.rollbacks_E.tolist() == [0, 1, 0, 0]
 

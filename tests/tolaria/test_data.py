@@ -193,10 +193,10 @@ def test_bad_settings_are_named(settings, word):
 
 
 def test_bad_data_are_named():
-    assert "23 examples and 5 targets" in refused(
+    assert "23 examples but 5 targets" in refused(
         lambda: SharedBatchIterator(IMAGES, LABELS[:5], 1, 1, 1)
     )
     vectors = np.zeros((8, 3), dtype=np.float32)
-    assert "is for images" in refused(
+    assert "needs images" in refused(
         lambda: SharedBatchIterator(vectors, np.zeros(8, np.int64), 1, 1, 1, augmentation="flip")
     )

@@ -42,7 +42,7 @@ def test_same_seed_twice_is_bit_identical(executor):
         diary = Diary()
         engine = small_engine(listener=diary, executor=executor, seed=5)
         engine.train(random_policy(5), rounds=1)
-        runs.append((histories(engine.book), diary))
+        runs.append((histories(engine.episode), diary))
     assert same(runs[0][0], runs[1][0])
     for a, b in zip(runs[0][1].records, runs[1][1].records, strict=True):
         assert a.signals == b.signals
@@ -56,17 +56,17 @@ def test_other_seeds_and_rounds_are_other_episodes():
     first, second = small_engine(seed=0), small_engine(seed=1)
     first.run_rollout(WaitPolicy())
     second.run_rollout(WaitPolicy())
-    assert not same(histories(first.book), histories(second.book))
-    before = histories(first.book)
+    assert not same(histories(first.episode), histories(second.episode))
+    before = histories(first.episode)
     first.run_rollout(WaitPolicy())
-    assert not same(histories(first.book), before), "round 1 draws its own hosts and batches"
+    assert not same(histories(first.episode), before), "round 1 draws its own hosts and batches"
 
 
 def test_listening_changes_nothing():
     told, silent = small_engine(listener=Diary(), seed=2), small_engine(seed=2)
     told.run_rollout(random_policy(2))
     silent.run_rollout(random_policy(2))
-    assert same(histories(told.book), histories(silent.book))
+    assert same(histories(told.episode), histories(silent.episode))
 
 
 def test_nothing_leaks_into_the_global_generators():
@@ -96,7 +96,7 @@ def test_rewards_add_up_to_the_change_of_score_minus_upkeep(seed, pieces):
         upkeep(r.reward_inputs.live_mac_share_E, live_seeds(r.reward_inputs.stage_ES), spec.upkeep)
         for r in diary.records
     )
-    first, final = engine.book.score_TE[0], engine.book.score_TE[-1]
+    first, final = engine.episode.score_TE[0], engine.episode.score_TE[-1]
     total = sum(record.rewards.total for record in diary.records)
     np.testing.assert_allclose(total, final - first - paid, atol=1e-12)
     np.testing.assert_allclose(rollout.outcome.episode_return_E, total, atol=1e-12)
@@ -182,8 +182,8 @@ def test_validation_data_are_apart_from_the_score():
     ]
     for engine in engines:
         engine.run_rollout(WaitPolicy())
-    assert np.array_equal(engines[0].book.accuracy_TE, engines[1].book.accuracy_TE)
-    assert not np.array_equal(engines[0].book.score_TE, engines[1].book.score_TE)
+    assert np.array_equal(engines[0].episode.accuracy_TE, engines[1].episode.accuracy_TE)
+    assert not np.array_equal(engines[0].episode.score_TE, engines[1].episode.score_TE)
 
 
 def test_test_data_are_read_when_asked_for_only():
@@ -196,7 +196,7 @@ def test_test_data_are_read_when_asked_for_only():
     plain = small_engine(spec, members=2)
     engine.run_rollout(WaitPolicy())
     plain.run_rollout(WaitPolicy())
-    assert same(histories(engine.book), histories(plain.book))
+    assert same(histories(engine.episode), histories(plain.episode))
     population = plain.env.model
     with torch.no_grad():
         logits = population.forward(torch.from_numpy(data.normalised(data.test))[None])
@@ -226,7 +226,7 @@ def test_an_episode_in_pieces_is_the_same_episode():
     engine.run_rollout(random_policy(4))
     pieces = small_engine(listener=cut, seed=4, rollout_steps=5)
     rollouts = pieces.train(random_policy(4), rounds=3)
-    assert same(histories(engine.book), histories(pieces.book))
+    assert same(histories(engine.episode), histories(pieces.episode))
     assert [r.steps for r in rollouts] == [5, 5, 2]
     assert [r.round_index for r in rollouts] == [0, 0, 0]
     assert pieces.round == 1
@@ -252,14 +252,14 @@ def test_resumed_rounds_are_bit_identical():
     resumed = small_engine(spec, seed=1, members=2)
     resumed.load_state_dict(first.state_dict())
     resumed.train(random_policy(1), rounds=1)
-    assert same(histories(through.book), histories(resumed.book))
+    assert same(histories(through.episode), histories(resumed.episode))
 
 
 def test_a_state_of_something_else_is_refused_by_name():
     state = small_engine().state_dict()
     other, reseeded = small_engine(members=3), small_engine(seed=9)
-    assert "members is 4 there and 3 here" in refused(lambda: other.load_state_dict(state))
-    assert "seed is 0 there and 9 here" in refused(lambda: reseeded.load_state_dict(state))
+    assert "members is 4, expected 3" in refused(lambda: other.load_state_dict(state))
+    assert "seed is 0, expected 9" in refused(lambda: reseeded.load_state_dict(state))
     assert "engine state has" in refused(lambda: other.load_state_dict({"round": 1}))
     engine = small_engine(rollout_steps=5)
     engine.run_rollout(WaitPolicy())
@@ -276,7 +276,7 @@ BAD = {
     "device 'cuda:99'": {"device": "cuda:99"},
     "unknown executor 'vamp'": {"executor": "vamp"},
     "unknown profile 'quick'": {"profile": "quick"},
-    "a CPU computes in fp32": {"precision": "bf16"},
+    "a CPU supports fp32 only": {"precision": "bf16"},
     "unknown data placement 'cloud'": {"data_placement": "cloud"},
 }
 
@@ -360,7 +360,7 @@ def test_fast_measures_and_exact_does_not():
     assert asked.reason == "requested"
 
 
-def test_the_executor_trial_leaves_nothing_behind():
+def test_executor_autotuning_leaves_nothing_behind():
     try:
         measured = small_engine(profile="fast", executor="auto")
         name = measured.env.model.choice.executor.name
@@ -369,4 +369,4 @@ def test_the_executor_trial_leaves_nothing_behind():
         asked.run_rollout(WaitPolicy())
     finally:
         small_engine(profile="exact")
-    assert same(histories(measured.book), histories(asked.book))
+    assert same(histories(measured.episode), histories(asked.episode))

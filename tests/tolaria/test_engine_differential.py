@@ -40,8 +40,8 @@ def test_vmap_and_loop_agree_over_a_whole_rollout(seed):
     )  # fmt: skip
     assert np.array_equal(actions_of(fused_diary), actions_of(plain_diary))
     assert fused_rollout.outcome.germinated_E.sum() >= 4, "seeds were grown at all"
-    for name, values in histories(fused.book).items():
-        np.testing.assert_allclose(values, histories(plain.book)[name], rtol=2e-4, atol=2e-5)
+    for name, values in histories(fused.episode).items():
+        np.testing.assert_allclose(values, histories(plain.episode)[name], rtol=2e-4, atol=2e-5)
     for a, b in zip(fused_diary.records, plain_diary.records, strict=True):
         assert np.array_equal(a.signals.slots.stage_ES, b.signals.slots.stage_ES)
         np.testing.assert_allclose(a.rewards.total, b.rewards.total, atol=2e-5)
@@ -83,7 +83,7 @@ def test_one_member_trains_like_a_plain_pytorch_loop(executor, schedule):
         expected.append(loss.item())
 
     engine.run_rollout(WaitPolicy())
-    found = engine.book.train_loss_TE[1:, 0]
+    found = engine.episode.train_loss_TE[1:, 0]
     assert expected[-1] < 0.85 * expected[0], "it learns something worth comparing"
     np.testing.assert_allclose(found, expected, atol=1e-5)
     trained = engine.env.model.member(0).host.state_dict()
@@ -102,8 +102,8 @@ def test_member_0_is_the_same_for_1_and_8_members(executor):
         assert torch.equal(y_1[0], y_8[0])
         assert torch.equal(x_1[0], x_8[0])
     assert np.array_equal(actions_of(alone_diary)[:, :, 0], actions_of(among_diary)[:, :, 0])
-    for name, values in histories(alone.book).items():
-        np.testing.assert_allclose(values[:, 0], histories(among.book)[name][:, 0], atol=1e-5)
+    for name, values in histories(alone.episode).items():
+        np.testing.assert_allclose(values[:, 0], histories(among.episode)[name][:, 0], atol=1e-5)
 
 
 def test_the_score_is_what_the_grown_members_are_worth():

@@ -73,7 +73,7 @@ def test_a_rollback_at_the_last_step_is_the_outcome():
     assert outcome.score_E[1] == last.governor.snapshot_score_E[1]
     parts = sum(r.rewards.part("upkeep") + r.rewards.part("rollback") for r in diary.records)
     np.testing.assert_allclose(
-        outcome.episode_return_E, outcome.score_E - engine.book.score_TE[0] + parts, atol=1e-12
+        outcome.episode_return_E, outcome.score_E - engine.episode.score_TE[0] + parts, atol=1e-12
     )
     assert np.isfinite(outcome.loss_E).all()
     host = engine.env.model.network.host.parameters_per_member
@@ -112,8 +112,8 @@ def test_what_others_write_into_records_changes_nothing():
     told, silent = small_engine(SPEC, Scribbler(), seed=2), small_engine(SPEC, seed=2)
     told.run_rollout(random_policy(2, SPEC))
     silent.run_rollout(random_policy(2, SPEC))
-    for name, values in histories(told.book).items():
-        assert np.array_equal(values, histories(silent.book)[name], equal_nan=True), name
+    for name, values in histories(told.episode).items():
+        assert np.array_equal(values, histories(silent.episode)[name], equal_nan=True), name
 
 
 class Interrupted(WaitPolicy):
@@ -136,8 +136,8 @@ def test_after_an_interrupted_step_the_episode_begins_again():
     again = engine.run_rollout(policy)
     whole = clean.run_rollout(WaitPolicy(ScoreReward()))
     assert again.outcome == whole.outcome
-    for name, values in histories(engine.book).items():
-        assert np.array_equal(values, histories(clean.book)[name], equal_nan=True), name
+    for name, values in histories(engine.episode).items():
+        assert np.array_equal(values, histories(clean.episode)[name], equal_nan=True), name
 
 
 def test_frozen_heads_are_checked_before_a_run_and_in_it():

@@ -67,9 +67,9 @@ def check_schedule(seed: int) -> None:
     healthy, _, _ = run(seed, {})
     hit = {member for faults in schedule.values() for _, member in faults}
     spared = [member for member in range(MEMBERS) if member not in hit]
-    for name, values in histories(engine.book).items():
+    for name, values in histories(engine.episode).items():
         assert np.array_equal(
-            values[:, spared], histories(healthy.book)[name][:, spared], equal_nan=True
+            values[:, spared], histories(healthy.episode)[name][:, spared], equal_nan=True
         ), (name, schedule)
     assert len(diary.records) == STEPS
     assert np.isfinite(rollout.outcome.score_E).all()

@@ -161,8 +161,8 @@ def test_a_broken_member_is_set_back_at_that_step_and_no_one_else_notices(
     engine, rollout, diary = run(executor, fault, at)
     whole, _, undisturbed = healthy[executor]
     others = [e for e in range(engine.env.members) if e != BROKEN]
-    for name, values in histories(engine.book).items():
-        expected = histories(whole.book)[name]
+    for name, values in histories(engine.episode).items():
+        expected = histories(whole.episode)[name]
         if executor == "loop":
             assert np.array_equal(values[:, others], expected[:, others], equal_nan=True), name
         else:
@@ -193,7 +193,7 @@ def test_the_sum_of_rewards_bridges_no_rollback():
     for record in diary.records:
         for name in parts:
             parts[name] += record.rewards.part(name)[BROKEN]
-    first, final = engine.book.score_TE[0, BROKEN], engine.book.score_TE[-1, BROKEN]
+    first, final = engine.episode.score_TE[0, BROKEN], engine.episode.score_TE[-1, BROKEN]
     assert parts["score"] == pytest.approx(final - first, abs=1e-12)
     assert parts["rollback"] == -PENALTY
     assert rollout.outcome.episode_return_E[BROKEN] == pytest.approx(sum(parts.values()), abs=1e-12)

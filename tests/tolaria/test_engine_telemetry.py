@@ -24,7 +24,7 @@ def run(hub: TelemetryHub, level: TelemetryLevel):
     config = TelemetryConfig(level=level)
     listener = TelemetryListener(hub, config, "cpu", 1, batches_per_step=2, batch_size=16)
     engine = small_engine(SPEC, listener, seed=3, members=3)
-    configure_slot_telemetry(engine.watch, config)
+    configure_slot_telemetry(engine.slot_events, config)
     engine.train(random_policy(3, SPEC), 1)
     return engine
 
@@ -34,11 +34,11 @@ def silent() -> dict[str, np.ndarray]:
     """The run without anyone listening."""
     engine = small_engine(SPEC, seed=3, members=3)
     engine.train(random_policy(3, SPEC), 1)
-    return histories(engine.book)
+    return histories(engine.episode)
 
 
 def assert_same(engine, silent) -> None:
-    for name, values in histories(engine.book).items():
+    for name, values in histories(engine.episode).items():
         assert np.array_equal(values, silent[name], equal_nan=True), name
 
 

@@ -92,10 +92,12 @@ def test_totals_of_a_step_are_those_of_its_batches():
     assert env.train_total == spec.batch_size * spec.batches_per_step
     assert env.val_total == len(engine.validator.control)
     np.testing.assert_allclose(
-        env.train_loss.numpy() / spec.batches_per_step, engine.book.train_loss_TE[1]
+        env.train_loss.numpy() / spec.batches_per_step, engine.episode.train_loss_TE[1]
     )
-    np.testing.assert_allclose(env.val_loss.numpy() / env.val_total, engine.book.loss_TE[1])
-    np.testing.assert_allclose(env.val_correct.numpy() / env.val_total, engine.book.accuracy_TE[1])
+    np.testing.assert_allclose(env.val_loss.numpy() / env.val_total, engine.episode.loss_TE[1])
+    np.testing.assert_allclose(
+        env.val_correct.numpy() / env.val_total, engine.episode.accuracy_TE[1]
+    )
     assert ((env.train_correct >= 0) & (env.train_correct <= env.train_total)).all()
 
 

@@ -214,7 +214,7 @@ def run_both(spec, rounds: int, policy, **config) -> list[tuple[VectorizedEngine
         books = []
         for _ in range(rounds):
             engine.run_rollout(client)
-            books.append(histories(engine.book))
+            books.append(histories(engine.episode))
         engine.books = books  # type: ignore[attr-defined]
         runs.append((engine, diary))
     return runs
@@ -279,7 +279,7 @@ def test_rollbacks_go_on_from_restored_values():
 
         diary.watch = plant
         engine.run_rollout(StaticTopology.full("conv_light", ("r0c1",)))
-        engine.books = [histories(engine.book)]
+        engine.books = [histories(engine.episode)]
         assert engine.env.governor.rollbacks_E.tolist() == [0, 1, 0]
         runs.append((engine, diary))
     assert_same_run(runs)
@@ -293,9 +293,9 @@ def test_after_a_failed_capture_the_run_is_the_plain_one():
     for one in (engine, plain):
         one.run_rollout(random_policy(1, spec))
     assert not engine.graph_report().on
-    for name, values in histories(engine.book).items():
+    for name, values in histories(engine.episode).items():
         np.testing.assert_allclose(
-            values, getattr(plain.book, name), rtol=1e-4, atol=1e-5, err_msg=name
+            values, getattr(plain.episode, name), rtol=1e-4, atol=1e-5, err_msg=name
         )
     torch.testing.assert_close(
         engine.env.model.network.host.flat_EP,

@@ -39,7 +39,7 @@ def run(policy, rounds: int = 1, disturbance: int = 0, resume=None, **config):
     for _ in range(rounds):
         engine.run_rollout(policy)
         states.append(engine.state_dict())
-    return histories(engine.book), states
+    return histories(engine.episode), states
 
 
 def same(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
@@ -61,7 +61,7 @@ def test_dropout_is_part_of_the_run():
     """Else nothing above would say anything."""
     plain = small_engine(seed=5, executor="vmap", spec=small_task(episode_length=4))
     plain.run_rollout(WaitPolicy())
-    assert not same(run(WaitPolicy())[0], histories(plain.book))
+    assert not same(run(WaitPolicy())[0], histories(plain.episode))
 
 
 def test_a_run_resumed_between_rounds_is_the_one_that_was_not_interrupted():

@@ -12,12 +12,12 @@ from engine_support import small_engine
 from esper.device.graphs import GraphCache
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.setup import (
-    batch_buffers,
-    default_val_batch,
-    input_type,
-    kernels_on_trial,
-    settle_executor,
-    settle_graphs,
+    allocate_batch_buffers,
+    candidate_kernels,
+    default_val_batch_size,
+    input_dtype,
+    make_graph_cache,
+    prepare_executor,
 )
 from graph_support import Rerun, rerun_cache
 
@@ -35,30 +35,30 @@ def restored():
 
 
 def test_few_members_validate_more_images_at_a_time_on_a_gpu_only():
-    sizes = [default_val_batch(members, GPU) for members in (1, 32, 64, 128, 1000)]
+    sizes = [default_val_batch_size(members, GPU) for members in (1, 32, 64, 128, 1000)]
     assert sizes == [2048, 2048, 1024, 512, 512]
-    assert default_val_batch(1, CPU) == 512
+    assert default_val_batch_size(1, CPU) == 512
 
 
 def test_only_hosts_of_our_own_are_fed_in_half_precision():
     population = small_engine().env.model
-    assert input_type(population, "bf16") is torch.bfloat16
-    assert input_type(population, "fp32") is torch.float32
+    assert input_dtype(population, "bf16") is torch.bfloat16
+    assert input_dtype(population, "fp32") is torch.float32
     population.network.host.template = nn.Identity()
-    assert input_type(population, "bf16") is torch.float32
+    assert input_dtype(population, "bf16") is torch.float32
 
 
 def test_a_cpu_has_no_buffers_for_batches():
     engine = small_engine()
-    assert batch_buffers(engine.batches, CPU) is None
+    assert allocate_batch_buffers(engine.batches, CPU) is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_kernels_that_are_asked_for_are_the_only_ones_tried(precision):
     x = torch.zeros(1)
     for asked in ("own", "torch"):
-        assert kernels_on_trial(EngineConfig(kernels=asked), precision, x) == (asked,)
-    assert kernels_on_trial(EngineConfig(), precision, x) == ("own",), "one kind runs on a CPU"
+        assert candidate_kernels(EngineConfig(kernels=asked), precision, x) == (asked,)
+    assert candidate_kernels(EngineConfig(), precision, x) == ("own",), "one kind runs on a CPU"
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,22 @@ def test_a_trial_leaves_weights_and_data_as_they_were():
     fresh = engine.env.model.network.host.flat_EP.detach().clone()
     first, _ = next(engine.batches.step(0))
     config = EngineConfig(members=4, device="cpu", profile="fast")
-    choice = settle_executor(engine.spec, engine.env, engine.batches, None, config, CPU, "fp32")
+    choice = prepare_executor(engine.spec, engine.env, engine.batches, None, config, CPU, "fp32")
     assert choice.reason.startswith("measured: vmap ")
     assert torch.equal(engine.env.model.network.host.flat_EP, fresh)
     assert torch.equal(next(engine.batches.step(0))[0], first)
 
 
 def test_no_graphs_come_with_what_speaks_against_them():
-    assert settle_graphs("auto", CPU, "vmap") == (None, "graphs are for CUDA devices, this is cpu")
-    assert settle_graphs("off", GPU, "vmap") == (None, "requested")
-    assert settle_graphs("auto", GPU, "loop") == (None, "executor loop computes member by member")
+    assert make_graph_cache("auto", CPU, "vmap") == (
+        None,
+        "graphs are for CUDA devices, this is cpu",
+    )
+    assert make_graph_cache("off", GPU, "vmap") == (None, "requested")
+    assert make_graph_cache("auto", GPU, "loop") == (
+        None,
+        "executor loop computes member by member",
+    )
 
 
 def test_graphs_tell_the_reason_of_their_owner():

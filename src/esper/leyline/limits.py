@@ -1,7 +1,7 @@
 """Upper limits of integer settings.
 
 Larger values would never finish or would overflow 64-bit arithmetic. Whether a run fits into memory
-is checked elsewhere (`tolaria.memory_need`).
+is checked elsewhere (`tolaria.memory_check`).
 """
 
 from __future__ import annotations

@@ -69,11 +69,11 @@ def device_lines(config: Doctor) -> list[str]:
     """What would be computed on, and with how many threads."""
     import torch
 
-    from esper.tolaria.machine import describe
+    from esper.tolaria.device_info import describe_device
     from esper.tolaria.runtime import choose_precision, parse_device
 
     device = parse_device(config.device)
-    found = describe(device)
+    found = describe_device(device)
     lines = [f"{found['device']}, computed in {choose_precision('auto', device)}"]
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory / 2**30

@@ -67,13 +67,12 @@ def evaluate(words: Sequence[str]) -> None:
     from esper.scripts.compare.judging import judge
     from esper.simic.training.runs.checkpoints import find_checkpoint
     from esper.storage.atomic import require_not_folders, require_writable
-    from esper.tolaria.machine import ask_for_exact_sums
-    from esper.tolaria.runtime import parse_device
+    from esper.tolaria.runtime import parse_device, set_deterministic_cublas
 
     places = report_places(config.out, spec.name)
     require_not_folders(places)
     require_writable(places.picture, "--out")
-    ask_for_exact_sums()
+    set_deterministic_cublas()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
     config.population.choose_graphs(agent)

@@ -1,4 +1,4 @@
-"""Tamiyo: who decides. Signals, masks, action decoding, policies, the policy network."""
+"""Tamiyo: policies. Signal tracking, action masks, baselines, and the learned policy network."""
 
 from __future__ import annotations
 

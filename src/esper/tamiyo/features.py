@@ -1,9 +1,9 @@
-"""What does the policy network see of the signals? Numbers of a moderate size, always finite.
+"""Conversion of `TrainingSignals` into the features of the policy network.
 
-Each feature is one line of a table: its name, and how it is read off `TrainingSignals`. Sizes grow
-without bound in the signals (losses, norms, counts), so they are shown as symlog(x) = sign(x)
-log(1 + |x|), cut off at `LARGEST`; shares stay as they are, cut off at -1 and 1. What was not
-measured (NaN) reads 0, and a feature of its own says so wherever 0 could also be a measurement.
+Each feature is one row of a table: its name and a function of `TrainingSignals`. Unbounded
+quantities (losses, norms, counts) are scaled by symlog(x) = sign(x) log(1 + |x|) and clipped at
+`MAX_SIZE`; fractions are clipped to [-1, 1]. NaN (not measured) becomes 0; where 0 is also a valid
+measurement, a separate feature tells them apart. Features are always finite.
 
 Shape letters: E members, S slots, G global features, F features of a slot, Z stages.
 """
@@ -26,21 +26,21 @@ from esper.tamiyo.inputs import Observation
 _Values = npt.NDArray[np.generic]
 _Reader = Callable[[TrainingSignals], npt.ArrayLike]
 
-LARGEST: Final = 1e6
-"""Sizes beyond this, infinite ones included, read as this."""
+MAX_SIZE: Final = 1e6
+"""Clipping bound of `symlog`, also for infinities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One number the network sees."""
+    """Name of a feature and how to compute it."""
 
     name: str
     read: _Reader
-    """`[E]` for a global feature; `[E, S]`, or `[S]` where members do not differ, for a slot's."""
+    """Returns `[E]` for a global feature; `[E, S]`, or `[S]` if all members agree, for a slot."""
 
 
 def batch_signals_to_features(signals: TrainingSignals) -> Observation:
-    """The features of all members, in the order of `FEATURE_NAMES`."""
+    """Compute the features of all members, in the order of `FEATURE_NAMES`."""
     slots = signals.slots
     shape_ES = slots.stage_ES.shape
     global_GE = [np.broadcast_to(f.read(signals), shape_ES[:1]) for f in GLOBAL_FEATURES]
@@ -56,18 +56,20 @@ def batch_signals_to_features(signals: TrainingSignals) -> Observation:
 
 
 def symlog(x: npt.ArrayLike) -> Floats:
-    """sign(x) log(1 + |x|), cut off at `LARGEST`; 0 for NaN.
+    """sign(x) log(1 + |x|), with |x| clipped at `MAX_SIZE`; 0 for NaN.
 
     >>> [round(float(y), 2) for y in symlog([np.nan, 0.0, -1.0, np.inf])]
     [0.0, 0.0, -0.69, 13.82]
     """
-    known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=LARGEST, neginf=-LARGEST)
-    size = np.minimum(np.abs(known), LARGEST)
+    known = np.nan_to_num(
+        np.asarray(x, dtype=np.float64), nan=0.0, posinf=MAX_SIZE, neginf=-MAX_SIZE
+    )
+    size = np.minimum(np.abs(known), MAX_SIZE)
     return np.asarray(np.sign(known) * np.log1p(size), dtype=np.float32)
 
 
 def share(x: npt.ArrayLike) -> Floats:
-    """A quantity within -1..1, cut off there; 0 for NaN.
+    """Clip to [-1, 1]; 0 for NaN.
 
     >>> share([np.nan, 0.25, -np.inf]).tolist()
     [0.0, 0.25, -1.0]
@@ -77,7 +79,7 @@ def share(x: npt.ArrayLike) -> Floats:
 
 
 def known(x: npt.ArrayLike) -> Floats:
-    """1 where a quantity was measured and is finite, else 0."""
+    """1 where finite, else 0."""
     return np.isfinite(np.asarray(x, dtype=np.float64)).astype(np.float32)
 
 
@@ -85,12 +87,12 @@ def known(x: npt.ArrayLike) -> Floats:
 
 
 def _size(name: str, field: str) -> Feature:
-    """A feature that is the size of one field of the signals."""
+    """Symlog of a field of the signals."""
     return Feature(name, lambda s: symlog(getattr(s, field)))
 
 
 def _share(name: str, field: str) -> Feature:
-    """A feature that is one field of the signals, within -1..1."""
+    """Field of the signals, clipped to [-1, 1]."""
     return Feature(name, lambda s: share(getattr(s, field)))
 
 
@@ -106,8 +108,10 @@ def _slot_share(name: str, field: str) -> Feature:
     return Feature(name, lambda s: share(getattr(s.slots, field)))
 
 
-def _past(name: str, metric: str, scale: Callable[[npt.ArrayLike], Floats]) -> list[Feature]:
-    """How a metric stood some steps ago, less how it stands now; 0 before the episode began."""
+def _history_deltas(
+    name: str, metric: str, scale: Callable[[npt.ArrayLike], Floats]
+) -> list[Feature]:
+    """Past values of a metric minus the current one; 0 before the start of the episode."""
 
     def ago(steps: int) -> Feature:
         def read(s: TrainingSignals) -> Floats:
@@ -121,7 +125,7 @@ def _past(name: str, metric: str, scale: Callable[[npt.ArrayLike], Floats]) -> l
 
 
 def _history_known(s: TrainingSignals) -> Floats:
-    """Share of the history that this episode has filled."""
+    """Filled fraction of the history."""
     return np.asarray((~np.isnan(s.val_loss_history_EL)).mean(axis=1), dtype=np.float32)
 
 
@@ -132,20 +136,20 @@ def _stage(stage: SeedStage) -> Feature:
 
 def _style(style: BlendStyle) -> Feature:
     def read(s: TrainingSignals) -> _Values:
-        stands_ES = s.slots.blueprint_ES != NO_BLUEPRINT
-        return np.asarray((s.slots.style_ES == style) & stands_ES)
+        occupied_ES = s.slots.blueprint_ES != NO_BLUEPRINT
+        return np.asarray((s.slots.style_ES == style) & occupied_ES)
 
     return Feature(f"style_{style.name.lower()}", read)
 
 
 def _direction(s: TrainingSignals) -> _Values:
-    """1 while alpha rises, -1 while it falls."""
+    """1 while alpha rises, -1 while it falls, else 0."""
     mode_ES = s.slots.alpha_mode_ES
     return np.asarray((mode_ES == AlphaMode.UP) * 1.0 - (mode_ES == AlphaMode.DOWN) * 1.0)
 
 
 def _significance(s: TrainingSignals) -> Floats:
-    """The contribution in standard errors; 0 where either is not known."""
+    """Contribution in standard errors; 0 where either is unknown."""
     contribution_ES = s.slots.contribution_ES.astype(np.float64)
     error_ES = s.slots.contribution_se_ES.astype(np.float64)
     with np.errstate(all="ignore"):
@@ -157,7 +161,7 @@ def _last_op(op: LifecycleOp) -> Feature:
 
 
 def _acted_on(s: TrainingSignals) -> _Values:
-    """Where the last action went."""
+    """Slot targeted by the last action."""
     return np.asarray(s.last_slot_E[:, None] == np.arange(s.slots.stage_ES.shape[1]))
 
 
@@ -169,9 +173,9 @@ GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
     _size("val_loss", "val_loss_E"),
     _known("val_loss_finite", "val_loss_E"),
     _share("val_accuracy", "val_accuracy_E"),
-    *_past("train_loss", "train_loss", symlog),
-    *_past("val_loss", "val_loss", symlog),
-    *_past("val_accuracy", "val_accuracy", share),
+    *_history_deltas("train_loss", "train_loss", symlog),
+    *_history_deltas("val_loss", "val_loss", symlog),
+    *_history_deltas("val_accuracy", "val_accuracy", share),
     Feature("history_known", _history_known),
     _size("train_loss_slope", "train_loss_slope_E"),
     _size("val_loss_slope", "val_loss_slope_E"),
@@ -190,7 +194,7 @@ GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
     _size("rollbacks", "rollbacks_E"),
     _size("steps_since_snapshot", "steps_since_snapshot_E"),
 )
-"""What is seen of a member as a whole."""
+"""Features of a member."""
 
 SLOT_FEATURES: Final[tuple[Feature, ...]] = (
     *(_stage(stage) for stage in SeedStage),
@@ -223,21 +227,21 @@ SLOT_FEATURES: Final[tuple[Feature, ...]] = (
     _size("resolution", "resolution_S"),
     Feature("acted_on_last", _acted_on),
 )
-"""What is seen of each slot, beside the blueprint that stands in it."""
+"""Features of a slot, besides the embedding of its blueprint."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureNames:
-    """The names of all features, in order."""
+    """Feature names, in column order."""
 
     whole: tuple[str, ...]
-    """Of the G global features."""
+    """Names of the G global features."""
     slot: tuple[str, ...]
-    """Of the F features of a slot."""
+    """Names of the F slot features."""
 
 
 FEATURE_NAMES: Final = FeatureNames(
     whole=tuple(feature.name for feature in GLOBAL_FEATURES),
     slot=tuple(feature.name for feature in SLOT_FEATURES),
 )
-"""What the columns of an observation mean; its sizes are the lengths of these."""
+"""Column names of an `Observation`."""

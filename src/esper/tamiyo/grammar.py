@@ -1,19 +1,19 @@
-"""What does a policy's name mean, on a command line of `train`, `compare` or a benchmark?
+"""Parser of policy names on the command line of `train`, `compare` and the benchmarks.
 
     wait   random   heuristic
     wait:FACTOR                                 the host alone, trained FACTOR times as long
-    heuristic:BLUEPRINT,BLUEPRINT               with an order of blueprints of its own
-    fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        grown from a step on (2), in all slots or these
-    fixed:SLOT=BLUEPRINT,...[@STEP]             the same, each slot with a blueprint of its own
-    static-full[:BLUEPRINT[:SLOT,SLOT]]         there from the start
-    static-final:SLOT=BLUEPRINT,...             a topology that was found, there from the start
-    static-final:RESULT.json                    the most frequent one at the end of that run
-    static-final:POLICY                         host by host, what that policy ended with there
-    FOLDER   sampled:FOLDER                     a saved controller; its likeliest actions, or drawn
-    LABEL=any of these                          how tables and pictures call it
+    heuristic:BLUEPRINT,BLUEPRINT               the heuristic with this order of blueprints
+    fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        germinated from STEP (2) on, in all slots or these
+    fixed:SLOT=BLUEPRINT,...[@STEP]             the same with one blueprint per slot
+    static-full[:BLUEPRINT[:SLOT,SLOT]]         planted at the start, in all slots or these
+    static-final:SLOT=BLUEPRINT,...             a given topology, planted at the start
+    static-final:RESULT.json                    the most frequent final topology of that run
+    static-final:POLICY                         the final topology of that policy on the same host
+    FOLDER   sampled:FOLDER                     a saved controller; greedy, or sampled actions
+    LABEL=any of these                          sets the label in tables and plots
 
-Only the words are read here: nothing is loaded, and no torch. `make_policy.py` builds what they
-name; controllers and static-final:POLICY need a run, so only `compare` can build them.
+Parsing loads nothing and does not import torch. `make_policy.py` builds the policies, except
+controllers and static-final:POLICY, which only `compare` can build.
 """
 
 from __future__ import annotations
@@ -33,71 +33,71 @@ from esper.storage.atomic import printable
 Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
 DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
     "wait": (
-        "nothing is grown; wait:FACTOR trains the host FACTOR times as long",
+        "no growth; wait:FACTOR trains the host FACTOR times as long",
         "wait:1.2",
     ),
-    "random": ("any legal action", "random"),
+    "random": ("a random legal action", "random"),
     "heuristic": (
-        "seeds as early as may be, kept if they are worth their price",
+        "germinates early, keeps seeds whose contribution exceeds their cost",
         "heuristic:conv_light,depthwise",
     ),
     "fixed": (
-        "blueprints from a given step on, in all slots or those named",
+        "given blueprints from a given step on, in all slots or those listed",
         "fixed:conv_heavy@2:r0c0,r0c1",
     ),
     "static-full": (
-        "one blueprint in all slots or those named, there from the start",
+        "one blueprint planted at the start, in all slots or those listed",
         "static-full:depthwise:r0c0,r0c1",
     ),
     "static-final": (
-        "a topology that was found, there from the start",
+        "a given topology, planted at the start",
         "static-final:r0c0=depthwise,r0c1=conv_light",
     ),
 }
-"""Policies that do not learn: what each does, and an example."""
+"""Description and example of each scripted policy."""
 WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
-LONGEST_WAIT: Final = 100.0
-"""Most times the episode that the host alone may train."""
+MAX_WAIT_FACTOR: Final = 100.0
+"""Largest FACTOR of wait:FACTOR."""
 SAMPLED: Final = "sampled"
-LONGEST_STEP: Final = 9
-"""Digits of a step."""
+MAX_STEP_DIGITS: Final = 9
+"""Most digits of a STEP."""
 
 _LABELLED: Final = re.compile(r"([^:=/@]+)=(.+)", re.DOTALL)
 _TOPOLOGY: Final = re.compile(r"[^:=/@]*=")
-"""How SLOT=BLUEPRINT,... begins."""
+"""Start of SLOT=BLUEPRINT,..."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedPolicy:
-    """A policy as it was asked for."""
+    """A policy name, parsed."""
 
     label: str
-    """How tables and pictures call it."""
+    """Name in tables and plots."""
     text: str
-    """What was written, without the label."""
+    """The name as given, without the label."""
     kind: Kind
     blueprint: str = "conv_heavy"
-    """fixed, static-full: what is grown."""
+    """fixed, static-full: blueprint."""
     slots: tuple[str, ...] = ()
-    """fixed, static-full: where; empty: everywhere."""
+    """fixed, static-full: slots; empty: all."""
     start: int = 2
-    """fixed: step at the end of which the first seed is germinated."""
+    """fixed: step of the first germination."""
     topology: tuple[str, ...] = ()
     """static-final, fixed: `slot=blueprint` words."""
     order: tuple[str, ...] = ()
-    """heuristic: blueprints to try; empty: its own order."""
+    """heuristic: blueprints to try; empty: the default order."""
     longer: float = 1.0
-    """wait: times the task's episode it trains."""
+    """wait: training length as a multiple of the task's episode."""
     found_by: ParsedPolicy | None = None
     """static-final: the policy whose final topologies are planted."""
     path: Path | None = None
-    """controller: its folder; static-final: the result it is found in."""
+    """controller: its folder; static-final: the result file."""
     sampled: bool = False
-    """controller: whether its actions are drawn."""
+    """controller: sample actions instead of taking the greedy ones."""
 
 
 def parse_all(texts: Sequence[str]) -> list[ParsedPolicy]:
-    """The policies in their order, each with a label of its own that can be printed and drawn.
+    """Parse several names; labels are made unique and printable.
 
     >>> [word.label for word in parse_all(["wait", "wait", "mine=random"])]
     ['wait', 'wait #2', 'mine']
@@ -112,13 +112,13 @@ def parse_all(texts: Sequence[str]) -> list[ParsedPolicy]:
 
 
 def parse(text: str) -> ParsedPolicy:
-    """The policy a text names; what it cannot mean is refused in one line.
+    """Parse a policy name; raises EsperError if it is invalid.
 
     >>> parse("fixed:norm@3:r0c0,r0c1").slots
     ('r0c0', 'r0c1')
     """
     label = None
-    while labelled := _LABELLED.fullmatch(text):  # of several labels the first counts
+    while labelled := _LABELLED.fullmatch(text):  # the first of several labels is used
         label, text = label or labelled[1], labelled[2]
     parsed = _parse_unlabelled(text)
     return parsed if label is None else replace(parsed, label=label)
@@ -127,11 +127,11 @@ def parse(text: str) -> ParsedPolicy:
 def _parse_unlabelled(text: str) -> ParsedPolicy:
     head, mark, rest = text.partition(":")
     if mark and not rest:
-        raise EsperError(f"policy {shown(text)}: nothing stands behind the colon; leave it out")
+        raise EsperError(f"policy {shown(text)}: nothing after the colon; remove it")
     plain: dict[str, ParsedPolicy] = {kind: ParsedPolicy(text, text, kind) for kind in WORDS}
     if head == "random":
         if rest:
-            raise EsperError(f"policy {shown(text)}: random takes nothing behind it; write random")
+            raise EsperError(f"policy {shown(text)}: random takes no arguments; use random")
         return plain[head]
     if head == "wait":
         return _parse_wait(plain[head], rest)
@@ -140,7 +140,7 @@ def _parse_unlabelled(text: str) -> ParsedPolicy:
     if head == "fixed":
         return _parse_fixed(plain[head], rest)
     if head == "static-full":
-        return _with_places(plain[head], rest)
+        return _parse_slots(plain[head], rest)
     if head == "static-final":
         return _parse_final(plain[head], rest)
     return _parse_controller(text)
@@ -152,15 +152,15 @@ def _parse_wait(word: ParsedPolicy, rest: str) -> ParsedPolicy:
         longer = float(rest or 1.0)
     except ValueError:
         longer = math.nan
-    if not 0 < longer <= LONGEST_WAIT:  # NaN is refused, too
+    if not 0 < longer <= MAX_WAIT_FACTOR:  # also rejects NaN
         raise EsperError(
-            f"policy {shown(word.text)}: expected wait:FACTOR above 0 and up to {LONGEST_WAIT:g}, "
-            f"for example wait:1.2 for the host alone trained 1.2 times as long"
+            f"policy {shown(word.text)}: expected wait:FACTOR above 0 and up to "
+            f"{MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the host alone 1.2 times as long"
         )
     return replace(word, longer=longer)
 
 
-def _with_places(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+def _parse_slots(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     """BLUEPRINT[:SLOT,SLOT]"""
     if not rest:
         return word
@@ -191,39 +191,39 @@ def _parse_fixed(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     if "=" in blueprint:
         if mark:
             raise EsperError(
-                f"policy {shown(word.text)}: its slots are named, leave {shown(mark + slots)}"
+                f"policy {shown(word.text)}: slots are given twice; remove {shown(mark + slots)}"
             )
         found = replace(word, topology=tuple(blueprint.split(",")))
     else:
-        found = _with_places(word, f"{blueprint}{mark}{slots}")
+        found = _parse_slots(word, f"{blueprint}{mark}{slots}")
     if not at:
         return found
-    if not step.isdecimal() or len(step) > LONGEST_STEP:
+    if not step.isdecimal() or len(step) > MAX_STEP_DIGITS:
         raise EsperError(
-            f"policy {shown(word.text)}: step {shown(step)} is no whole number of at most "
-            f"{LONGEST_STEP} digits; expected for example fixed:conv_heavy@2"
+            f"policy {shown(word.text)}: step {shown(step)} is not an integer of at most "
+            f"{MAX_STEP_DIGITS} digits; use for example fixed:conv_heavy@2"
         )
     return replace(found, start=int(step))
 
 
 def _parse_final(word: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """SLOT=BLUEPRINT,... or the path of a result, or a policy that grows."""
+    """SLOT=BLUEPRINT,..., the path of a result file, or a policy that grows."""
     if not rest:
         raise EsperError(
-            "policy 'static-final': name a topology, for example static-final:r0c0=depthwise, the "
-            "result of a run, static-final:out/train_heuristic_digits_impaired.json, or the policy "
-            "that found it, static-final:heuristic or static-final:runs/RUN"
+            "policy 'static-final': give a topology, for example static-final:r0c0=depthwise, the "
+            "result of a run, static-final:out/train_heuristic_digits_impaired.json, or a policy "
+            "that grows, static-final:heuristic or static-final:runs/RUN"
         )
     if _TOPOLOGY.match(rest) and not os.path.exists(rest):
         return replace(word, topology=tuple(rest.split(",")))
     if os.path.isfile(rest):
         return replace(word, path=Path(rest))
     if rest.endswith(".json"):
-        raise EsperError(f"policy {shown(word.text)}: there is no file {shown(rest)}")
+        raise EsperError(f"policy {shown(word.text)}: file {shown(rest)} does not exist")
     grown_by, _, _ = rest.partition(":")
-    if grown_by in ("wait", "static-full", "static-final"):  # before it is parsed: no nesting
+    if grown_by in ("wait", "static-full", "static-final"):  # checked before parsing: no nesting
         raise EsperError(
-            f"policy {shown(word.text)}: {grown_by} does not grow; name a policy that does"
+            f"policy {shown(word.text)}: {grown_by} does not grow; give a policy that does"
         )
     found_by = parse(rest)
     return replace(word, found_by=found_by)
@@ -242,15 +242,16 @@ def _parse_controller(text: str) -> ParsedPolicy:
 
 
 def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
-    """A folder that is not there, or a word that is none."""
+    """Error for a missing folder or an unknown policy name."""
     if os.path.isfile(path):
         return EsperError(
-            f"policy {shown(text)}: {shown(str(path))} is a file; give the folder of a controller"
+            f"policy {shown(text)}: {shown(str(path))} is a file; expected the folder of a "
+            f"controller"
         )
     if sampled or os.sep in text or text.startswith("."):
         return EsperError(
-            f"policy {shown(text)}: there is no folder {shown(str(path))}; give the folder of a "
-            f"saved controller, checkpoint or run"
+            f"policy {shown(text)}: folder {shown(str(path))} does not exist; expected the "
+            f"folder of a saved controller, checkpoint or run"
         )
     unknown = unknown_name("policy", text.partition(":")[0], (*WORDS, f"{SAMPLED}:FOLDER"))
     return UnknownNameError(f"{unknown}, or the folder of a controller")

@@ -1,12 +1,14 @@
-"""How an action is put together: heads sampled in order, each seeing the choices before it.
+"""Autoregressive action heads: sampled in order, each conditioned on the earlier choices.
 
-A running context starts as the core's output and gains an embedding of every choice made, so
+The context starts as the core's output; the embedding of every choice is added to it, so
 
-    log p(action) = sum over heads that count of log p(head's choice | core, earlier choices)
+    log p(action) = sum over used heads of log p(choice | core, earlier choices)
 
-is exact. Heads that do not count for the chosen operation have log-probability and entropy exactly
-0, choice 0, and leave no trace in the context. Shape letters: D width, S slots, K blueprints, B
-blueprint embedding, C choices of a head, A heads; any leading axes.
+is exact. Heads that the chosen operation does not use have choice 0, log-probability and entropy
+exactly 0, and do not change the context.
+
+Shape letters: D width, S slots, K blueprints, B blueprint embedding, C choices of a head, A heads;
+any leading axes.
 """
 
 from __future__ import annotations
@@ -21,49 +23,50 @@ from torch import Tensor, nn
 
 from esper.leyline.actions import HEAD_CHOICES, HEADS_BY_OP, ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools
-from esper.tamiyo.actions import COUNTS_OA
+from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.distribution import MaskedCategorical
 from esper.tamiyo.inputs import FIXED_HEADS, MaskTensors
 
 HEAD_GAIN: Final = 0.01
-"""Scale of a head's last layer at birth: a fresh policy is close to uniform."""
+"""Initial gain of a head's last layer: an untrained policy is close to uniform."""
 
 LAST_HEAD: Final = ActionHead(len(ActionHead) - 1)
-"""No head comes after it, so its choice is not embedded."""
+"""Its choice is not embedded: no later head is conditioned on it."""
 
 
-def heads_needed(legal_O: Bools) -> frozenset[ActionHead]:
-    """Heads that some legal operation asks for; the others need not be computed."""
+def required_heads(legal_O: Bools) -> frozenset[ActionHead]:
+    """Heads used by at least one legal operation; the others need not be computed."""
     legal = [op for op in LifecycleOp if legal_O[op]]
     return frozenset(head for op in legal for head in HEADS_BY_OP[op])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """How the heads chose, or how likely given choices are."""
+    """Choices of all heads, with their log-probabilities and entropies."""
 
     choice_A: Tensor
     log_prob_A: Tensor
     entropy_A: Tensor
-    """Of each head given the choices before it."""
-    counts_A: Tensor
+    """Conditional on the earlier choices."""
+    used_A: Tensor
+    """True for heads that the chosen operation uses."""
     op_p_O: Tensor
 
     @property
     def log_prob(self) -> Tensor:
-        """Of the joint action."""
+        """Log-probability of the joint action."""
         return self.log_prob_A.sum(-1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chooser:
-    """Where choices come from: given ones, numbers to sample at, or (neither) the likeliest."""
+    """Source of choices: `given_A`, samples at `uniform_A`, or (neither) the mode."""
 
     given_A: Tensor | None = None
     uniform_A: Tensor | None = None
 
     def choose(self, head: ActionHead, distribution: MaskedCategorical) -> Tensor:
-        """The choice of one head."""
+        """Return the choice of one head."""
         if self.given_A is not None:
             return self.given_A[..., head]
         if self.uniform_A is not None:
@@ -72,23 +75,25 @@ class Chooser:
 
 
 class ActionHeads(nn.Module):
-    """The eight heads. No weight depends on S; K appears only in the embedding table, passed in."""
+    """The eight action heads. No weight depends on S or K; `forward` takes the blueprint table."""
 
-    counts_OA: Tensor
+    head_used_OA: Tensor
 
     def __init__(self, width: int, embedding: int, op_prior: Sequence[float]) -> None:
-        """`op_prior`: log-weights of the operations at birth."""
+        """`op_prior`: initial logit bias of each operation."""
         super().__init__()
         sizes = {head.name: len(HEAD_CHOICES[head]) for head in (ActionHead.OP, *FIXED_HEADS)}
         outputs = sizes | {ActionHead.SLOT.name: width, ActionHead.BLUEPRINT.name: embedding}
         self.hidden = nn.ModuleDict({head.name: nn.Linear(width, width) for head in ActionHead})
         self.output = nn.ModuleDict({h.name: nn.Linear(width, outputs[h.name]) for h in ActionHead})
         self.slot_key = nn.Linear(width, width, bias=False)
-        heard = {name: n for name, n in sizes.items() if name != LAST_HEAD.name}
-        self.embed = nn.ModuleDict({name: nn.Embedding(n, width) for name, n in heard.items()})
+        embedded_heads = {name: n for name, n in sizes.items() if name != LAST_HEAD.name}
+        self.embed = nn.ModuleDict(
+            {name: nn.Embedding(n, width) for name, n in embedded_heads.items()}
+        )
         self.embed_slot = nn.Linear(width, width, bias=False)
         self.embed_blueprint = nn.Linear(embedding, width, bias=False)
-        self.register_buffer("counts_OA", torch.from_numpy(COUNTS_OA), persistent=False)
+        self.register_buffer("head_used_OA", torch.from_numpy(HEAD_USED_OA), persistent=False)
         for head in ActionHead:
             nn.init.orthogonal_(self._linear(self.hidden, head).weight, math.sqrt(2.0))
             nn.init.orthogonal_(self._linear(self.output, head).weight, HEAD_GAIN)
@@ -113,44 +118,45 @@ class ActionHeads(nn.Module):
         chooser: Chooser,
         needed: Collection[ActionHead],
     ) -> Choices:
-        """Go through the heads in order; `needed` holds every head a legal operation asks for."""
+        """Run the heads in sampling order; heads not in `needed` are skipped (choice 0)."""
         lead = core_D.shape[:-1]
-        nothing = core_D.new_zeros(lead)
-        nowhere = torch.zeros(lead, dtype=torch.int64, device=core_D.device)
-        counts_A = (nowhere == 0).unsqueeze(-1).expand(*lead, len(ActionHead))
+        zero = core_D.new_zeros(lead)
+        no_choice = torch.zeros(lead, dtype=torch.int64, device=core_D.device)
+        used_A = (no_choice == 0).unsqueeze(-1).expand(*lead, len(ActionHead))
         choices, log_probs, entropies = [], [], []
-        context_D, op_p_O = core_D, nothing
+        context_D, op_p_O = core_D, zero
         for head in ActionHead:
             if head not in needed:
-                choices.append(nowhere)
-                log_probs.append(nothing)
-                entropies.append(nothing)
+                choices.append(no_choice)
+                log_probs.append(zero)
+                entropies.append(zero)
                 continue
-            counts = counts_A[..., head]
+            used = used_A[..., head]
             logits_C = self._logits(head, context_D, slots_SD, table_KB)
-            legal_C = self._legal(head, masks, choices) | ~counts.unsqueeze(-1)
+            # Unused heads get a full mask, so that their distribution stays finite.
+            legal_C = self._legal(head, masks, choices) | ~used.unsqueeze(-1)
             distribution = MaskedCategorical.of(logits_C, legal_C, epsilon)
-            choice = torch.where(counts, chooser.choose(head, distribution), 0)
+            choice = torch.where(used, chooser.choose(head, distribution), 0)
             choices.append(choice)
-            log_probs.append(torch.where(counts, distribution.log_prob(choice), 0.0))
-            entropies.append(torch.where(counts, distribution.entropy(), 0.0))
+            log_probs.append(torch.where(used, distribution.log_prob(choice), 0.0))
+            entropies.append(torch.where(used, distribution.entropy(), 0.0))
             if head is ActionHead.OP:
-                counts_A, op_p_O = self.counts_OA[choice], distribution.p_C
+                used_A, op_p_O = self.head_used_OA[choice], distribution.p_C
             if head is not LAST_HEAD:
-                said_D = self._embedded(head, choice, slots_SD, table_KB)
-                context_D = context_D + said_D * counts.unsqueeze(-1)
+                embedded_D = self._embed_choice(head, choice, slots_SD, table_KB)
+                context_D = context_D + embedded_D * used.unsqueeze(-1)
         choice_A, log_prob_A, entropy_A = (
             torch.stack(parts, dim=-1) for parts in (choices, log_probs, entropies)
         )
-        return Choices(choice_A, log_prob_A, entropy_A, counts_A, op_p_O)
+        return Choices(choice_A, log_prob_A, entropy_A, used_A, op_p_O)
 
     def _logits(
         self, head: ActionHead, context_D: Tensor, slots_SD: Tensor, table_KB: Tensor
     ) -> Tensor:
-        """Scores of a head's choices: a pointer over slots, over blueprints, or a plain layer.
+        """Logits of a head: a pointer over slots or blueprints, or a linear layer.
 
-        Pointers divide by the root of the width, without which one step of Adam, which moves all
-        weights alike, would move their scores that many times as far as a plain layer's.
+        Pointer logits are divided by sqrt(width), so that one Adam step, which changes all weights
+        by a similar amount, changes them about as much as the logits of a linear layer.
         """
         hidden_D = torch.tanh(self._linear(self.hidden, head)(context_D))
         output: Tensor = self._linear(self.output, head)(hidden_D)
@@ -162,9 +168,9 @@ class ActionHeads(nn.Module):
         return output
 
     def _legal(self, head: ActionHead, masks: MaskTensors, choices: list[Tensor]) -> Tensor:
-        """The mask of a head, given the choices before it.
+        """Mask of a head, given the earlier choices.
 
-        Lists are indexed by plain integers: torch.compile cannot follow an enum there.
+        `choices` is indexed by `.value`: torch.compile does not support an enum index.
         """
         if head is ActionHead.OP:
             return masks.op_O
@@ -174,18 +180,18 @@ class ActionHeads(nn.Module):
             return _row(masks.blueprint_SK, choices[ActionHead.SLOT.value])
         return masks.fixed(head)
 
-    def _embedded(
+    def _embed_choice(
         self, head: ActionHead, choice: Tensor, slots_SD: Tensor, table_KB: Tensor
     ) -> Tensor:
-        """What later heads see of a choice."""
-        said_D: Tensor
+        """Embedding of a choice, added to the context of later heads."""
+        embedded_D: Tensor
         if head is ActionHead.SLOT:
-            said_D = self.embed_slot(_row(slots_SD, choice))
+            embedded_D = self.embed_slot(_row(slots_SD, choice))
         elif head is ActionHead.BLUEPRINT:
-            said_D = self.embed_blueprint(table_KB[choice])
+            embedded_D = self.embed_blueprint(table_KB[choice])
         else:
-            said_D = self.embed[head.name](choice)
-        return said_D
+            embedded_D = self.embed[head.name](choice)
+        return embedded_D
 
 
 def _row(table: Tensor, index: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Growth by rule of thumb: start seeds early, or when training stalls; keep what is worth it.
+"""Heuristic policy: germinates early or on a plateau, keeps seeds worth more than they cost.
 
 Shape letters: E members, S slots, K blueprints.
 """
@@ -28,16 +28,16 @@ from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
 from esper.leyline.stages import LIVE_STAGES, SeedStage
-from esper.tamiyo.unlearned import (
+from esper.tamiyo.scripted import (
     FULL_ALPHA,
-    UnlearnedPolicy,
-    action_of,
-    allowed_near,
-    barren,
-    first_wish,
-    held_for,
+    ScriptedPolicy,
+    build_actions,
+    cannot_grow,
+    first_applicable,
+    held_at_least,
     index_of,
-    may,
+    legal_slots,
+    nearest_allowed,
     require_mask,
     require_one_of,
 )
@@ -45,59 +45,56 @@ from esper.tamiyo.unlearned import (
 _LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 PREFERRED: Final = ("depthwise", "conv_light", "conv_heavy", "lora", "mlp_small", "mlp")
-"""Blueprints that can compute something new, the cheaper first."""
+"""Default order of blueprints: those that add capacity, cheapest first."""
 FREE: Final = ScoreConstants(c_p=0.0, c_m=0.0, c_f=0.0)
-"""Prices of a task in which growth costs nothing."""
+"""Prices under which growth is free."""
 Trigger = Literal["plateaued", "stabilised", "either", "always"]
 
 
 @dataclass(frozen=True, slots=True)
 class HeuristicConfig:
-    """The rules of thumb."""
+    """Settings of `HeuristicPolicy`."""
 
     trigger: Trigger = "always"
-    """Which signal starts a seed: no progress, the first descent over, either of the two; `always`:
-    none is waited for, which did best where it was measured (docs/results.md)."""
+    """Signal that starts a seed; `always` waits for none and scored best (docs/results.md)."""
     blueprints: tuple[str, ...] = ()
-    """Blueprints to try, in this order, over and over; empty: those of `PREFERRED` that the host
-    offers, or all of the host's."""
+    """Blueprints to try, in this order, cyclically; empty: those of `PREFERRED` that the host
+    offers, or else all of the host's."""
     take_turns: bool = False
-    """Whether every seed is of the next blueprint in the order; otherwise the first one is taken
-    until a seed of it was pruned."""
+    """Use the next blueprint in the order for every seed; otherwise the first one until a seed of
+    it is pruned."""
     seeds_at_once: int = 2
-    """Seeds of a member that may be on their way at a time; permanent ones do not count."""
+    """Most live seeds of a member at a time; fossilised ones do not count."""
     min_steps_left: int = 10
-    """A seed is started only if this many steps of the episode are left, this one included."""
+    """Steps left in the episode, this one included, below which no seed is started."""
     min_share_left: float = 0.4
-    """A seed is started only if this share of the episode is left: a late one costs, and has no
-    time to pay."""
+    """Fraction of the episode left below which no seed is started: a late seed cannot pay off."""
     incubation_limit: int = 20
-    """Steps of incubation after which a seed that still may not blend is pruned."""
+    """Steps in TRAINING after which a seed that still cannot advance is pruned."""
     probation_steps: int = 10
-    """Steps on probation before a seed is judged."""
+    """Steps in HOLDING before a seed is kept or pruned."""
     keep_above_errors: float = 2.0
-    """A seed is kept if its contribution is more than this many of its standard errors above what
-    keeping it costs."""
+    """A seed is kept if its contribution exceeds its cost by this many standard errors."""
     charge: float = 1.0
-    """How much of the task's prices a seed is charged with when it is judged; 0: nothing."""
+    """Factor on the task's prices when a seed is evaluated; 0: growth is free."""
     patience_steps: int = 3
-    """Steps for which a seed that is worth something, but not its price, stays on probation."""
+    """Extra steps in HOLDING for a seed that contributes, but less than its cost."""
     embargo_steps: int = 10
-    """Steps after a prune before the policy grows anything in that slot of that member again."""
+    """Steps after a prune during which nothing is germinated in that slot of that member."""
     failure_penalty: float = 1.0
-    """What a blueprint is charged with, for that member, when a seed of it is pruned."""
+    """Penalty added to a blueprint, for that member, when a seed of it is pruned."""
     penalty_decay: float = 0.9
-    """Share of its penalties a blueprint still carries one step later."""
+    """Factor on all penalties per step."""
     penalty_limit: float = 0.3
-    """A blueprint charged with more than this is passed over while another one fits."""
+    """A blueprint with a higher penalty is skipped if another one fits."""
     style: BlendStyle = BlendStyle.ADD
-    """How seeds are blended in."""
+    """Blend style."""
     tempo: int = TEMPOS[0]
-    """Steps the first blend takes."""
+    """Steps of the first alpha ramp."""
     curve: AlphaCurve = AlphaCurve.LINEAR
-    """Shape of a seed's blend and of its fading out."""
+    """Curve of all alpha ramps."""
     prune_speed: int = ALPHA_SPEEDS[1]
-    """Steps over which a pruned seed is faded out; 0: at once."""
+    """Steps over which alpha falls to 0 when a seed is pruned; 0: immediately."""
 
     def __post_init__(self) -> None:
         if self.trigger not in get_args(Trigger):
@@ -121,39 +118,39 @@ class HeuristicConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeuristicState(ArrayStruct):
-    """What the policy remembers of each member. S and K are 0 until the host was first seen."""
+    """Policy state of each member. S and K are 0 until the first `act`."""
 
     embargo_ES: Ints
-    """Steps for which nothing is grown in that slot."""
+    """Steps left during which nothing is germinated in that slot."""
     penalty_EK: Doubles
-    """What each blueprint is charged with."""
+    """Penalty of each blueprint."""
     next_E: Ints
-    """Where in the order of blueprints the search for the next one begins."""
+    """Position in the order of blueprints at which the search for the next one starts."""
 
     @classmethod
     def fresh(cls, members: int, slots: int, blueprints: int) -> HeuristicState:
-        """Nothing has failed yet."""
+        """Return the state at the start of an episode."""
         return cls(
             embargo_ES=np.zeros((members, slots), dtype=np.int64),
             penalty_EK=np.zeros((members, blueprints), dtype=np.float64),
             next_E=np.zeros(members, dtype=np.int64),
         )
 
-    def forget(self, reset_E: Bools) -> HeuristicState:
-        """The same with the rows of a mask as at the start (all fields start at 0)."""
+    def reset(self, reset_E: Bools) -> HeuristicState:
+        """Return a copy with the masked rows set to 0, the initial value of all fields."""
         fresh = {f.name: getattr(self, f.name).copy() for f in fields(self)}
         for array in fresh.values():
             array[reset_E] = 0
         return replace(self, **fresh)
 
 
-class HeuristicPolicy(UnlearnedPolicy):
-    """Stalled training starts the next blueprint in the next dormant slot; worth decides its fate.
+class HeuristicPolicy(ScriptedPolicy):
+    """Germinates the next blueprint in the next dormant slot; keeps or prunes by contribution.
 
-    One action per member and step, the first that applies: keep a seed that proved itself, prune
-    one that did not, advance, germinate. What a slot or a blueprint failed at is not repeated at
-    once: the slot is embargoed, the blueprint charged with a penalty that fades. Shortly before the
-    episode ends every seed that is blended in is judged, so that none is left that only costs.
+    One action per member and step, the first that applies: fossilise a seed worth its cost, prune
+    one that is not, advance, germinate. After a prune the slot is embargoed and the blueprint gets
+    a decaying penalty. Shortly before the end of the episode every blended seed is fossilised or
+    pruned, because an unfinished seed costs score.
     """
 
     def __init__(
@@ -162,99 +159,101 @@ class HeuristicPolicy(UnlearnedPolicy):
         reward: RewardProtocol | None = None,
         prices: ScoreConstants | None = None,
     ) -> None:
-        """`prices`: what growth costs in the task; without them every seed is kept for free."""
+        """`prices`: cost of growth in the task; None: growth is free."""
         super().__init__(reward)
         self.config = config or HeuristicConfig()
         self.prices = prices or FREE
 
     def initial_state(self, members: int) -> HeuristicState:
-        """Nothing has failed yet."""
+        """Return the state at the start of an episode."""
         return HeuristicState.fresh(members, 0, 0)
 
     def reset_state(self, policy_state: HeuristicState, reset_E: Bools) -> HeuristicState:
-        """Members that start over have no embargo and no penalties."""
+        """Clear embargoes and penalties of the reset members."""
         require_mask(reset_E, len(policy_state.next_E))
-        return policy_state.forget(reset_E)
+        return policy_state.reset(reset_E)
 
     def act(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: HeuristicState
     ) -> tuple[PolicyDecision, HeuristicState]:
-        """What the rules say of each member now."""
+        """Return the action of each member, and the updated state."""
         members, (slots, blueprints) = len(masks.op_EO), masks.blueprint_SK.shape
         order_K = self._order(obs.slots.blueprints)
-        if barren(masks):
+        if cannot_grow(masks):
             return PolicyDecision.deterministic(ActionSpec.wait(members)), policy_state
-        state = _sized(policy_state, members, slots, blueprints)
-        keep_ES, drop_ES = self._judge(obs, masks)
-        op_E, slot_E = first_wish(
+        state = _matched_to_host(policy_state, members, slots, blueprints)
+        keep_ES, drop_ES = self._evaluate_seeds(obs, masks)
+        op_E, slot_E = first_applicable(
             [
                 (LifecycleOp.FOSSILIZE, keep_ES),
                 (LifecycleOp.PRUNE, drop_ES),
-                (LifecycleOp.ADVANCE, may(masks, LifecycleOp.ADVANCE)),
-                (LifecycleOp.GERMINATE, self._wanted(obs, masks, state, order_K)),
+                (LifecycleOp.ADVANCE, legal_slots(masks, LifecycleOp.ADVANCE)),
+                (LifecycleOp.GERMINATE, self._germination_slots(obs, masks, state, order_K)),
             ]
         )
         kind_E, place_E = self._next_blueprint(masks.blueprint_SK[slot_E], state, order_K)
-        blend = self._blend(masks, prune_speed=0 if _closing(obs) else self.config.prune_speed)
+        blend = self._blend(
+            masks, prune_speed=0 if _episode_ending(obs) else self.config.prune_speed
+        )
         heads: dict[ActionHead, int | Ints] = {ActionHead.BLUEPRINT: kind_E, **blend}
         germinated_E = op_E == LifecycleOp.GERMINATE
         after = replace(
-            self._aged(state, obs.slots, op_E == LifecycleOp.PRUNE, slot_E),
+            self._after_step(state, obs.slots, op_E == LifecycleOp.PRUNE, slot_E),
             next_E=np.where(germinated_E, (place_E + 1) % len(order_K), state.next_E),
         )
-        return PolicyDecision.deterministic(action_of(op_E, slot_E, heads)), after
+        return PolicyDecision.deterministic(build_actions(op_E, slot_E, heads)), after
 
     def _order(self, blueprints: tuple[str, ...]) -> Ints:
-        """Indices of the blueprints to try, in order."""
+        """Indices of the blueprints to try, in order of preference."""
         offered = tuple(name for name in PREFERRED if name in blueprints)
         names = self.config.blueprints or offered or blueprints
         where = "of the heuristic"
         return np.array([index_of("blueprint", name, blueprints, where) for name in names])
 
-    def _judge(self, obs: TrainingSignals, masks: ActionMasks) -> tuple[Bools, Bools]:
-        """`[E, S]` each: seeds that proved themselves, and seeds that did not."""
+    def _evaluate_seeds(self, obs: TrainingSignals, masks: ActionMasks) -> tuple[Bools, Bools]:
+        """Return the seeds to fossilise and the seeds to prune, `[E, S]` each."""
         slots, config = obs.slots, self.config
         with np.errstate(invalid="ignore"):
             error_ES = config.keep_above_errors * slots.contribution_se_ES
-            price_ES = config.charge * price_of_keeping(obs, self.prices)
+            price_ES = config.charge * remaining_rent(obs, self.prices)
             useful_ES = slots.contribution_ES > error_ES
             worth_ES = slots.contribution_ES > error_ES + price_ES
-        judged_ES = held_for(obs, config.probation_steps)
-        last_ES = held_for(obs, config.probation_steps + config.patience_steps)
-        in_output_ES = _LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _closing(obs)
-        keep_ES = (judged_ES | in_output_ES) & worth_ES & may(masks, LifecycleOp.FOSSILIZE)
+        judged_ES = held_at_least(obs, config.probation_steps)
+        last_ES = held_at_least(obs, config.probation_steps + config.patience_steps)
+        in_output_ES = _LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _episode_ending(obs)
+        keep_ES = (judged_ES | in_output_ES) & worth_ES & legal_slots(masks, LifecycleOp.FOSSILIZE)
         late_ES = slots.steps_in_stage_ES >= config.incubation_limit
         stuck_ES = (slots.stage_ES == SeedStage.TRAINING) & late_ES
-        stuck_ES &= ~may(masks, LifecycleOp.ADVANCE)
-        may_grow_ES = useful_ES & ~worth_ES & ~last_ES
-        drop_ES = judged_ES & ~keep_ES & ~may_grow_ES
+        stuck_ES &= ~legal_slots(masks, LifecycleOp.ADVANCE)
+        on_extension_ES = useful_ES & ~worth_ES & ~last_ES
+        drop_ES = judged_ES & ~keep_ES & ~on_extension_ES
         drop_ES |= (in_output_ES & ~worth_ES) | stuck_ES
-        return np.asarray(keep_ES), np.asarray(drop_ES & may(masks, LifecycleOp.PRUNE))
+        return np.asarray(keep_ES), np.asarray(drop_ES & legal_slots(masks, LifecycleOp.PRUNE))
 
-    def _wanted(
+    def _germination_slots(
         self, obs: TrainingSignals, masks: ActionMasks, state: HeuristicState, order_K: Ints
     ) -> Bools:
-        """`[E, S]`: where a seed may be started, if training of the member asks for one."""
-        asked_E = {
+        """`[E, S]`: slots in which to germinate now."""
+        triggered_E = {
             "plateaued": obs.plateaued_E,
             "stabilised": obs.stabilised_E,
             "either": obs.plateaued_E | obs.stabilised_E,
             "always": np.ones_like(obs.plateaued_E),
         }[self.config.trigger]
-        room_E = _LIVE[obs.slots.stage_ES].sum(axis=1) < self.config.seeds_at_once
+        below_limit_E = _LIVE[obs.slots.stage_ES].sum(axis=1) < self.config.seeds_at_once
         left = obs.episode_length - obs.step
         in_time = left >= self.config.min_steps_left
         in_time &= left >= self.config.min_share_left * obs.episode_length
         can_grow_S = masks.blueprint_SK[:, order_K].any(axis=1)
-        open_ES = may(masks, LifecycleOp.GERMINATE) & (state.embargo_ES == 0) & can_grow_S
-        return np.asarray(open_ES & (asked_E & room_E & in_time)[:, None])
+        open_ES = legal_slots(masks, LifecycleOp.GERMINATE) & (state.embargo_ES == 0) & can_grow_S
+        return np.asarray(open_ES & (triggered_E & below_limit_E & in_time)[:, None])
 
     def _next_blueprint(
         self, fits_EK: Bools, state: HeuristicState, order_K: Ints
     ) -> tuple[Ints, Ints]:
-        """Index `[E]` of the next blueprint that fits, and its place in the order.
+        """Return the next blueprint index `[E]` that fits, and its position in the order.
 
-        The first in turn that is not over the penalty limit; if all are, the least charged.
+        The first one below the penalty limit; if there is none, the one with the lowest penalty.
         """
         turn = len(order_K)
         first_E = state.next_E if self.config.take_turns else np.zeros_like(state.next_E)
@@ -267,7 +266,7 @@ class HeuristicPolicy(UnlearnedPolicy):
         return kind_EK[member_E, turn_E], place_EK[member_E, turn_E]
 
     def _blend(self, masks: ActionMasks, prune_speed: int) -> dict[ActionHead, int]:
-        """The later heads, which are the same for all members; a frozen head has its way."""
+        """Indices of the remaining heads, the same for all members; frozen heads win."""
         config = self.config
         preferred = {
             ActionHead.STYLE: int(config.style),
@@ -276,12 +275,12 @@ class HeuristicPolicy(UnlearnedPolicy):
             ActionHead.ALPHA_SPEED: ALPHA_SPEEDS.index(prune_speed),
             ActionHead.ALPHA_CURVE: int(config.curve),
         }
-        return {head: allowed_near(masks, head, index) for head, index in preferred.items()}
+        return {head: nearest_allowed(masks, head, index) for head, index in preferred.items()}
 
-    def _aged(
+    def _after_step(
         self, state: HeuristicState, slots: SlotReports, pruned_E: Bools, slot_E: Ints
     ) -> HeuristicState:
-        """The memory one step on, with what was pruned now added to it."""
+        """Decay embargoes and penalties by one step, then add those of this step's prunes."""
         embargo_ES = np.maximum(state.embargo_ES - 1, 0)
         penalty_EK = state.penalty_EK * self.config.penalty_decay
         member = np.flatnonzero(pruned_E)
@@ -291,16 +290,16 @@ class HeuristicPolicy(UnlearnedPolicy):
         return replace(state, embargo_ES=embargo_ES, penalty_EK=penalty_EK)
 
 
-def price_of_keeping(obs: TrainingSignals, prices: ScoreConstants) -> Doubles:
-    """`[E, S]`: rent to the end of the episode that is saved if the seed there goes now.
+def remaining_rent(obs: TrainingSignals, prices: ScoreConstants) -> Doubles:
+    """`[E, S]`: rent saved by pruning a seed now, up to the end of the episode.
 
-    What is left of the rent without it is what the member's other seeds in the output would pay;
-    training FLOPs that are spent already are not saved. 0 where no seed is in the output.
+    The difference between the member's rent with and without the seed. FLOPs already spent are not
+    saved. 0 where alpha is 0.
     """
     slots = obs.slots
     in_output_ES = slots.alpha_ES > 0
-    params_ES = _over_host(slots.params_ES, in_output_ES, obs.params_over_host_E)
-    macs_ES = _over_host(slots.macs_ES, in_output_ES, obs.macs_over_host_E)
+    params_ES = _relative_to_host(slots.params_ES, in_output_ES, obs.params_over_host_E)
+    macs_ES = _relative_to_host(slots.macs_ES, in_output_ES, obs.macs_over_host_E)
     params_E1, macs_E1 = params_ES.sum(axis=1, keepdims=True), macs_ES.sum(axis=1, keepdims=True)
     left = (obs.episode_length - 1 - obs.step) / obs.episode_length
     with_it_E1 = prices.rent(params_E1, macs_E1, left * macs_E1)
@@ -308,29 +307,29 @@ def price_of_keeping(obs: TrainingSignals, prices: ScoreConstants) -> Doubles:
     return np.asarray(with_it_E1 - without_ES)
 
 
-def _over_host(count_ES: Ints, in_output_ES: Bools, over_host_E: Floats) -> Doubles:
-    """Each seed's share of what the member's seeds in the output add to the host, over the host."""
+def _relative_to_host(count_ES: Ints, in_output_ES: Bools, over_host_E: Floats) -> Doubles:
+    """Split the member's growth, relative to the host, among its seeds with alpha > 0."""
     counted_ES = np.where(in_output_ES, count_ES, 0)
     total_E1 = np.maximum(counted_ES.sum(axis=1, keepdims=True), 1)
     return np.asarray(counted_ES / total_E1 * np.asarray(over_host_E, np.float64)[:, None])
 
 
-def _closing(obs: TrainingSignals) -> bool:
-    """Whether the end is so near that seeds are judged now: a step for each slot, and one to end on
-    (at the last step only WAIT is left).
-    """
+def _episode_ending(obs: TrainingSignals) -> bool:
+    """Whether only enough steps are left to decide every slot, plus the last step (WAIT only)."""
     slots: int = obs.slots.stage_ES.shape[1]
     return obs.episode_length - obs.step <= slots + 2
 
 
-def _sized(state: HeuristicState, members: int, slots: int, blueprints: int) -> HeuristicState:
-    """The state for the host at hand: made at the first step, checked at all others."""
+def _matched_to_host(
+    state: HeuristicState, members: int, slots: int, blueprints: int
+) -> HeuristicState:
+    """Return the state sized for this host: created at the first step, checked afterwards."""
     have = (*state.embargo_ES.shape, state.penalty_EK.shape[1])
     if have == (members, 0, 0):
         return HeuristicState.fresh(members, slots, blueprints)
     if have != (members, slots, blueprints):
         raise EsperError(
             f"heuristic state of {have[0]} members, {have[1]} slots, {have[2]} blueprints: "
-            f"this host has {members}, {slots}, {blueprints}; begin with initial_state"
+            f"this host has {members}, {slots}, {blueprints}; call initial_state"
         )
     return state

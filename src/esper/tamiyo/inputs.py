@@ -1,4 +1,4 @@
-"""What the policy network reads: features, blueprint indices and masks, as arrays and as tensors.
+"""Inputs of the policy network: features, blueprint indices and masks, as arrays and tensors.
 
 Shape letters: E members, S slots, O operations, K blueprints, G global features, F features of a
 slot, N choices of the fixed heads. Tensors may have any leading axes before their letters: `[E]`
@@ -22,7 +22,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 
 FIXED_HEADS: Final = tuple(h for h in HEAD_CHOICES if h is not ActionHead.OP)
-"""Heads whose choices do not depend on the host, in the order they are sampled."""
+"""Heads whose choices do not depend on the host, in sampling order."""
 FIXED_SIZES: Final = tuple(len(HEAD_CHOICES[h]) for h in FIXED_HEADS)
 FIXED_CHOICES: Final = sum(FIXED_SIZES)
 """N."""
@@ -32,40 +32,40 @@ NamedArrays = dict[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observation(ArrayStruct):
-    """What is known of every member, as numbers of a moderate size; on the host."""
+    """Features of every member, on the host (CPU)."""
 
     global_EG: Floats
-    """Of the member as a whole."""
+    """Features of the member."""
     slot_ESF: Floats
-    """Of each of its slots."""
+    """Features of each slot."""
     blueprint_ES: Ints
-    """Blueprint that stands in the slot; `NO_BLUEPRINT` where none does."""
+    """Blueprint in the slot; `NO_BLUEPRINT` if it is empty."""
 
     def require_finite(self) -> None:
-        """Refuse numbers that would poison running statistics for good."""
+        """Raise if a feature is not finite: it would corrupt running statistics permanently."""
         for name in ("global_EG", "slot_ESF"):
             values = getattr(self, name)
             if not np.isfinite(values).all():
                 at = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
                 raise EsperError(
                     f"Observation.{name} at {at} (member first): {values[at]}; features must be "
-                    f"finite, say what was not measured by a feature of its own"
+                    f"finite; encode a missing measurement as a separate feature"
                 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskTensors:
-    """`ActionMasks` where the network runs; what all members share has a member axis of 1."""
+    """`ActionMasks` on the network's device; masks shared by all members have member axis 1."""
 
     op_O: Tensor
     slot_OS: Tensor
     blueprint_SK: Tensor
     fixed_N: Tensor
-    """The masks of `FIXED_HEADS`, one behind the other."""
+    """Masks of `FIXED_HEADS`, concatenated."""
 
     @staticmethod
     def arrays(masks: ActionMasks) -> NamedArrays:
-        """The masks of E members on the host; `ActionMasks` has refused empty ones already."""
+        """Masks of E members on the host, by field name."""
         fixed = (
             masks.style_Y,
             masks.tempo_M,
@@ -82,18 +82,18 @@ class MaskTensors:
 
     @classmethod
     def of(cls, masks: ActionMasks, device: torch.device) -> MaskTensors:
-        """The masks of E members."""
-        return cls(**_sent(cls.arrays(masks), device))
+        """Copy the masks of E members to the device."""
+        return cls(**_to_device(cls.arrays(masks), device))
 
     def fixed(self, head: ActionHead) -> Tensor:
-        """The mask of one fixed head."""
+        """Mask of one fixed head."""
         place = FIXED_HEADS.index(head)
         return self.fixed_N.narrow(-1, sum(FIXED_SIZES[:place]), FIXED_SIZES[place])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyInputs:
-    """One forward pass's worth of input, normalised, on the network's device."""
+    """Input of one forward pass, normalised, on the network's device."""
 
     global_G: Tensor
     slot_SF: Tensor
@@ -102,7 +102,7 @@ class PolicyInputs:
 
     @staticmethod
     def arrays(obs: Observation, masks: ActionMasks) -> NamedArrays:
-        """The inputs of E members on the host, by name; `from_tensors` takes the same names."""
+        """Inputs of E members on the host, by the names `from_tensors` reads."""
         features: NamedArrays = {
             "global_G": obs.global_EG,
             "slot_SF": obs.slot_ESF,
@@ -112,18 +112,18 @@ class PolicyInputs:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> PolicyInputs:
-        """The inputs that lie in these tensors; others among them are left alone."""
+        """Build from named tensors; unknown names are ignored."""
         masks = MaskTensors(**{f.name: tensors[f.name] for f in fields(MaskTensors)})
         return cls(tensors["global_G"], tensors["slot_SF"], tensors["blueprint_S"], masks)
 
     @classmethod
     def of(cls, obs: Observation, masks: ActionMasks, device: torch.device) -> PolicyInputs:
-        """The inputs of E members."""
-        return cls.from_tensors(_sent(cls.arrays(obs, masks), device))
+        """Copy the inputs of E members to the device."""
+        return cls.from_tensors(_to_device(cls.arrays(obs, masks), device))
 
 
-def _sent(arrays: NamedArrays, device: torch.device) -> dict[str, Tensor]:
-    """The arrays on a device, without waiting for it."""
+def _to_device(arrays: NamedArrays, device: torch.device) -> dict[str, Tensor]:
+    """Copy arrays to the device without synchronising."""
     return {
         name: torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
         for name, array in arrays.items()

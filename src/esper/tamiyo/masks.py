@@ -1,4 +1,4 @@
-"""What each head may choose, made from what the lifecycle says is legal.
+"""Action masks of all heads, built from the operations the lifecycle allows.
 
 Shape letters: E members, S slots, O operations, K blueprints, C choices of one head.
 """
@@ -13,27 +13,26 @@ from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
-from esper.tamiyo.actions import COUNTS_OA
+from esper.tamiyo.actions import HEAD_USED_OA
 
-NEVER_FROZEN = (ActionHead.OP, ActionHead.SLOT)
-"""What they may choose depends on the member and the step."""
+UNFREEZABLE_HEADS = (ActionHead.OP, ActionHead.SLOT)
+"""Heads that cannot be frozen: their masks depend on the member and the step."""
 
 
 def build_masks(
     legal_ESO: Bools, fits_SK: Bools, frozen: Mapping[ActionHead, int] | None = None
 ) -> ActionMasks:
-    """The masks of all heads.
+    """Build the masks of all heads.
 
-    `legal_ESO` is the lifecycle's `legal_ops()`, `fits_SK[s, k]` says that blueprint k fits
-    slot s. A head in `frozen` may choose that one index alone; a frozen blueprint is grown only
-    where it fits.
+    `legal_ESO`: `Lifecycle.legal_ops()`. `fits_SK[s, k]`: blueprint k fits slot s. `frozen`: heads
+    restricted to one index; a frozen blueprint can only germinate in slots it fits.
     """
     frozen = frozen or {}
     _check_shapes(legal_ESO, fits_SK)
     check_frozen(frozen, fits_SK.shape[1])
     blueprint_SK = fits_SK.copy()
     if ActionHead.BLUEPRINT in frozen:
-        blueprint_SK &= _only(frozen[ActionHead.BLUEPRINT], fits_SK.shape[1])
+        blueprint_SK &= _one_hot(frozen[ActionHead.BLUEPRINT], fits_SK.shape[1])
     slot_EOS = np.array(legal_ESO.transpose(0, 2, 1), order="C")
     slot_EOS[:, LifecycleOp.GERMINATE] &= blueprint_SK.any(axis=1)
     op_EO = np.asarray(slot_EOS.any(axis=2))
@@ -42,19 +41,19 @@ def build_masks(
         op_EO=op_EO,
         slot_EOS=slot_EOS,
         blueprint_SK=blueprint_SK,
-        style_Y=_choices(ActionHead.STYLE, frozen),
-        tempo_M=_choices(ActionHead.TEMPO, frozen),
-        alpha_target_T=_choices(ActionHead.ALPHA_TARGET, frozen),
-        alpha_speed_V=_choices(ActionHead.ALPHA_SPEED, frozen),
-        alpha_curve_U=_choices(ActionHead.ALPHA_CURVE, frozen),
+        style_Y=_fixed_head_mask(ActionHead.STYLE, frozen),
+        tempo_M=_fixed_head_mask(ActionHead.TEMPO, frozen),
+        alpha_target_T=_fixed_head_mask(ActionHead.ALPHA_TARGET, frozen),
+        alpha_speed_V=_fixed_head_mask(ActionHead.ALPHA_SPEED, frozen),
+        alpha_curve_U=_fixed_head_mask(ActionHead.ALPHA_CURVE, frozen),
     )
 
 
 def forced_members(masks: ActionMasks) -> Bools:
-    """`[E]`: members with one legal action, who have nothing to decide."""
-    everyone = np.arange(len(masks.op_EO))
+    """`[E]`: members with exactly one legal action."""
+    member_E = np.arange(len(masks.op_EO))
     op_E = masks.op_EO.argmax(axis=1)
-    slot_ES = masks.slot_EOS[everyone, op_E]
+    slot_ES = masks.slot_EOS[member_E, op_E]
     choices = {
         ActionHead.SLOT: slot_ES.sum(axis=1),
         ActionHead.BLUEPRINT: (slot_ES * masks.blueprint_SK.sum(axis=1)).sum(axis=1),
@@ -66,18 +65,18 @@ def forced_members(masks: ActionMasks) -> Bools:
     }
     forced_E = np.asarray(masks.op_EO.sum(axis=1) == 1)
     for head, choices_E in choices.items():
-        forced_E &= ~COUNTS_OA[op_E, head] | (choices_E == 1)
+        forced_E &= ~HEAD_USED_OA[op_E, head] | (choices_E == 1)
     return forced_E
 
 
-def _choices(head: ActionHead, frozen: Mapping[ActionHead, int]) -> Bools:
-    """The mask of a head whose choices are the same for all members."""
+def _fixed_head_mask(head: ActionHead, frozen: Mapping[ActionHead, int]) -> Bools:
+    """Mask of a head whose choices are the same for all members."""
     count = len(HEAD_CHOICES[head])
-    return _only(frozen[head], count) if head in frozen else np.ones(count, dtype=np.bool_)
+    return _one_hot(frozen[head], count) if head in frozen else np.ones(count, dtype=np.bool_)
 
 
-def _only(index: int, count: int) -> Bools:
-    """True at `index` alone."""
+def _one_hot(index: int, count: int) -> Bools:
+    """Boolean vector that is True only at `index`."""
     return np.asarray(np.arange(count) == index)
 
 
@@ -97,10 +96,10 @@ def _check_shapes(legal_ESO: Bools, fits_SK: Bools) -> None:
 
 
 def check_frozen(frozen: Mapping[ActionHead, int], blueprints: int) -> None:
-    """Refuse a head that cannot be frozen, and an index that it does not have."""
+    """Raise for a head that cannot be frozen, or an index out of its range."""
     for head, index in frozen.items():
         name = ActionHead(head).name
-        if head in NEVER_FROZEN:
+        if head in UNFREEZABLE_HEADS:
             raise EsperError(f"frozen head {name}: only the heads after SLOT can be frozen")
         count = blueprints if head == ActionHead.BLUEPRINT else len(HEAD_CHOICES[head])
         if index not in range(count):

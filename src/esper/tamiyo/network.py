@@ -1,12 +1,14 @@
-"""The learned policy: from what is seen of a member to its next action and the value of its state.
+"""Policy network: maps the observation of each member to an action and a state value.
 
     features, blueprint embeddings -> one token per slot and one for the member
       -> attention among the tokens -> LSTM over the member's steps
       -> heads in order (heads.py), and V(s)
 
-No weight depends on the number of slots, and on the number of blueprints only the embedding table
-does: a policy trained on a host with three slots acts on one with five. Shape letters: G, F
-features, S slots, K blueprints, B blueprint embedding, D width; T steps, M members.
+No weight depends on the number of slots, and only the embedding table depends on the number of
+blueprints, so a policy trained on a host with three slots runs on one with five.
+
+Shape letters: G, F features, S slots, K blueprints, B blueprint embedding, D width; T steps, M
+members.
 """
 
 from __future__ import annotations
@@ -27,18 +29,18 @@ from esper.tamiyo.network_config import NetworkConfig, PolicySpec
 from esper.tamiyo.sequences import SequenceSplit
 
 FORGET_BIAS: Final = 1.0
-"""Of the LSTM's forget gate at birth: three quarters of the cell last from step to step."""
+"""Initial bias of the LSTM's forget gate: sigmoid(1) = 0.73 of the cell is kept per step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyState:
-    """What the recurrent core carries from step to step, one row per member."""
+    """LSTM state, one row per member."""
 
     hidden_ED: Tensor
     cell_ED: Tensor
 
     def reset(self, reset_E: Bools) -> PolicyState:
-        """The state with these rows as at the start of an episode."""
+        """Return a copy with the masked rows set to the initial state."""
         keep = torch.from_numpy(~reset_E).to(self.hidden_ED.device, non_blocking=True).unsqueeze(-1)
         hidden, cell = (torch.where(keep, x, 0.0) for x in (self.hidden_ED, self.cell_ED))
         return PolicyState(hidden, cell)
@@ -46,14 +48,14 @@ class PolicyState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyOutput:
-    """Actions and values of every leading position."""
+    """Actions and values for every leading position."""
 
     choices: Choices
     value: Tensor
 
 
 class SlotAttention(nn.Module):
-    """One round of attention among the tokens of a member, with a residual connection."""
+    """One self-attention layer over the tokens of a member, with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -63,7 +65,7 @@ class SlotAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, tokens_ND: Tensor) -> Tensor:
-        """`[.., N, D]` to the same shape; the order of the N tokens does not matter."""
+        """Map `[.., N, D]` to the same shape; equivariant to the order of the N tokens."""
         *lead, count, width = tokens_ND.shape
         split = self.qkv(self.norm(tokens_ND)).view(*lead, count, 3, self.heads, -1)
         query, key, value = (part.transpose(-2, -3) for part in split.unbind(-3))
@@ -73,7 +75,7 @@ class SlotAttention(nn.Module):
 
 
 class PolicyNetwork(nn.Module):
-    """Encoder, recurrent core, heads and value. It neither samples seeds nor keeps state."""
+    """Encoder, recurrent core, action heads and value head; stateless."""
 
     def __init__(self, spec: PolicySpec, config: NetworkConfig) -> None:
         super().__init__()
@@ -95,7 +97,7 @@ class PolicyNetwork(nn.Module):
                     nn.init.orthogonal_(parameter)
                 else:
                     nn.init.zeros_(parameter)
-            # Gates lie as (input, forget, cell, output); an open forget gate keeps what it saw.
+            # torch orders the gates (input, forget, cell, output).
             forget = slice(self.config.width, 2 * self.config.width)
             nn.init.constant_(self.core.get_parameter("bias_hh_l0")[forget], FORGET_BIAS)
         for layer, gain in ((self.value[0], math.sqrt(2.0)), (self.value[2], 1.0)):
@@ -104,7 +106,7 @@ class PolicyNetwork(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def initial_state(self, members: int) -> PolicyState:
-        """The state before the first step of an episode."""
+        """Return the state at the start of an episode."""
         zeros = self.blueprints.weight.new_zeros(members, self.config.width)
         return PolicyState(zeros.detach(), zeros.detach().clone())
 
@@ -116,7 +118,10 @@ class PolicyNetwork(nn.Module):
         chooser: Chooser,
         needed: Collection[ActionHead],
     ) -> tuple[PolicyOutput, PolicyState]:
-        """One step of E members, and the state after it."""
+        """Run one step of E members; returns the output and the next state.
+
+        `needed`: heads to compute (`required_heads`).
+        """
         x_ED, slots_ESD = self._encode(inputs)
         if isinstance(self.core, nn.LSTM):
             carried = (state.hidden_ED.unsqueeze(0), state.cell_ED.unsqueeze(0))
@@ -135,7 +140,7 @@ class PolicyNetwork(nn.Module):
         chooser: Chooser,
         needed: Collection[ActionHead],
     ) -> PolicyOutput:
-        """T steps of M members at once, the state reset wherever it was reset in the rollout."""
+        """Run T steps of M members at once; `split` says where the state was reset."""
         x_TMD, slots_TMSD = self._encode(inputs)
         if isinstance(self.core, nn.LSTM):
             carried = (split.start(start.hidden_ED), split.start(start.cell_ED))
@@ -146,11 +151,11 @@ class PolicyNetwork(nn.Module):
         return self._decide(core_TMD, slots_TMSD, inputs, epsilon, chooser, needed)
 
     def _encode(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
-        """A member's token `[.., D]` and its slots' `[.., S, D]`, each aware of the others."""
-        standing_SB = self.blueprints(inputs.blueprint_S + 1)
-        slots_SD = self.encode_slot(torch.cat([inputs.slot_SF, standing_SB], dim=-1))
-        whole = self.encode_global(inputs.global_G).unsqueeze(-2)
-        tokens = self.attention(torch.cat([whole, slots_SD], dim=-2))
+        """Return the member token `[.., D]` and the slot tokens `[.., S, D]` after attention."""
+        blueprint_SB = self.blueprints(inputs.blueprint_S + 1)
+        slots_SD = self.encode_slot(torch.cat([inputs.slot_SF, blueprint_SB], dim=-1))
+        member_token = self.encode_global(inputs.global_G).unsqueeze(-2)
+        tokens = self.attention(torch.cat([member_token, slots_SD], dim=-2))
         return tokens[..., 0, :], tokens[..., 1:, :]
 
     def _decide(
@@ -162,7 +167,7 @@ class PolicyNetwork(nn.Module):
         chooser: Chooser,
         needed: Collection[ActionHead],
     ) -> PolicyOutput:
-        """Heads and value, in float32 whatever the rest runs in."""
+        """Compute heads and value, always in float32."""
         with torch.autocast(core_D.device.type, enabled=False):
             core_D, slots_SD = core_D.float(), slots_SD.float()
             table_KB = self.blueprints.weight[1:]

@@ -1,4 +1,4 @@
-"""How large the policy network is, and what it is shown; no torch, so a config can name it."""
+"""Configuration of the policy network. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MAX_NETWORK_WIDTH, require_at_most
 
-LARGEST_PRIOR: Final = 1e6
-"""Of an operation, up or down; beyond it float32 may overflow."""
+MAX_ABS_PRIOR: Final = 1e6
+"""Largest absolute value in `op_prior`; beyond it float32 may overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """How large the policy network is."""
+    """Sizes and initial bias of the policy network."""
 
     width: int = 64
-    """Numbers in a token, in the recurrent core and in a head's hidden layer."""
+    """Width of tokens, of the recurrent core and of the hidden layer of each head."""
     attention_heads: int = 2
-    """Attention heads over the slots; they share the width."""
+    """Attention heads over the slots; must divide the width."""
     embedding: int = 16
-    """Numbers that stand for a blueprint."""
+    """Size of a blueprint embedding."""
     core: Literal["lstm", "memoryless"] = "lstm"
-    """What carries over from step to step; `memoryless` is there to show what that is worth."""
+    """Recurrent core; `memoryless` is the feed-forward ablation."""
     op_prior: tuple[float, ...] = (0.0,) * len(LifecycleOp)
-    """What a fresh policy tends to do: a log-weight for each `LifecycleOp`. Under even chances no
-    seed lives long enough to show its worth; the prior is where learning starts, not a limit."""
+    """Initial logit bias of each `LifecycleOp`. Under a uniform initial policy no seed survives
+    long enough to show a contribution."""
 
     def __post_init__(self) -> None:
         require_at_most("NetworkConfig.width=", self.width, MAX_NETWORK_WIDTH)
@@ -39,29 +39,29 @@ class NetworkConfig:
             if getattr(self, name) < 1:
                 raise EsperError(f"NetworkConfig.{name}={getattr(self, name)}: must be 1 or more")
         fits = len(self.op_prior) == len(LifecycleOp)
-        if not (fits and (np.abs(self.op_prior) <= LARGEST_PRIOR).all()):
+        if not (fits and (np.abs(self.op_prior) <= MAX_ABS_PRIOR).all()):
             raise EsperError(
-                f"NetworkConfig.op_prior={self.op_prior}: one number for each of "
+                f"NetworkConfig.op_prior={self.op_prior}: expected one number for each of "
                 f"{', '.join(op.name for op in LifecycleOp)}, within -1e6..1e6"
             )
         if self.width % self.attention_heads:
             raise EsperError(
-                f"NetworkConfig.width={self.width} cannot be shared by {self.attention_heads} "
-                f"attention heads: set attention_heads to a divisor of the width"
+                f"NetworkConfig.width={self.width} is not divisible by attention_heads="
+                f"{self.attention_heads}: set attention_heads to a divisor of the width"
             )
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """What the network is shown; everything about the hosts that its weights depend on."""
+    """Input sizes of the network: everything about the hosts that its weights depend on."""
 
     global_features: int
     """G."""
     slot_features: int
     """F."""
     blueprints: tuple[str, ...]
-    """Names behind the blueprint indices, one embedding each."""
+    """Blueprint names in index order; one embedding each."""
 
     def __post_init__(self) -> None:
         if min(self.global_features, self.slot_features, len(self.blueprints)) < 1:
-            raise EsperError(f"{self}: at least one feature of each kind and one blueprint")
+            raise EsperError(f"{self}: needs at least one feature of each kind and one blueprint")

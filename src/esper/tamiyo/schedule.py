@@ -1,4 +1,4 @@
-"""Growth by the calendar: named blueprints in named slots at given steps, for every member.
+"""Fixed schedule policy: germinates given blueprints in given slots at given steps.
 
 Shape letters: E members, S slots, N entries of the schedule.
 """
@@ -25,17 +25,17 @@ from esper.leyline.masks import ActionMasks
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
-from esper.tamiyo.unlearned import (
+from esper.tamiyo.scripted import (
     FULL_ALPHA,
-    UnlearnedPolicy,
-    action_of,
-    allowed_near,
-    barren,
-    first_wish,
+    ScriptedPolicy,
+    build_actions,
+    cannot_grow,
+    first_applicable,
     fixed_mask,
-    held_for,
+    held_at_least,
     index_of,
-    may,
+    legal_slots,
+    nearest_allowed,
     require_mask,
     require_one_of,
 )
@@ -43,37 +43,39 @@ from esper.tamiyo.unlearned import (
 
 @dataclass(frozen=True, slots=True)
 class ScheduleEntry:
-    """One seed to grow."""
+    """One seed to germinate."""
 
     step: int
-    """Step of the episode at the end of which it is germinated."""
+    """Step of the episode at which to germinate."""
     slot: str
-    """Id of its slot."""
+    """Slot id."""
     blueprint: str
-    """Name of its blueprint."""
+    """Blueprint name."""
     tempo: int = TEMPOS[0]
-    """Steps its first blend takes."""
+    """Steps of the first alpha ramp."""
     style: BlendStyle = BlendStyle.ADD
-    """How it is blended in."""
+    """Blend style."""
     curve: AlphaCurve = AlphaCurve.LINEAR
-    """Shape of its first blend."""
+    """Curve of the first alpha ramp."""
 
     def __post_init__(self) -> None:
         if self.step < 0:
-            raise EsperError(f"schedule entry for slot {self.slot}: step {self.step} is below 0")
+            raise EsperError(
+                f"schedule entry for slot {self.slot}: step {self.step} must be 0 or more"
+            )
         require_one_of("tempo", self.tempo, TEMPOS, f"schedule entry for slot {self.slot}")
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleConfig:
-    """What is grown when, and how long a seed may prove itself."""
+    """Settings of `FixedSchedule`."""
 
     entries: tuple[ScheduleEntry, ...]
-    """The seeds to grow; those due at the same step follow each other, in this order."""
+    """Seeds to germinate; entries due at the same step run one per step, in this order."""
     probation_steps: int = 5
-    """Steps on probation after which a seed that cannot be made permanent is pruned."""
+    """Steps in HOLDING after which a seed that cannot fossilise is pruned."""
     prune_speed: int = ALPHA_SPEEDS[1]
-    """Steps over which a pruned seed is faded out; 0: at once."""
+    """Steps over which alpha falls to 0 when a seed is pruned; 0: immediately."""
 
     def __post_init__(self) -> None:
         if self.probation_steps < 0:
@@ -81,13 +83,12 @@ class ScheduleConfig:
         require_one_of("prune_speed", self.prune_speed, ALPHA_SPEEDS, "schedule")
 
 
-class FixedSchedule(UnlearnedPolicy):
-    """Germinates by its entries, advances and fossilises when legal, prunes after probation.
+class FixedSchedule(ScriptedPolicy):
+    """Germinates its entries, advances and fossilises when legal, prunes after probation.
 
-    One action per member and step: an entry that is due first, then fossilise, prune, advance. An
-    entry that cannot be carried out yet (another came first, the slot is not dormant) stays due.
-    Its state is `done_EN`, the entries each member has germinated; a member that starts over may
-    germinate all of them again, where slots are dormant.
+    One action per member and step, in order of priority: germinate a due entry, fossilise, prune,
+    advance. An entry that cannot run yet (slot not dormant, another entry first) stays due. The
+    policy state `done_EN` marks the entries each member has germinated; it is cleared on reset.
     """
 
     def __init__(self, config: ScheduleConfig, reward: RewardProtocol | None = None) -> None:
@@ -96,30 +97,32 @@ class FixedSchedule(UnlearnedPolicy):
         self.entries = tuple(sorted(config.entries, key=lambda entry: entry.step))
 
     def initial_state(self, members: int) -> Bools:
-        """Nothing germinated yet."""
+        """Return an all-False `done_EN`."""
         return np.zeros((members, len(self.entries)), dtype=np.bool_)
 
     def reset_state(self, policy_state: Bools, reset_E: Bools) -> Bools:
-        """Members that start over have germinated nothing."""
+        """Mark all entries of the reset members as not germinated."""
         require_mask(reset_E, len(policy_state))
         return np.asarray(policy_state & ~reset_E[:, None])
 
     def act(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: Bools
     ) -> tuple[PolicyDecision, Bools]:
-        """What the schedule says of each member now."""
+        """Return the scheduled action of each member, and the updated `done_EN`."""
         places = self._places(obs.slots, masks)
-        if barren(masks):
+        if cannot_grow(masks):
             return PolicyDecision.deterministic(ActionSpec.wait(len(policy_state))), policy_state
-        entry_E, due_ES = self._due(obs, may(masks, LifecycleOp.GERMINATE), policy_state, places)
-        may_keep_ES = may(masks, LifecycleOp.FOSSILIZE)
-        unworthy_ES = held_for(obs, self.config.probation_steps) & ~may_keep_ES
-        op_E, slot_E = first_wish(
+        entry_E, due_ES = self._due(
+            obs, legal_slots(masks, LifecycleOp.GERMINATE), policy_state, places
+        )
+        legal_fossilize_ES = legal_slots(masks, LifecycleOp.FOSSILIZE)
+        failed_ES = held_at_least(obs, self.config.probation_steps) & ~legal_fossilize_ES
+        op_E, slot_E = first_applicable(
             [
                 (LifecycleOp.GERMINATE, due_ES),
-                (LifecycleOp.FOSSILIZE, may_keep_ES),
-                (LifecycleOp.PRUNE, unworthy_ES & may(masks, LifecycleOp.PRUNE)),
-                (LifecycleOp.ADVANCE, may(masks, LifecycleOp.ADVANCE)),
+                (LifecycleOp.FOSSILIZE, legal_fossilize_ES),
+                (LifecycleOp.PRUNE, failed_ES & legal_slots(masks, LifecycleOp.PRUNE)),
+                (LifecycleOp.ADVANCE, legal_slots(masks, LifecycleOp.ADVANCE)),
             ]
         )
         started_E = op_E == LifecycleOp.GERMINATE
@@ -128,7 +131,7 @@ class FixedSchedule(UnlearnedPolicy):
         return PolicyDecision.deterministic(actions), np.asarray(policy_state | started_EN)
 
     def _places(self, slots: SlotReports, masks: ActionMasks) -> Ints:
-        """`[N, 2]`: slot and blueprint index of every entry; names must be known and fit."""
+        """Resolve names to (slot, blueprint) indices `[N, 2]`; raises if unknown or not fitting."""
         places = [
             (
                 index_of("slot", entry.slot, slots.slot_ids, "of the schedule"),
@@ -139,55 +142,57 @@ class FixedSchedule(UnlearnedPolicy):
         for entry, place in zip(self.entries, places, strict=True):
             if not masks.blueprint_SK[place]:
                 raise EsperError(
-                    f"schedule: blueprint {entry.blueprint} may not be grown in slot {entry.slot}"
+                    f"schedule: blueprint {entry.blueprint} is not allowed in slot {entry.slot}"
                 )
         return np.array(places, dtype=np.int64).reshape(-1, 2)
 
     def _due(
-        self, obs: TrainingSignals, may_ES: Bools, done_EN: Bools, places: Ints
+        self, obs: TrainingSignals, legal_ES: Bools, done_EN: Bools, places: Ints
     ) -> tuple[Ints, Bools]:
-        """The first entry `[E]` each member can germinate now, and its slot as a mask `[E, S]`."""
-        members, slots = may_ES.shape
+        """Return the first entry `[E]` each member can germinate, and its slot mask `[E, S]`."""
+        members, slots = legal_ES.shape
         if not self.entries:
-            return np.zeros(members, dtype=np.int64), np.zeros_like(may_ES)
+            return np.zeros(members, dtype=np.int64), np.zeros_like(legal_ES)
         slot_N = places[:, 0]
-        time_has_come_N = np.array([entry.step <= obs.step for entry in self.entries])
-        ready_EN = time_has_come_N & ~done_EN & may_ES[:, slot_N]
+        reached_N = np.array([entry.step <= obs.step for entry in self.entries])
+        ready_EN = reached_N & ~done_EN & legal_ES[:, slot_N]
         entry_E = ready_EN.argmax(axis=1)
-        here_ES = slot_N[entry_E][:, None] == np.arange(slots)
-        return entry_E, np.asarray(here_ES & ready_EN.any(axis=1, keepdims=True))
+        target_ES = slot_N[entry_E][:, None] == np.arange(slots)
+        return entry_E, np.asarray(target_ES & ready_EN.any(axis=1, keepdims=True))
 
     def _actions(
         self, op_E: Ints, slot_E: Ints, entry_E: Ints, places: Ints, masks: ActionMasks
     ) -> ActionSpec:
-        """The heads: of the entry where one is germinated, else those of a prune."""
+        """Build actions: heads from the entry for GERMINATE, from the config for PRUNE."""
         speed = ALPHA_SPEEDS.index(self.config.prune_speed)
         heads: dict[ActionHead, int | Ints] = {
-            ActionHead.ALPHA_SPEED: allowed_near(masks, ActionHead.ALPHA_SPEED, speed),
-            ActionHead.ALPHA_CURVE: allowed_near(masks, ActionHead.ALPHA_CURVE, AlphaCurve.LINEAR),
+            ActionHead.ALPHA_SPEED: nearest_allowed(masks, ActionHead.ALPHA_SPEED, speed),
+            ActionHead.ALPHA_CURVE: nearest_allowed(
+                masks, ActionHead.ALPHA_CURVE, AlphaCurve.LINEAR
+            ),
         }
         if self.entries:
             germinating_E = op_E == LifecycleOp.GERMINATE
             heads[ActionHead.BLUEPRINT] = places[entry_E, 1]
             for head, index_N in self._blend_heads(masks).items():
                 heads[head] = np.where(germinating_E, index_N[entry_E], heads.get(head, 0))
-        return action_of(op_E, slot_E, heads)
+        return build_actions(op_E, slot_E, heads)
 
     def _blend_heads(self, masks: ActionMasks) -> dict[ActionHead, Ints]:
-        """The choices `[N]` the entries ask for; a head frozen to another choice is an error."""
-        asked: dict[ActionHead, list[int]] = {
+        """Head indices `[N]` of the entries; raises if a head is frozen to another choice."""
+        requested: dict[ActionHead, list[int]] = {
             ActionHead.STYLE: [int(entry.style) for entry in self.entries],
             ActionHead.TEMPO: [TEMPOS.index(entry.tempo) for entry in self.entries],
             ActionHead.ALPHA_TARGET: [FULL_ALPHA] * len(self.entries),
             ActionHead.ALPHA_CURVE: [int(entry.curve) for entry in self.entries],
         }
-        for head, choices in asked.items():
+        for head, choices in requested.items():
             allowed = fixed_mask(masks, head)
             for entry, choice in zip(self.entries, choices, strict=True):
                 if not allowed[choice]:
                     raise EsperError(
                         f"schedule entry for slot {entry.slot}: {head.name.lower()} "
-                        f"{HEAD_CHOICES[head][choice]} is masked; left are "
+                        f"{HEAD_CHOICES[head][choice]} is masked; allowed: "
                         + ", ".join(HEAD_CHOICES[head][i] for i in np.flatnonzero(allowed))
                     )
-        return {head: np.array(choices, dtype=np.int64) for head, choices in asked.items()}
+        return {head: np.array(choices, dtype=np.int64) for head, choices in requested.items()}

@@ -1,7 +1,7 @@
-"""How training has gone so far: histories, slopes, plateaus, and when the first descent is over.
+"""Tracking of training signals per member: histories, slopes, plateaus and stabilisation.
 
-Every member is followed by itself, in arrays. A value that is not finite stays in the history as
-it is, is left out of the slopes, and never counts as an improvement.
+A non-finite value is kept in the history, ignored by the slopes and never counts as an
+improvement.
 
 Shape letters: E members, L last values.
 """
@@ -21,16 +21,16 @@ from esper.leyline.signals import HISTORY_LENGTH
 
 @dataclass(frozen=True, slots=True)
 class SignalConfig:
-    """When a member counts as plateaued, and when as stabilised."""
+    """Thresholds for `plateaued_E` and `stabilised_E`."""
 
     plateau_tolerance: float = 0.005
-    """Validation loss improves when it falls by more than this below its last improvement."""
+    """Smallest drop of the validation loss below its last improvement that counts as one."""
     plateau_patience: int = 5
-    """Steps without improvement after which a member is on a plateau."""
+    """Steps without improvement after which a member is plateaued."""
     steep_descent: float = 0.03
-    """A step is steep when it beats the lowest validation loss so far by this share of it."""
+    """Relative drop below the lowest validation loss so far that counts as a steep step."""
     stabilisation_steps: int = 3
-    """Steps in a row that are not steep, after which a member has stabilised."""
+    """Consecutive steps that are not steep after which a member is stabilised."""
 
     def __post_init__(self) -> None:
         for name in ("plateau_patience", "stabilisation_steps"):
@@ -45,7 +45,7 @@ class SignalConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackedSignals(ArrayStruct):
-    """The fields of `TrainingSignals` that the tracker owns; the meaning of each stands there."""
+    """Fields of `TrainingSignals` computed by the tracker; documented there."""
 
     train_loss_history_EL: Floats
     val_loss_history_EL: Floats
@@ -59,8 +59,8 @@ class TrackedSignals(ArrayStruct):
 
 
 @dataclass(slots=True)
-class _Memory:
-    """What the tracker carries from step to step."""
+class _TrackerState:
+    """State carried from step to step; field names are the keys of `SignalTracker.state()`."""
 
     train_loss_history_EL: Floats
     val_loss_history_EL: Floats
@@ -71,12 +71,12 @@ class _Memory:
     lowest_loss_E: Doubles
     """Lowest finite validation loss so far; +inf before the first."""
     calm_steps_E: Ints
-    """Steps in a row that were not steep."""
+    """Consecutive steps that were not steep."""
     stabilised_E: Bools
 
     @classmethod
-    def fresh(cls, members: int) -> _Memory:
-        """As at the start of an episode."""
+    def fresh(cls, members: int) -> _TrackerState:
+        """Return the state at the start of an episode."""
         unseen_EL = np.full((members, HISTORY_LENGTH), np.nan, dtype=np.float32)
         return cls(
             train_loss_history_EL=unseen_EL,
@@ -90,12 +90,12 @@ class _Memory:
         )
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """The arrays by name, not copies."""
+        """Arrays by field name, without copying."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 class SignalTracker:
-    """Follows losses and accuracy of E members through an episode.
+    """Tracks losses and accuracy of E members through an episode.
 
     >>> tracker = SignalTracker(1, SignalConfig(plateau_patience=2))
     >>> for loss in (1.0, 0.5, 0.5, 0.5):
@@ -106,10 +106,10 @@ class SignalTracker:
 
     def __init__(self, members: int, config: SignalConfig | None = None) -> None:
         if members < 1:
-            raise EsperError(f"SignalTracker of {members} members: at least 1 is needed")
+            raise EsperError(f"SignalTracker: members={members} must be 1 or more")
         self.members = members
         self.config = config or SignalConfig()
-        self._memory = _Memory.fresh(members)
+        self._state = _TrackerState.fresh(members)
 
     def update(
         self,
@@ -117,45 +117,45 @@ class SignalTracker:
         val_loss_E: npt.ArrayLike,
         val_accuracy_E: npt.ArrayLike,
     ) -> TrackedSignals:
-        """Take the measurements of one step; what is known after it."""
+        """Append the measurements of one step and return the updated signals."""
         train = self._checked("train_loss_E", train_loss_E)
         val = self._checked("val_loss_E", val_loss_E)
         accuracy = self._checked("val_accuracy_E", val_accuracy_E)
-        memory = self._memory
-        _append(memory.train_loss_history_EL, train)
-        _append(memory.val_loss_history_EL, val)
-        _append(memory.val_accuracy_history_EL, accuracy)
-        self._follow_plateau(val.astype(np.float64))
-        self._follow_descent(val.astype(np.float64))
-        return self._tracked()
+        state = self._state
+        _append(state.train_loss_history_EL, train)
+        _append(state.val_loss_history_EL, val)
+        _append(state.val_accuracy_history_EL, accuracy)
+        self._update_plateau(val.astype(np.float64))
+        self._update_stabilisation(val.astype(np.float64))
+        return self._signals()
 
     def reset(self, reset_E: Bools | None = None) -> None:
-        """Forget all members, or those of a mask (after a rollback), as at an episode's start."""
+        """Reset all members, or the masked ones, to the start of an episode."""
         if reset_E is None:
-            self._memory = _Memory.fresh(self.members)
+            self._state = _TrackerState.fresh(self.members)
             return
         if np.shape(reset_E) != (self.members,) or np.asarray(reset_E).dtype != np.bool_:
             raise EsperError(
                 f"SignalTracker.reset: {np.asarray(reset_E).dtype} of shape {np.shape(reset_E)}, "
-                f"expected a mask of {self.members} members"
+                f"expected a bool mask of shape ({self.members},)"
             )
-        fresh = _Memory.fresh(self.members).arrays()
-        for name, array in self._memory.arrays().items():
+        fresh = _TrackerState.fresh(self.members).arrays()
+        for name, array in self._state.arrays().items():
             array[reset_E] = fresh[name][reset_E]
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
-        """Copies of everything that is carried from step to step, by name."""
-        return {name: array.copy() for name, array in self._memory.arrays().items()}
+        """Return copies of all state arrays, by name."""
+        return {name: array.copy() for name, array in self._state.arrays().items()}
 
     def load_state(self, state: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Go on from what `state()` gave; anything but its names, shapes and dtypes is refused."""
-        own = self._memory.arrays()
+        """Restore from `state()`; raises if names, shapes or dtypes differ."""
+        own = self._state.arrays()
         for name in state:
             if name not in own:
                 raise unknown_name("tracker array", name, own)
         for name, array in own.items():
             if name not in state:
-                raise EsperError(f"tracker state without {name}: all of {', '.join(own)} needed")
+                raise EsperError(f"tracker state: {name} is missing; expected {', '.join(own)}")
             found = np.asarray(state[name])
             if found.shape != array.shape or found.dtype != array.dtype:
                 raise EsperError(
@@ -166,8 +166,8 @@ class SignalTracker:
             array[...] = state[name]
 
     def _checked(self, name: str, values: npt.ArrayLike) -> Floats:
-        """One float32 for each member."""
-        with np.errstate(over="ignore"):  # beyond float32: infinite, so not finite
+        """Convert to float32 `[E]`; raises on another shape."""
+        with np.errstate(over="ignore"):  # out of float32 range: becomes inf
             found = np.asarray(values).astype(np.float32)
         if found.shape != (self.members,):
             raise EsperError(
@@ -175,51 +175,51 @@ class SignalTracker:
             )
         return found
 
-    def _follow_plateau(self, val_E: Doubles) -> None:
-        """Count the steps since the loss last fell clearly below its last improvement."""
-        memory = self._memory
-        limit_E = memory.reference_loss_E - self.config.plateau_tolerance
+    def _update_plateau(self, val_E: Doubles) -> None:
+        """Count steps since the validation loss last improved by more than the tolerance."""
+        state = self._state
+        limit_E = state.reference_loss_E - self.config.plateau_tolerance
         improved_E = np.isfinite(val_E) & (val_E < limit_E)
-        memory.reference_loss_E = np.where(improved_E, val_E, memory.reference_loss_E)
-        memory.plateau_steps_E = np.where(improved_E, 0, memory.plateau_steps_E + 1)
+        state.reference_loss_E = np.where(improved_E, val_E, state.reference_loss_E)
+        state.plateau_steps_E = np.where(improved_E, 0, state.plateau_steps_E + 1)
 
-    def _follow_descent(self, val_E: Doubles) -> None:
-        """Count the steps in a row that were not steep; a non-finite loss starts the count anew."""
-        memory = self._memory
+    def _update_stabilisation(self, val_E: Doubles) -> None:
+        """Count consecutive steps that were not steep; a non-finite loss resets the count."""
+        state = self._state
         finite_E = np.isfinite(val_E)
-        lowest_E = memory.lowest_loss_E
+        lowest_E = state.lowest_loss_E
         compared_E = finite_E & np.isfinite(lowest_E)
         gain_E = np.subtract(lowest_E, val_E, out=np.zeros_like(val_E), where=compared_E)
         scale_E = np.where(compared_E, np.abs(lowest_E), 1.0)
         calm_E = compared_E & ((gain_E <= 0) | (gain_E < self.config.steep_descent * scale_E))
-        memory.calm_steps_E = np.where(calm_E, memory.calm_steps_E + 1, 0)
-        memory.stabilised_E |= memory.calm_steps_E >= self.config.stabilisation_steps
-        memory.lowest_loss_E = np.where(finite_E, np.fmin(lowest_E, val_E), lowest_E)
+        state.calm_steps_E = np.where(calm_E, state.calm_steps_E + 1, 0)
+        state.stabilised_E |= state.calm_steps_E >= self.config.stabilisation_steps
+        state.lowest_loss_E = np.where(finite_E, np.fmin(lowest_E, val_E), lowest_E)
 
-    def _tracked(self) -> TrackedSignals:
-        """What is known now, as arrays no one else writes to."""
-        memory = self._memory
+    def _signals(self) -> TrackedSignals:
+        """Return copies of the current signals."""
+        state = self._state
         return TrackedSignals(
-            train_loss_history_EL=memory.train_loss_history_EL.copy(),
-            val_loss_history_EL=memory.val_loss_history_EL.copy(),
-            val_accuracy_history_EL=memory.val_accuracy_history_EL.copy(),
-            train_loss_slope_E=slope(memory.train_loss_history_EL),
-            val_loss_slope_E=slope(memory.val_loss_history_EL),
-            val_accuracy_slope_E=slope(memory.val_accuracy_history_EL),
-            plateau_steps_E=memory.plateau_steps_E.copy(),
-            plateaued_E=np.asarray(memory.plateau_steps_E >= self.config.plateau_patience),
-            stabilised_E=memory.stabilised_E.copy(),
+            train_loss_history_EL=state.train_loss_history_EL.copy(),
+            val_loss_history_EL=state.val_loss_history_EL.copy(),
+            val_accuracy_history_EL=state.val_accuracy_history_EL.copy(),
+            train_loss_slope_E=slope(state.train_loss_history_EL),
+            val_loss_slope_E=slope(state.val_loss_history_EL),
+            val_accuracy_slope_E=slope(state.val_accuracy_history_EL),
+            plateau_steps_E=state.plateau_steps_E.copy(),
+            plateaued_E=np.asarray(state.plateau_steps_E >= self.config.plateau_patience),
+            stabilised_E=state.stabilised_E.copy(),
         )
 
 
 def _append(history_EL: Floats, value_E: Floats) -> None:
-    """Push out the oldest value, in place."""
+    """Shift the history by one and append, in place."""
     history_EL[:, :-1] = history_EL[:, 1:]
     history_EL[:, -1] = value_E
 
 
 def slope(history_EL: Floats) -> Floats:
-    """Least-squares change per step over the finite values; 0 with fewer than two.
+    """Least-squares slope per step over the finite values; 0 if there are fewer than two.
 
     >>> slope(np.array([[np.nan, 3.0, 2.0, np.inf, 0.0]], dtype=np.float32)).tolist()
     [-1.0]

@@ -1,4 +1,4 @@
-"""Tolaria: how it runs. The engine of a population, data on the device, judgement, devices."""
+"""Tolaria: execution. The vectorized engine, data on the device, governor and runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the actions of a step are carried out: validated, applied to all members at once, reported.
+"""Execution of a step's actions: validate, apply to all members at once, report outcomes.
 
 Shape letters: E members, S slots, K blueprints.
 """
@@ -26,7 +26,7 @@ from esper.leyline.arrays import Bools, Codes, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.signals import TrainingSignals
-from esper.tamiyo.actions import COUNTS_OA
+from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.masks import build_masks
 from esper.tolaria.observation import with_slots
 
@@ -44,10 +44,11 @@ def execute_actions(
     frozen: Mapping[ActionHead, int] | None = None,
     truncated: bool = False,
 ) -> ActionExecutionResult:
-    """Apply what may be applied, name the reason where it may not. The last step applies nothing.
+    """Apply legal actions and report a veto reason for the others.
 
-    `signals`: what the controller saw. `rolled_back_E`: members whose actions are void, as what
-    the controller saw of them is gone. `truncated`: the rollout is cut after this step.
+    The last step of an episode vetoes everything but WAIT. `signals`: the policy's observation.
+    `rolled_back_E`: members whose actions are vetoed, because their observed state was rolled back.
+    `truncated`: the rollout ends after this step, but not the episode.
     """
     _check_indices(population, actions)
     _check_frozen(actions, frozen or {})
@@ -66,14 +67,14 @@ def execute_actions(
     life = population.lifecycle
     return ActionExecutionResult(
         outcome=outcome,
-        truncated_bootstrap_targets=_cut_places(signals, rolled_back_E, truncated),
+        truncated_bootstrap_targets=_bootstrap_targets(signals, rolled_back_E, truncated),
         post_action_signals=with_slots(signals, population),
         post_action_masks=build_masks(life.legal_ops(), life.fits_SK, frozen),
     )
 
 
 def _check_indices(population: Population, actions: ActionSpec) -> None:
-    """Slots and blueprints exist; the other heads were checked when the actions were made."""
+    """Raise on unknown slots or blueprints; `ActionSpec` validates the other heads."""
     if actions.members != population.members:
         raise EsperError(f"{actions.members} actions for {population.members} members")
     limits = ((ActionHead.SLOT, population.slots), (ActionHead.BLUEPRINT, population.blueprints))
@@ -87,10 +88,10 @@ def _check_indices(population: Population, actions: ActionSpec) -> None:
 
 
 def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None:
-    """A head that is frozen has one choice, where it counts."""
+    """Raise if a used head differs from its frozen choice."""
     for head, choice in frozen.items():
-        counts_E = COUNTS_OA[actions.op, head]
-        bad = np.flatnonzero(counts_E & (actions.of(head) != choice))
+        used_E = HEAD_USED_OA[actions.op, head]
+        bad = np.flatnonzero(used_E & (actions.of(head) != choice))
         if bad.size:
             raise EsperError(
                 f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
@@ -99,13 +100,13 @@ def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None
 
 
 def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools) -> Codes:
-    """Stage of the slot each action is about; -1 for WAIT."""
+    """Stage of the slot each action targets; -1 for WAIT."""
     stage_E = population.lifecycle.stage_ES[np.arange(actions.members), actions.slot]
     return np.where(targets_slot_E, stage_E, np.int8(-1))
 
 
 def veto_reasons(population: Population, actions: ActionSpec, rolled_back_E: Bools) -> Codes:
-    """`[E]`: the first reason against each action, in the order of `VetoReason`."""
+    """`[E]`: first veto reason of each action, in the order of `VetoReason`."""
     life, everyone = population.lifecycle, np.arange(actions.members)
     veto_OES = np.stack([life.veto(op) for op in LifecycleOp])
     veto_E = veto_OES[actions.op, everyone, actions.slot]
@@ -115,10 +116,10 @@ def veto_reasons(population: Population, actions: ActionSpec, rolled_back_E: Boo
     return veto_E
 
 
-def _apply(population: Population, actions: ActionSpec, carried_out_E: Bools) -> None:
-    """One call per operation, for all members that ask for it."""
-    who = {op: np.flatnonzero(carried_out_E & (actions.op == op)) for op in LifecycleOp}
-    if (e := who[_Op.GERMINATE]).size:
+def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
+    """Apply each operation to all members that chose it, in one call."""
+    members_of = {op: np.flatnonzero(legal_E & (actions.op == op)) for op in LifecycleOp}
+    if (e := members_of[_Op.GERMINATE]).size:
         population.germinate(
             e,
             actions.slot[e],
@@ -128,9 +129,9 @@ def _apply(population: Population, actions: ActionSpec, carried_out_E: Bools) ->
             alpha_target=_TARGETS[actions.alpha_target[e]],
             curve=actions.alpha_curve[e],
         )
-    if (e := who[_Op.ADVANCE]).size:
+    if (e := members_of[_Op.ADVANCE]).size:
         advance_active_seed(population, e, actions.slot[e])
-    if (e := who[_Op.SET_ALPHA_TARGET]).size:
+    if (e := members_of[_Op.SET_ALPHA_TARGET]).size:
         population.set_alpha_target(
             e,
             actions.slot[e],
@@ -138,17 +139,17 @@ def _apply(population: Population, actions: ActionSpec, carried_out_E: Bools) ->
             speed=_SPEEDS[actions.alpha_speed[e]],
             curve=actions.alpha_curve[e],
         )
-    if (e := who[_Op.PRUNE]).size:
+    if (e := members_of[_Op.PRUNE]).size:
         speed = _SPEEDS[actions.alpha_speed[e]]
         population.prune(e, actions.slot[e], speed=speed, curve=actions.alpha_curve[e])
-    if (e := who[_Op.FOSSILIZE]).size:
+    if (e := members_of[_Op.FOSSILIZE]).size:
         population.fossilize(e, actions.slot[e])
 
 
-def _cut_places(
+def _bootstrap_targets(
     signals: TrainingSignals, rolled_back_E: Bools, truncated: bool
 ) -> BootstrapTargets:
-    """Members whose return goes on beyond the rollout; a rolled-back one ended at this step."""
+    """Members whose return is bootstrapped; for a rolled-back member this step is terminal."""
     if not truncated:
         return BootstrapTargets.none()
     member_N = np.flatnonzero(~rolled_back_E)

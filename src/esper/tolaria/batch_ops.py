@@ -1,7 +1,7 @@
-"""What is done with one batch: train all members on it, or validate rows on it, and add up.
+"""Work on one batch: train all members, or validate rows, and accumulate totals.
 
-Totals are device tensors that are filled in place and passed in explicitly; nothing here waits for
-the device. Losses and gradients that are not finite stay so in the sums.
+Totals are device tensors updated in place; nothing here synchronises. Non-finite losses and
+gradients stay non-finite in the sums.
 
 Shape letters: E members, R rows, S slots, B batch, K classes.
 """
@@ -25,17 +25,17 @@ from esper.kasmina.training import TrainBatch
 from esper.leyline.errors import EsperError
 
 Merit = Callable[[Tensor, Tensor], Tensor]
-"""(logits `[R, B, ..., K]`, targets `[R, B, ...]`) -> what each sample counts for `[R, B]`; its
-mean over samples is the accuracy."""
+"""(logits `[R, B, ..., K]`, targets `[R, B, ...]`) -> metric per sample `[R, B]`; its mean over
+samples is the accuracy."""
 
 
-def right_or_wrong(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
-    """1 for a right prediction, 0 for a wrong one."""
+def classification_merit(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
+    """1 for a correct prediction, else 0."""
     return (logits_RBK.argmax(dim=-1) == target_RB).to(torch.float32)
 
 
 def language_merit(logits_RBTK: Tensor, target_RBT: Tensor) -> Tensor:
-    """1 - loss / ln(vocab) of each sequence: 0 is guessing, 1 is certainty."""
+    """1 - loss / ln(vocab) per sequence: 0 for a uniform prediction, 1 for a perfect one."""
     losses = F.cross_entropy(
         logits_RBTK.flatten(0, -2).float(), target_RBT.flatten(), reduction="none"
     )
@@ -45,24 +45,24 @@ def language_merit(logits_RBTK: Tensor, target_RBT: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class TrainTotals:
-    """What the train batches of a step add up to."""
+    """Sums over the train batches of a step."""
 
     loss_E: Tensor
     """Sum over batches."""
     correct_E: Tensor
     shadow_loss_ES: Tensor
-    """Sum over batches; NaN where nothing incubates."""
+    """Sum over batches; NaN where no seed is in TRAINING."""
     host_grad_norm_E: Tensor
     """Sum over batches, before clipping."""
     grad_norm_ES: Tensor
-    """Sum over batches, before clipping; NaN where nothing trains."""
+    """Sum over batches, before clipping; NaN where no seed trains."""
     batches: int = 0
     predictions: int = 0
-    """Of one member."""
+    """Predictions per member."""
 
     @classmethod
     def zeros(cls, members: int, slots: int, device: torch.device) -> TrainTotals:
-        """Nothing seen yet."""
+        """Return zeroed totals."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -71,28 +71,28 @@ class TrainTotals:
         return cls(zeros(*each), zeros(*each), zeros(*pair), zeros(*each), zeros(*pair))
 
     def zero_(self) -> None:
-        """Start over."""
+        """Zero all totals, in place."""
         _zero(self)
         self.batches = self.predictions = 0
 
 
 @dataclass(slots=True)
 class RowTotals:
-    """What the validation batches of a step add up to, for each row."""
+    """Sums over the validation batches of a step, per row."""
 
     loss_R: Tensor
     """Sum over samples."""
     merit_R: Tensor
-    """Sum over samples; right predictions, for classes."""
+    """Sum over samples; correct predictions for classification."""
     gain_R: Tensor
-    """Sum over samples of the merit of the row's member as it stands, minus the row's."""
+    """Sum over samples of the merit of the row's member with all seeds, minus the row's."""
     gain_square_R: Tensor
-    """Sum over samples of the square of that difference."""
+    """Sum over samples of the squared difference."""
     samples: int = 0
 
     @classmethod
     def zeros(cls, rows: int, device: torch.device) -> RowTotals:
-        """Nothing seen yet."""
+        """Return zeroed totals."""
 
         def zeros() -> Tensor:
             return torch.zeros(rows, dtype=torch.float64, device=device)
@@ -100,7 +100,7 @@ class RowTotals:
         return cls(zeros(), zeros(), zeros(), zeros())
 
     def take(self, index_N: Tensor) -> RowTotals:
-        """A copy of the totals of some rows."""
+        """Copy the totals of the given rows."""
         return RowTotals(
             loss_R=self.loss_R.index_select(0, index_N),
             merit_R=self.merit_R.index_select(0, index_N),
@@ -110,7 +110,7 @@ class RowTotals:
         )
 
     def zero_(self) -> None:
-        """Start over."""
+        """Zero all totals, in place."""
         _zero(self)
         self.samples = 0
 
@@ -130,7 +130,7 @@ def process_train_batch(
     scaler: MemberScaler | None = None,
     graphs: GraphCache | None = None,
 ) -> None:
-    """Train all members on a batch each; `scaler` for fp16, `graphs` to replay it."""
+    """Train every member on its batch; `scaler`: for fp16, `graphs`: to replay CUDA graphs."""
     if graphs is None or not graphs.on:
         _train(population, population.train_plan(), x_EB, target_EB, totals, scaler)
     else:
@@ -150,7 +150,7 @@ def _train(
     totals: TrainTotals,
     scaler: MemberScaler | None,
 ) -> None:
-    """Only what the device does, so that it can be captured."""
+    """Device work only, so that it can be captured in a CUDA graph."""
     batch = population.train_rows(plan, x_EB, target_EB, scaler)
     totals.loss_E += batch.loss_E
     totals.correct_E += batch.correct_E
@@ -159,7 +159,7 @@ def _train(
 
 
 def collect_gradient_telemetry_for_batch(batch: TrainBatch, totals: TrainTotals) -> None:
-    """Add the gradient norms of a batch; one that is not finite makes the sum not finite."""
+    """Add the gradient norms of a batch to the totals."""
     totals.host_grad_norm_E += batch.host_grad_norm_E
     totals.grad_norm_ES += batch.grad_norm_ES
 
@@ -172,9 +172,9 @@ def process_val_batch(
     totals: RowTotals,
     plan: RowPlan | None = None,
 ) -> None:
-    """Validate every member as it stands, on samples all share: row e of the totals is member e.
+    """Validate every member on a shared batch; row e of the totals is member e.
 
-    `plan`: the population's `member_plan`, where the caller has it; rows behind E are padding.
+    `plan`: the population's `member_plan`, if already computed; rows from E on are padding.
     """
     with torch.no_grad():
         logits = population.forward(x, plan)
@@ -189,15 +189,15 @@ def process_fused_val_batch(
     rows: RowTable | RowPlan,
     totals: RowTotals,
 ) -> None:
-    """Validate rows in one pass; the first E of them are the members as they stand.
+    """Validate members (the first E rows) and coalitions in one pass.
 
-    Every further row is compared, sample by sample, with its member's own.
+    The gain of each coalition is the paired difference per sample to its member.
     """
     with torch.no_grad():
         plan = population.plan_rows(rows) if isinstance(rows, RowTable) else rows
         logits = population.forward(x, plan)
         merit_RB = _add_rows(population, logits, target, merit, totals)
-        if plan.member_R is None:  # members alone
+        if plan.member_R is None:  # no coalitions
             return
         gain_RB = (merit_RB.index_select(0, plan.member_R) - merit_RB).to(torch.float64)
         totals.gain_R += gain_RB.sum(dim=1)
@@ -207,7 +207,7 @@ def process_fused_val_batch(
 def _add_rows(
     population: Population, logits: Tensor, target: Tensor, merit: Merit, totals: RowTotals
 ) -> Tensor:
-    """Add loss and merit of a batch; the merit of every row and sample."""
+    """Add loss and merit of a batch to the totals; returns the merit `[R, B]`."""
     rows, batch = logits.shape[:2]
     if target.shape[:2] != (1, batch):
         raise EsperError(

@@ -1,14 +1,14 @@
-"""What each seed is worth: which coalitions of a member's seeds are evaluated, and what they tell.
+"""Counterfactual evaluation: plans coalitions of seeds and attributes contributions to seeds.
 
-A coalition switches some of a member's blended seeds off (alpha 0) and leaves the others as they
-are. Coalitions are rows behind the members' own in one validation pass; a row begins at the first
-slot it switches, from its member's activation there. Nothing here touches a device.
+A coalition turns some of a member's blended seeds off (alpha 0). Coalitions are extra rows after
+the members in one validation pass; a row starts at the first slot it turns off, from its member's
+activation there. Everything here is numpy on the host.
 
-Where a member has n seeds, a coalition is a number below 2**n whose bit j says that the j-th of
-them (in execution order) is on: 2**n - 1 is the member as it stands.
+With n seeds, a coalition is an n-bit code; bit j is set if the j-th seed (in execution order) is
+on. Code 2**n - 1 is the member itself.
 
 Shape letters: E members, R rows, S slots; G members with equally many seeds, J their seeds,
-L coalitions that are read, M permutations drawn, K = J + 1 coalitions along a permutation.
+L coalitions in a draft, M sampled permutations, K = J + 1 coalitions along a permutation.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from esper.leyline.stages import BLENDED_STAGES, SeedStage
 from esper.leyline.streams import stream_keys
 
 EXACT_SEEDS: Final = 3
-"""Up to so many seeds all coalitions are evaluated, whatever the budget."""
-MOST_SEEDS: Final = 62
-"""Bits of a coalition's number."""
+"""Up to this many seeds all coalitions are evaluated, regardless of the budget."""
+MAX_SEEDS: Final = 62
+"""Limit of an int64 coalition code."""
 
 _BLENDED: Final[Bools] = np.array([stage in BLENDED_STAGES for stage in SeedStage])
 
 
 @dataclass(frozen=True, slots=True)
 class CounterfactualConfig:
-    """How much is spent on finding out what seeds are worth."""
+    """Frequency and budget of counterfactual evaluation."""
 
     stride: int = 1
     """Seeds are measured at steps 0, stride, 2 * stride, ... of an episode."""
     budget: int = 16
-    """Most coalitions of a member with more than 3 seeds, itself included. Where all of them fit
-    they are all evaluated; one pair of permutations is, whatever the budget."""
+    """Most coalitions per member with more than 3 seeds, itself included. All are evaluated if they
+    fit; at least one pair of permutations is evaluated regardless."""
     images: int | None = None
-    """Samples of `val_control` they are measured on, always the same ones; None: all."""
+    """Use the first `images` samples of `val_control`; None: all."""
 
     def __post_init__(self) -> None:
         for name in ("stride", "budget", "images"):
@@ -59,82 +59,82 @@ class CounterfactualConfig:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoalitionGroup:
-    """Members with the same number of blended seeds, and the rows their coalitions are in."""
+    """Members with the same number of blended seeds, and the rows of their coalitions."""
 
     member_G: Ints
     slot_GJ: Ints
-    """Where their seeds stand."""
+    """Slots of their seeds."""
     without_GJ: Ints
     """Row without that seed."""
     without_both_GJJ: Ints
     """Row without either of two seeds; -1 where it is not evaluated."""
     every_GL: Ints | None
-    """Row of every coalition, by its number; None where they are sampled."""
+    """Row of every coalition, by code; None if coalitions are sampled."""
     chains: PermutationChains | None
-    """None where every coalition is evaluated."""
+    """None if every coalition is evaluated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PermutationChains:
-    """Seeds joining one after the other, in random orders and the reverse of each."""
+    """Sampled permutations in which seeds join one by one, each with its reverse."""
 
     row_GM2K: Ints
-    """Rows from no seed to all of them; not to be read where not kept."""
+    """Rows from no seed to all seeds; invalid where not kept."""
     order_GM2J: Ints
     """The seed that joins between one row and the next."""
     kept_GM: Bools
-    """Pairs within the budget, the first ones."""
+    """Pairs within the budget; always a prefix."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CoalitionPlan:
-    """The rows of one validation pass and what they are for."""
+    """Rows of one validation pass and their meaning."""
 
     table: RowTable
-    """Members as they stand, then the further coalitions."""
+    """Members, then the other coalitions."""
     due: bool
-    """Whether this step measures at all."""
+    """Whether contributions are measured at this step."""
     seeds_E: Ints
-    """Seeds that could be switched off."""
+    """Number of blended seeds."""
     slots: int
-    """S."""
+    """S, the number of slots."""
     groups: tuple[CoalitionGroup, ...]
 
     @property
     def members(self) -> int:
-        """E."""
+        """E, the number of members."""
         return len(self.seeds_E)
 
     @property
     def coalitions_E(self) -> Ints:
-        """Distinct coalitions of each member, itself included."""
+        """Number of distinct coalitions of each member, itself included."""
         return np.bincount(self.table.member_R, minlength=self.members).astype(np.int64)
 
     @property
     def exact_E(self) -> Bools:
-        """Where every coalition of at least one seed is evaluated."""
+        """Members with at least one seed whose coalitions are all evaluated."""
         exact_E = np.zeros(self.members, dtype=np.bool_)
         for group in self.groups:
             exact_E[group.member_G] = group.every_GL is not None
         return exact_E
 
 
-# ---- what is evaluated --------------------------------------------------------------------
+# ---- planning -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Draft:
-    """The coalitions of a group before they have rows.
+    """Coalitions of a group before rows are assigned.
 
-    Columns of L: as it stands, no seed, each seed left out; the body (all coalitions, or those
-    along permutations); each pair left out.
+    Columns of L: all seeds, no seed, each seed left out; the body (all coalitions, or those along
+    permutations); each pair left out.
     """
 
     member_G: Ints
     slot_GJ: Ints
     code_GL: Ints
-    wanted_GL: Bools
-    """False where a coalition is read only if it is there anyway."""
+    required_GL: Bools
+    """False for coalitions used only if another column evaluates them anyway."""
     order_GM2J: Ints | None
     kept_GM: Bools | None
 
@@ -142,15 +142,15 @@ class _Draft:
 def plan_coalitions(
     population: Population, config: CounterfactualConfig, seed: int, round_index: int, step: int
 ) -> CoalitionPlan:
-    """The rows to validate at a step. Member i's coalitions depend on no other member."""
+    """Plan the rows to validate at a step. A member's coalitions do not depend on other members."""
     life = population.lifecycle
     blended_ES = _BLENDED[life.stage_ES] & (life.alpha_ES > 0)
     seeds_E = blended_ES.sum(axis=1)
     due = step % config.stride == 0
-    if due and seeds_E.max() > MOST_SEEDS:
+    if due and seeds_E.max() > MAX_SEEDS:
         raise EsperError(
-            f"member {seeds_E.argmax()} has {seeds_E.max()} blended seeds: counterfactuals take "
-            f"{MOST_SEEDS} at most, set a seed_budget"
+            f"member {seeds_E.argmax()} has {seeds_E.max()} blended seeds: counterfactuals support "
+            f"at most {MAX_SEEDS}; set a seed_budget"
         )
     drafts = []
     for count in np.unique(seeds_E[seeds_E > 0]).tolist() if due else []:
@@ -161,15 +161,15 @@ def plan_coalitions(
         else:
             path = ("round", round_index, "counterfactual", "step", step)
             drafts.append(_draft_sampled(member_G, slot_GJ, config.budget, seed, path))
-    table, rows = _lay_out(life, drafts)
+    table, rows = _assign_rows(life, drafts)
     groups = tuple(_group(draft, row_GL) for draft, row_GL in zip(drafts, rows, strict=True))
     return CoalitionPlan(table, due, seeds_E.astype(np.int64), len(life.slots), groups)
 
 
 def _draft_all(member_G: Ints, slot_GJ: Ints) -> _Draft:
-    """Every coalition."""
+    """Draft all coalitions."""
     seeds = slot_GJ.shape[1]
-    code_L = np.concatenate([_first_codes(seeds), np.arange(1 << seeds), _pair_codes(seeds)])
+    code_L = np.concatenate([_base_codes(seeds), np.arange(1 << seeds), _pair_codes(seeds)])
     code_GL = np.tile(code_L, (len(member_G), 1))
     return _Draft(member_G, slot_GJ, code_GL, np.ones_like(code_GL, dtype=np.bool_), None, None)
 
@@ -177,7 +177,7 @@ def _draft_all(member_G: Ints, slot_GJ: Ints) -> _Draft:
 def _draft_sampled(
     member_G: Ints, slot_GJ: Ints, budget: int, seed: int, path: tuple[str | int, ...]
 ) -> _Draft:
-    """Leave-one-out, and as many pairs of opposite permutations as the budget lets in."""
+    """Draft leave-one-out coalitions and as many antithetic permutation pairs as fit."""
     group, seeds = slot_GJ.shape
     pairs = max(1, (budget - seeds) // 2)  # more would add fewer than two coalitions each
     keys_GMJ = stream_keys(
@@ -195,15 +195,15 @@ def _draft_sampled(
     up_GMK = np.concatenate([np.zeros_like(joined_GMJ[..., :1]), joined_GMJ], axis=-1)
     down_GMK = ((1 << seeds) - 1) - up_GMK[..., ::-1]
     body_GML = np.concatenate([up_GMK, down_GMK], axis=-1)
-    fixed = [np.tile(c, (group, 1)) for c in (_first_codes(seeds), _pair_codes(seeds))]
+    fixed = [np.tile(c, (group, 1)) for c in (_base_codes(seeds), _pair_codes(seeds))]
     code_GL = np.concatenate([fixed[0], body_GML.reshape(group, -1), fixed[1]], axis=1)
 
     base, width = fixed[0].shape[1], body_GML.shape[-1]
-    new_GL = _first_places(code_GL) == np.arange(code_GL.shape[1])
+    new_GL = _first_occurrence(code_GL) == np.arange(code_GL.shape[1])
     end_M = base + width * np.arange(1, pairs + 1) - 1
     kept_GM = np.cumsum(new_GL, axis=1)[:, end_M] <= budget
     kept_GM[:, 0] = True
-    wanted_GL = np.concatenate(
+    required_GL = np.concatenate(
         [
             np.ones_like(fixed[0], dtype=np.bool_),
             np.repeat(kept_GM, width, axis=1),
@@ -212,24 +212,24 @@ def _draft_sampled(
         axis=1,
     )
     order_GM2J = np.stack([order_GMJ, order_GMJ[..., ::-1]], axis=2)
-    return _Draft(member_G, slot_GJ, code_GL, wanted_GL, order_GM2J, kept_GM)
+    return _Draft(member_G, slot_GJ, code_GL, required_GL, order_GM2J, kept_GM)
 
 
-def _first_codes(seeds: int) -> Ints:
-    """As it stands, no seed, each seed left out."""
+def _base_codes(seeds: int) -> Ints:
+    """Codes of all seeds, no seed, and each seed left out."""
     full = (1 << seeds) - 1
     alone = np.int64(1) << np.arange(seeds)
     return np.concatenate([np.array([full, 0], dtype=np.int64), full - alone])
 
 
 def _pair_codes(seeds: int) -> Ints:
-    """Each pair of seeds left out (on the diagonal: the one)."""
+    """Codes of each pair of seeds left out (diagonal: one seed)."""
     alone = np.int64(1) << np.arange(seeds)
     return np.asarray(((1 << seeds) - 1 - (alone[:, None] | alone)).ravel(), dtype=np.int64)
 
 
-def _first_places(code_GL: Ints) -> Ints:
-    """For each coalition, the column in which its member names it first."""
+def _first_occurrence(code_GL: Ints) -> Ints:
+    """For each column, the first column of the same member with the same code."""
     order_GL = np.argsort(code_GL, axis=1, kind="stable")
     sorted_GL = np.take_along_axis(code_GL, order_GL, axis=1)
     fresh_GL = np.ones_like(sorted_GL, dtype=np.bool_)
@@ -240,9 +240,9 @@ def _first_places(code_GL: Ints) -> Ints:
     return first_GL
 
 
-def _lay_out(life: Lifecycle, drafts: Sequence[_Draft]) -> tuple[RowTable, list[Ints]]:
-    """Give each distinct coalition a row; the table, and for each draft the row of each column."""
-    firsts = [_first_places(draft.code_GL) for draft in drafts]
+def _assign_rows(life: Lifecycle, drafts: Sequence[_Draft]) -> tuple[RowTable, list[Ints]]:
+    """Assign a row to each distinct coalition; returns the table and each draft's rows."""
+    firsts = [_first_occurrence(draft.code_GL) for draft in drafts]
     pairs = zip(drafts, firsts, strict=True)
     found = [_new_rows(draft, first_GL, len(life.slots)) for draft, first_GL in pairs]
     none = (np.zeros(0, dtype=np.int64), np.zeros((0, len(life.slots)), dtype=np.bool_))
@@ -252,29 +252,29 @@ def _lay_out(life: Lifecycle, drafts: Sequence[_Draft]) -> tuple[RowTable, list[
     order_N = np.lexsort((member_N, start_N))
     row_N = np.empty_like(order_N)
     row_N[order_N] = life.members + np.arange(len(order_N))
-    everyone = np.arange(life.members)
+    member_E = np.arange(life.members)
     member_N, off_NS, start_N = member_N[order_N], off_NS[order_N], start_N[order_N]
     alpha_NS = np.where(off_NS, np.float32(0.0), life.alpha_ES[member_N])
     table = RowTable(
-        member_R=np.concatenate([everyone, member_N]),
+        member_R=np.concatenate([member_E, member_N]),
         alpha_RS=np.concatenate([life.alpha_ES, alpha_NS]).astype(np.float32),
         start_R=np.concatenate([np.full(life.members, FROM_INPUT, dtype=np.int64), start_N]),
-        source_R=np.concatenate([everyone, member_N]),
+        source_R=np.concatenate([member_E, member_N]),
         shadow_R=np.zeros(life.members + len(member_N), dtype=np.bool_),
     )
     ends = np.cumsum([len(members) for members, _ in found], dtype=np.int64)
     rows = np.split(row_N, ends[:-1]) if drafts else []
-    return table, [_columns(*parts) for parts in zip(drafts, firsts, rows, strict=True)]
+    return table, [_row_of_columns(*parts) for parts in zip(drafts, firsts, rows, strict=True)]
 
 
 def _is_new(draft: _Draft, first_GL: Ints) -> Bools:
-    """Columns that need a row of their own; the first column is the member's main row."""
+    """Columns that need a new row; column 0 is the member's own row."""
     column_L = np.arange(first_GL.shape[1])
-    return np.asarray(draft.wanted_GL & (first_GL == column_L) & (column_L > 0))
+    return np.asarray(draft.required_GL & (first_GL == column_L) & (column_L > 0))
 
 
 def _new_rows(draft: _Draft, first_GL: Ints, slots: int) -> tuple[Ints, Bools]:
-    """Member of each new row, and the slots it switches off."""
+    """Member of each new row, and the slots it turns off."""
     g_N, l_N = np.nonzero(_is_new(draft, first_GL))
     seeds = draft.slot_GJ.shape[1]
     off_NJ = (draft.code_GL[g_N, l_N][:, None] >> np.arange(seeds)) & 1 == 0
@@ -283,8 +283,8 @@ def _new_rows(draft: _Draft, first_GL: Ints, slots: int) -> tuple[Ints, Bools]:
     return draft.member_G[g_N], off_NS
 
 
-def _columns(draft: _Draft, first_GL: Ints, row_N: Ints) -> Ints:
-    """The row of each column of a draft, -1 where it has none."""
+def _row_of_columns(draft: _Draft, first_GL: Ints, row_N: Ints) -> Ints:
+    """Row of each column of a draft; -1 if it has none."""
     own_GL = np.full_like(first_GL, -1)
     own_GL[:, 0] = draft.member_G
     own_GL[_is_new(draft, first_GL)] = row_N
@@ -308,7 +308,7 @@ def _group(draft: _Draft, row_GL: Ints) -> CoalitionGroup:
     )
 
 
-# ---- what it tells ------------------------------------------------------------------------
+# ---- attribution --------------------------------------------------------------------------
 
 
 def attribute(
@@ -319,18 +319,18 @@ def attribute(
     samples: int,
     loss_R: Doubles | None = None,
 ) -> Counterfactuals:
-    """What the seeds are worth, from host copies of the pass's `RowTotals`.
+    """Compute contributions, Shapley values and interactions from the pass's `RowTotals`.
 
     The standard error of a contribution is that of a mean of paired differences, with n - 1 in the
-    variance (NaN for one sample). Give `loss_R` too: classes are predicted from outputs that are
-    not finite as well, and only the loss shows it.
+    variance (NaN for one sample). Pass `loss_R` to detect non-finite outputs: argmax hides them
+    from the merit.
     """
     totals = [merit_R, gain_R, gain_square_R] + ([] if loss_R is None else [loss_R])
     for total_R in totals:
         if np.shape(total_R) != (plan.table.rows,) or samples < 1:
             raise EsperError(
-                f"totals of shape {np.shape(total_R)} over {samples} samples: the plan has "
-                f"{plan.table.rows} rows, and needs at least 1 sample"
+                f"totals of shape {np.shape(total_R)} over {samples} samples: expected shape "
+                f"({plan.table.rows},) and at least 1 sample"
             )
     broken_R = ~np.all([np.isfinite(total_R) for total_R in totals], axis=0)
     broken_E = np.bincount(plan.table.member_R, broken_R, minlength=plan.members) > 0
@@ -369,7 +369,7 @@ def _gaps(plan: CoalitionPlan, broken_E: Bools) -> Codes:
 
 
 def _shapley(group: CoalitionGroup, value_R: Doubles) -> Doubles:
-    """Mean gain when a seed joins, over all orders or those drawn; adds up to all minus none."""
+    """Shapley values: mean gain when a seed joins, over all or the sampled orders."""
     if group.every_GL is not None:
         weight_LJ = _shapley_weights(group.slot_GJ.shape[1])
         terms_GLJ = value_R[group.every_GL][:, :, None] * weight_LJ
@@ -385,7 +385,7 @@ def _shapley(group: CoalitionGroup, value_R: Doubles) -> Doubles:
 
 @lru_cache(maxsize=16)
 def _shapley_weights(seeds: int) -> Doubles:
-    """`[2**J, J]`: what the value of each coalition counts for in each seed's Shapley value."""
+    """`[2**J, J]`: weight of each coalition's value in each seed's Shapley value."""
     code_L1 = np.arange(1 << seeds)[:, None]
     has_LJ = code_L1 >> np.arange(seeds) & 1
     size_L1 = has_LJ.sum(axis=1, keepdims=True)
@@ -395,7 +395,7 @@ def _shapley_weights(seeds: int) -> Doubles:
 
 
 def _interactions(group: CoalitionGroup, value_R: Doubles) -> Floats:
-    """For each seed i: v(all) - v(-i) - v(-j) + v(-i-j) over the others; NaN if one is unknown."""
+    """Per seed i: sum over j of v(all) - v(-i) - v(-j) + v(-i-j); NaN if one is unknown."""
     all_G11 = value_R[group.member_G][:, None, None]
     one_GJ = value_R[group.without_GJ]
     both_GJJ = value_R[group.without_both_GJJ]

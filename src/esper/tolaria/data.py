@@ -1,13 +1,11 @@
-"""Which batches members see: the data set once on the device, an order of its own for each member.
+"""Train batches for all members from one shared copy of the data.
 
-Images stay as they came (uint8); a batch is gathered, augmented and normalised on the device, on a
-GPU by one kernel (`kasmina.kernels.batches`).
-Data that do not fit stay in the host's memory: there batches are gathered into pinned memory, and
-copied on a stream of their own while the device trains on the batch before.
+Images are kept as uint8; batches are gathered, augmented and normalised on the device, on a GPU by
+one fused kernel (`kasmina.kernels.batches`). Data that do not fit on the device stay in host
+memory: batches are gathered into pinned memory and copied on a separate stream during training.
 
-Each member goes through whole epochs in permutations of its own, drawn from (seed, round, member,
-epoch): neither its order nor its augmentation depends on how many members there are, on the device,
-or on whether the order is prepared ahead.
+Each member iterates over epochs in its own permutations, derived from (seed, round, member, epoch).
+Neither its order nor its augmentation depends on the number of members, the device or prefetching.
 
 Shape letters: E members, B batch, M batches of a step, N examples, C H W.
 """
@@ -34,20 +32,21 @@ from esper.leyline.streams import stream_keys
 Augmentation = Literal["none", "flip", "crop_flip"]
 AUGMENTATIONS: tuple[Augmentation, ...] = ("none", "flip", "crop_flip")
 DEVICE_SHARE = 0.5
-"""`auto` puts data on the device that take up to this share of its free memory."""
+"""`auto` keeps data on the device up to this fraction of its free memory."""
 CROP_PADDING = 4
-"""Pixels a cropped image may be shifted by, each way."""
-_SIGN = -(1 << 63)
-Gathered = tuple[Tensor, Tensor]
-"""Examples and targets of a batch of all members `[E * B, ...]`, in pinned memory."""
-Prepared = tuple[Tensor, Gathered | None]
-"""Which examples each batch of a step takes `[E, M, B]`; its first batch, where it was gathered."""
-Source = tuple[Tensor, Tensor, Tensor]
-"""Examples and targets on the device, and which of them a batch takes `[E, B]`."""
+"""Maximal shift of a random crop, in pixels."""
+_SIGN_BIT = -(1 << 63)
+"""Flipping it makes a signed sort order 64-bit words as unsigned."""
+PinnedBatch = tuple[Tensor, Tensor]
+"""Examples and targets of one batch of all members `[E * B, ...]`, in pinned memory."""
+StepOrder = tuple[Tensor, PinnedBatch | None]
+"""Example indices of a step `[E, M, B]`, and its first batch if already gathered."""
+BatchSource = tuple[Tensor, Tensor, Tensor]
+"""Examples and targets on the device, and the indices of a batch `[E, B]` into them."""
 
 
 class SharedBatchIterator:
-    """Batches for all members at once, from data all members share."""
+    """Iterates over batches of all members at once, from shared data."""
 
     def __init__(
         self,
@@ -64,13 +63,13 @@ class SharedBatchIterator:
         placement: DataPlacement = "auto",
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`mean` and `std`: one value, or one per channel, in the examples' own units.
+        """`mean` and `std`: one value, or one per channel, in units of the examples.
 
-        Pixels (uint8) and real numbers are normalised in float32 and come as `dtype`; other whole
-        numbers are token ids and stay as they are. Channels are axis 1 of images, else the last
+        uint8 and floating-point examples are normalised in float32 and returned as `dtype`; other
+        integers are token ids and returned unchanged. Channels are axis 1 of images, else the last
         axis.
 
-        `placement`: `stream` leaves the data in the host's memory; the device is never waited for.
+        `placement`: `stream` keeps the data in host memory. No placement synchronises the device.
         """
         if min(members, batch_size, batches_per_step) < 1:
             raise EsperError(
@@ -82,79 +81,94 @@ class SharedBatchIterator:
         self.members, self.batch_size, self.batches_per_step = members, batch_size, batches_per_step
         self.seed, self.round, self.augmentation, self.dtype = seed, 0, augmentation, dtype
         if min(std) <= 0 or not np.isfinite((*mean, *std)).all():
-            raise EsperError(f"mean={tuple(mean)}, std={tuple(std)}: finite, and std above 0")
+            raise EsperError(
+                f"mean={tuple(mean)}, std={tuple(std)}: must be finite, and std above 0"
+            )
         real = np.issubdtype(examples.dtype, np.floating)
         own = np.array(examples, dtype=np.float32 if real else examples.dtype)
         self.placement = choose_placement(placement, own.nbytes, self.device)
-        self._home = self.device if self.placement == "device" else torch.device("cpu")
-        """Where examples and orders are."""
-        self.examples = torch.from_numpy(own).to(self._home)
-        self.targets = torch.from_numpy(np.array(targets)).to(self._home)
+        self._data_device = self.device if self.placement == "device" else torch.device("cpu")
+        """Device of examples and permutations."""
+        self.examples = torch.from_numpy(own).to(self._data_device)
+        self.targets = torch.from_numpy(np.array(targets)).to(self._data_device)
         shape = (-1, 1, 1) if examples.ndim == 4 else (-1,)
         self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
-        self._mean_std_C: tuple[Tensor, Tensor] | None = None
-        """Of each channel; None where a batch is not made by one kernel."""
-        if can_use_kernels(self._mean) and _one_kernel_can(self.examples, self.targets, mean, std):
-            channels = examples.shape[1]
-            mean_C, std_C = (t.flatten().expand(channels) for t in (self._mean, self._std))
-            self._mean_std_C = mean_C.contiguous(), std_C.contiguous()
-        self._copying: torch.cuda.Stream | None = None
-        """Where streamed batches are copied."""
-        self._whole_EB = torch.arange(members * batch_size, device=self.device).view(members, -1)
-        """What a streamed batch takes of the examples that came for it: all."""
+        self._mean_std_C = self._fused_kernel_stats(len(mean), len(std))
+        """Mean and std per channel; None if the fused kernel is not used."""
+        self._copy_stream: torch.cuda.Stream | None = None
+        """Stream for host-to-device copies; None if data are on the device."""
+        self._all_rows_EB = torch.arange(members * batch_size, device=self.device).view(members, -1)
+        """Indices of a streamed batch into its own examples: all of them."""
         if self.placement == "stream":
-            self._copying = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._epochs: dict[int, Tensor] = {}
-        self._ahead: tuple[int, Future[Prepared]] | None = None
+        self._prefetched: tuple[int, Future[StepOrder]] | None = None
         self._process = os.getpid()
-        self._pool = ThreadPoolExecutor(1, "esper-order") if self._home.type == "cpu" else None
+        self._pool = (
+            ThreadPoolExecutor(1, "esper-order") if self._data_device.type == "cpu" else None
+        )
+
+    def _fused_kernel_stats(self, means: int, stds: int) -> tuple[Tensor, Tensor] | None:
+        """Mean and std per channel if the fused kernel supports the data, else None.
+
+        It supports images with one label each, and one or per-channel means and stds.
+        """
+        images = self.examples.ndim == 4 and self.targets.ndim == 1
+        if not (images and can_use_kernels(self._mean)):
+            return None
+        channels = self.examples.shape[1]
+        known = self.examples.dtype in (torch.uint8, torch.float32)
+        if not known or not {means, stds} <= {1, channels}:
+            return None
+        mean_C, std_C = (t.flatten().expand(channels) for t in (self._mean, self._std))
+        return mean_C.contiguous(), std_C.contiguous()
 
     def reset(self, round_index: int) -> None:
-        """Start an episode: the orders and augmentations of that round."""
-        if self._ahead is not None and os.getpid() == self._process:
-            self._ahead[1].cancel()
-            if not self._ahead[1].cancelled():
-                self._ahead[1].result()
-        self.round, self._ahead = round_index, None
+        """Start an episode with the orders and augmentations of the given round."""
+        if self._prefetched is not None and os.getpid() == self._process:
+            self._prefetched[1].cancel()
+            if not self._prefetched[1].cancelled():
+                self._prefetched[1].result()
+        self.round, self._prefetched = round_index, None
         self._epochs.clear()
 
     def step(
         self, step: int, out: tuple[Tensor, Tensor] | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one step: inputs `[E, B, ...]` and targets `[E, B, ...]`.
+        """Yield the batches of one step: inputs `[E, B, ...]` and targets `[E, B, ...]`.
 
-        `out`: tensors of those shapes that every batch is written to, one after the other. On a GPU
-        a batch is made on the stream that is current when it is asked for.
+        `out`: tensors of those shapes that every batch is written to in turn. On a GPU each batch
+        is made on the stream that is current when it is requested.
         """
-        order_EMB, first = self._prepared(step)
-        words_EMB = None if self.augmentation == "none" else self._words(step)
+        order_EMB, first = self._order_of_step(step)
+        bits_EMB = None if self.augmentation == "none" else self._augmentation_bits(step)
         for batch in range(self.batches_per_step):
-            words_EB = None if words_EMB is None else words_EMB[:, batch]
+            bits_EB = None if bits_EMB is None else bits_EMB[:, batch]
             source = self.examples, self.targets, order_EMB[:, batch]
-            if self._copying is not None:
-                made = first if batch == 0 else None
-                made = made or self._gather(source[2], self._room())
-                source = self._arrived(made, self._copying)
+            if self._copy_stream is not None:
+                batch_data = first if batch == 0 else None
+                batch_data = batch_data or self._gather(source[2], self._pinned_buffers())
+                source = self._copy_to_device(batch_data, self._copy_stream)
             if self._mean_std_C is not None:
-                yield self._by_one_kernel(source, words_EB, self._mean_std_C, out)
+                yield self._make_batch_fused(source, bits_EB, self._mean_std_C, out)
                 continue
-            x, targets = self._by_torch(source, words_EB)
+            x, targets = self._make_batch(source, bits_EB)
             yield (x, targets) if out is None else (out[0].copy_(x), out[1].copy_(targets))
 
-    def _by_torch(self, source: Source, words_EB: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _make_batch(self, source: BatchSource, bits_EB: Tensor | None) -> tuple[Tensor, Tensor]:
         examples, targets_N, index_EB = source
         x, targets = examples[index_EB], targets_N[index_EB]
-        if words_EB is not None:
-            x = self._augment(x, words_EB)
+        if bits_EB is not None:
+            x = self._augment(x, bits_EB)
         if x.dtype == torch.uint8 or x.dtype.is_floating_point:
             x = ((x.to(torch.float32) - self._mean) / self._std).to(self.dtype)
         return x, targets
 
-    def _by_one_kernel(
+    def _make_batch_fused(
         self,
-        source: Source,
-        words_EB: Tensor | None,
+        source: BatchSource,
+        bits_EB: Tensor | None,
         mean_std_C: tuple[Tensor, Tensor],
         out: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor]:
@@ -162,55 +176,57 @@ class SharedBatchIterator:
 
         padding = CROP_PADDING if self.augmentation == "crop_flip" else 0
         return gather_batch(
-            *source, words_EB, *mean_std_C, padding=padding, dtype=self.dtype, out=out
+            *source, bits_EB, *mean_std_C, padding=padding, dtype=self.dtype, out=out
         )
 
     # ---- streamed data --------------------------------------------------------------------
 
-    def _room(self) -> Gathered:
-        """Pinned memory for a batch; torch gives it out again only after all copies from it."""
+    def _pinned_buffers(self) -> PinnedBatch:
+        """Pinned memory for a batch; torch reuses it only after pending copies are done."""
         examples, targets = (
-            torch.empty(self._whole_EB.numel(), *part.shape[1:], dtype=part.dtype, pin_memory=True)
+            torch.empty(
+                self._all_rows_EB.numel(), *part.shape[1:], dtype=part.dtype, pin_memory=True
+            )
             for part in (self.examples, self.targets)
         )
         return examples, targets
 
-    def _gather(self, index_EB: Tensor, room: Gathered) -> Gathered:
-        for part, gathered in zip((self.examples, self.targets), room, strict=True):
+    def _gather(self, index_EB: Tensor, buffers: PinnedBatch) -> PinnedBatch:
+        for part, gathered in zip((self.examples, self.targets), buffers, strict=True):
             torch.index_select(part, 0, index_EB.flatten(), out=gathered)
-        return room
+        return buffers
 
-    def _arrived(self, gathered: Gathered, copying: torch.cuda.Stream) -> Source:
-        """A batch on the device, as data of its own. It is copied beside what the current stream
-        was asked for before; what that is asked for from now on comes after the copy."""
+    def _copy_to_device(self, gathered: PinnedBatch, stream: torch.cuda.Stream) -> BatchSource:
+        """Copy a batch to the device on `stream`, overlapping work already queued on the current
+        stream; later work on the current stream waits for the copy."""
         current = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(copying):
+        with torch.cuda.stream(stream):
             examples, targets = (part.to(self.device, non_blocking=True) for part in gathered)
-        current.wait_stream(copying)
+        current.wait_stream(stream)
         for part in (examples, targets):
-            part.record_stream(current)  # its memory is not used again before it was read
-        return examples, targets, self._whole_EB
+            part.record_stream(current)  # keeps the allocator from reusing it too early
+        return examples, targets, self._all_rows_EB
 
     # ---- the order ------------------------------------------------------------------------
 
-    def _prepared(self, step: int) -> Prepared:
-        """The order of a step; where it is made on the CPU, the next step's is made beside
-        training, and its first batch gathered if data are streamed."""
-        if self._pool is None or os.getpid() != self._process:  # a fork does not take threads along
+    def _order_of_step(self, step: int) -> StepOrder:
+        """Return the order of a step. On the CPU, the next step's order is computed in a thread
+        during training, and its first batch gathered if data are streamed."""
+        if self._pool is None or os.getpid() != self._process:  # a fork has no threads
             return self._make_order(step), None
-        if self._ahead is not None and self._ahead[0] == step:
-            prepared = self._ahead[1].result()
+        if self._prefetched is not None and self._prefetched[0] == step:
+            prepared = self._prefetched[1].result()
         else:
-            if self._ahead is not None:
-                self._ahead[1].result()
+            if self._prefetched is not None:
+                self._prefetched[1].result()
             prepared = self._make_order(step), None
-        room = None if self._copying is None else self._room()
-        self._ahead = (step + 1, self._pool.submit(self._prepare, step + 1, room))
+        buffers = None if self._copy_stream is None else self._pinned_buffers()
+        self._prefetched = (step + 1, self._pool.submit(self._prefetch, step + 1, buffers))
         return prepared
 
-    def _prepare(self, step: int, room: Gathered | None) -> Prepared:
+    def _prefetch(self, step: int, buffers: PinnedBatch | None) -> StepOrder:
         order_EMB = self._make_order(step)
-        return order_EMB, None if room is None else self._gather(order_EMB[:, 0], room)
+        return order_EMB, None if buffers is None else self._gather(order_EMB[:, 0], buffers)
 
     def _make_order(self, step: int) -> Tensor:
         examples = len(self.targets)
@@ -226,17 +242,17 @@ class SharedBatchIterator:
         return part.reshape(self.members, self.batches_per_step, self.batch_size)
 
     def _permutation(self, epoch: int) -> Tensor:
-        """`[E, N]`: examples sorted by a hash of (stream, example), read as unsigned."""
+        """`[E, N]`: example indices sorted by a hash of (stream, example)."""
         keys_E = stream_keys(
             self.seed, "round", self.round, "member", np.arange(self.members), "epoch", epoch
         )
-        words_EN = random_bits(keys_E, len(self.targets), self._home)
-        return torch.argsort(words_EN ^ _SIGN, dim=1, stable=True)
+        bits_EN = random_bits(keys_E, len(self.targets), self._data_device)
+        return torch.argsort(bits_EN ^ _SIGN_BIT, dim=1, stable=True)
 
     # ---- augmentation ---------------------------------------------------------------------
 
-    def _words(self, step: int) -> Tensor:
-        """`[E, M, B]`: a random word for each image of a step; each batch has its own streams."""
+    def _augmentation_bits(self, step: int) -> Tensor:
+        """`[E, M, B]`: 64 random bits for each image of a step."""
         member_E1 = np.arange(self.members)[:, None]
         batch_M = step * self.batches_per_step + np.arange(self.batches_per_step)
         keys_EM = stream_keys(
@@ -246,7 +262,7 @@ class SharedBatchIterator:
         return words.view(self.members, self.batches_per_step, self.batch_size)
 
     def _augment(self, x_EBCHW: Tensor, bits_EB: Tensor) -> Tensor:
-        """Flip half of the images; shift them by up to CROP_PADDING pixels where asked."""
+        """Random horizontal flip; for `crop_flip` also a random shift by up to CROP_PADDING."""
         flip_EB = (bits_EB & 1).bool()
         x = torch.where(flip_EB[..., None, None, None], x_EBCHW.flip(-1), x_EBCHW)
         if self.augmentation == "flip":
@@ -254,7 +270,7 @@ class SharedBatchIterator:
         choices = 2 * CROP_PADDING + 1
         down_EB = (bits_EB >> 8 & 0xFFFF) % choices
         right_EB = (bits_EB >> 24 & 0xFFFF) % choices
-        return _shifted(x, down_EB, right_EB)
+        return _shift(x, down_EB, right_EB)
 
 
 def _check_data(
@@ -264,7 +280,9 @@ def _check_data(
     augmentation: Augmentation,
 ) -> None:
     if len(examples) != len(targets):
-        raise EsperError(f"{len(examples)} examples and {len(targets)} targets: give one each")
+        raise EsperError(
+            f"{len(examples)} examples but {len(targets)} targets: pass one target per example"
+        )
     if batch_size > len(examples):
         raise EsperError(
             f"batch_size={batch_size}: the data has {len(examples)} examples; lower it"
@@ -273,7 +291,7 @@ def _check_data(
         raise unknown_name("augmentation", augmentation, AUGMENTATIONS)
     if augmentation != "none" and examples.ndim != 4:
         raise EsperError(
-            f"augmentation {augmentation!r} is for images [N, C, H, W], the examples have "
+            f"augmentation {augmentation!r} needs images [N, C, H, W], but the examples have "
             f"shape {examples.shape}: use 'none'"
         )
 
@@ -281,29 +299,19 @@ def _check_data(
 def choose_placement(
     wanted: DataPlacement, size_bytes: int, device: torch.device
 ) -> Literal["device", "stream"]:
-    """Where training data lie: on the device where they fit beside the members."""
+    """Resolve `auto`: on the device if the data fit in `DEVICE_SHARE` of its free memory."""
     if wanted not in PLACEMENTS:
         raise unknown_name("data placement", wanted, PLACEMENTS)
     if device.type == "cpu":
-        return "device"  # the host's memory is the device's
+        return "device"  # host memory is device memory
     if wanted != "auto":
         return wanted
     free, _ = torch.cuda.mem_get_info(device)
     return "device" if size_bytes <= DEVICE_SHARE * free else "stream"
 
 
-def _one_kernel_can(
-    examples: Tensor, targets: Tensor, mean: Sequence[float], std: Sequence[float]
-) -> bool:
-    """Images with one label each; a mean and a std for all channels or one each."""
-    if examples.ndim != 4 or targets.ndim != 1:
-        return False
-    known = examples.dtype in (torch.uint8, torch.float32)
-    return known and {len(mean), len(std)} <= {1, examples.shape[1]}
-
-
-def _shifted(x_EBCHW: Tensor, down_EB: Tensor, right_EB: Tensor) -> Tensor:
-    """Cut a window of the old size out of the zero-padded image, `down` and `right` pixels in."""
+def _shift(x_EBCHW: Tensor, down_EB: Tensor, right_EB: Tensor) -> Tensor:
+    """Crop the zero-padded images to their old size, at offset (`down`, `right`)."""
     height, width = x_EBCHW.shape[-2:]
     padded = F.pad(x_EBCHW, (CROP_PADDING,) * 4)
     rows = down_EB[..., None] + torch.arange(height, device=x_EBCHW.device)

@@ -1,10 +1,10 @@
-"""How a population runs: train, validate, observe, act, pay; step after step, all members at once.
+"""The vectorized engine: trains, validates, observes, acts and rewards all members per step.
 
     engine = VectorizedEngine(get_task_spec("digits_impaired"), EngineConfig(members=8))
     rollout = engine.run_rollout(client)
 
-The engine drives whatever satisfies `PolicyProtocol` and tells an `EngineListener` what happened;
-it knows neither who learns nor what is recorded.
+The engine drives any `PolicyProtocol` and notifies `EngineListener`s; learning and recording happen
+there.
 
 Shape letters: E members, S slots, R rows, T steps.
 """
@@ -40,16 +40,16 @@ from esper.tolaria.batch_ops import RowTotals, process_train_batch
 from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
-from esper.tolaria.episode import EpisodeBook
-from esper.tolaria.governor import sound_members
+from esper.tolaria.episode import EpisodeTracker
+from esper.tolaria.governor import healthy_members
 from esper.tolaria.measurements import (
     RowMeasurements,
     StepMeasurements,
     fetch_rows,
     fetch_step,
 )
-from esper.tolaria.memory_need import require_memory
-from esper.tolaria.observation import Measured, Observer, Standing
+from esper.tolaria.memory_check import require_memory
+from esper.tolaria.observation import MemberStatus, Observer, StepMetrics
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
 from esper.tolaria.runtime import (
     CUDATimer,
@@ -60,21 +60,21 @@ from esper.tolaria.runtime import (
     set_profile,
 )
 from esper.tolaria.setup import (
-    batch_buffers,
-    default_val_batch,
-    settle_executor,
-    settle_graphs,
-    train_batches,
+    allocate_batch_buffers,
+    default_val_batch_size,
+    make_graph_cache,
+    make_train_iterator,
+    prepare_executor,
 )
-from esper.tolaria.slot_events import SlotWatch
+from esper.tolaria.slot_events import SlotEventCollector
 from esper.tolaria.validation import Validator
 
 STATE_VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Observation:
-    """A step up to where the policy acts."""
+class _ObservedStep:
+    """A step up to the point where the policy acts."""
 
     signals: TrainingSignals
     masks: ActionMasks
@@ -82,9 +82,9 @@ class _Observation:
     counterfactuals: Counterfactuals
     train_accuracy_E: Doubles
     rows: int
-    """Rows computed: validation rows and shadow rows of training."""
+    """Validation rows plus shadow rows of training."""
     phases: dict[StepPhase, float]
-    """Host seconds so far; the rest of the step adds its own."""
+    """Host seconds per phase so far; the rest of the step adds to it."""
 
 
 class VectorizedEngine:
@@ -97,7 +97,7 @@ class VectorizedEngine:
         listener: EngineListener | None = None,
         data: TaskData | None = None,
     ) -> None:
-        """`listener` hears every rollout; `data`: the task's, where they are loaded already."""
+        """`listener`: notified of every rollout; `data`: the task's data, if already loaded."""
         self.spec = spec
         self.config = config or EngineConfig()
         self._listeners = () if listener is None else (listener,)
@@ -106,9 +106,9 @@ class VectorizedEngine:
         self.round = 0
         """Index of the current episode, or of the next one between episodes."""
         self.step = 0
-        """Steps done of the current episode; 0 between episodes."""
-        self._ahead: _Observation | None = None
-        """The next step, observed already because the last rollout was cut before it."""
+        """Steps completed in the current episode; 0 between episodes."""
+        self._next_step: _ObservedStep | None = None
+        """The next step, already observed because the last rollout was truncated before it."""
         self.timer = CUDATimer(self.device)
         """Device time of training and validation, for benchmarks."""
         self.phase_seconds = dict.fromkeys(StepPhase, 0.0)
@@ -132,38 +132,38 @@ class VectorizedEngine:
             stream=new_stream(self.device),
         )
         population, device, precision = self.env.model, self.device, self.precision
-        self.batches = train_batches(spec, data, config, population, device, precision)
-        self.buffers = batch_buffers(self.batches, device)
-        batch_size = config.val_batch_size or default_val_batch(config.members, device)
+        self.batches = make_train_iterator(spec, data, config, population, device, precision)
+        self.buffers = allocate_batch_buffers(self.batches, device)
+        batch_size = config.val_batch_size or default_val_batch_size(config.members, device)
         limit = config.counterfactuals.images
         self.validator = Validator(spec, data, device, batch_size, limit)
-        choice = settle_executor(
+        choice = prepare_executor(
             spec, self.env, self.batches, self.buffers, config, device, precision
         )
         name = choice.executor.name
-        graphs, self._no_graphs = settle_graphs(config.graphs, device, name)
+        graphs, self._graphs_off_reason = make_graph_cache(config.graphs, device, name)
         self.use_graphs(graphs)
         suffix_S = suffix_macs(population, self.validator.control.sample)
-        self.book = EpisodeBook(spec, population, suffix_S)
+        self.episode = EpisodeTracker(spec, population, suffix_S)
         self.observer = Observer(population, spec.episode_length)
         life, frozen = population.lifecycle, dict(config.frozen_heads)
-        build_masks(life.legal_ops(), life.fits_SK, frozen)  # bad ones are refused before a run
-        self.watch = SlotWatch(population)
+        build_masks(life.legal_ops(), life.fits_SK, frozen)  # raises early on invalid heads
+        self.slot_events = SlotEventCollector(population)
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
-        """Capture train and validation batches there from now on; None: run them eagerly."""
+        """Capture train and validation batches in `graphs`; None: run them eagerly."""
         self.graphs = self.validator.graphs = graphs
         if graphs is not None and self.buffers is not None:
             graphs.register_static(*self.buffers)
 
     def graph_report(self) -> GraphReport:
-        """Whether batches are replayed, why, and how often."""
+        """Report whether CUDA graphs are used, why, and how often they were replayed."""
         if self.graphs is None:
-            return GraphReport(False, self._no_graphs or "none were given")
+            return GraphReport(False, self._graphs_off_reason or "no graph cache")
         return self.graphs.report()
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
-        """The precision members are computed in."""
+        """Autocast context of the members."""
         return autocast(self.device, self.precision, cached=self.graphs is None)
 
     # ---- rounds ---------------------------------------------------------------------------
@@ -182,9 +182,9 @@ class VectorizedEngine:
     ) -> Rollout[Any]:
         """One episode of all members, or the next part of one where rollouts are shorter.
 
-        `listener` hears this rollout, after the engine's own. The return of a rollout that is cut
-        is bootstrapped with the value of what `act` would see next. So the next step is trained
-        and observed here already, and the next rollout starts with its `act`.
+        `listener`: notified of this rollout, after the engine's own. The return of a truncated
+        rollout is bootstrapped with the value of the next observation, so the next step is already
+        trained and observed here, and the next rollout starts with its `act`.
         """
         start = perf_counter()
         device_seconds = sum(self.timer.seconds.values())
@@ -205,20 +205,20 @@ class VectorizedEngine:
                     self.step += 1
                 outcome = self._outcome()
                 if last < length:
-                    self._ahead = self._observe_step()
+                    self._next_step = self._observe_step()
         except BaseException:
-            self.step = 0  # half a step cannot be continued: the episode starts over
+            self.step = 0  # an interrupted step cannot be resumed: restart the episode
             raise
         device_seconds = sum(self.timer.collect().values()) - device_seconds
-        ahead, result = self._ahead, record.result
+        next_step, result = self._next_step, record.result
         rollout = Rollout(
             round_index=self.round,
             steps=last - first,
-            ends_episode=ahead is None,
+            ends_episode=next_step is None,
             outcome=outcome,
             truncated_bootstrap_targets=result.truncated_bootstrap_targets,
-            final_signals=result.post_action_signals if ahead is None else ahead.signals,
-            final_masks=result.post_action_masks if ahead is None else ahead.masks,
+            final_signals=result.post_action_signals if next_step is None else next_step.signals,
+            final_masks=result.post_action_masks if next_step is None else next_step.masks,
             final_state=self.env.lstm_hidden,
             train_accuracy_E=train_accuracy_E,
             seconds=perf_counter() - start,
@@ -233,7 +233,7 @@ class VectorizedEngine:
     def step_members(
         self, client: PolicyProtocol[Any], listener: EngineListener | None = None
     ) -> StepRecord:
-        """One step of an episode that `begin_episode` began, for callers that time single steps."""
+        """Run one step after `begin_episode`, for callers that time single steps."""
         with self.computing():
             record, _ = self._step_env(client, False, () if listener is None else (listener,))
         self.step += 1
@@ -241,48 +241,51 @@ class VectorizedEngine:
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
-        """Queue work on the engine's stream; a failed allocation becomes one clear line."""
+        """Context for device work: the engine's stream, and readable out-of-memory errors."""
         members, batch_size = self.config.members, self.spec.batch_size
         with explain_out_of_memory(self.device, members, batch_size), on_stream(self.env.stream):
             yield
 
     def _outcome(self) -> EpisodeOutcome:
-        """The state of the members after the last step."""
+        """Outcome of the members after the last step."""
         env = self.env
         life, rollbacks_E = env.model.lifecycle, env.governor.rollbacks_E
-        return self.book.outcome(env.epoch_rewards, env.successes, rollbacks_E, life)
+        return self.episode.outcome(env.epoch_rewards, env.successes, rollbacks_E, life)
 
     def begin_episode(self, client: PolicyProtocol[Any]) -> None:
-        """Reset members to fresh hosts and score them untrained: the first reward's baseline.
+        """Reset members to fresh hosts and score them, as the baseline of the first reward.
 
-        `run_rollout` calls it; a benchmark may, to put seeds in place before it times steps.
+        Called by `run_rollout`, and by benchmarks that place seeds before timing steps.
         """
-        population, self._ahead = self.env.model, None
+        population, self._next_step = self.env.model, None
         reset_env_state(self.env, self.round, client)
         self.batches.reset(self.round)
         self.observer.reset()
-        self.watch.reset()
+        self.slot_events.reset()
         slots = population.slot_reports()
-        self.book.begin(slots)
+        self.episode.reset(slots)
         with self.autocast():
             control = self.validator.run_control(population, None)
             scored = self.validator.run_score(population)
         control_rows, score_rows = fetch_rows(control, scored)
-        judged = self._loss_and_accuracy(control_rows), self._loss_and_accuracy(score_rows)
-        self.env.governor.reset(self.book.note(-1, slots, *judged))
+        validated = self._loss_and_accuracy(control_rows), self._loss_and_accuracy(score_rows)
+        self.env.governor.reset(self.episode.record_step(-1, slots, *validated))
 
     # ---- one step -------------------------------------------------------------------------
 
     def _step_env(
         self, client: PolicyProtocol[Any], cut: bool, listeners: Sequence[EngineListener] = ()
     ) -> tuple[StepRecord, Doubles]:
-        """One step of all members, and their train accuracy `[E]`; `cut`: the rollout ends here."""
-        seen, self._ahead = self._ahead or self._observe_step(), None
-        env, phases = self.env, seen.phases
-        signals, masks, verdicts = seen.signals, seen.masks, seen.verdicts
-        with _clock(phases, StepPhase.ACT):
+        """Run one step of all members; returns its record and the train accuracy `[E]`.
+
+        `cut`: the rollout is truncated after this step.
+        """
+        observed, self._next_step = self._next_step or self._observe_step(), None
+        env, phases = self.env, observed.phases
+        signals, masks, verdicts = observed.signals, observed.masks, observed.verdicts
+        with _timed_phase(phases, StepPhase.ACT):
             decision, env.lstm_hidden = checked_decision(client, signals, masks, env.lstm_hidden)
-        with _clock(phases, StepPhase.EXECUTE):
+        with _timed_phase(phases, StepPhase.EXECUTE):
             result = execute_actions(
                 env.model,
                 decision.actions,
@@ -292,12 +295,14 @@ class VectorizedEngine:
                 truncated=cut,
             )
             fossilized_E = (decision.actions.op == LifecycleOp.FOSSILIZE) & result.outcome.executed
-            env.governor.after_actions(self.step, fossilized_E, self.book.score_TE[self.step + 1])
-            env.note_actions(decision.actions, result.outcome)
+            env.governor.after_actions(
+                self.step, fossilized_E, self.episode.score_TE[self.step + 1]
+            )
+            env.record_actions(decision.actions, result.outcome)
             env.reset_lstm_hidden(client, verdicts.rolled_back_E)
-            self.watch.look()
-        with _clock(phases, StepPhase.STORE):
-            inputs = self.book.reward_inputs(
+            self.slot_events.collect_changes()
+        with _timed_phase(phases, StepPhase.STORE):
+            inputs = self.episode.reward_inputs(
                 signals, decision.actions, result.outcome, verdicts, truncated=cut
             )
             rewards = checked_rewards(client, inputs)
@@ -309,56 +314,56 @@ class VectorizedEngine:
             result=result,
             reward_inputs=inputs,
             rewards=rewards,
-            counterfactuals=seen.counterfactuals,
+            counterfactuals=observed.counterfactuals,
             governor=verdicts,
-            rows=seen.rows,
+            rows=observed.rows,
             phases=tuple(PhaseTime(phase, seconds) for phase, seconds in phases.items() if seconds),
         )
-        with _clock(phases, StepPhase.LISTEN):
+        with _timed_phase(phases, StepPhase.LISTEN):
             self._notify(record, listeners)
         for phase, seconds in phases.items():
             self.phase_seconds[phase] += seconds
-        return record, seen.train_accuracy_E
+        return record, observed.train_accuracy_E
 
-    def _observe_step(self) -> _Observation:
-        """Train, validate, review: all of the next step up to where the policy acts."""
+    def _observe_step(self) -> _ObservedStep:
+        """Run the next step up to the point where the policy acts: train, validate, review."""
         env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
-        with _clock(phases, StepPhase.TRAIN), self.timer.span("train"):
+        with _timed_phase(phases, StepPhase.TRAIN), self.timer.span("train"):
             shadow_rows = self._train_pass()
-        with _clock(phases, StepPhase.VALIDATION), self.timer.span("validation"):
+        with _timed_phase(phases, StepPhase.VALIDATION), self.timer.span("validation"):
             plan, scored = self._validate()
-        with _clock(phases, StepPhase.TRANSFER_1):
+        with _timed_phase(phases, StepPhase.TRANSFER_1):
             measured = fetch_step(env.train, env.val, scored, finite_members(env.model))
-        with _clock(phases, StepPhase.ANALYSIS):
-            verdicts, found = self._review(measured, plan)
+        with _timed_phase(phases, StepPhase.ANALYSIS):
+            verdicts, counterfactuals = self._review(measured, plan)
             signals, masks = self._observe(measured, verdicts)
         rows = plan.table.rows + shadow_rows
-        return _Observation(
-            signals, masks, verdicts, found, measured.train.accuracy_E, rows, phases
+        return _ObservedStep(
+            signals, masks, verdicts, counterfactuals, measured.train.accuracy_E, rows, phases
         )
 
     def _train_pass(self) -> int:
-        """All train batches of the step, every member in each; the number of shadow rows."""
+        """Train all members on all batches of the step; returns the number of shadow rows."""
         env, population = self.env, self.env.model
         population.begin_step()
-        self._set_rates()
-        slots = self.watch.look()
-        self.book.count_training(slots)
+        self._set_learning_rates()
+        slots = self.slot_events.collect_changes()
+        self.episode.add_training_flops(slots)
         env.train.zero_()
         for x_EB, target_EB in self.batches.step(self.step, self.buffers):
             with self.autocast():
                 process_train_batch(population, x_EB, target_EB, env.train, env.scaler, self.graphs)
         return int((slots.stage_ES == SeedStage.TRAINING).sum())
 
-    def _set_rates(self) -> None:
-        """Learning rates of this step; uploaded only where the schedule changes them."""
+    def _set_learning_rates(self) -> None:
+        """Set the learning rates of this step; uploads them only if they change."""
         optim, length = self.spec.optim, self.spec.episode_length
         rates = optim.rates_at(self.step, length)
         if self.step == 0 or rates != optim.rates_at(self.step - 1, length):
             self.env.model.set_rates(*rates)
 
     def _validate(self) -> tuple[CoalitionPlan, RowTotals]:
-        """Members and coalitions of their seeds on `val_control`, members on `val_score`."""
+        """Validate members and coalitions on `val_control`, and members on `val_score`."""
         population, config = self.env.model, self.config
         plan = plan_coalitions(
             population, config.counterfactuals, config.seed, self.round, self.step
@@ -371,32 +376,34 @@ class VectorizedEngine:
     def _review(
         self, measured: StepMeasurements, plan: CoalitionPlan
     ) -> tuple[GovernorVerdicts, Counterfactuals]:
-        """Score, gates, governor: what the measurements mean for members and their seeds."""
+        """Score the step, evaluate the gates, and let the governor review the members."""
         env, train = self.env, measured.train
         loss_E, accuracy_E = self._loss_and_accuracy(measured.control)
-        judged = (loss_E, accuracy_E), self._loss_and_accuracy(measured.score)
-        score_E = self.book.note(self.step, env.model.slot_reports(), *judged, train.loss_E)
-        sound_E = sound_members(
+        validated = (loss_E, accuracy_E), self._loss_and_accuracy(measured.score)
+        score_E = self.episode.record_step(
+            self.step, env.model.slot_reports(), *validated, train.loss_E
+        )
+        healthy_E = healthy_members(
             env.model, train.host_grad_norm_E, train.grad_norm_ES, measured.finite_E
         )
-        found = self._pass_gates(measured, plan)
+        counterfactuals = self._evaluate_gates(measured, plan)
         verdicts = env.governor.review(
             self.step,
             train.loss_E.astype(np.float32),
             loss_E.astype(np.float32),
             accuracy_E.astype(np.float32),
-            sound_E,
+            healthy_E,
             score_E,
         )
-        self.watch.look(PruneCause.ROLLBACK)
-        self.watch.judge(env.model.lifecycle.signals)
-        self.observer.note(found)
-        return verdicts, found
+        self.slot_events.collect_changes(PruneCause.ROLLBACK)
+        self.slot_events.collect_gate_results(env.model.lifecycle.signals)
+        self.observer.update_contributions(counterfactuals)
+        return verdicts, counterfactuals
 
-    def _pass_gates(self, measured: StepMeasurements, plan: CoalitionPlan) -> Counterfactuals:
-        """Attribute contributions to seeds; advance what passes its gate, and count the step."""
+    def _evaluate_gates(self, measured: StepMeasurements, plan: CoalitionPlan) -> Counterfactuals:
+        """Attribute contributions to seeds, evaluate the gates and end the population's step."""
         population, rows, train = self.env.model, measured.control, measured.train
-        found = attribute(
+        counterfactuals = attribute(
             plan,
             rows.merit_sum_R,
             rows.gain_sum_R,
@@ -410,60 +417,62 @@ class VectorizedEngine:
             train.loss_E,
             train.shadow_loss_ES,
             train.grad_norm_ES,
-            found.contribution_ES,
-            found.contribution_se_ES,
+            counterfactuals.contribution_ES,
+            counterfactuals.contribution_se_ES,
         )
         population.end_step(gates)
-        self.watch.look(counted=True)
-        return found
+        self.slot_events.collect_changes(counted=True)
+        return counterfactuals
 
     def _loss_and_accuracy(self, rows: RowMeasurements) -> tuple[Doubles, Doubles]:
-        """(loss, accuracy) `[E]` of the members with all their seeds."""
+        """Loss and accuracy `[E]` of the members."""
         members = self.env.members
         return rows.loss_R[:members], self.validator.accuracy(rows)[:members]
 
     def _observe(
         self, measured: StepMeasurements, verdicts: GovernorVerdicts
     ) -> tuple[TrainingSignals, ActionMasks]:
-        """What the policy sees, and its action masks."""
+        """Build the policy's observation and action masks."""
         env, life = self.env, self.env.model.lifecycle
         values = (measured.train.loss_E, *self._loss_and_accuracy(measured.control))
         train32_E, loss32_E, accuracy32_E = (value.astype(np.float32) for value in values)
         tracked = env.signal_tracker.update(train32_E, loss32_E, accuracy32_E)
         env.signal_tracker.reset(verdicts.rolled_back_E)
-        standing = Standing(
+        status = MemberStatus(
             env.last_action,
             env.last_outcome,
             env.governor.strikes_E.copy(),
             env.governor.rollbacks_E.copy(),
             env.governor.steps_since_snapshot(self.step),
         )
-        signals = self.observer.observe(self.step, Measured(*values, tracked), standing)
+        signals = self.observer.observe(self.step, StepMetrics(*values, tracked), status)
         legal_ESO = life.legal_ops()
         if self.step == self.spec.episode_length - 1:  # the effect would never be scored
             legal_ESO[..., LifecycleOp.WAIT + 1 :] = False
         return signals, build_masks(legal_ESO, life.fits_SK, dict(self.config.frozen_heads))
 
     def _notify(self, record: StepRecord, listeners: Sequence[EngineListener]) -> None:
-        self.watch.flush([make_telemetry_callback(it, self.round, self.step) for it in listeners])
+        self.slot_events.flush(
+            [make_telemetry_callback(it, self.round, self.step) for it in listeners]
+        )
         for listener in listeners:
             listener.on_step(record)
 
     # ---- results and state ----------------------------------------------------------------
 
     def test(self) -> Doubles:
-        """Accuracy `[E]` of the members on the task's test data: for the last line of a report."""
+        """Return the accuracy `[E]` on the task's test data; for the final report only."""
         with self.computing(), autocast(self.device, self.precision):
             totals = self.validator.run_test(self.env.model)
         (rows,) = fetch_rows(totals)
         return self.validator.accuracy(rows)
 
     def state_dict(self) -> dict[str, int | str]:
-        """All it takes to go on between two episodes: members start afresh, from named streams."""
+        """Return the state needed to resume between episodes, where members start fresh."""
         if self.step:
             raise EsperError(
-                f"engine state in step {self.step} of {self.spec.episode_length}: an episode is "
-                f"not saved in the middle; finish it first"
+                f"engine state in step {self.step} of {self.spec.episode_length}: the engine "
+                f"cannot be saved within an episode; finish it first"
             )
         return {
             "version": STATE_VERSION,
@@ -475,21 +484,21 @@ class VectorizedEngine:
         }
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
-        """Go on where `state` was taken; another task, size or seed is refused by name."""
+        """Resume from `state_dict()`; raises if task, members, seed or episode length differ."""
         mine = self.state_dict()
         if set(state) != set(mine):
             raise EsperError(f"engine state has {sorted(state)}, expected {sorted(mine)}")
         for name, value in mine.items():
             if name != "round" and state[name] != value:
                 raise EsperError(
-                    f"engine state: {name} is {state[name]!r} there and {value!r} here; "
+                    f"engine state: {name} is {state[name]!r}, expected {value!r}; "
                     f"resume with the same {name}"
                 )
         self.round = int(state["round"])
 
 
 @contextlib.contextmanager
-def _clock(phases: dict[StepPhase, float], phase: StepPhase) -> Iterator[None]:
+def _timed_phase(phases: dict[StepPhase, float], phase: StepPhase) -> Iterator[None]:
     start = perf_counter()
     yield
     phases[phase] += perf_counter() - start

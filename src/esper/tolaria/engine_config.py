@@ -1,4 +1,4 @@
-"""What is an engine set to? How many members, on what, computed how, judged how."""
+"""Configuration of `VectorizedEngine`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from esper.tolaria.governor import GovernorConfig
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig(ComputeSettings):
-    """How a population is run."""
+    """Settings of `VectorizedEngine`."""
 
     members: int = 8
-    """E: networks that train side by side."""
+    """E: networks trained in parallel."""
     seed: int = 0
-    """Every random draw of the run follows from it."""
+    """Seed of all random numbers of the run."""
     rollout_steps: int | None = None
-    """Steps of a rollout; None: whole episodes. A shorter one is cut, and goes on in the next."""
+    """Steps of a rollout; None: whole episodes. A truncated episode continues in the next one."""
     val_batch_size: int | None = None
-    """Validation images computed at a time; only memory and speed depend on it. None: 512, on a GPU
-    up to 2048 where members are few, because a pass that is not captured costs Python its time."""
+    """Validation batch size; affects only memory and speed. None: 512, or up to 2048 on a GPU with
+    few members, where Python overhead per batch dominates."""
     counterfactuals: CounterfactualConfig = field(default_factory=CounterfactualConfig)
-    """How seeds are measured."""
+    """Measurement of seed contributions."""
     governor: GovernorConfig = field(default_factory=GovernorConfig)
-    """When a member is set back."""
+    """When members are rolled back."""
     signals: SignalConfig = field(default_factory=SignalConfig)
-    """When a member counts as plateaued or stabilised."""
+    """Thresholds for plateaued and stabilised members."""
     frozen_heads: tuple[tuple[ActionHead, int], ...] = ()
-    """Action heads that have one choice only: (head, index of the choice)."""
+    """Action heads restricted to one choice, as (head, index)."""
 
     def __post_init__(self) -> None:
         require_at_most("members=", self.members, MAX_MEMBERS)

@@ -1,4 +1,4 @@
-"""How members come to be: creation for a task, a fresh start for an episode, slot telemetry."""
+"""Creation and reset of `ParallelEnvState`, and slot telemetry callbacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from esper.tamiyo.signals import SignalConfig, SignalTracker
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.env_state import ParallelEnvState
 from esper.tolaria.governor import GovernorConfig, TolariaGovernor
-from esper.tolaria.slot_events import SlotWatch
+from esper.tolaria.slot_events import SlotEventCollector
 
 
 def create_env_state(
@@ -35,7 +35,7 @@ def create_env_state(
     fp16: bool = False,
     stream: torch.cuda.Stream | None = None,
 ) -> ParallelEnvState:
-    """All members of a task, with what trains and watches them."""
+    """Create the members of a task, with their signal tracker, governor and loss scaler."""
     population = spec.population(members, seed, device, executor)
     return ParallelEnvState(
         model=population,
@@ -47,7 +47,7 @@ def create_env_state(
 
 
 def reset_env_state(state: ParallelEnvState, round_index: int, client: PolicyProtocol[Any]) -> None:
-    """Fresh hosts from the streams of the round, with the seeds the policy plants, if any."""
+    """Reset members to fresh hosts of the round; plants seeds if the policy asks for them."""
     population = state.model
     population.reset(round_index)
     state.signal_tracker.reset()
@@ -61,7 +61,7 @@ def reset_env_state(state: ParallelEnvState, round_index: int, client: PolicyPro
 
 
 def _plant(state: ParallelEnvState, blueprint_ES: Ints) -> None:
-    """Permanent seeds from the start, one call per slot and blueprint."""
+    """Plant permanent seeds, one call per slot and blueprint."""
     population = state.model
     shape = (population.members, len(population.slots))
     if blueprint_ES.shape != shape:
@@ -77,14 +77,14 @@ def _plant(state: ParallelEnvState, blueprint_ES: Ints) -> None:
 def make_telemetry_callback(
     listener: EngineListener, round_index: int, step: int
 ) -> Callable[[SlotPayload], None]:
-    """What a watch tells its findings to: the listener, with round and step filled in."""
+    """Return a callback that forwards slot events to the listener with round and step."""
 
-    def tell(payload: SlotPayload) -> None:
+    def notify(payload: SlotPayload) -> None:
         listener.on_slot_events(round_index, step, payload)
 
-    return tell
+    return notify
 
 
-def configure_slot_telemetry(watch: SlotWatch, config: TelemetryConfig) -> None:
-    """Watch gates only where their events are recorded; nothing a run computes depends on it."""
-    watch.gates = TelemetryEventType.SEED_GATE_EVALUATED.recorded_at(config.level)
+def configure_slot_telemetry(collector: SlotEventCollector, config: TelemetryConfig) -> None:
+    """Collect gate events only if the telemetry level records them; never changes the run."""
+    collector.gate_events = TelemetryEventType.SEED_GATE_EVALUATED.recorded_at(config.level)

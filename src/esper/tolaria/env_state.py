@@ -1,7 +1,6 @@
-"""What the engine knows of its members between two steps: one struct of arrays, not E objects.
+"""State of all members between steps, as a struct of arrays.
 
-The names are those of one member ("environment" to a controller); each holds all members at once.
-`env(i)` reads one member.
+Fields are named after the state of one environment; each holds all members. `env(i)` reads one.
 
 Shape letters: E members, S slots, O operations.
 """
@@ -32,25 +31,25 @@ _LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 @dataclass(frozen=True, slots=True)
 class EnvView:
-    """One member, read only."""
+    """Read-only view of one member."""
 
     env_idx: int
     device: torch.device
     seed_stage: tuple[SeedStage, ...]
-    """Of each slot."""
+    """Stage of each slot."""
     active_slot: int
-    """First slot with a live seed; `NO_SLOT` where there is none."""
+    """First slot with a live seed; `NO_SLOT` if there is none."""
     epoch_reward: float
-    """Paid in this episode so far."""
+    """Reward of this episode so far."""
     counts: dict[LifecycleOp, int]
-    """Operations chosen in this episode."""
+    """Operations chosen in this episode, by operation."""
     successes: dict[LifecycleOp, int]
-    """Of these, carried out."""
+    """Operations executed in this episode, by operation."""
 
 
 @dataclass(slots=True)
 class ParallelEnvState:
-    """All members: what trains them, what watches them, and what they add up in an episode."""
+    """All members: population, trackers, policy state and accumulators."""
 
     model: Population
     signal_tracker: SignalTracker
@@ -60,22 +59,22 @@ class ParallelEnvState:
     stream: torch.cuda.Stream | None = None
     """The CUDA stream the members' work is queued on; None: the current one."""
     lstm_hidden: Any = None
-    """The policy's own state, opaque here."""
+    """The policy's state; opaque to the engine."""
 
     epoch_rewards: Doubles = field(init=False)
-    """`[E]`: paid in this episode so far."""
+    """`[E]`: reward of this episode so far."""
     counts: Ints = field(init=False)
     """`[E, O]`: operations chosen in this episode."""
     successes: Ints = field(init=False)
-    """`[E, O]`: of these, carried out."""
+    """`[E, O]`: operations executed in this episode."""
     last_action: ActionSpec = field(init=False)
     last_outcome: ActionOutcome = field(init=False)
 
     train: TrainTotals = field(init=False)
-    """Losses, right predictions and gradient norms of this step's batches, on the device."""
+    """Losses, correct predictions and gradient norms of this step's batches, on the device."""
     val: RowTotals = field(init=False)
-    """Losses and right predictions of this step's validation on `val_control`, on the device;
-    its first E rows are the members."""
+    """Losses and correct predictions of this step's validation on `val_control`, on the device;
+    the first E rows are the members."""
 
     def __post_init__(self) -> None:
         if self.stream is not None and self.device.type != "cuda":
@@ -86,12 +85,12 @@ class ParallelEnvState:
 
     @property
     def members(self) -> int:
-        """E."""
+        """E, the number of members."""
         return self.model.members
 
     @property
     def device(self) -> torch.device:
-        """Where the members are."""
+        """Device of the members."""
         return self.model.device
 
     @property
@@ -101,12 +100,12 @@ class ParallelEnvState:
 
     @property
     def host_optimizer(self) -> StackedOptimizer:
-        """Moments of the hosts."""
+        """Optimizer of the hosts."""
         return self.model.trainer.host_optimizer
 
     @property
     def seed_optimizer(self) -> StackedOptimizer:
-        """Moments of the seeds, permanent ones included."""
+        """Optimizer of the seeds, including fossilised ones."""
         return self.model.trainer.seed_optimizer
 
     @property
@@ -116,7 +115,7 @@ class ParallelEnvState:
 
     @property
     def active_slot(self) -> Ints:
-        """`[E]`: first slot with a live seed; `NO_SLOT` where there is none."""
+        """`[E]`: first slot with a live seed; `NO_SLOT` if there is none."""
         live_ES = _LIVE[self.model.lifecycle.stage_ES]
         return np.where(live_ES.any(axis=1), live_ES.argmax(axis=1), NO_SLOT).astype(np.int64)
 
@@ -127,12 +126,12 @@ class ParallelEnvState:
 
     @property
     def train_correct(self) -> Tensor:
-        """`[E]`: right predictions on them."""
+        """`[E]`: correct predictions on this step's train batches so far."""
         return self.train.correct_E
 
     @property
     def train_total(self) -> int:
-        """Predictions of one member on them."""
+        """Predictions per member on this step's train batches so far."""
         return self.train.predictions
 
     @property
@@ -142,7 +141,7 @@ class ParallelEnvState:
 
     @property
     def val_correct(self) -> Tensor:
-        """`[E]`: right predictions on them (for text: sum of 1 - loss / ln vocab)."""
+        """`[E]`: correct predictions (for text: sum of 1 - loss / ln vocab)."""
         return self.val.merit_R[: self.members]
 
     @property
@@ -153,7 +152,7 @@ class ParallelEnvState:
     # ---- accumulators ---------------------------------------------------------------------
 
     def init_accumulators(self) -> None:
-        """Allocate what is added up in an episode and in a step."""
+        """Allocate the accumulators of an episode and of a step."""
         members, slots = self.members, len(self.model.slots)
         self.epoch_rewards = np.zeros(members, dtype=np.float64)
         self.counts = np.zeros((members, len(LifecycleOp)), dtype=np.int64)
@@ -164,7 +163,7 @@ class ParallelEnvState:
         self.val = RowTotals.zeros(members, self.device)
 
     def zero_accumulators(self) -> None:
-        """Start an episode: nothing paid, nothing done."""
+        """Zero all accumulators, at the start of an episode."""
         self.epoch_rewards.fill(0.0)
         self.counts.fill(0)
         self.successes.fill(0)
@@ -173,14 +172,14 @@ class ParallelEnvState:
         self.train.zero_()
         self.val.zero_()
 
-    def note_actions(self, actions: ActionSpec, outcome: ActionOutcome) -> None:
-        """Count what was chosen and what was carried out."""
+    def record_actions(self, actions: ActionSpec, outcome: ActionOutcome) -> None:
+        """Count chosen and executed operations."""
         self.counts[self.env_idx, actions.op] += 1
         self.successes[self.env_idx, actions.op] += outcome.executed
         self.last_action, self.last_outcome = actions, outcome
 
     def reset_lstm_hidden(self, client: PolicyProtocol[Any], reset_E: Bools | None = None) -> None:
-        """The policy's state as at the start of an episode: of all members, or of some."""
+        """Reset the policy's state, of all members or the masked ones."""
         if reset_E is None:
             self.lstm_hidden = client.initial_state(self.members)
         elif reset_E.any():
@@ -189,7 +188,7 @@ class ParallelEnvState:
     # ---- one member -----------------------------------------------------------------------
 
     def env(self, index: int) -> EnvView:
-        """One member, for people and tests."""
+        """Return a view of one member, for debugging and tests."""
         if not 0 <= index < self.members:
             raise EsperError(f"member {index}: valid are 0 to {self.members - 1}")
         return EnvView(

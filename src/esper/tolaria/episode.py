@@ -1,7 +1,7 @@
-"""What an episode adds up to: score and accuracy of every step, FLOPs, what rewards are paid on.
+"""Histories of an episode: scores, losses, FLOPs, reward inputs and the episode outcome.
 
 Row 0 of every history is the fresh host, row t + 1 is step t. The score of a step is that of the
-state its validation saw: alphas as they trained, before any rollback or action of that step.
+validated state: before any rollback or action of that step.
 
 Shape letters: T steps, E members, S slots.
 """
@@ -21,13 +21,13 @@ from esper.tasks.scoring import TrainingFlops, added, live_mac_share, score
 from esper.tasks.spec import TaskSpec
 
 
-class EpisodeBook:
-    """Keeps the figures of the episode under way."""
+class EpisodeTracker:
+    """Tracks scores, losses and FLOPs of the current episode."""
 
     def __init__(self, spec: TaskSpec, population: Population, suffix_macs_S: Ints) -> None:
-        """`population` must have seen an input: MACs are known from there."""
+        """`population` must have run a forward pass, which determines the MACs."""
         probe = population.probe
-        assert probe is not None  # the engine shows it one first
+        assert probe is not None  # the engine runs one first
         self.spec = spec
         self.host_params = population.network.host.parameters_per_member
         self.host_macs = probe.host_macs
@@ -43,28 +43,28 @@ class EpisodeBook:
         self.loss_TE: Doubles = np.full(shape, np.nan)
         self.train_loss_TE: Doubles = np.full(shape, np.nan)
         self.added_params_TE: Doubles = np.full(shape, np.nan)
-        """dP of the score."""
-        self._before_E: Ints = np.zeros(members, dtype=np.int64)
-        """Row of the histories the next step starts from."""
+        """Parameters added by seeds with alpha > 0."""
+        self._baseline_row_E: Ints = np.zeros(members, dtype=np.int64)
+        """Row that the next step's reward is relative to."""
 
-    def begin(self, slots: SlotReports) -> None:
-        """Start an episode; `note` with step -1 follows."""
+    def reset(self, slots: SlotReports) -> None:
+        """Start an episode; call `record_step` with step -1 next."""
         self.flops.reset()
         histories: tuple[Doubles, ...]
         histories = (self.score_TE, self.score_accuracy_TE, self.score_loss_TE)
         histories += (self.accuracy_TE, self.loss_TE, self.train_loss_TE, self.added_params_TE)
         for history in histories:
             history.fill(np.nan)
-        self._before_E.fill(0)
-        self._slots_before = slots
-        self._validated = slots
+        self._baseline_row_E.fill(0)
+        self._baseline_slots = slots
+        self._validated_slots = slots
 
-    def count_training(self, slots: SlotReports) -> None:
-        """Count the FLOPs of a step that trains with seeds as they stand now."""
+    def add_training_flops(self, slots: SlotReports) -> None:
+        """Add the training FLOPs of a step with the given slots."""
         samples = self.spec.batch_size * self.spec.batches_per_step
         self.flops.add(samples, slots.stage_ES, slots.alpha_ES, slots.macs_ES)
 
-    def note(
+    def record_step(
         self,
         step: int,
         slots: SlotReports,
@@ -72,9 +72,9 @@ class EpisodeBook:
         scored: tuple[Doubles, Doubles],
         train_loss_E: Doubles | None = None,
     ) -> Doubles:
-        """Write down a step's (loss, accuracy) on `val_control` and `val_score`; its score."""
+        """Record (loss, accuracy) on `val_control` and `val_score`; returns the score `[E]`."""
         row = step + 1
-        self._validated = slots
+        self._validated_slots = slots
         self.loss_TE[row], self.accuracy_TE[row] = control
         self.score_loss_TE[row], self.score_accuracy_TE[row] = scored
         if train_loss_E is not None:
@@ -101,12 +101,12 @@ class EpisodeBook:
         governor: GovernorVerdicts,
         truncated: bool,
     ) -> RewardInputs:
-        """What a reward may depend on at this step; the next step then starts from here."""
+        """Return the reward inputs of this step, and make it the baseline of the next one."""
         row, step = signals.step + 1, signals.step
-        now, before, seen = signals.slots, self._slots_before, self._validated
-        everyone = np.arange(len(self._before_E))
-        start = (self._before_E, everyone)
-        members = len(everyone)
+        now, before, validated = signals.slots, self._baseline_slots, self._validated_slots
+        member_E = np.arange(len(self._baseline_row_E))
+        start = (self._baseline_row_E, member_E)
+        members = len(member_E)
         inputs = RewardInputs(
             round_index=signals.round_index,
             step=step,
@@ -120,8 +120,8 @@ class EpisodeBook:
             loss_E=self.loss_TE[row].copy(),
             loss_before_E=self.loss_TE[start],
             added_params_E=self.added_params_TE[row].copy(),
-            added_macs_E=added(seen.alpha_ES, seen.macs_ES),
-            live_mac_share_E=live_mac_share(seen.stage_ES, seen.macs_ES, self.host_macs),
+            added_macs_E=added(validated.alpha_ES, validated.macs_ES),
+            live_mac_share_E=live_mac_share(validated.stage_ES, validated.macs_ES, self.host_macs),
             stage_ES=now.stage_ES,
             stage_before_ES=before.stage_ES,
             steps_in_stage_ES=now.steps_in_stage_ES,
@@ -134,47 +134,50 @@ class EpisodeBook:
             outcome=outcome,
             rolled_back_E=governor.rolled_back_E,
             truncated_E=np.full(members, truncated),
-            **self._snapshot(governor),
+            **self._snapshot_values(governor),
         )
-        self._go_on(row, governor.rolled_back_E, governor.snapshot_step_E)
-        self._slots_before = now
+        self._set_baseline(row, governor.rolled_back_E, governor.snapshot_step_E)
+        self._baseline_slots = now
         return inputs
 
-    def _snapshot(self, governor: GovernorVerdicts) -> dict[str, Doubles]:
-        """What the members that were set back had come to when their snapshot was taken.
+    def _snapshot_values(self, governor: GovernorVerdicts) -> dict[str, Doubles]:
+        """Metrics at the snapshot of rolled-back members; NaN for the others.
 
-        The score is the governor's: that of a fresh host with broken data is chance, not NaN.
+        The score is the governor's, which uses chance instead of NaN for a fresh host.
         """
-        back_E = governor.rolled_back_E
-        at = (np.where(back_E, governor.snapshot_step_E + 1, 0), np.arange(len(back_E)))
+        rolled_back_E = governor.rolled_back_E
+        at = (
+            np.where(rolled_back_E, governor.snapshot_step_E + 1, 0),
+            np.arange(len(rolled_back_E)),
+        )
         found = {
             "snapshot_score_E": governor.snapshot_score_E,
             "snapshot_accuracy_E": self.accuracy_TE[at],
             "snapshot_loss_E": self.loss_TE[at],
             "snapshot_params_E": self.added_params_TE[at],
         }
-        return {name: np.where(back_E, values_E, np.nan) for name, values_E in found.items()}
+        return {name: np.where(rolled_back_E, values_E, np.nan) for name, values_E in found.items()}
 
-    def _go_on(self, row: int, rolled_back_E: Bools, snapshot_step_E: Ints) -> None:
-        """The next step starts from this one, or from the snapshot of a member set back."""
-        self._before_E = np.where(rolled_back_E, snapshot_step_E + 1, row).astype(np.int64)
+    def _set_baseline(self, row: int, rolled_back_E: Bools, snapshot_step_E: Ints) -> None:
+        """Set the baseline to this step, or to the snapshot of a rolled-back member."""
+        self._baseline_row_E = np.where(rolled_back_E, snapshot_step_E + 1, row).astype(np.int64)
 
     def outcome(
         self, rewards_E: Doubles, successes_EO: Ints, rollbacks_E: Ints, life: Lifecycle
     ) -> EpisodeOutcome:
-        """How the episode ended: what the last validation saw, or the snapshot of a member that
-        was set back there."""
-        stands = self._slots_before
-        at = (self._before_E, np.arange(len(rewards_E)))
-        exported_ES = np.where(stands.alpha_ES > 0, stands.blueprint_ES, NO_BLUEPRINT)
+        """Outcome of the episode at the last validation, or at the snapshot of a member that was
+        rolled back there."""
+        slots = self._baseline_slots
+        at = (self._baseline_row_E, np.arange(len(rewards_E)))
+        exported_ES = np.where(slots.alpha_ES > 0, slots.blueprint_ES, NO_BLUEPRINT)
         return EpisodeOutcome(
             member_E=np.arange(len(rewards_E), dtype=np.int64),
             episode_return_E=rewards_E.copy(),
             score_E=self.score_TE[at],
             accuracy_E=self.score_accuracy_TE[at],
             loss_E=self.score_loss_TE[at],
-            added_params_E=added(stands.alpha_ES, stands.params_ES).astype(np.int64),
-            added_macs_E=added(stands.alpha_ES, stands.macs_ES).astype(np.int64),
+            added_params_E=added(slots.alpha_ES, slots.params_ES).astype(np.int64),
+            added_macs_E=added(slots.alpha_ES, slots.macs_ES).astype(np.int64),
             flops_ratio_E=self.flops.ratio_E,
             germinated_E=successes_EO[:, LifecycleOp.GERMINATE].copy(),
             fossilized_E=successes_EO[:, LifecycleOp.FOSSILIZE].copy(),

@@ -1,18 +1,18 @@
-"""Who steps in when a member's training breaks down: finds panics, and sets members back.
+"""Detection of failed training (panics) and rollback of members to their last snapshot.
 
-The governor looks at every member once a step, after validation. A member that panics goes back to
-its last snapshot (`kasmina.snapshot`): host and permanent seeds as they were, seeds on trial
-uprooted. Every member has a snapshot at every moment, because the first is of the fresh host.
+The governor reviews every member once per step, after validation. A member that panics is restored
+from its last snapshot (`kasmina.snapshot`): host and fossilised seeds are restored, all other seeds
+are removed. Every member always has a snapshot; the first is of the fresh host.
 
-    governor.reset(score_E)                     # hosts are fresh, planted seeds are in
+    governor.reset(score_E)                     # fresh hosts, with planted seeds
     for step in range(steps):
         ...                                     # train, validate, transfer 1, population.end_step
         verdicts = governor.review(step, ...)
         ...                                     # act
         governor.after_actions(step, fossilized_E, score_E)
 
-Call `review` after `population.end_step`: a seed uprooted before it would cool down a step less.
-What is decided is numpy on the host; what is set back are rows on the device, and no one waits.
+Call `review` after `population.end_step`; otherwise removed seeds would cool down one step less.
+Decisions are made in numpy on the host; restoring on the device does not synchronise.
 
 Shape letters: E members, W losses remembered.
 """
@@ -36,7 +36,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.signals import GovernorVerdicts, PanicKind
 
 FRESH_STEP: Final = -1
-"""Step of the snapshot of a fresh host."""
+"""`snapshot_step_E` of a fresh host."""
 
 _SNAPSHOTS: Final = "snapshots/"
 _ARRAYS: Final = (
@@ -48,31 +48,30 @@ _ARRAYS: Final = (
     "_learnt_E",
     "_good_steps_E",
 )
-"""What the governor remembers beside the snapshots."""
+"""State arrays besides the snapshots; their names are keys of `state()`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GovernorConfig:
-    """When the governor steps in, and how often it takes snapshots."""
+    """Panic thresholds and snapshot interval."""
 
     window: int = 10
-    """Past validation losses a member is compared with: those that were not above the limit."""
+    """Number of past validation losses of good steps the limit is computed from."""
     min_window: int = 5
-    """Fewer than these, and there is no limit yet."""
+    """Fewest losses in the window for there to be a limit."""
     spike_deviations: float = 6.0
     """k: a loss above median + k * MAD of the window is a strike. MAD is the median absolute
     deviation."""
     min_deviation: float = 0.05
-    """The least MAD that is reckoned with, in units of the loss: a flat window is no reason to
-    panic."""
+    """Lower bound of the MAD, in units of the loss, so that a flat window causes no panic."""
     spike_steps: int = 3
-    """m: so many strikes in a row are a panic."""
+    """m: consecutive strikes that cause a panic."""
     learnt_share: float = 0.2
-    """A member has learnt once its accuracy is this share of the way from chance to 1."""
+    """A member has learnt once its accuracy exceeds chance by this fraction of (1 - chance)."""
     collapse_share: float = 0.02
-    """One that has learnt panics when its accuracy is back within this share of chance."""
+    """A member that has learnt panics when its accuracy falls back to within this fraction."""
     snapshot_steps: int = 5
-    """A snapshot is taken every so many good steps: no strike, everything finite."""
+    """Good steps (no strike, no panic) between snapshots."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_window <= self.window:
@@ -85,55 +84,55 @@ class GovernorConfig:
         for name in ("spike_deviations", "min_deviation"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise EsperError(
-                    f"governor {name}={getattr(self, name)}: must be 0 or more, and finite"
+                    f"governor {name}={getattr(self, name)}: must be finite and 0 or more"
                 )
         if not 0 <= self.collapse_share < self.learnt_share < 1:
             raise EsperError(
                 f"governor collapse_share={self.collapse_share}, learnt_share={self.learnt_share}: "
-                f"from 0 to below 1, the first below the second"
+                f"must satisfy 0 <= collapse_share < learnt_share < 1"
             )
 
 
 class TolariaGovernor:
-    """Watches every member of a population, and sets back those whose training broke down."""
+    """Reviews every member of a population; rolls back those whose training failed."""
 
     def __init__(
         self, population: Population, chance: float, config: GovernorConfig | None = None
     ) -> None:
-        """`chance`: the accuracy of guessing, 0 to below 1."""
+        """`chance`: accuracy of random guessing, in [0, 1)."""
         if not 0 <= chance < 1:
             raise EsperError(f"governor chance={chance}: must be from 0 to below 1")
         self.config = config or GovernorConfig()
         self.chance = chance
         self._snapshots = MemberSnapshots(population)
         self._members = population.members
-        self._begin()
+        self._reset_state()
 
-    def _begin(self) -> None:
-        """As before the first step of an episode, without snapshots."""
+    def _reset_state(self) -> None:
+        """Reset the arrays to the start of an episode; does not touch snapshots."""
         members = self._members
         self.strikes_E: Ints = np.zeros(members, dtype=np.int64)
-        """Steps in a row that the loss has been above the limit."""
+        """Consecutive steps with the validation loss above the limit."""
         self.rollbacks_E: Ints = np.zeros(members, dtype=np.int64)
-        """Rollbacks of this episode."""
+        """Rollbacks in this episode."""
         self.snapshot_step_E: Ints = np.full(members, FRESH_STEP, dtype=np.int64)
         self.snapshot_score_E: Doubles = np.full(members, np.nan)
         self._window_EW: Doubles = np.full((members, self.config.window), np.nan)
-        """Oldest first; NaN where there is none yet."""
+        """Validation losses of good steps, oldest first; NaN where empty."""
         self._learnt_E: Bools = np.zeros(members, dtype=np.bool_)
         self._good_steps_E: Ints = np.zeros(members, dtype=np.int64)
-        """Since the last snapshot."""
+        """Good steps since the last snapshot."""
 
     def reset(self, score_E: Doubles) -> None:
-        """Start an episode: forget everything, take the first snapshot of every member.
+        """Start an episode: clear all state and snapshot every member.
 
-        A score that is not finite (data are broken) counts as chance: a fresh host guesses.
+        A non-finite score (broken data) is replaced by chance.
         """
-        score_E = self._each("score_E", score_E).astype(np.float64)
-        self._begin()
+        score_E = self._per_member("score_E", score_E).astype(np.float64)
+        self._reset_state()
         self._snapshots.clear()
-        everyone = np.ones(self._members, dtype=np.bool_)
-        self._snapshot(everyone, FRESH_STEP, np.where(np.isfinite(score_E), score_E, self.chance))
+        all_E = np.ones(self._members, dtype=np.bool_)
+        self._snapshot(all_E, FRESH_STEP, np.where(np.isfinite(score_E), score_E, self.chance))
 
     def review(
         self,
@@ -144,29 +143,31 @@ class TolariaGovernor:
         gradients_finite_E: Bools,
         score_E: Doubles,
     ) -> GovernorVerdicts:
-        """Judge every member's step; set back those that panic, snapshot those that are due.
+        """Review a step: roll back members that panic, snapshot those that are due.
 
-        Strikes go by the validation loss: it is measured after the step, on the same images every
-        time. `gradients_finite_E` is about all that ends up in the member's output and in its
-        snapshot; broken seeds that still incubate are the gates' business.
+        Strikes use the validation loss, which is measured after the step on the same images every
+        time. `gradients_finite_E` covers what affects the member's output (`healthy_members`); a
+        non-finite seed that is still in TRAINING is handled by the gates.
         """
         if not self._snapshots.taken_E.all():
-            raise EsperError("the governor has no snapshots yet: call reset(score_E) first")
-        train_loss_E = self._each("train_loss_E", train_loss_E)
-        val_loss_E = self._each("val_loss_E", val_loss_E)
-        accuracy_E = self._each("accuracy_E", accuracy_E)
-        gradients_finite_E = self._each("gradients_finite_E", gradients_finite_E).astype(np.bool_)
-        score_E = self._each("score_E", score_E).astype(np.float64)
-        limit_E = self._limits()
-        above_E = val_loss_E > limit_E  # never where either is NaN
+            raise EsperError("the governor has no snapshots: call reset(score_E) first")
+        train_loss_E = self._per_member("train_loss_E", train_loss_E)
+        val_loss_E = self._per_member("val_loss_E", val_loss_E)
+        accuracy_E = self._per_member("accuracy_E", accuracy_E)
+        gradients_finite_E = self._per_member("gradients_finite_E", gradients_finite_E).astype(
+            np.bool_
+        )
+        score_E = self._per_member("score_E", score_E).astype(np.float64)
+        limit_E = self._loss_limits()
+        above_E = val_loss_E > limit_E  # False where either is NaN
         self.strikes_E = np.where(above_E, self.strikes_E + 1, 0)
         loss_finite_E = np.isfinite(train_loss_E) & np.isfinite(val_loss_E)
-        panic_E = self._panics(loss_finite_E, gradients_finite_E, accuracy_E)
+        panic_E = self._detect_panics(loss_finite_E, gradients_finite_E, accuracy_E)
         panics_E = panic_E != PanicKind.NONE
         strikes_E = self.strikes_E.copy()
         pruned_E = self._roll_back(panics_E)
         good_E = ~panics_E & ~above_E
-        self._remember(good_E, val_loss_E, accuracy_E)
+        self._record_good_steps(good_E, val_loss_E, accuracy_E)
         due_E = good_E & (self._good_steps_E >= self.config.snapshot_steps)
         self._snapshot(due_E & np.isfinite(score_E), step, score_E)
         return GovernorVerdicts(
@@ -180,23 +181,23 @@ class TolariaGovernor:
         )
 
     def after_actions(self, step: int, fossilized_E: Bools, score_E: Doubles) -> None:
-        """Snapshot members that made a seed permanent at this step, so that it is not lost.
+        """Snapshot members that fossilised a seed, so that a rollback does not lose it.
 
-        Their score is this step's: making a seed permanent changes no output. Where it is not
-        finite there is no snapshot, and a rollback would undo the fossilisation.
+        Fossilising does not change the output, so this step's score is still valid. Without a
+        finite score there is no snapshot, and a rollback would undo the fossilisation.
         """
-        score_E = self._each("score_E", score_E).astype(np.float64)
-        fossilized_E = self._each("fossilized_E", fossilized_E).astype(np.bool_)
+        score_E = self._per_member("score_E", score_E).astype(np.float64)
+        fossilized_E = self._per_member("fossilized_E", fossilized_E).astype(np.bool_)
         self._snapshot(fossilized_E & np.isfinite(score_E), step, score_E)
 
     def steps_since_snapshot(self, step: int) -> Ints:
-        """`[E]`: how many steps a rollback at `step` would lose."""
+        """`[E]`: steps that a rollback at `step` would lose."""
         return np.asarray(step - self.snapshot_step_E)
 
-    # ---- inside ---------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------
 
-    def _limits(self) -> Doubles:
-        """median + k * MAD of each member's window; NaN while it is too short."""
+    def _loss_limits(self) -> Doubles:
+        """`[E]`: median + k * MAD of each member's window; NaN while it is too short."""
         limit_E = np.full(self._members, np.nan)
         known_E = np.isfinite(self._window_EW).sum(axis=1) >= self.config.min_window
         if known_E.any():
@@ -207,8 +208,10 @@ class TolariaGovernor:
             limit_E[known_E] = median_N1[:, 0] + self.config.spike_deviations * spread_N
         return limit_E
 
-    def _panics(self, loss_finite_E: Bools, gradients_finite_E: Bools, accuracy_E: Floats) -> Codes:
-        """`PanicKind` of each member; the first that applies."""
+    def _detect_panics(
+        self, loss_finite_E: Bools, gradients_finite_E: Bools, accuracy_E: Floats
+    ) -> Codes:
+        """`[E]`: first `PanicKind` that applies."""
         collapse = self.chance + self.config.collapse_share * (1 - self.chance)
         found = np.select(
             [
@@ -228,17 +231,17 @@ class TolariaGovernor:
         return found.astype(np.int8)
 
     def _roll_back(self, mask_E: Bools) -> Ints:
-        """Set members back; what was learnt of their past is forgotten. Seeds removed, `[E]`."""
+        """Restore members from their snapshots and clear their state; returns seeds removed."""
         pruned_E = self._snapshots.restore(mask_E)
         self.rollbacks_E = self.rollbacks_E + mask_E
         self.strikes_E[mask_E] = 0
         self._window_EW[mask_E] = np.nan
-        self._learnt_E[mask_E] = False  # its snapshot may be from before it learnt
+        self._learnt_E[mask_E] = False  # the snapshot may predate it
         self._good_steps_E[mask_E] = 0
         return pruned_E
 
-    def _remember(self, good_E: Bools, val_loss_E: Floats, accuracy_E: Floats) -> None:
-        """Note a good step."""
+    def _record_good_steps(self, good_E: Bools, val_loss_E: Floats, accuracy_E: Floats) -> None:
+        """Update the windows of members with a good step."""
         self._window_EW[good_E, :-1] = self._window_EW[good_E, 1:]
         self._window_EW[good_E, -1] = val_loss_E[good_E]
         learnt = self.chance + self.config.learnt_share * (1 - self.chance)
@@ -251,20 +254,20 @@ class TolariaGovernor:
         self.snapshot_score_E[mask_E] = score_E[mask_E]
         self._good_steps_E[mask_E] = 0
 
-    def _each(self, name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
-        """One value per member, checked."""
+    def _per_member(self, name: str, values: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Convert to an array of shape `[E]`; raises on another shape."""
         array = np.asarray(values)
         if array.shape != (self._members,):
             raise EsperError(
-                f"governor {name}: shape {array.shape}, expected one value for each of the "
-                f"{self._members} members"
+                f"governor {name}: shape {array.shape}, expected ({self._members},): one value "
+                f"per member"
             )
         return array
 
-    # ---- keeping --------------------------------------------------------------------------
+    # ---- saving ---------------------------------------------------------------------------
 
     def state(self) -> dict[str, npt.NDArray[np.generic] | Tensor]:
-        """Everything a governor needs to go on; copies on the host."""
+        """Return all state, including snapshots, as copies on the host."""
         out: dict[str, npt.NDArray[np.generic] | Tensor] = {}
         for name in _ARRAYS:
             out[name.lstrip("_")] = getattr(self, name).copy()
@@ -273,8 +276,8 @@ class TolariaGovernor:
         return out
 
     def load_state(self, state: Mapping[str, npt.NDArray[np.generic] | Tensor]) -> None:
-        """Go on as the governor that gave `state`; its population must have been loaded before."""
-        self._begin()
+        """Restore from `state()`; load the population first."""
+        self._reset_state()
         for name in _ARRAYS:
             own, given = getattr(self, name), state.get(name.lstrip("_"))
             if given is None or tuple(given.shape) != own.shape:
@@ -291,13 +294,13 @@ class TolariaGovernor:
         self._snapshots.load_state(snapshots)
 
 
-def sound_members(
+def healthy_members(
     population: Population, host_norm_E: Doubles, seed_norm_ES: Doubles, finite_E: Bools
 ) -> Bools:
-    """`[E]`: members whose weights (`finite_E`) and gradient norms are finite.
+    """`[E]`: members with finite weights (`finite_E`) and finite gradient norms.
 
-    A seed that incubates cannot hurt its host: what breaks in it is for the gates to see.
+    Seeds with alpha 0 do not affect the member's output and are ignored; gates check them.
     """
-    heard_ES = population.trainer.training() & (population.lifecycle.alpha_ES > 0)
-    seeds_E = (np.isfinite(seed_norm_ES) | ~heard_ES).all(axis=1)
+    audible_ES = population.trainer.training() & (population.lifecycle.alpha_ES > 0)
+    seeds_E = (np.isfinite(seed_norm_ES) | ~audible_ES).all(axis=1)
     return np.asarray(np.isfinite(host_norm_E) & seeds_E & finite_E)

@@ -35,10 +35,10 @@ class RowMeasurements:
     """Validation of each row."""
 
     loss_sum_R: Doubles
-    """Sum over samples, as the other sums."""
+    """All `_sum` fields are sums over samples."""
     merit_sum_R: Doubles
     gain_sum_R: Doubles
-    """How much better the row's member is with all its seeds."""
+    """Merit of the row's member with all seeds, minus the row's."""
     gain_square_sum_R: Doubles
     samples: int
 
@@ -49,13 +49,13 @@ class RowMeasurements:
 
     @property
     def merit_R(self) -> Doubles:
-        """Mean over samples; for classes this is the accuracy."""
+        """Mean over samples; the accuracy for classification."""
         return self.merit_sum_R / self.samples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMeasurements:
-    """All that a step measured before the policy acts."""
+    """Measurements of a step before the policy acts."""
 
     train: TrainMeasurements
     control: RowMeasurements
@@ -63,13 +63,13 @@ class StepMeasurements:
     score: RowMeasurements
     """On `val_score`: members."""
     finite_E: Bools
-    """Members whose weights and buffers are all finite."""
+    """Members with finite weights and buffers."""
 
 
-def transferred(
+def transfer_tensors(
     train: TrainTotals, control: RowTotals, score: RowTotals, finite_E: Tensor
 ) -> dict[str, Tensor]:
-    """The device tensors of a step's transfer, by name."""
+    """Return the device tensors of a step's transfer, by name."""
     own = {f"train/{f.name}": getattr(train, f.name) for f in fields(train)}
     parts = {name: value for name, value in own.items() if isinstance(value, Tensor)}
     return (
@@ -83,8 +83,8 @@ def transferred(
 def fetch_step(
     train: TrainTotals, control: RowTotals, score: RowTotals, finite_E: Tensor
 ) -> StepMeasurements:
-    """The totals of a step, copied to the host in one transfer."""
-    host = fetch(transferred(train, control, score, finite_E))
+    """Copy the totals of a step to the host in one transfer."""
+    host = fetch(transfer_tensors(train, control, score, finite_E))
     batches = train.batches
     return StepMeasurements(
         train=TrainMeasurements(
@@ -101,7 +101,7 @@ def fetch_step(
 
 
 def fetch_rows(*totals: RowTotals) -> tuple[RowMeasurements, ...]:
-    """Validation totals, copied to the host in one transfer."""
+    """Copy validation totals to the host in one transfer."""
     parts: dict[str, Tensor] = {}
     for index, rows in enumerate(totals):
         parts |= _row_tensors(rows, str(index))

@@ -1,4 +1,4 @@
-"""What controllers see of a step: measurements, histories, slots and limits in one struct.
+"""Construction of `TrainingSignals`, the observation of a policy.
 
 Shape letters: E members, S slots.
 """
@@ -19,30 +19,30 @@ from esper.tamiyo.signals import TrackedSignals
 from esper.tasks.scoring import added
 
 DEAD_GRADIENT = 1e-10
-"""A gradient norm at or below this has health 0 ..."""
+"""Gradient norms up to this have health 0."""
 HEALTHY_GRADIENT = 1e-4
-"""... and one at or above this has health 1; logarithmic between them."""
+"""Gradient norms from this on have health 1; logarithmic in between."""
 
 
 class Observer:
-    """Puts together what controllers see, and remembers what was measured at earlier steps."""
+    """Builds observations; keeps the latest contribution of each seed between measurements."""
 
     def __init__(self, population: Population, episode_length: int) -> None:
-        """`population` must have seen an input: sizes at its slots come from there."""
+        """`population` must have run a forward pass, which determines the sizes at its slots."""
         if population.probe is None:
-            raise EsperError("observations need sizes at the slots: give the population an input")
+            raise EsperError("Observer needs the sizes at the slots: run population.forward first")
         self.population = population
         self.episode_length = episode_length
         network = population.network
         self._channels_S: Ints = np.array([s.channels for s in network.slots], dtype=np.int64)
         depth = [(slot.position + 1) / len(network.segments) for slot in network.slots]
         self._depth_S: Floats = np.array(depth, dtype=np.float32)
-        sides = [_side(shape) for shape in population.probe.slot_shapes]
+        sides = [_resolution(shape) for shape in population.probe.slot_shapes]
         self._resolution_S: Floats = np.array(sides, dtype=np.float32)
         self.reset()
 
     def reset(self) -> None:
-        """Start an episode: nothing measured."""
+        """Clear all contributions, at the start of an episode."""
         shape = self.population.lifecycle.stage_ES.shape
         self._births_ES = self.population.lifecycle.births_ES.copy()
         self._age_ES: Ints = np.full(shape, -1, dtype=np.int64)
@@ -51,8 +51,8 @@ class Observer:
         self._shapley_ES: Floats = np.full(shape, np.nan, dtype=np.float32)
         self._interaction_ES: Floats = np.full(shape, np.nan, dtype=np.float32)
 
-    def note(self, found: Counterfactuals) -> None:
-        """Take in this step's counterfactuals; what belongs to a seed that is gone is forgotten."""
+    def update_contributions(self, found: Counterfactuals) -> None:
+        """Store this step's counterfactuals; clears the values of removed seeds."""
         life = self.population.lifecycle
         gone_ES = (life.births_ES != self._births_ES) | ~life.occupied()
         self._births_ES = life.births_ES.copy()
@@ -68,30 +68,30 @@ class Observer:
         self._interaction_ES[new_ES] = found.interaction_ES[new_ES]
         self._age_ES[new_ES] = 0
 
-    def observe(self, step: int, measured: Measured, standing: Standing) -> TrainingSignals:
-        """The observation of a step; `note` comes before it."""
+    def observe(self, step: int, metrics: StepMetrics, status: MemberStatus) -> TrainingSignals:
+        """Build the observation of a step; call `update_contributions` first."""
         population, life = self.population, self.population.lifecycle
         slots = population.slot_reports()
         tracked: dict[str, Any] = {
-            f.name: getattr(measured.tracked, f.name) for f in fields(measured.tracked)
+            f.name: getattr(metrics.tracked, f.name) for f in fields(metrics.tracked)
         }
         gap_ES = life.signals.shadow_loss_ES - life.signals.host_loss_E[:, None]
-        acted_E = standing.last_outcome.target_slot
+        target_slot_E = status.last_outcome.target_slot
         return TrainingSignals(
             round_index=population.round,
             step=step,
             episode_length=self.episode_length,
-            train_loss_E=measured.train_loss_E.astype(np.float32),
-            val_loss_E=measured.val_loss_E.astype(np.float32),
-            val_accuracy_E=measured.val_accuracy_E.astype(np.float32),
+            train_loss_E=metrics.train_loss_E.astype(np.float32),
+            val_loss_E=metrics.val_loss_E.astype(np.float32),
+            val_accuracy_E=metrics.val_accuracy_E.astype(np.float32),
             **tracked,
             **_sizes(population, slots),
-            last_op_E=standing.last_action.op.astype(np.int8),
-            last_slot_E=acted_E,
-            last_executed_E=standing.last_outcome.executed,
-            governor_strikes_E=standing.strikes_E,
-            rollbacks_E=standing.rollbacks_E,
-            steps_since_snapshot_E=standing.steps_since_snapshot_E,
+            last_op_E=status.last_action.op.astype(np.int8),
+            last_slot_E=target_slot_E,
+            last_executed_E=status.last_outcome.executed,
+            governor_strikes_E=status.strikes_E,
+            rollbacks_E=status.rollbacks_E,
+            steps_since_snapshot_E=status.steps_since_snapshot_E,
             slots=slots,
             contribution_age_ES=self._age_ES.copy(),
             contribution_velocity_ES=self._velocity_ES.copy(),
@@ -107,8 +107,8 @@ class Observer:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What a step measured on `val_control` and in training."""
+class StepMetrics:
+    """Loss and accuracy of a step, in training and on `val_control`."""
 
     train_loss_E: Doubles
     val_loss_E: Doubles
@@ -118,8 +118,8 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """How members stand with the last action and with the governor."""
+class MemberStatus:
+    """Last action and governor state of the members."""
 
     last_action: ActionSpec
     last_outcome: ActionOutcome
@@ -129,7 +129,7 @@ class Standing:
 
 
 def gradient_health(norm_ES: Floats) -> Floats:
-    """0 dead or not finite .. 1 healthy; NaN where nothing was measured.
+    """Health from 0 (vanishing or non-finite) to 1; NaN where there is no measurement.
 
     >>> norms = np.array([[0.0, 1e-7, 1e-4, 3.0, np.inf, np.nan]], dtype=np.float32)
     >>> gradient_health(norms).round(2).tolist()
@@ -143,15 +143,15 @@ def gradient_health(norm_ES: Floats) -> Floats:
 
 
 def with_slots(signals: TrainingSignals, population: Population) -> TrainingSignals:
-    """The same measurements, with the slots as they stand now."""
+    """Return the signals with the slots of the current population state."""
     slots = population.slot_reports()
     return replace(signals, slots=slots, **_sizes(population, slots))
 
 
 def _sizes(population: Population, slots: SlotReports) -> dict[str, Any]:
-    """What seeds that would be exported now add to the host, and how many more may grow."""
+    """Size of the seeds with alpha > 0 relative to the host, and the seed budget left."""
     probe = population.probe
-    assert probe is not None  # `Observer` refuses a population without one
+    assert probe is not None  # checked by `Observer`
     params_E = (
         added(slots.alpha_ES, slots.params_ES) / population.network.host.parameters_per_member
     )
@@ -165,8 +165,8 @@ def _sizes(population: Population, slots: SlotReports) -> dict[str, Any]:
     }
 
 
-def _side(shape: tuple[int, ...]) -> float:
-    """Side of one sample's activation: pixels of an image, tokens of a text, 1 for a vector."""
+def _resolution(shape: tuple[int, ...]) -> float:
+    """Resolution of an activation: side of an image, length of a sequence, 1 for a vector."""
     if len(shape) == 3:
         return float(np.sqrt(shape[1] * shape[2]))
     return float(shape[0]) if len(shape) == 2 else 1.0

@@ -1,4 +1,4 @@
-"""Did the policy answer as agreed? What it hands back is checked before the engine goes on with it.
+"""Validation of what a policy's `act` and `store` return.
 
 Shape letters: E members.
 """
@@ -18,38 +18,44 @@ from esper.leyline.signals import TrainingSignals
 def checked_decision(
     client: PolicyProtocol[Any], signals: TrainingSignals, masks: ActionMasks, state: Any
 ) -> tuple[PolicyDecision, Any]:
-    """What `act` decided for every member, and its new state."""
-    answer: object = client.act(signals, masks, state)
-    wanted = "a pair (PolicyDecision, policy state)"
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        raise _wrong(client, "act", _said(answer), wanted)
-    decision, state = answer
+    """Call `act`; returns the decision and the new policy state, or raises if malformed."""
+    returned: object = client.act(signals, masks, state)
+    expected = "a pair (PolicyDecision, policy state)"
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise _invalid_return(client, "act", _describe_value(returned), expected)
+    decision, state = returned
     if not isinstance(decision, PolicyDecision):
-        raise _wrong(client, "act", f"{_said(decision)} first", wanted)
+        raise _invalid_return(client, "act", f"{_describe_value(decision)} first", expected)
     members, found = len(masks.op_EO), decision.actions.members
     if found != members:
-        raise _wrong(client, "act", f"a decision for E = {found}", f"one for E = {members}")
+        raise _invalid_return(
+            client, "act", f"a decision for E = {found}", f"one for E = {members}"
+        )
     return decision, state
 
 
 def checked_rewards(client: PolicyProtocol[Any], inputs: RewardInputs) -> RewardComponentsTelemetry:
-    """What `store` paid every member."""
+    """Call `store`; returns the rewards, or raises if malformed."""
     rewards: object = client.store(inputs, inputs.terminal)
     if not isinstance(rewards, RewardComponentsTelemetry):
-        wanted = "RewardComponentsTelemetry (without a reward: RewardComponentsTelemetry.of({}, E))"
-        raise _wrong(client, "store", _said(rewards), wanted)
+        expected = (
+            "RewardComponentsTelemetry (without a reward: RewardComponentsTelemetry.of({}, E))"
+        )
+        raise _invalid_return(client, "store", _describe_value(rewards), expected)
     members, found = inputs.members, rewards.value_PE.shape[1]
     if found != members:
-        raise _wrong(client, "store", f"rewards for E = {found}", f"rewards for E = {members}")
+        raise _invalid_return(
+            client, "store", f"rewards for E = {found}", f"rewards for E = {members}"
+        )
     return rewards
 
 
-def _wrong(client: object, method: str, found: str, wanted: str) -> EsperError:
-    return EsperError(f"{type(client).__name__}.{method} returned {found}: return {wanted}")
+def _invalid_return(client: object, method: str, found: str, expected: str) -> EsperError:
+    return EsperError(f"{type(client).__name__}.{method} returned {found}: return {expected}")
 
 
-def _said(answer: object) -> str:
-    """An answer of the wrong kind, in few words."""
-    if isinstance(answer, tuple):
-        return f"a tuple of {len(answer)}"
-    return "None" if answer is None else f"an object of type {type(answer).__name__}"
+def _describe_value(value: object) -> str:
+    """Short description of an unexpected return value."""
+    if isinstance(value, tuple):
+        return f"a tuple of {len(value)}"
+    return "None" if value is None else f"an object of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""What a run computes on and how exactly: devices, precision, profiles, timing."""
+"""Devices, precision, determinism profiles, out-of-memory errors and device timing."""
 
 from __future__ import annotations
 
@@ -18,66 +18,78 @@ from esper.leyline.compute import PRECISIONS, PROFILES, Precision, Profile
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.user_errors import is_out_of_memory
 
-NUMBER_TYPES: Final[dict[Precision, torch.dtype]] = {
+DTYPES: Final[dict[Precision, torch.dtype]] = {
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-CUBLAS_SETTING: Final = "CUBLAS_WORKSPACE_CONFIG"
-CUBLAS_EXACT: Final = (":4096:8", ":16:8")
-"""Workspace sizes with which cuBLAS always takes the same path."""
+CUBLAS_ENV_VAR: Final = "CUBLAS_WORKSPACE_CONFIG"
+CUBLAS_DETERMINISTIC: Final = (":4096:8", ":16:8")
+"""Workspace sizes for which cuBLAS is deterministic."""
 
 
 def set_profile(profile: Profile, device: torch.device) -> None:
-    """`exact`: bit-identical runs on one machine kind; `fast`: sums may be reordered.
+    """Set torch's global flags: `exact` is bit-reproducible per machine type, `fast` is not.
 
-    On a GPU `exact` needs cuBLAS told before torch first uses it, so the setting must be in the
-    environment; on a CPU there is nothing to set.
+    On a GPU `exact` requires `CUBLAS_WORKSPACE_CONFIG`, which cuBLAS reads at its first use.
     """
     if profile not in PROFILES:
         raise unknown_name("profile", profile, PROFILES)
     exact = profile == "exact"
     on_gpu = device.type == "cuda"
-    if exact and on_gpu and os.environ.get(CUBLAS_SETTING) not in CUBLAS_EXACT:
+    if exact and on_gpu and os.environ.get(CUBLAS_ENV_VAR) not in CUBLAS_DETERMINISTIC:
         raise EsperError(
-            f"profile exact on a GPU: set {CUBLAS_SETTING}={CUBLAS_EXACT[0]} before starting Python"
+            f"profile exact on a GPU: set {CUBLAS_ENV_VAR}={CUBLAS_DETERMINISTIC[0]} before "
+            f"starting Python"
         )
     torch.use_deterministic_algorithms(exact)
-    # Else torch writes NaN into every new tensor first; our kernels write every number themselves.
+    # Deterministic mode would fill every new tensor with NaN; our kernels write every element.
     deterministic.fill_uninitialized_memory = not exact  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.allow_tf32 = not exact
     torch.backends.cuda.matmul.allow_tf32 = not exact
 
 
+def set_deterministic_cublas() -> None:
+    """Set the cuBLAS workspace that profile `exact` needs; call before the first use of cuBLAS."""
+    os.environ.setdefault(CUBLAS_ENV_VAR, CUBLAS_DETERMINISTIC[0])
+
+
+def synchronize_device(device: torch.device) -> None:
+    """Wait for all queued work of the device; for timing, never in a step."""
+    if device.type == "cuda":
+        # SYNC: benchmarks synchronise between timed steps; no step calls this.
+        torch.cuda.synchronize(device)
+
+
 def choose_precision(wanted: Precision, device: torch.device) -> Precision:
-    """What members are computed in: `auto` is bf16 on a GPU that has it, else fp32."""
+    """Resolve `auto` (bf16 on a GPU that supports it, else fp32) and validate the precision."""
     if wanted not in PRECISIONS:
         raise unknown_name("precision", wanted, PRECISIONS)
     on_gpu = device.type == "cuda"
     if wanted == "auto":
         return "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
     if wanted != "fp32" and not on_gpu:
-        raise EsperError(f"precision {wanted!r} on {device}: a CPU computes in fp32; use auto")
+        raise EsperError(f"precision {wanted!r} on {device}: a CPU supports fp32 only; use auto")
     return wanted
 
 
 def autocast(
     device: torch.device, precision: Precision = "auto", cached: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """The context members are computed in; nothing where that is float32.
+    """Autocast context for the members; a no-op for fp32.
 
-    `cached`: casts of weights are kept within it, which work to be captured must not do.
+    `cached`: cache the casts of weights; must be False for work captured in a CUDA graph.
     """
     chosen = choose_precision(precision, device)
     if chosen == "fp32":
         return contextlib.nullcontext()
-    return torch.autocast("cuda", dtype=NUMBER_TYPES[chosen], cache_enabled=cached)
+    return torch.autocast("cuda", dtype=DTYPES[chosen], cache_enabled=cached)
 
 
 @contextlib.contextmanager
 def explain_out_of_memory(device: torch.device, members: int, batch_size: int) -> Iterator[None]:
-    """Turn a failed allocation into one line that says what to lower."""
+    """Convert an out-of-memory error into an EsperError that says what to lower."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -91,23 +103,23 @@ def explain_out_of_memory(device: torch.device, members: int, batch_size: int) -
 
 
 class CUDATimer:
-    """Times spans of device work without ever waiting for the device.
+    """Times spans of device work without synchronising.
 
-    On a GPU a span is two events in the stream; `collect` reads those the device has passed and
-    leaves the rest for later. On the CPU it is the clock. Seconds add up per name.
+    On a GPU a span is a pair of CUDA events; `collect` reads the completed ones. On a CPU it is the
+    wall clock. Seconds are summed by name.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
         self._pending: deque[tuple[str, torch.cuda.Event, torch.cuda.Event]] = deque()
         self.seconds: dict[str, float] = {}
-        """Finished spans, summed by name; on a GPU as of the last `collect`."""
+        """Seconds of completed spans by name; on a GPU as of the last `collect`."""
         self.spans: dict[str, int] = {}
-        """How many spans are in each sum."""
+        """Number of completed spans by name."""
 
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
-        """Time what happens inside."""
+        """Time the body of the `with` block."""
         if not self._on_gpu:
             start = time.perf_counter()
             yield
@@ -121,7 +133,7 @@ class CUDATimer:
         self._pending.append((name, first, last))
 
     def collect(self) -> dict[str, float]:
-        """Add up the spans that are finished by now, without waiting; seconds by name so far."""
+        """Add completed spans without waiting; returns the seconds by name."""
         while self._pending:
             finished: bool = self._pending[0][2].query()  # type: ignore[no-untyped-call]
             if not finished:
@@ -132,7 +144,7 @@ class CUDATimer:
 
     @property
     def pending(self) -> int:
-        """Spans the device has not finished as of the last `collect`."""
+        """Number of spans not completed as of the last `collect`."""
         return len(self._pending)
 
     def _add(self, name: str, seconds: float) -> None:

@@ -1,7 +1,6 @@
-"""What does an engine settle before its first step? Inputs, validation batch, executor, graphs.
+"""Choices made once before the first step: inputs, validation batch size, executor, graphs.
 
-Each choice is a rule or a short trial, made once, and says why where people are told of it. None of
-them changes what is learnt, but for the last bits: only speed and memory depend on them.
+They affect speed and memory, and results only in the last bits.
 
 Shape letters: E members, B batch.
 """
@@ -25,33 +24,33 @@ from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_state import ParallelEnvState
-from esper.tolaria.executor_trial import measure_executors
-from esper.tolaria.runtime import NUMBER_TYPES, autocast
+from esper.tolaria.executor_autotune import autotune_executor
+from esper.tolaria.runtime import DTYPES, autocast
 
 Buffers = tuple[Tensor, Tensor]
-"""Room for the inputs and the targets of one train batch of all members."""
+"""Inputs and targets of one train batch of all members."""
 
 VAL_BATCH: Final = 512
 LARGEST_VAL_BATCH: Final = 2048
 VAL_IMAGES: Final = 2**16
-"""Images of all members together in one pass on a GPU."""
+"""Images per validation pass on a GPU, over all members."""
 
 
-def default_val_batch(members: int, device: torch.device) -> int:
-    """Validation images computed at a time."""
+def default_val_batch_size(members: int, device: torch.device) -> int:
+    """Return the default validation batch size."""
     if device.type != "cuda":
         return VAL_BATCH
     return max(VAL_BATCH, min(LARGEST_VAL_BATCH, VAL_IMAGES // members))
 
 
-def input_type(population: Population, precision: Precision) -> torch.dtype:
-    """What train inputs are made in: a user's host may begin with what takes no half precision."""
+def input_dtype(population: Population, precision: Precision) -> torch.dtype:
+    """Dtype of train inputs: fp32 for user hosts, whose first layer may not support half."""
     host = type(population.network.host.template)
     ours = host.__module__.startswith("esper.kasmina.")
-    return NUMBER_TYPES[precision if ours else "fp32"]
+    return DTYPES[precision if ours else "fp32"]
 
 
-def train_batches(
+def make_train_iterator(
     spec: TaskSpec,
     data: TaskData,
     config: EngineConfig,
@@ -59,7 +58,7 @@ def train_batches(
     device: torch.device,
     precision: Precision,
 ) -> SharedBatchIterator:
-    """Each member's own batches, in the type its host is fed with, from where the data lie."""
+    """Build the iterator over train batches."""
     return SharedBatchIterator(
         data.train.inputs,
         data.train.labels,
@@ -72,12 +71,12 @@ def train_batches(
         data.std.tolist() or (1.0,),
         spec.augmentation,
         config.data_placement,
-        input_type(population, precision),
+        input_dtype(population, precision),
     )
 
 
-def batch_buffers(batches: SharedBatchIterator, device: torch.device) -> Buffers | None:
-    """Where every train batch is written on a GPU, so that its graph finds it; else None."""
+def allocate_batch_buffers(batches: SharedBatchIterator, device: torch.device) -> Buffers | None:
+    """Allocate fixed buffers for train batches on a GPU, as CUDA graphs need; None on a CPU."""
     if device.type != "cuda":
         return None
     x, target = next(batches.step(0))
@@ -85,7 +84,7 @@ def batch_buffers(batches: SharedBatchIterator, device: torch.device) -> Buffers
     return input_buffer(x.shape, x.dtype, device), torch.zeros_like(target)
 
 
-def settle_executor(
+def prepare_executor(
     spec: TaskSpec,
     env: ParallelEnvState,
     batches: SharedBatchIterator,
@@ -94,24 +93,24 @@ def settle_executor(
     device: torch.device,
     precision: Precision,
 ) -> ExecutorChoice:
-    """Show the population its first input; on `auto` and `fast`, time the executors."""
+    """Run a first forward pass and choose the executor; timed on `auto` with profile `fast`."""
     population = env.model
     x, target = next(batches.step(0, buffers))
     with autocast(device, precision), torch.no_grad():
         outputs = population.forward(x)
     spec.check_outputs(tuple(outputs.shape[2:]), tuple(target.shape[2:]))
     population.check_user_blueprints()
-    assert population.choice is not None, "made when the first input came"
+    assert population.choice is not None, "set by the first forward pass"
     if config.kernels != "auto":
         population.choice.executor.kernels = config.kernels
     measured = config.executor == "auto" and config.profile == "fast"
     if measured and population.choice.executor.name == "vmap":
         replayed = reason_against_graphs(config.graphs, device, "vmap") is None
-        population.choice = measure_executors(
+        population.choice = autotune_executor(
             population,
             partial(_train_batch, env, x, target, device, precision),
             device,
-            kernels_on_trial(config, precision, x),
+            candidate_kernels(config, precision, x),
             CudaRecorder(device) if replayed else None,
         )
     population.reset(0)
@@ -119,10 +118,10 @@ def settle_executor(
     return population.choice
 
 
-def kernels_on_trial(
+def candidate_kernels(
     config: EngineConfig, precision: Precision, x: Tensor
 ) -> tuple[KernelName, ...]:
-    """Whose kernels vmap is timed with: those asked for, or all that run here."""
+    """Kernels to try with vmap: the configured ones, or all that run on this device."""
     if config.kernels != "auto":
         return (config.kernels,)
     return ("own", "torch") if precision != "fp32" and can_use_kernels(x) else ("own",)
@@ -135,10 +134,10 @@ def _train_batch(
         env.model.train_batch(x, target, env.scaler)
 
 
-def settle_graphs(
+def make_graph_cache(
     mode: GraphMode, device: torch.device, executor: str
 ) -> tuple[GraphCache | None, str | None]:
-    """Where batches are captured, or None and what speaks against it."""
+    """Return the graph cache, or None and the reason why graphs are off."""
     problem = reason_against_graphs(mode, device, executor)
     if problem is not None:
         return None, problem

@@ -1,7 +1,7 @@
-"""What happened in slots: seeds born, moved, judged and removed, found by comparing arrays.
+"""Slot events (germination, stage changes, gates, pruning), found by comparing slot reports.
 
-Stages change at four moments of a step (its beginning, a rollback, its gates, its actions); the
-watch looks after each and tells the listener once per step and kind.
+Stages change at four points of a step: its start, the gates, a rollback and the actions. The
+collector compares after each; listeners are notified once per step and kind of event.
 
 Shape letters: E members, S slots, N occurrences.
 """
@@ -32,53 +32,56 @@ from esper.leyline.stages import ADVANCE_TO, GATE_INTO, Gate, SeedStage
 _P = TypeVar("_P", bound=SlotPayload)
 
 SlotCallback = Callable[[SlotPayload], None]
-"""Told what happened in slots, once per step and kind."""
+"""Receives slot events, once per step and kind."""
 
 _NEXT_GATE = {stage: GATE_INTO[after] for stage, after in ADVANCE_TO.items()} | {
     SeedStage.HOLDING: Gate.G5
 }
 
 
-class SlotWatch:
-    """Compares the slots with how they last stood, and collects the difference."""
+class SlotEventCollector:
+    """Collects the changes of slots since the previous comparison."""
 
-    def __init__(self, population: Population, gates: bool = False) -> None:
-        """`gates`: also tell what the gate in front of every seed said, at every step."""
+    def __init__(self, population: Population, gate_events: bool = False) -> None:
+        """`gate_events`: also collect the result of every seed's next gate at every step."""
         self.population = population
-        self.gates = gates
-        self._found: list[SlotPayload] = []
+        self.gate_events = gate_events
+        self._pending: list[SlotPayload] = []
         self.reset()
 
     def reset(self) -> None:
-        """Start an episode: what stands there now is not news."""
+        """Start an episode: discard pending events and take the current slots as reference."""
         self._last = self.population.slot_reports()
         self._births_ES = self.population.lifecycle.births_ES.copy()
-        self._found.clear()
+        self._pending.clear()
 
-    def look(self, cause: PruneCause = PruneCause.CONTROLLER, counted: bool = False) -> SlotReports:
-        """Note what changed since the last look; the slots as they stand.
+    def collect_changes(
+        self, cause: PruneCause = PruneCause.CONTROLLER, counted: bool = False
+    ) -> SlotReports:
+        """Collect changes since the previous call; returns the current slots.
 
-        `counted`: the step was counted in between, so stages that were left lasted one longer.
+        `cause`: recorded for pruned seeds. `counted`: `population.end_step` ran in between, so a
+        stage that ended lasted one step longer than last reported.
         """
         now, life = self.population.slot_reports(), self.population.lifecycle
         born_ES = life.births_ES != self._births_ES
         moved_ES = now.stage_ES != self._last.stage_ES
         if born_ES.any():
-            self._found.append(self._germinated(born_ES, now))
+            self._pending.append(self._germinated(born_ES, now))
         if moved_ES.any():
-            self._found.append(_changed(moved_ES, self._last, now, int(counted)))
+            self._pending.append(_changed(moved_ES, self._last, now, int(counted)))
             fossil_ES = moved_ES & (now.stage_ES == SeedStage.FOSSILIZED)
             pruned_ES = moved_ES & (now.stage_ES == SeedStage.PRUNED)
             if fossil_ES.any():
-                self._found.append(_fossilized(fossil_ES, now))
+                self._pending.append(_fossilized(fossil_ES, now))
             if pruned_ES.any():
-                self._found.append(_pruned(pruned_ES, self._last, cause))
+                self._pending.append(_pruned(pruned_ES, self._last, cause))
         self._last, self._births_ES = now, life.births_ES.copy()
         return now
 
-    def judge(self, signals: GateSignals) -> None:
-        """Note what the gates say, where gates are watched."""
-        if not self.gates:
+    def collect_gate_results(self, signals: GateSignals) -> None:
+        """Collect the results of all gates; no-op unless `gate_events` is set."""
+        if not self.gate_events:
             return
         life = self.population.lifecycle
         gate_ES = np.full(life.stage_ES.shape, -1, dtype=np.int8)
@@ -90,7 +93,7 @@ class SlotWatch:
         member_N, slot_N = np.nonzero(gate_ES >= 0)
         if member_N.size:
             at = (member_N, slot_N)
-            self._found.append(
+            self._pending.append(
                 SeedGateEvaluated(
                     member_N=member_N,
                     slot_N=slot_N,
@@ -107,15 +110,17 @@ class SlotWatch:
     def flush(self, callbacks: Sequence[SlotCallback]) -> None:
         """Pass the events since the last flush to every callback, one payload per kind."""
         if callbacks:
-            for kind in dict.fromkeys(type(payload) for payload in self._found):
-                found = _joined([payload for payload in self._found if type(payload) is kind])
+            for kind in dict.fromkeys(type(payload) for payload in self._pending):
+                merged = _concatenate(
+                    [payload for payload in self._pending if type(payload) is kind]
+                )
                 for callback in callbacks:
-                    callback(found)
-        self._found.clear()
+                    callback(merged)
+        self._pending.clear()
 
     def _germinated(self, mask_ES: Bools, now: SlotReports) -> SeedGerminated:
         life = self.population.lifecycle
-        at = _places(mask_ES)
+        at = _positions(mask_ES)
         return SeedGerminated(
             member_N=at[0],
             slot_N=at[1],
@@ -129,7 +134,7 @@ class SlotWatch:
         )
 
 
-def _places(mask_ES: Bools) -> tuple[Ints, Ints]:
+def _positions(mask_ES: Bools) -> tuple[Ints, Ints]:
     member_N, slot_N = np.nonzero(mask_ES)
     return member_N, slot_N
 
@@ -137,7 +142,7 @@ def _places(mask_ES: Bools) -> tuple[Ints, Ints]:
 def _changed(
     mask_ES: Bools, last: SlotReports, now: SlotReports, steps_since: int
 ) -> SeedStageChanged:
-    at = _places(mask_ES)
+    at = _positions(mask_ES)
     return SeedStageChanged(
         member_N=at[0],
         slot_N=at[1],
@@ -150,7 +155,7 @@ def _changed(
 
 
 def _fossilized(mask_ES: Bools, now: SlotReports) -> SeedFossilized:
-    at = _places(mask_ES)
+    at = _positions(mask_ES)
     return SeedFossilized(
         member_N=at[0],
         slot_N=at[1],
@@ -164,8 +169,8 @@ def _fossilized(mask_ES: Bools, now: SlotReports) -> SeedFossilized:
 
 
 def _pruned(mask_ES: Bools, last: SlotReports, cause: PruneCause) -> SeedPruned:
-    """What was known of the seeds just before they were removed."""
-    at = _places(mask_ES)
+    """Event of pruned seeds, from the reports before the removal."""
+    at = _positions(mask_ES)
     return SeedPruned(
         member_N=at[0],
         slot_N=at[1],
@@ -178,8 +183,8 @@ def _pruned(mask_ES: Bools, last: SlotReports, cause: PruneCause) -> SeedPruned:
     )
 
 
-def _joined(payloads: Sequence[_P]) -> _P:
-    """Several payloads of one kind as one, in order of occurrence."""
+def _concatenate(payloads: Sequence[_P]) -> _P:
+    """Concatenate payloads of one kind, in order of occurrence."""
     kind = type(payloads[0])
     columns: dict[str, npt.NDArray[np.generic]] = {
         f.name: np.concatenate([getattr(payload, f.name) for payload in payloads])

@@ -1,4 +1,4 @@
-"""In which stages seeds stand while something is timed: fixed mixes, the same on every machine.
+"""Fixed mixes of seed stages for benchmarks, the same on every machine.
 
 Shape letters: E members, S slots.
 """
@@ -16,22 +16,21 @@ from esper.leyline.signals import GateSignals
 from esper.leyline.stages import SeedStage
 
 STAGES: Final = (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
-"""A third of the live slots stands in each."""
-_MAY_STAND: Final = (SeedStage.DORMANT, *STAGES)
+"""Stages of live slots, a third in each."""
+_ALLOWED: Final = (SeedStage.DORMANT, *STAGES)
 
 
-def every_slot_live(members: int, slots: int) -> Codes:
-    """`[E, S]`: a seed in every slot, a third of them in each stage."""
+def all_slots_live(members: int, slots: int) -> Codes:
+    """`[E, S]`: a seed in every slot, split evenly between `STAGES`."""
     member_ES, slot_ES = np.indices((members, slots))
     return _stages((member_ES + slot_ES) % len(STAGES))
 
 
 def half_of_slots_live(members: int, slots: int) -> Codes:
-    """`[E, S]`: the design's mix: every other slot has a seed, a third of them in each stage.
+    """`[E, S]`: a seed in every other slot, split evenly between `STAGES`.
 
-    Two neighbours have each slot once between them, and from pair to pair the stages move on by
-    one slot. So the shares are exact for an even E and 3, 6, ... slots; one member alone has the
-    larger half. What member i has depends on no other member.
+    Odd and even members occupy complementary slots, and the stages shift by one slot from pair to
+    pair, so the split is exact for even E and S divisible by 3. Independent of E for each member.
 
     >>> half_of_slots_live(4, 3).tolist()
     [[2, 0, 4], [0, 3, 0], [3, 0, 2], [0, 4, 0]]
@@ -46,23 +45,23 @@ def _stages(third_ES: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Codes:
     return np.array(STAGES, dtype=np.int8)[third_ES]
 
 
-def spread_stages(population: Population, blueprint: str, wanted_ES: Codes) -> None:
-    """Lead seeds through the lifecycle, from dormant slots, until each stands where it should."""
-    assert np.isin(wanted_ES, _MAY_STAND).all(), "stages that last while nobody acts"
+def set_seed_stages(population: Population, blueprint: str, target_ES: Codes) -> None:
+    """Germinate and advance seeds, from dormant slots, until all are in their target stage."""
+    assert np.isin(target_ES, _ALLOWED).all(), "only stages that do not change without an action"
     life = population.lifecycle
-    member_N, slot_N = np.nonzero(wanted_ES != SeedStage.DORMANT)
-    # A seed blended to less than full strength stays BLENDING.
-    partly, fully = np.float32(min(ALPHA_TARGETS)), np.float32(max(ALPHA_TARGETS))
-    target_N = np.where(wanted_ES[member_N, slot_N] == SeedStage.BLENDING, partly, fully)
+    member_N, slot_N = np.nonzero(target_ES != SeedStage.DORMANT)
+    # A seed with an alpha target below 1 stays in BLENDING.
+    partial, full = np.float32(min(ALPHA_TARGETS)), np.float32(max(ALPHA_TARGETS))
+    target_N = np.where(target_ES[member_N, slot_N] == SeedStage.BLENDING, partial, full)
     population.germinate(member_N, slot_N, blueprint, alpha_target=target_N)
     ones_E = np.ones(life.members, dtype=np.float32)
     ones_ES = np.ones(life.stage_ES.shape, dtype=np.float32)
     healthy = GateSignals(ones_E, ones_ES, ones_ES, ones_ES, ones_ES)
-    goes_on_ES = np.isin(wanted_ES, (SeedStage.BLENDING, SeedStage.HOLDING))
-    while (life.stage_ES != wanted_ES).any() or life.ramp_steps_left().any():
+    advancing_ES = np.isin(target_ES, (SeedStage.BLENDING, SeedStage.HOLDING))
+    while (life.stage_ES != target_ES).any() or life.ramp_steps_left().any():
         population.begin_step()
         population.end_step(healthy)
-        may_ES = life.legal_ops()[..., LifecycleOp.ADVANCE] & goes_on_ES
-        if may_ES.any():
-            members, slots = np.nonzero(may_ES)
+        legal_ES = life.legal_ops()[..., LifecycleOp.ADVANCE] & advancing_ES
+        if legal_ES.any():
+            members, slots = np.nonzero(legal_ES)
             population.advance(members, slots)

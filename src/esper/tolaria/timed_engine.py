@@ -1,4 +1,4 @@
-"""An engine that is timed: seeds in place, warmed up, stepped a group of steps at a time.
+"""Timing of engine steps for benchmarks and plans.
 
 Shape letters: E members, S slots.
 """
@@ -18,36 +18,36 @@ from esper.leyline.protocols import EngineListener, PolicyProtocol
 from esper.leyline.records import StepRecord
 from esper.nissa import TelemetryHub
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.machine import wait_for
+from esper.tolaria.runtime import synchronize_device
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one group of steps took."""
+class StepTimings:
+    """Timings of a group of steps."""
 
     seconds: float
-    """Wall time, until the device had done it all and the sinks had every event."""
+    """Wall time until the device is idle and the sinks have every event."""
     cpu_seconds: float
-    """CPU time of the process, all threads: on a busy machine steadier than wall time."""
+    """CPU time of all threads; less noisy than wall time on a busy machine."""
     step_seconds: tuple[float, ...]
-    """Host wall time of each step; its transfer waits for the device."""
+    """Host wall time of each step, including its wait for the device."""
     phase_seconds: dict[StepPhase, float]
-    """Host wall time."""
+    """Host wall time of each phase."""
     device_seconds: dict[str, float]
-    """Of training and of validation, as the device saw them; on a CPU the host's clock."""
+    """Device time of training and validation; host time on a CPU."""
     train_rows: int
-    """Main and shadow rows, added up over steps."""
+    """Main and shadow rows, summed over steps."""
     validation_rows: int
-    """Members and coalitions, added up over steps."""
+    """Members and coalitions, summed over steps."""
 
     @property
     def steps(self) -> int:
-        """Steps in the turn."""
+        """Number of steps."""
         return len(self.step_seconds)
 
 
 class TimedEngine:
-    """An engine whose steps are timed in turns; episodes begin outside of what is timed."""
+    """Runs and times an engine's steps; starting an episode is not timed."""
 
     def __init__(
         self,
@@ -57,14 +57,14 @@ class TimedEngine:
         listener: EngineListener | None = None,
         hub: TelemetryHub | None = None,
     ) -> None:
-        """`prepare`: called at the start of every episode; `hub`: what `listener` emits to."""
+        """`prepare`: called at the start of every episode; `hub`: the one `listener` emits to."""
         self.engine, self.client, self.hub = engine, client, hub
         self._listener = listener
         self._prepare = prepare
-        self._begin()
+        self._start_episode()
         self.first_stage_ES: Codes = engine.env.seed_stage
 
-    def _begin(self) -> None:
+    def _start_episode(self) -> None:
         engine = self.engine
         engine.step = 0
         with engine.computing():
@@ -74,28 +74,28 @@ class TimedEngine:
             self._listener.on_round_start(engine.round, engine.env.members)
 
     @property
-    def stages_held(self) -> bool:
-        """Whether all seeds are in the stage they were in at first."""
+    def stages_unchanged(self) -> bool:
+        """Whether all seeds are still in their initial stage."""
         return np.array_equal(self.first_stage_ES, self.engine.env.seed_stage)
 
-    def turn(self, steps: int) -> Turn:
-        """Time so many steps; the device is waited for before the first and after the last."""
+    def time_steps(self, steps: int) -> StepTimings:
+        """Run and time `steps` steps; synchronises the device before and after."""
         engine = self.engine
         before = dict(engine.phase_seconds), self._device_seconds()
-        seconds, cpu_seconds, records, each = 0.0, 0.0, [], []
+        seconds, cpu_seconds, records, step_seconds = 0.0, 0.0, [], []
         left = steps
         while left:
-            self.begin_if_over()
+            self.start_episode_if_done()
             count = min(left, engine.spec.episode_length - engine.step)
-            wait_for(engine.device)
+            synchronize_device(engine.device)
             began, cpu_began = perf_counter(), process_time()
             for _ in range(count):
                 step_began = perf_counter()
                 records.append(self.step())
-                each.append(perf_counter() - step_began)
+                step_seconds.append(perf_counter() - step_began)
             if self.hub is not None:
                 self.hub.drain()
-            wait_for(engine.device)
+            synchronize_device(engine.device)
             seconds += perf_counter() - began
             cpu_seconds += process_time() - cpu_began
             left -= count
@@ -104,23 +104,25 @@ class TimedEngine:
         validation_rows = sum(int(r.counterfactuals.coalitions_E.sum()) for r in records)
         shadow_rows = sum(r.rows for r in records) - validation_rows
         train_rows = steps * engine.env.members + shadow_rows
-        return Turn(seconds, cpu_seconds, tuple(each), phases, device, train_rows, validation_rows)
+        return StepTimings(
+            seconds, cpu_seconds, tuple(step_seconds), phases, device, train_rows, validation_rows
+        )
 
-    def begin_if_over(self) -> None:
-        """The next episode, where the last one is at its end."""
+    def start_episode_if_done(self) -> None:
+        """Start the next episode if the current one is complete."""
         if self.engine.step == self.engine.spec.episode_length:
             self.engine.round += 1
-            self._begin()
+            self._start_episode()
 
     def step(self) -> StepRecord:
-        """One step, timed by whoever calls."""
+        """Run one step without timing it."""
         return self.engine.step_members(self.client, self._listener)
 
     def _device_seconds(self) -> dict[str, float]:
-        wait_for(self.engine.device)  # outside of what is timed: all spans are finished
+        synchronize_device(self.engine.device)  # not timed; finishes all spans
         return self.engine.timer.collect()
 
     def close(self) -> None:
-        """End the telemetry's writer."""
+        """Close the telemetry hub."""
         if self.hub is not None:
             self.hub.close()

@@ -1,8 +1,8 @@
-"""On what members are judged, and what a step's validation found.
+"""Validation of members and seed coalitions on the parts of a task's data.
 
-`val_control` steers growth: members as they stand and coalitions of their seeds, in one fused
-pass. `val_score` is for the score: members as they stand. All members see the same samples, so
-their activations start from one shared batch.
+`val_control` drives growth decisions: members and coalitions of their seeds run in one fused pass.
+`val_score` is used for the score: members only. All members see the same samples, so the input
+batch is shared.
 
 Shape letters: E members, R rows, S slots.
 """
@@ -28,10 +28,10 @@ from esper.tasks.spec import TaskData, TaskPart, TaskSpec
 from esper.tolaria.batch_ops import (
     Merit,
     RowTotals,
+    classification_merit,
     language_merit,
     process_fused_val_batch,
     process_val_batch,
-    right_or_wrong,
 )
 from esper.tolaria.measurements import RowMeasurements
 
@@ -47,7 +47,7 @@ class ValidationPart:
         batch_size: int,
         limit: int | None = None,
     ) -> None:
-        """`limit`: only the first samples of the part."""
+        """`limit`: use only the first samples of the part."""
         if batch_size < 1:
             raise EsperError(f"validation batch size {batch_size}: must be 1 or more")
         wanted = slice(limit)
@@ -60,19 +60,19 @@ class ValidationPart:
         return len(self._labels)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs and targets `[1, B, ...]`, shared by all members."""
+        """Yield inputs and targets `[1, B, ...]`, shared by all members."""
         for start in range(0, len(self), self._batch_size):
             part = slice(start, start + self._batch_size)
             yield self._inputs[None, part], self._labels[None, part]
 
     @property
     def sample(self) -> Tensor:
-        """One input `[1, ...]`, to learn sizes from."""
+        """One input `[1, ...]`, for shape inference."""
         return self._inputs[:1]
 
 
 class Validator:
-    """Runs the rows of a step over the validation parts of a task."""
+    """Runs members and coalitions over the validation parts of a task."""
 
     def __init__(
         self,
@@ -84,24 +84,24 @@ class Validator:
     ) -> None:
         self.control = ValidationPart(data, data.val_control, device, batch_size, control_limit)
         self.score = ValidationPart(data, data.val_score, device, batch_size)
-        self.merit: Merit = language_merit if data.kind == "tokens" else right_or_wrong
+        self.merit: Merit = language_merit if data.kind == "tokens" else classification_merit
         self._vocab = spec.num_classes if data.kind == "tokens" else None
         self._data, self._device, self._batch_size = data, device, batch_size
         self.graphs: GraphCache | None = None
-        """Where passes over control and score are captured; None: never."""
+        """Cache of captured passes over control and score; None: run eagerly."""
         self._totals: WeakKeyDictionary[PlanBuffers, dict[str, RowTotals]] = WeakKeyDictionary()
-        """What captured passes add up to; in the graphs' hands, so that only copies go out."""
+        """Output buffers of captured passes. A replay overwrites them, so callers get copies."""
 
     def run_control(self, population: Population, table: RowTable | None) -> RowTotals:
-        """Rows of the table (None: members as they stand) on `val_control`."""
+        """Validate the rows of the table (None: members only) on `val_control`."""
         return self._run("control", population, self.control, table)
 
     def run_score(self, population: Population) -> RowTotals:
-        """Members as they stand on `val_score`."""
+        """Validate the members on `val_score`."""
         return self._run("score", population, self.score, None)
 
     def run_test(self, population: Population) -> RowTotals:
-        """Members as they stand on `test`; for the last line of a report."""
+        """Validate the members on `test`; for the final report only."""
         part = ValidationPart(self._data, self._data.test, self._device, self._batch_size)
         plan = population.member_plan()
         totals = RowTotals.zeros(plan.table.rows, self._device)
@@ -111,7 +111,7 @@ class Validator:
     def _run(
         self, name: str, population: Population, part: ValidationPart, table: RowTable | None
     ) -> RowTotals:
-        """All batches of a part; the whole pass is one graph, its inputs being always the same."""
+        """Run all batches of a part. The whole pass is one CUDA graph: its inputs never change."""
         graphs = self.graphs if self.graphs is not None and self.graphs.on else None
         padded = graphs is not None
         plan = (
@@ -121,12 +121,12 @@ class Validator:
             totals = RowTotals.zeros(plan.table.rows, self._device)
             self._add_part(population, plan, table is None, part, totals)
             return totals
-        mine = self._totals.setdefault(plan.buffers, {})
-        if name not in mine:
-            mine[name] = RowTotals.zeros(plan.table.rows, self._device)
-        work = partial(self._add_part, population, plan, table is None, part, mine[name])
+        buffers = self._totals.setdefault(plan.buffers, {})
+        if name not in buffers:
+            buffers[name] = RowTotals.zeros(plan.table.rows, self._device)
+        work = partial(self._add_part, population, plan, table is None, part, buffers[name])
         graphs.run((name, plan.buffers), work)
-        return mine[name].take(upload(plan.real_R, self._device))
+        return buffers[name].take(upload(plan.real_R, self._device))
 
     def _add_part(
         self,
@@ -136,7 +136,7 @@ class Validator:
         part: ValidationPart,
         totals: RowTotals,
     ) -> None:
-        """Only what the device does; `alone`: members as they stand, nothing to compare."""
+        """Queue the device work of a pass, capturable; `alone`: members without coalitions."""
         totals.zero_()
         for x, target in part.batches():
             if alone:
@@ -145,7 +145,7 @@ class Validator:
                 process_fused_val_batch(population, x, target, self.merit, plan, totals)
 
     def accuracy(self, rows: RowMeasurements) -> Doubles:
-        """Accuracy 0..1 of each row, as the task's score counts it."""
+        """Accuracy of each row in [0, 1], as used by the task's score."""
         if self._vocab is not None:
             return language_accuracy(rows.loss_R, self._vocab)
         return rows.merit_R

@@ -172,7 +172,7 @@ def test_entropy_of_a_head_is_averaged_over_steps_where_it_counts():
     with torch.no_grad():
         fresh = evaluate(it.network, rollout.minibatch(EVERYONE), use_amp=False).choices
     for head in ActionHead:
-        counted = fresh.entropy_A[..., head][fresh.counts_A[..., head]]
+        counted = fresh.entropy_A[..., head][fresh.used_A[..., head]]
         assert counted.numel()
         assert float(losses.head_entropy_A[head]) == pytest.approx(float(counted.mean()), abs=1e-5)
 
@@ -184,7 +184,7 @@ def test_each_head_has_its_own_weight_in_the_entropy_bonus(head):
     losses = losses_of(it, rollout, targets_of(0.0), head_entropy=only)
     with torch.no_grad():
         fresh = evaluate(it.network, rollout.minibatch(EVERYONE), use_amp=False).choices
-    used = fresh.counts_A[..., head].double().mean().item()
+    used = fresh.used_A[..., head].double().mean().item()
     assert 0.1 < used <= 1.0
     expected = -0.1 * used * losses.head_entropy_A[head].item()
     assert losses.total.item() == pytest.approx(expected, abs=1e-5)

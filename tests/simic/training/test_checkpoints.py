@@ -386,7 +386,7 @@ def test_in_the_middle_of_an_episode_nothing_is_saved(tmp_path):
         hook(trainer, record)
         seen.append(rounds_in(hook.store))
         if trainer.engine.step:
-            assert "in the middle" in refused(lambda: capture(trainer, config))
+            assert "within an episode" in refused(lambda: capture(trainer, config))
 
     trainer = small_trainer(config, hooks=[watch])
     trainer.run()

@@ -23,9 +23,9 @@ def compare(config: Compare) -> None:
     """Compare and report. Heavy libraries are imported here, so that --help is quick."""
     config.check()
     from esper.scripts.compare.report import report
-    from esper.tolaria.machine import ask_for_exact_sums
+    from esper.tolaria.runtime import set_deterministic_cublas
 
-    ask_for_exact_sums()
+    set_deterministic_cublas()
     found = compare_policies(config)
     report(found, config.folder(found.settings.task))
 

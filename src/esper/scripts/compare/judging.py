@@ -26,7 +26,13 @@ from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.grammar import ParsedPolicy, parse
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.round_results import RoundResult, RunResult, StageDiary, result_of, run_round
+from esper.tolaria.round_results import (
+    RoundResult,
+    RunResult,
+    StageRecorder,
+    make_run_result,
+    run_round,
+)
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
@@ -92,14 +98,14 @@ def judge(
     found: dict[str, RoundResult] = {}
     result: RunResult | None = None
     for contender in contenders:
-        diary = StageDiary()
+        diary = StageRecorder()
         settings = contender.engine_config(training.population, EVALUATION_SEED, members)
         engine = VectorizedEngine(contender.spec, settings, data=data)
         by = contender.found_by
         planted_ES = None if by is None else found[by.label].outcome.blueprint_ES
         done = run_round(engine, contender.policy(EVALUATION_SEED, reward, planted_ES), diary)
         found[contender.label] = done
-        result = result or result_of(engine, [done], diary, "")
+        result = result or make_run_result(engine, [done], diary, "")
     assert result is not None  # the learned policy is always among them
     return Judged(found, {it.label: it.spec.blueprints for it in contenders}, result)
 

@@ -41,10 +41,10 @@ from esper.tamiyo.baselines import StaticTopology
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
-    heuristic_rules,
+    heuristic_config,
     make_policy,
     require_known_names,
-    with_topology,
+    resolve_topology,
 )
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine_config import EngineConfig
@@ -149,7 +149,7 @@ def make_contender(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> Conte
         return _controller(config, word, spec)
     if word.found_by is not None:
         return static_final(make_contender(config, word.found_by, spec), word)
-    word = with_topology(word)
+    word = resolve_topology(word)
     require_known_names(word, spec.slots, spec.blueprints)
     contender = unlearned(word, spec)
     contender.policy(config.first_seed)  # a bad step, slot or topology is refused here
@@ -159,7 +159,7 @@ def make_contender(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> Conte
 def unlearned(word: ParsedPolicy, spec: TaskSpec) -> Contender:
     """A policy that does not learn, with all that `spec` has."""
     spec = spec.lengthened(word.longer)
-    rules = heuristic_rules(word) if word.kind == "heuristic" else None
+    rules = heuristic_config(word) if word.kind == "heuristic" else None
     identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
     return Contender(word, spec, identity)
 

@@ -38,8 +38,8 @@ from esper.storage.sealed_json import read_document, seal
 from esper.tamiyo.grammar import parse_all
 from esper.tasks.scoring import charge_length
 from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.device_info import describe_device
 from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.machine import describe
 from esper.tolaria.runtime import parse_device
 
 SETTINGS: Final = "settings.json"
@@ -186,8 +186,8 @@ def _run_population(
         score_N=score_E,
         accuracy_N=outcome.accuracy_E,
         test_N=engine.test(),
-        parameters_N=engine.book.host_params + outcome.added_params_E,
-        macs_N=engine.book.host_macs + outcome.added_macs_E,
+        parameters_N=engine.episode.host_params + outcome.added_params_E,
+        macs_N=engine.episode.host_macs + outcome.added_macs_E,
         flops_ratio_N=flops_ratio_E,
         germinated_N=outcome.germinated_E,
         fossilized_N=outcome.fossilized_E,
@@ -197,10 +197,10 @@ def _run_population(
         slots=engine.env.model.slots,
         blueprints=engine.env.model.blueprints,
         seconds_G=np.array([rollout.seconds]),
-        host_params=engine.book.host_params,
-        host_macs=engine.book.host_macs,
+        host_params=engine.episode.host_params,
+        host_macs=engine.episode.host_macs,
         executor=choice.executor.name,
-        device=describe(engine.device)["device"],
+        device=describe_device(engine.device)["device"],
     )
 
 

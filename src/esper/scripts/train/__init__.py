@@ -62,9 +62,9 @@ def train_learner(flags: Sequence[str]) -> None:
 
     config = read_train_ppo(flags)
     spec = config.check()
-    from esper.tolaria.machine import ask_for_exact_sums
+    from esper.tolaria.runtime import set_deterministic_cublas
 
-    ask_for_exact_sums()
+    set_deterministic_cublas()
     if config.dry_run:
         from esper.scripts.train.plan import plan_learner
 
@@ -90,9 +90,9 @@ def train_unlearned(policy: str, flags: Sequence[str]) -> None:
 
     config = read_train(policy, flags)
     spec = config.check()
-    from esper.tolaria.machine import ask_for_exact_sums
+    from esper.tolaria.runtime import set_deterministic_cublas
 
-    ask_for_exact_sums()
+    set_deterministic_cublas()
     if config.dry_run:
         from esper.scripts.train.plan import plan_unlearned
 

@@ -23,8 +23,8 @@ from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.make_policy import (
     make_policy,
     require_known_names,
-    require_no_run,
-    with_topology,
+    require_standalone,
+    resolve_topology,
 )
 
 if TYPE_CHECKING:
@@ -110,9 +110,9 @@ class Train:
             raise EsperError(
                 f"--rollout-steps has no meaning for {parsed.kind}: it is for policies that learn"
             )
-        require_no_run(parsed)
+        require_standalone(parsed)
         spec = self.task.spec()
-        require_known_names(with_topology(parsed), spec.slots, spec.blueprints)
+        require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
         self.make_policy(spec, None)  # a bad step, slot or topology is refused here
         self.population.check(spec)
         return spec

@@ -18,7 +18,7 @@ from esper.simic.training.runs.resume import Resumed
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
 from esper.tasks.spec import TaskSpec
-from esper.tolaria.memory_need import require_memory
+from esper.tolaria.memory_check import require_memory
 from esper.tolaria.runtime import parse_device
 
 

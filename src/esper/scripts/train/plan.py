@@ -34,8 +34,8 @@ from esper.simic.training.runs.resume import Start, check_task, find_start
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tasks.spec import TaskData, TaskSpec
-from esper.tolaria.machine import describe, wait_for
-from esper.tolaria.runtime import parse_device
+from esper.tolaria.device_info import describe_device
+from esper.tolaria.runtime import parse_device, synchronize_device
 
 LONGER: Final = 4
 """Steps of the longer of the two rollouts that updates are timed on; the shorter has one."""
@@ -137,10 +137,10 @@ def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:
     for length in (short, short, longer):  # the first warms up
         engine.config = replace(engine.config, rollout_steps=length)
         rollout = engine.run_rollout(trainer.client)
-        wait_for(engine.device)
+        synchronize_device(engine.device)
         began = perf_counter()
         trainer.client.update(rollout)
-        wait_for(engine.device)
+        synchronize_device(engine.device)
         seconds[length] = perf_counter() - began
         engine.step = 0
     a_step = (seconds[longer] - seconds[short]) / max(1, longer - short)
@@ -169,8 +169,8 @@ def _lines(
         f"a step: {whole.batches} batches of {whole.batch_size}, then "
         f"{whole.control} + {whole.score} validation samples; "
         f"{len(data.train):,} training samples",
-        f"device: {describe(device)['device']}, {facts.precision}, profile {profile}, executor "
-        f"{facts.executor} ({facts.reason})",
+        f"device: {describe_device(device)['device']}, {facts.precision}, profile {profile}, "
+        f"executor {facts.executor} ({facts.reason})",
     ]
 
 

@@ -26,8 +26,8 @@ from esper.tamiyo.baselines import WaitPolicy
 from esper.tasks.spec import TaskData, TaskPart, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
-from esper.tolaria.stage_mix import half_of_slots_live, spread_stages
-from esper.tolaria.timed_engine import TimedEngine, Turn
+from esper.tolaria.stage_mix import half_of_slots_live, set_seed_stages
+from esper.tolaria.timed_engine import StepTimings, TimedEngine
 
 BUDGET_SECONDS: Final = 12.0
 """No larger probe is begun that would not end within this, by what the one before it took."""
@@ -166,12 +166,12 @@ def _probe(
     cut = replace(config, members=sizes.members)
     engine = VectorizedEngine(cut_spec(spec, sizes), cut, data=cut_data(data, sizes))
     bare, grown = (_step_time(engine, prepare) for prepare in (_leave_bare, _grow_half))
-    population, book = engine.env.model, engine.book
+    population, episode = engine.env.model, engine.episode
     choice = population.choice
     assert choice is not None  # the engine showed the population an input
     facts = Facts(
-        host_params=book.host_params,
-        host_macs=book.host_macs,
+        host_params=episode.host_params,
+        host_macs=episode.host_macs,
         slots=len(population.slots),
         blueprints=population.blueprints,
         precision=engine.precision,
@@ -249,13 +249,13 @@ def first_of(part: TaskPart, count: int) -> TaskPart:
 def _step_time(engine: VectorizedEngine, prepare: Callable[[VectorizedEngine], None]) -> StepTime:
     """The mean of a few steps, after some that warm up."""
     timed = TimedEngine(engine, WaitPolicy(ScoreReward(engine.spec.upkeep)), prepare)
-    timed.turn(WARM_STEPS[engine.device.type])
-    turn = timed.turn(TIMED_STEPS)
+    timed.time_steps(WARM_STEPS[engine.device.type])
+    turn = timed.time_steps(TIMED_STEPS)
     engine.step = 0
     return mean_step(turn)
 
 
-def mean_step(turn: Turn) -> StepTime:
+def mean_step(turn: StepTimings) -> StepTime:
     """A step of a turn, on average."""
     train, validation = (turn.device_seconds[name] for name in ("train", "validation"))
     rest = max(0.0, turn.seconds - train - validation)
@@ -273,4 +273,4 @@ def _grow_half(engine: VectorizedEngine) -> None:
     kind = int(fits_SK.sum(axis=0).argmax())
     wanted_ES = half_of_slots_live(population.members, len(population.slots))
     placed_ES = np.where(fits_SK[:, kind], wanted_ES, np.int8(SeedStage.DORMANT))
-    spread_stages(population, population.blueprints[kind], placed_ES)
+    set_seed_stages(population, population.blueprints[kind], placed_ES)

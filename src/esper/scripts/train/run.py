@@ -12,9 +12,9 @@ from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.round_results import (
     RunResult,
-    StageDiary,
-    paid_for_length,
-    result_of,
+    StageRecorder,
+    charge_for_length,
+    make_run_result,
     run_round,
 )
 
@@ -25,7 +25,7 @@ def run(config: Train, spec: TaskSpec) -> RunResult:
     longer = spec.lengthened(parsed.longer)
     policy = config.make_policy(longer, ScoreReward(spec.upkeep))
     engine = VectorizedEngine(longer, config.engine_config(), data=spec.load(config.data_dir))
-    diary, folder = StageDiary(), recording.telemetry_dir
+    diary, folder = StageRecorder(), recording.telemetry_dir
     level = TelemetryConfig(level=recording.level)
     with (
         shown_progress(recording),
@@ -36,6 +36,6 @@ def run(config: Train, spec: TaskSpec) -> RunResult:
         listeners = ListenerGroup([diary, *telemetry.listeners])
         rounds = [run_round(engine, policy, diary, listeners) for _ in range(config.rounds)]
     length = longer.episode_length / spec.episode_length
-    rounds = [paid_for_length(done, length, spec.score) for done in rounds]
+    rounds = [charge_for_length(done, length, spec.score) for done in rounds]
     events = f"{hub.report()} ({folder})" if folder else ""
-    return result_of(engine, rounds, diary, events)
+    return make_run_result(engine, rounds, diary, events)

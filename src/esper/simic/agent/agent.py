@@ -37,7 +37,7 @@ from esper.simic.control.normalizers import ObservationNormalizer, RewardNormali
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.distribution import action_uniforms
-from esper.tamiyo.heads import heads_needed
+from esper.tamiyo.heads import required_heads
 from esper.tamiyo.inputs import Observation
 from esper.tamiyo.masks import forced_members
 from esper.tamiyo.network import PolicyNetwork, PolicyState
@@ -143,7 +143,7 @@ class PPOAgent:
             uniform_EA = action_uniforms(self.seed, round_index, step, numbers)
             epsilon = self.exploration if learning else 0.0
         legal_O = np.asarray(masks.op_EO.any(axis=0))
-        needed = heads_needed(legal_O)
+        needed = required_heads(legal_O)
         question = Question(self._scaled(obs), masks, state, epsilon, uniform_EA, needed)
         answer = self._answer(question)
         decision = _to_host(answer.outputs_EX)

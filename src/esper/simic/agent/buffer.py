@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.errors import EsperError
-from esper.tamiyo.heads import heads_needed
+from esper.tamiyo.heads import required_heads
 from esper.tamiyo.inputs import FIXED_CHOICES, MaskTensors, PolicyInputs
 from esper.tamiyo.network import PolicyState
 from esper.tamiyo.network_config import PolicySpec
@@ -225,5 +225,5 @@ class RolloutBuffer:
             of(self.choice_TEA),
             of(self.log_prob_TEA),
             self.epsilon_T11[:steps],
-            heads_needed(self.legal_O),
+            required_heads(self.legal_O),
         )

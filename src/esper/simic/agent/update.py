@@ -196,7 +196,7 @@ def ppo_losses(
         clip_fraction = _mean((moved_TM.abs() > config.clip).float(), decided_TM)
         figures = [policy_loss, value_loss, entropy_A.sum(), approx_kl, clip_fraction]
         figures += [1.0 + x for x in (_mean(moved_TM, decided_TM), moved_TM.min(), moved_TM.max())]
-        used_A = _mean(choices.counts_A.float(), decided_TM)  # 0 / 0: never used, NaN
+        used_A = _mean(choices.used_A.float(), decided_TM)  # 0 / 0: never used, NaN
     known_A = entropy_A.detach() / used_A
     return Losses(total, approx_kl, [figure.detach() for figure in figures], known_A)
 

@@ -17,7 +17,7 @@ from esper.leyline.payloads import StepPhase
 from esper.leyline.records import StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.stages import SeedStage
-from esper.tamiyo.actions import COUNTS_OA
+from esper.tamiyo.actions import HEAD_USED_OA
 
 _O, _A, _Z, _F = len(LifecycleOp), len(ActionHead), len(SeedStage), len(StepPhase)
 
@@ -41,7 +41,7 @@ class MaskStats(ArrayStruct):
     @classmethod
     def of(cls, masks: ActionMasks, actions: ActionSpec) -> MaskStats:
         """One step of all members."""
-        counts_EA = COUNTS_OA[actions.op]
+        counts_EA = HEAD_USED_OA[actions.op]
         left_EA, size_A = _choices_left(masks, actions, counts_EA)
         return cls(
             steps_A=counts_EA.sum(axis=0),

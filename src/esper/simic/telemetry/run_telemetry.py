@@ -21,9 +21,9 @@ from esper.nissa.hub import TelemetryHub
 from esper.nissa.process_hub import get_hub
 from esper.simic.telemetry.listener import RunTally, TelemetryListener
 from esper.tasks.spec import TaskSpec
+from esper.tolaria.device_info import describe_device
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
-from esper.tolaria.machine import describe
 
 
 class RunTelemetry:
@@ -54,7 +54,7 @@ class RunTelemetry:
 
     def run_started(self, engine: VectorizedEngine, policy: str) -> None:
         """Emit RUN_STARTED with what the engine runs on."""
-        configure_slot_telemetry(engine.watch, self._config)
+        configure_slot_telemetry(engine.slot_events, self._config)
         started = describe_run(engine, policy, self._rounds)
         for listener in self.listeners:
             listener.run_started(started)
@@ -99,7 +99,7 @@ def describe_run(engine: VectorizedEngine, policy: str, rounds: int) -> RunStart
     """The payload of RUN_STARTED."""
     spec, config, choice = engine.spec, engine.config, engine.env.model.choice
     assert choice is not None  # the engine showed the population an input
-    machine = describe(engine.device)
+    machine = describe_device(engine.device)
     return RunStarted(
         run_name=f"{policy} on {spec.name}",
         task=spec.name,
@@ -119,6 +119,6 @@ def describe_run(engine: VectorizedEngine, policy: str, rounds: int) -> RunStart
         versions=(("python", machine["python"]), ("torch", machine["torch"])),
         slot_ids=engine.env.model.slots,
         blueprints=engine.env.model.blueprints,
-        host_params=engine.book.host_params,
-        host_macs=engine.book.host_macs,
+        host_params=engine.episode.host_params,
+        host_macs=engine.episode.host_macs,
     )

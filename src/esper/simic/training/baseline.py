@@ -31,4 +31,4 @@ def wait_curve(
     seed = stream_seed(config.seed, "wait baseline") & SEED_BITS
     engine = VectorizedEngine(spec, replace(config, seed=seed, rollout_steps=None), data=data)
     engine.run_rollout(WaitPolicy())
-    return tuple(map(float, engine.book.score_TE.mean(axis=1)))
+    return tuple(map(float, engine.episode.score_TE.mean(axis=1)))

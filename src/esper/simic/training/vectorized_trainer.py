@@ -99,7 +99,7 @@ class VectorizedPPOTrainer:
         record."""
         if self.listeners:
             level = max(listener.level for listener in self.listeners)
-            configure_slot_telemetry(self.engine.watch, TelemetryConfig(level=level))
+            configure_slot_telemetry(self.engine.slot_events, TelemetryConfig(level=level))
         agent = self.client.agent
         for listener in self.listeners:
             listener.set_learner(agent.learning_rate, agent.entropy_coef)

@@ -9,11 +9,11 @@ import torch
 
 from esper.tasks.registry import get_task_spec
 from esper.tolaria import EngineConfig, VectorizedEngine
-from esper.tolaria.memory_need import (
+from esper.tolaria.memory_check import (
     free_bytes,
     history_bytes,
     input_bytes,
-    order_bytes,
+    permutation_bytes,
     require_memory,
 )
 from support import refused
@@ -44,7 +44,7 @@ def test_what_cannot_fit_is_refused_with_what_it_takes_and_what_is_free(large, d
     spec = replace(SPEC, **large)
     line = refused(lambda: require_memory(spec, data, 1000, CPU, "--evaluation-envs"))
     assert "out of memory on cpu with E=1000 members" in line
-    assert "GiB are free" in line
+    assert "GiB is free" in line
     assert "lower --evaluation-envs" in line
 
 
@@ -58,12 +58,12 @@ def test_no_more_is_counted_than_an_engine_holds(data):
     """What is counted as a lower bound is there, byte for byte, in an engine that runs."""
     spec = replace(SPEC, batch_size=16, batches_per_step=2, episode_length=5)
     engine = VectorizedEngine(spec, EngineConfig(members=3, device="cpu"), data=data)
-    batches, book = engine.batches, engine.book
+    batches, episode = engine.batches, engine.episode
     order_EMB = batches._make_order(0)
     x, _ = next(batches.step(0))
-    held = x.nbytes + batches._whole_EB.nbytes
+    held = x.nbytes + batches._all_rows_EB.nbytes
     assert input_bytes(spec, 3) <= held
     epoch = batches._epochs[0]
-    assert order_bytes(spec, data, 3) == 2 * epoch.nbytes + order_EMB.nbytes
-    histories = [value for value in vars(book).values() if getattr(value, "ndim", 0) == 2]
+    assert permutation_bytes(spec, data, 3) == 2 * epoch.nbytes + order_EMB.nbytes
+    histories = [value for value in vars(episode).values() if getattr(value, "ndim", 0) == 2]
     assert history_bytes(spec, 3) == sum(history.nbytes for history in histories)

@@ -1,4 +1,4 @@
-"""What a command computes on: the device it was asked for, in words."""
+"""Description of the device and software versions, for reports and benchmarks."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Final
 
 import torch
 
-from esper.tolaria.runtime import CUBLAS_EXACT, CUBLAS_SETTING
-
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _NVIDIA_DRIVER: Final = Path("/sys/module/nvidia/version")
 
 
-def describe(device: torch.device) -> dict[str, str]:
-    """What belongs beside every number that was measured."""
+def describe_device(device: torch.device) -> dict[str, str]:
+    """Return the device name, CPU cores and threads, and versions, as strings."""
     return {
         "device": f"{device} ({_device_name(device)})",
         "cores": str(os.cpu_count()),
@@ -26,20 +24,8 @@ def describe(device: torch.device) -> dict[str, str]:
     } | _driver(device)
 
 
-def ask_for_exact_sums() -> None:
-    """Tell cuBLAS, before it is first used, to take the same path always: what `exact` needs."""
-    os.environ.setdefault(CUBLAS_SETTING, CUBLAS_EXACT[0])
-
-
-def wait_for(device: torch.device) -> None:
-    """Until the device has done all it was asked for: to time something, never in a step."""
-    if device.type == "cuda":
-        # SYNC: what times steps waits between them; no step calls this.
-        torch.cuda.synchronize(device)
-
-
 def _driver(device: torch.device) -> dict[str, str]:
-    """Driver and CUDA of a GPU; nothing on a CPU."""
+    """Driver and CUDA version of a GPU; empty for a CPU."""
     if device.type != "cuda":
         return {}
     known = _NVIDIA_DRIVER.exists()
