@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from hot_path_config import (
     IN_WORDS,
     MIX,
@@ -87,7 +87,7 @@ class BenchmarkHotPath(HotPath):
 
 def main() -> int:
     """The command."""
-    return enter(BenchmarkHotPath, benchmark)
+    return run_command(BenchmarkHotPath, benchmark)
 
 
 def benchmark(config: BenchmarkHotPath) -> None:

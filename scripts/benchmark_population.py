@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from population_timing import Timing
@@ -55,7 +55,7 @@ class BenchmarkPopulation:
 
 def main() -> int:
     """The command."""
-    return enter(BenchmarkPopulation, benchmark)
+    return run_command(BenchmarkPopulation, benchmark)
 
 
 def benchmark(config: BenchmarkPopulation) -> None:

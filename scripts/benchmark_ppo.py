@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,7 +74,7 @@ class BenchmarkPPO:
 
 def main() -> int:
     """The command."""
-    return enter(BenchmarkPPO, benchmark)
+    return run_command(BenchmarkPPO, benchmark)
 
 
 def benchmark(config: BenchmarkPPO) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -77,7 +77,7 @@ class RoundTime:
 
 def main() -> int:
     """The command."""
-    return enter(BenchmarkShare, benchmark)
+    return run_command(BenchmarkShare, benchmark)
 
 
 def benchmark(config: BenchmarkShare) -> None:

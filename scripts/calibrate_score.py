@@ -22,7 +22,7 @@ import tyro
 
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError, reason_of, shown
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.storage.sealed_json import parse_json
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Verdict:
 
 def main() -> int:
     """The command."""
-    return enter(CalibrateScore, calibrate)
+    return run_command(CalibrateScore, calibrate)
 
 
 def calibrate(config: CalibrateScore) -> None:

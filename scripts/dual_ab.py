@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.simic.rewards.config import RewardConfig, RewardFamily, RewardMode
 
@@ -97,7 +97,7 @@ class DualAb:
 
 def main() -> int:
     """The command."""
-    return enter(DualAb, compare)
+    return run_command(DualAb, compare)
 
 
 def compare(config: DualAb) -> None:
@@ -105,7 +105,7 @@ def compare(config: DualAb) -> None:
     config.check()
     training = config.training_config()
     spec = training.task.spec()
-    from esper.scripts.cli.report_files import json_file, written_first
+    from esper.scripts.cli.report_files import json_file, write_before_printing
     from esper.storage.atomic import require_not_folders, require_writable
 
     name = f"dual_ab_{spec.name}_{config.a}_{config.b}"
@@ -128,7 +128,9 @@ def compare(config: DualAb) -> None:
         on_round=None if config.quiet else _tell,
     )
     record = json_file(numbers, _numbers(training, found))
-    with written_first(record, (picture, lambda path: _draw(path, config, found, spec.name))):
+    with write_before_printing(
+        record, (picture, lambda path: _draw(path, config, found, spec.name))
+    ):
         _print(config, found, picture, numbers)
 
 

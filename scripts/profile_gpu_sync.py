@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.compute import ExecutorName
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from hot_path_config import HotPath, require_positive
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ProfileGpuSync(HotPath):
 
 def main() -> int:
     """The command."""
-    return enter(ProfileGpuSync, look)
+    return run_command(ProfileGpuSync, look)
 
 
 def look(config: ProfileGpuSync) -> int:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from esper.leyline.compute import ExecutorName
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from hot_path_config import HotPath, first_samples, require_positive
 
 WARM_UP = 2
@@ -53,7 +53,7 @@ class ProfileOperations(HotPath):
 
 def main() -> int:
     """The command."""
-    return enter(ProfileOperations, measure)
+    return run_command(ProfileOperations, measure)
 
 
 def measure(config: ProfileOperations) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import require_training_seed
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.scripts.cli.report_files import json_bytes
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Found:
 
 def main() -> int:
     """The command."""
-    return enter(SearchTopologies, search)
+    return run_command(SearchTopologies, search)
 
 
 def search(config: SearchTopologies) -> None:

@@ -92,7 +92,7 @@ def kill_complaint(outcome: Outcome, number: signal.Signals, place: Path) -> str
 
 def is_done(outcome: Outcome) -> bool:
     """The last thing a whole run prints, after its report is written."""
-    return outcome.status == 0 and "judge it again" in outcome.output
+    return outcome.status == 0 and "evaluate again with" in outcome.output
 
 
 # ---- the fuzz -----------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def trained(root: Path, config: TrainingConfig, **settings: Any) -> Path:
         return folder.path
 
 
-def gone_on(
+def resumed_run(
     path: Path, config: TrainingConfig | None = None, run: bool = True, **settings: Any
 ) -> Resumed:
     """Resume a run; `run` False stops before the first round."""

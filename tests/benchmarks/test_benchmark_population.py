@@ -9,13 +9,13 @@ import pytest
 from benchmark_population import BenchmarkPopulation, benchmark
 from esper.kasmina import CNNHost, Population
 from esper.leyline.stages import SeedStage
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.tolaria.stage_mix import every_slot_live, spread_stages
 from population_timing import BLUEPRINT, SLOTS
 
 
 def call(*flags: str) -> int:
-    return enter(BenchmarkPopulation, benchmark, flags)
+    return run_command(BenchmarkPopulation, benchmark, flags)
 
 
 @pytest.mark.parametrize("members", [1, 4])

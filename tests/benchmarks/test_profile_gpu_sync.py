@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import sync_sites
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from profile_gpu_sync import ProfileGpuSync, look
 from sync_sites import (
     NOT_IN_A_STEP,
@@ -39,7 +39,7 @@ FLAGS = [
 
 
 def call(*flags: str) -> int:
-    return enter(ProfileGpuSync, look, flags)
+    return run_command(ProfileGpuSync, look, flags)
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from search_topologies import SearchTopologies, search
 
 SMALL = ("--task", "synthetic", "--episode-length", "2", "--device", "cpu", "--profile", "exact")
 
 
 def call(*flags: object) -> int:
-    return enter(SearchTopologies, search, [str(flag) for flag in flags])
+    return run_command(SearchTopologies, search, [str(flag) for flag in flags])
 
 
 def test_all_combinations_are_ranked_by_score(tmp_path, capsys):

@@ -62,11 +62,11 @@ def test_a_controller_that_cannot_play_is_refused_in_one_line(run, tmp_path, cap
         ([tmp_path / "nowhere"], "does not exist"),
         ([tmp_path], "has no run.json"),
         (["--envs", "3"], "name the checkpoint before any flag"),
-        ([run, "--blueprints", "norm"], "this controller grows norm, conv_light"),
+        ([run, "--blueprints", "norm"], "this controller was trained with norm, conv_light"),
         ([run, "--task", "tinyshakespeare"], "blueprint"),
         ([run, "--task", "cifar_baseline"], "--data synthetic"),
         ([run, "--device", "cuda:9"], "cuda:9"),
-        ([damaged], "has no whole checkpoint"),
+        ([damaged], "has no valid checkpoint"),
     ):
         assert evaluate.main([str(word) for word in words]) == 2, words
         said = capsys.readouterr().err
@@ -129,7 +129,7 @@ def test_the_doctor_times_a_task_without_its_data_on_made_up_ones(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
     assert doctor.main(["--task", "mnist1d", "--device", "cpu", "--envs", "2"]) == 0
-    assert "mnist1d (made-up data), 2 members" in capsys.readouterr().out
+    assert "mnist1d (synthetic data), 2 members" in capsys.readouterr().out
     assert doctor.main(["--device", "cuda:9"]) == 2
     assert "cuda:9" in capsys.readouterr().err
     assert doctor.main(["--task", "mnst1d"]) == 2

@@ -25,7 +25,7 @@ from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train import main
 from esper.scripts.train.config import read_train
 from esper.scripts.train.learner_config import read_train_ppo
-from esper.scripts.train.report import file_name_of, place_of_report
+from esper.scripts.train.report import file_name_of, report_paths
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.folder import (
@@ -123,7 +123,7 @@ def test_waiting_longer_is_paid_for_as_in_a_comparison(tmp_path):
     ],
 )
 def test_every_word_is_a_sane_file_name(word, name):
-    places = place_of_report(read_train(word, ["--out", "here"]), "task")
+    places = report_paths(read_train(word, ["--out", "here"]), "task")
     assert places == (Path(f"here/train_{name}_task.png"), Path(f"here/train_{name}_task.json"))
 
 
@@ -334,7 +334,7 @@ def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp
     assert (told.evaluation_envs, told.data_dir, told.recording.telemetry) == (5, None, "off")
     assert read_session_settings(run).evaluation_envs == 3, "asking changes nothing"
     with RunFolder.open(run) as folder:
-        folder.note_session_settings(told.session)
+        folder.save_session_settings(told.session)
     again = read_train_ppo(["--resume", str(run)])
     assert again.session == told.session == SessionSettings(5, None, "off", None)
     assert read_train_ppo(LEARN[1:]).session == SessionSettings(3), "a new run has its own"
@@ -390,7 +390,10 @@ def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, 
         assert word in said, word
     assert call("ppo", "--resume", run, "--dry-run") == 0
     assert "0 rounds of 9 steps = 0 steps" in capsys.readouterr().out
-    for flags, word in ((("--rounds", "1"), "2 rounds behind it"), (("--envs", "5"), "envs is 2")):
+    for flags, word in (
+        (("--rounds", "1"), "already has 2 rounds"),
+        (("--envs", "5"), "envs is 2"),
+    ):
         assert call("ppo", "--resume", run, *flags, "--dry-run") == 2
         assert word in capsys.readouterr().err
     assert contents(run) == before, "nothing was written"
@@ -405,7 +408,7 @@ def test_the_plan_says_what_the_run_would_go_on_without(learnt, tmp_path, capsys
     said = capsys.readouterr().out
     assert "1 of 2 rounds are done, 1 left" in said
     assert "round-000002" in said
-    assert "the run would go on without it" in said
+    assert "the run would resume without it" in said
     assert contents(run) == before, "nothing was set aside"
 
 

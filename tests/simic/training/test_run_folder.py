@@ -268,7 +268,7 @@ BROKEN = {
     "not json": ("run.json", "not JSON"),
     "another schema": ("run.json", "update esper"),
     "a field of the future": ("config.json", "unknown field 'roundz'"),
-    "no config": ("config.json", "is missing, and no whole checkpoint has the settings"),
+    "no config": ("config.json", "is missing, and no valid checkpoint has the settings"),
 }
 
 

@@ -1,7 +1,7 @@
-"""The entry point of the learner: `train_ppo_vectorized`, the one place where a run is assembled.
+"""`train_ppo_vectorized`, the entry point of PPO training and the only place that assembles a run.
 
-A config becomes engine, agent, client and trainer (`make_trainer`); a run folder adds checkpoints,
-resume and clean stops; sinks add telemetry. `esper train ppo` calls it, too.
+`make_trainer` builds engine, agent, client and trainer from a config; a run folder adds
+checkpoints, resume and stop signals; sinks add telemetry. `esper train ppo` calls it.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def train_ppo_vectorized(
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> tuple[PPOAgent, list[RoundRecord]]:
-    """Train a controller with PPO; returns the agent and a record of each round.
+    """Train a controller with PPO; returns the agent and one record per round.
 
-    run_dir: folder of the run, created here, or an open `RunFolder`; None writes nothing to disk.
+    run_dir: run folder to create, or an open `RunFolder`; None writes nothing to disk.
         With a folder, SIGINT, SIGTERM and SIGHUP stop the run after the current step: it is saved,
         and `Interrupted` is raised.
-    resume: continue the run in `run_dir` from its newest whole checkpoint; `config` None takes the
+    resume: continue the run in `run_dir` from its newest valid checkpoint; `config` None takes the
         settings of the run. `on_resume` is called before the first round.
-    sinks, telemetry: where events go and how many; the process's hub (`get_hub`) gets them, too.
+    sinks, telemetry: where events go and at which level; the process hub (`get_hub`) gets them too.
     checkpoint_every, keep: rounds between checkpoints, and how many are kept besides the best;
-        a resumed run has its own values as defaults.
-    listeners: hear every rollout; `TelemetryListener`s among them hear updates as well.
+        a resumed run defaults to its own values.
+    listeners: notified of every rollout; `TelemetryListener`s are notified of updates as well.
     reward, spec, data: replace the config's reward, its task, and the task's data.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -68,10 +68,10 @@ def train_ppo_vectorized(
     from esper.device.selection import parse_device
     from esper.leyline.telemetry import TelemetryConfig
     from esper.simic.telemetry.run_telemetry import run_telemetry
-    from esper.simic.training.runs.resume import announce
+    from esper.simic.training.runs.resume import emit_resumed
     from esper.simic.training.runs.session import FolderSession
 
-    with _opened(run_dir, resume, config) as folder:
+    with _open_folder(run_dir, resume, config) as folder:
         if folder is not None and resume:
             config = config or folder.config
             _require_trusted(config, spec, folder)
@@ -99,7 +99,7 @@ def train_ppo_vectorized(
             resumed = session.begin(trainer)
             events.run_started(trainer.engine, POLICY)
             if resumed is not None:
-                announce(resumed)
+                emit_resumed(resumed)
                 if on_resume is not None:
                     on_resume(resumed)
             return trainer.client.agent, session.run(trainer)
@@ -114,7 +114,7 @@ def make_trainer(
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> VectorizedPPOTrainer:
-    """Engine, agent, client and trainer of a run, for callers that drive rounds themselves."""
+    """Build engine, agent, client and trainer, for callers that drive the rounds themselves."""
     from esper.simic.agent.agent import PPOAgent
     from esper.simic.client import SimicClient, policy_spec
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -126,7 +126,7 @@ def make_trainer(
     agent = PPOAgent(
         policy_spec(engine.env.model.blueprints), config.ppo, config.seed, engine.device
     )
-    config.population.choose_graphs(agent)
+    config.population.configure_graphs(agent)
     client = SimicClient(
         agent,
         reward or _reward(config, spec, data),
@@ -137,21 +137,21 @@ def make_trainer(
 
 
 def _reward(config: TrainingConfig, spec: TaskSpec, data: TaskData | None) -> RewardProtocol:
-    """The config's reward; the learning curve of the bare host is measured if it needs one."""
+    """Build the config's reward; measures the wait baseline if the reward needs it."""
     from esper.simic.rewards.factory import make_reward
-    from esper.simic.training.baseline import wait_curve
+    from esper.simic.training.baseline import measure_wait_baseline
 
     curve = None
     if config.reward.wait_baseline:
-        curve = wait_curve(spec, config.engine_config(), data)
+        curve = measure_wait_baseline(spec, config.engine_config(), data)
     return make_reward(config.reward, spec.upkeep, curve)
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_folder(
     run_dir: Path | RunFolder | None, resume: bool, config: TrainingConfig | None
 ) -> Iterator[RunFolder | None]:
-    """The folder of the run, locked; one that the caller opened stays open."""
+    """Open or create the run folder, locked; one that the caller opened stays open."""
     from esper.simic.training.runs.folder import RunFolder
 
     if run_dir is None:
@@ -170,12 +170,12 @@ def _opened(
         try:
             yield folder
         except BaseException:
-            folder.discard_unused()  # refused before it trained: leave nothing behind
+            folder.discard_unused()  # failed before training: leave nothing behind
             raise
 
 
 def _require_trusted(config: TrainingConfig, spec: TaskSpec | None, folder: RunFolder) -> None:
-    """A run folder may come from others: code it names is run only if the caller asks for it."""
+    """Raise if the run folder names a task file: it may be untrusted code."""
     from esper.tasks.outside import is_file_reference
 
     if spec is None and is_file_reference(config.task.name):
