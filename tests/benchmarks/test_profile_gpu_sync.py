@@ -9,7 +9,7 @@ import torch
 
 import sync_sites
 from esper.scripts.cli.command import run_command
-from profile_gpu_sync import ProfileGpuSync, look
+from profile_gpu_sync import ProfileGpuSync, profile
 from sync_sites import (
     NOT_IN_A_STEP,
     ON_THE_HOST,
@@ -39,7 +39,7 @@ FLAGS = [
 
 
 def call(*flags: str) -> int:
-    return run_command(ProfileGpuSync, look, flags)
+    return run_command(ProfileGpuSync, profile, flags)
 
 
 @pytest.fixture
