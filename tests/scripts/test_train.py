@@ -179,7 +179,7 @@ def test_every_word_of_a_comparison_is_taken_or_refused_in_one_line(
 def test_a_flag_that_is_gone_says_what_to_write_instead(words, says, capsys):
     assert call(*words) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {words[1].partition('=')[0]} is gone: {says}")
+    assert said.startswith(f"error: {words[1].partition('=')[0]} was removed: {says}")
     assert said.count("\n") == 1
 
 
@@ -229,7 +229,7 @@ def learnt(tmp_path_factory) -> tuple[Path, str]:
 
 def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     run, said = learnt
-    for word in ("round 2/2", "3 episodes", "ppo ahead by", "heuristic", "wait", "random"):
+    for word in ("round 2/2", "3 episodes", "ppo minus policy", "heuristic", "wait", "random"):
         assert word in said, word
     record = json.loads((run / "report" / "learning.json").read_text())
     assert [done["round_index"] for done in record["history"]] == [0, 1]
