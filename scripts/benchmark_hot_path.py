@@ -84,7 +84,7 @@ class BenchmarkHotPath(HotPath):
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(BenchmarkHotPath, benchmark)
 
 

@@ -54,7 +54,7 @@ class BenchmarkPopulation:
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(BenchmarkPopulation, benchmark)
 
 

@@ -73,7 +73,7 @@ class BenchmarkPPO:
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(BenchmarkPPO, benchmark)
 
 

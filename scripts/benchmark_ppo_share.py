@@ -76,7 +76,7 @@ class RoundTime:
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(BenchmarkShare, benchmark)
 
 

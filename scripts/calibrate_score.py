@@ -120,7 +120,7 @@ class Verdict:
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(CalibrateScore, calibrate)
 
 
@@ -214,7 +214,7 @@ def _shrunk_to_fit(
 ) -> tuple[Doubles, float]:
     """Accuracies shrunk towards the fit, and their mean standard error.
 
-    The weights are those of a normal prior around the fit: the more members, the more is believed.
+    Weights of a normal prior around the fit: more members, less shrinkage.
     """
     import numpy as np
 
@@ -236,8 +236,8 @@ def _shrunk_to_fit(
 def _terms(slots_K: tuple[tuple[str, ...], ...]) -> Doubles:
     """Design matrix `[K, X]` of the fit: each blueprint in each slot, and the filled slots.
 
-    A fit of as many terms as topologies would say that nothing is noise. Then slots are not told
-    apart: a blueprint counts as often as it stands.
+    With as many terms as topologies the fit would have no residual; then only the count of each
+    blueprint is used, regardless of slots.
     """
     import numpy as np
 
@@ -281,7 +281,7 @@ def _show(found: Searched, verdicts: list[Verdict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{found.task}: first the constants asked for", box=SIMPLE_HEAD)
+    table = Table(title=f"{found.task}: given constants first", box=SIMPLE_HEAD)
     for name in ("c_p, c_m, c_f", "best inside", "score", "best full", "score", "host", "lead"):
         table.add_column(name, justify="left" if name.startswith("best") else "right")
     for v in verdicts:

@@ -96,7 +96,7 @@ class DualAb:
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(DualAb, compare)
 
 

@@ -33,8 +33,8 @@ class ProfileGpuSync(HotPath):
 
     policy: str = "random"
     """random: any legal action, so that seeds come and go. mix: half the slots hold a seed, split
-    evenly between TRAINING, BLENDING and HOLDING, and nobody acts. Or any other policy as `esper
-    train` takes it."""
+    evenly between TRAINING, BLENDING and HOLDING, without actions. Or any policy of `esper
+    train`."""
     envs: int = 8
     """E: members trained in parallel."""
     executor: ExecutorName = "auto"
@@ -54,7 +54,7 @@ class ProfileGpuSync(HotPath):
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(ProfileGpuSync, profile)
 
 

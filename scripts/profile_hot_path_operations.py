@@ -50,7 +50,7 @@ class ProfileOperations(HotPath):
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(ProfileOperations, measure)
 
 

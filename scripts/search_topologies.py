@@ -102,7 +102,7 @@ class TopologyResult:
 
 
 def main() -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(SearchTopologies, search)
 
 

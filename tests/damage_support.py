@@ -1,4 +1,4 @@
-"""Runs commands on run folders that `damage_cases.py` damaged, and says what is wrong."""
+"""Runs commands on run folders damaged by `damage_cases.py` and checks their behaviour."""
 
 from __future__ import annotations
 

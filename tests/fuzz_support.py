@@ -1,4 +1,4 @@
-"""What every fuzz shares: seeds, commands in processes of their own, reports of breaks."""
+"""Shared fuzzing helpers: seeds, commands in processes, failure reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends training commands at random moments and resumes them; says what is wrong with the result."""
+"""Kills training commands at random moments, resumes them and checks the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in folders that go on: what the tests of resuming share."""
+"""Helpers for tests of resuming runs."""
 
 from __future__ import annotations
 

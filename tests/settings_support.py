@@ -1,4 +1,4 @@
-"""Runs cases of `settings_cases.py` as commands, and says what is wrong with how they end."""
+"""Runs cases of `settings_cases.py` as commands and checks how they end."""
 
 from __future__ import annotations
 

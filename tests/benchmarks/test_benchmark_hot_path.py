@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: the stated mix, rows and bytes counted, ratios in pairs."""
+"""The hot-path benchmark: the stated mix, counted rows and bytes, paired ratios."""
 
 import json
 from dataclasses import replace

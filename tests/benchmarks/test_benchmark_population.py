@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: both executors, a third of the slots in each stage."""
+"""The population benchmark: both executors, a third of the slots in each stage."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The learner's share of a round: parts add up to the round, and are the trainer's own."""
+"""The PPO share benchmark: parts add up to the round of the real trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calibration finds the constants under which the best topology leaves a slot empty."""
+"""Calibration finds constants under which the best topology leaves a slot empty."""
 
 from __future__ import annotations
 

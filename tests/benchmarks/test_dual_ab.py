@@ -1,4 +1,4 @@
-"""The command that compares two rewards: a table of scores, a picture, all numbers."""
+"""scripts/dual_ab.py: table, plot and numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines that wait for the device are found: in the source anywhere, in steps on a GPU."""
+"""Synchronising lines are found in the source, and in steps on a GPU."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""Every operation that the design names is timed, in turns, on an engine with seeds in place."""
+"""All documented operations are timed, interleaved, on an engine with seeds."""
 
 import json
 from pathlib import Path

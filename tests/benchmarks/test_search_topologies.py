@@ -1,4 +1,4 @@
-"""Every combination is trained as often as asked for, and ranked by the task's score."""
+"""Every combination is trained as often as configured, and ranked by score."""
 
 from __future__ import annotations
 

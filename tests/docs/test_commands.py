@@ -1,4 +1,4 @@
-"""docs/commands.md and the README: every command in them works, every setting is described."""
+"""docs/commands.md and README: every command works, every setting is described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/runs.md: its example runs as written, and it lists what may change."""
+"""docs/runs.md: its example runs, and it lists the settings that may change."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a command comes to: done, refused in one line, or an error that is a fault of the code."""
+"""Exit status of commands: success, one-line errors, and unexpected exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`compare`, run as people run it: what it writes, what it keeps, and what it promises."""
+"""`esper compare`: output files, saved results and statistics."""
 
 from __future__ import annotations
 

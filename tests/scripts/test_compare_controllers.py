@@ -1,4 +1,4 @@
-"""Saved controllers in a comparison: where they are found, how they act, what is refused."""
+"""Saved controllers in `esper compare`: lookup, acting modes, errors."""
 
 from __future__ import annotations
 

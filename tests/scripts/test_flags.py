@@ -1,4 +1,4 @@
-"""Defaults, preset, file, flags: which one says what a run is set to."""
+"""Precedence of defaults, preset, file and flags; flag syntax."""
 
 from __future__ import annotations
 

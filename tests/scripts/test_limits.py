@@ -1,4 +1,4 @@
-"""Settings beyond any machine, and files that are none: one short line, and nothing is written."""
+"""Out-of-range settings and invalid files: one short error line, nothing written."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_a_file_that_says_what_no_setting_can_be_is_one_short_line(name, content
     assert len(line) < 350 + len(str(path))
 
 
-# ---- what is left to the door --------------------------------------------------------------------
+# ---- errors outside of the settings --------------------------------------------------------------
 
 
 def test_memory_that_runs_out_anywhere_is_one_line(capsys):

@@ -1,4 +1,4 @@
-"""Commands as processes: output that nobody takes, terminals that close, signals, odd paths.
+"""Commands as processes: closed output, closed terminals, signals, unusual paths.
 
 Where torch is needed, processes are forked by one that has imported it (`process_driver.py`); the
 rest are fresh interpreters.

@@ -1,4 +1,4 @@
-"""Files of a report are written before it is printed; nothing in their way is met at the end."""
+"""Report files are written before printing; obstacles are detected before the run."""
 
 from __future__ import annotations
 

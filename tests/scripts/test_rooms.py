@@ -1,4 +1,4 @@
-"""`esper eval`, `esper runs` and `esper doctor`, on a run that is there and on what is not."""
+"""`esper eval`, `esper runs` and `esper doctor`, on valid and missing runs."""
 
 from __future__ import annotations
 

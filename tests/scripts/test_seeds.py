@@ -1,4 +1,4 @@
-"""Seeds of 64 bits: refused beyond them wherever one enters, and kept exactly wherever one goes."""
+"""64-bit seeds: larger ones are rejected everywhere, valid ones are kept exactly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams of a command: they never raise, and what was lost is known."""
+"""Standard streams of a command never raise, and lost output is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals that end a command: SIGTERM and SIGHUP as Ctrl-C, ignored ones left alone."""
+"""SIGTERM and SIGHUP end a command like Ctrl-C; ignored signals are left alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`train`, run as people run it: every policy, what it writes, what it refuses."""
+"""`esper train`: every policy, its output files and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task file is run if the command line names it or a person agrees; other files cannot."""
+"""Task files run only if the command line names them or the user agrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client: what the engine paid is what is learnt from, ends and cuts are where they belong."""
+"""SimicClient: stored rewards, terminals and truncations match the engine's."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Doctor:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(Doctor, examine, argv)
 
 
@@ -81,9 +81,9 @@ def device_lines(config: Doctor) -> list[str]:
     else:
         built = torch.version.cuda or "none: this torch is built for CPUs"
         lines.append(f"no GPU in use (torch's CUDA version: {built})")
-    asked = os.environ.get("OMP_NUM_THREADS", "not set")
+    omp = os.environ.get("OMP_NUM_THREADS", "not set")
     lines.append(
-        f"{found['threads']} torch threads on {found['cores']} cores (OMP_NUM_THREADS {asked}; "
+        f"{found['threads']} torch threads on {found['cores']} cores (OMP_NUM_THREADS {omp}; "
         f"on small hosts 1 is often fastest)"
     )
     return lines

@@ -56,7 +56,7 @@ class Evaluate:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     return exit_status_of(lambda: evaluate(sys.argv[1:] if argv is None else argv))
 
 

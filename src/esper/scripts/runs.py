@@ -36,7 +36,7 @@ class ListRuns:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(ListRuns, show_runs, argv)
 
 

@@ -34,7 +34,7 @@ class ListTasks:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     return run_command(ListTasks, show_tasks, argv)
 
 

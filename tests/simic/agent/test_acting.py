@@ -1,4 +1,4 @@
-"""Acting by replay: the numbers of the plain step, and nothing handed out is written to again.
+"""Graph replay of `act`: same numbers as eager, and results are never overwritten.
 
 The stand-in records the work of a step and runs that very work again, whatever the caller has in
 mind by then; between steps every room is filled with rubbish, as other graphs of the pool would.

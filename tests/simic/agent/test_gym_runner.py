@@ -1,4 +1,4 @@
-"""The adapter plays by an environment's rules: masks, both kinds of end, values beyond a cut."""
+"""The Gymnasium adapter: masks, terminals, truncation and bootstrap values."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A controller moves to other hosts: more slots, blueprints in another order, new ones, fewer."""
+"""Agents on other hosts: more slots, reordered, new or fewer blueprints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PPO that is PPO: ratios, clipping, hidden states, limits, schedules; all reproducible."""
+"""The PPO update: ratios, clipping, hidden states, limits, schedules, reproducibility."""
 
 import math
 from dataclasses import replace

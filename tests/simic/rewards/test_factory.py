@@ -1,4 +1,4 @@
-"""Making rewards: names, wrong settings, the baseline curve, saving and resuming, one's own."""
+"""`make_reward`: names, invalid settings, baseline curve, state, custom rewards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that hold for every mode and family, on stories played by the real lifecycle."""
+"""Properties of every mode and family, on stories run by the real lifecycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the last few and the best, damage found and passed over."""
+"""Checkpoints: atomic, retention, and damage detected and skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asked to stop: saved, and gone on with later. Asked twice: gone at once, checkpoints whole."""
+"""One stop signal saves and exits; a second one exits at once with valid checkpoints."""
 
 from __future__ import annotations
 

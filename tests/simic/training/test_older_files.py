@@ -1,4 +1,4 @@
-"""Files of an older Esper: read with what was done then, and gone on with to the same bits."""
+"""Files of older versions are read with the earlier behaviour and resume to the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed and gone on with: the same bits. Another run than was saved: refused by name."""
+"""Killed and resumed runs are bit-identical; changed experiments raise by name."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_changes_are_found_and_only_those(rounds, rate, seed):
         assert "seed" in refused(lambda: check_changes(before, replace(now, seed=seed)))
 
 
-# ---- what is told -------------------------------------------------------------------------------
+# ---- notes ---------------------------------------------------------------------------------------
 
 
 def test_other_versions_are_told(copied, monkeypatch):

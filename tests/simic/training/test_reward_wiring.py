@@ -1,4 +1,4 @@
-"""What the config says is paid is what the trainer's client pays, whatever the mode."""
+"""The trainer's client uses the configured reward, for every mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders: whole from the start, one trainer at a time, readable whatever became of them."""
+"""Run folders: created atomically, one trainer at a time, readable in any state."""
 
 from __future__ import annotations
 

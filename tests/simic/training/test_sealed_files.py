@@ -1,4 +1,4 @@
-"""JSON files of a run folder decide how it goes on: damage is never taken for settings."""
+"""Checksums of the JSON files of a run folder: damage is never taken for settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One history: a checkpoint that could not be read never takes a run back that went on without it.
+"""Unreadable checkpoints are moved aside and never take a resumed run back.
 
 What must hold: all checkpoints under a `round-` name are of the history that the last session went
 on in; whatever cannot be read is kept, byte for byte, under another name.

@@ -1,4 +1,4 @@
-"""The trainer: rounds in order, everyone told, and a run that goes on where it was."""
+"""The trainer: order of rounds, notifications, and resuming."""
 
 from __future__ import annotations
 

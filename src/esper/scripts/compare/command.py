@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     from esper.scripts.compare.config import Compare
 
     return run_command(Compare, compare, argv)

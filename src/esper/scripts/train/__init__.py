@@ -21,7 +21,7 @@ from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     return exit_status_of(lambda: train(sys.argv[1:] if argv is None else argv))
 
 

@@ -124,10 +124,10 @@ def _small_trainer(
     """The run's trainer with all members but minimal host work."""
     whole = full_sizes(spec, data, training.population.envs)
     sizes = replace(smallest_sizes(whole, device, samples=2), members=whole.members)
-    paid = replace(training.reward, wait_baseline=False)  # measuring it takes an episode
+    reward = replace(training.reward, wait_baseline=False)  # measuring it takes an episode
     few = reduced_data(data, sizes)
     few = replace(few, train=take_first(few.train, sizes.batch_size))  # permutations take E x N
-    return make_trainer(replace(training, reward=paid), spec=reduced_spec(spec, sizes), data=few)
+    return make_trainer(replace(training, reward=reward), spec=reduced_spec(spec, sizes), data=few)
 
 
 def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:

@@ -120,13 +120,13 @@ class RolloutBuffer:
             (self.choice_TEA, trace.choice_EA),
             (self.log_prob_TEA, trace.log_prob_EA),
         )
-        for kept, new in pairs:
-            if kept[t].shape != new.shape:
+        for stored, new in pairs:
+            if stored[t].shape != new.shape:
                 raise EsperError(
                     f"rollout step {t}: shape {tuple(new.shape)} does not fit the buffer's "
-                    f"{tuple(kept[t].shape)} (members {self.members}, slots {self.slots})"
+                    f"{tuple(stored[t].shape)} (members {self.members}, slots {self.slots})"
                 )
-            kept[t].copy_(new)
+            stored[t].copy_(new)
         self.epsilon_T11[t] = trace.epsilon
         self.value_TE[t] = trace.value_E
         self.legal_O |= trace.legal_O
@@ -209,8 +209,8 @@ class RolloutBuffer:
         """Return all steps of these members."""
         steps = self.filled
 
-        def of(kept: Tensor) -> Tensor:
-            return kept[:steps].index_select(1, members)
+        def of(stored: Tensor) -> Tensor:
+            return stored[:steps].index_select(1, members)
 
         masks = MaskTensors(
             of(self.op_TEO),

@@ -78,11 +78,11 @@ class FolderSession:
             try:
                 history = trainer.run()
                 self.interrupts.check()
-            except Interrupted as asked:
+            except Interrupted as interrupted:
                 self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
                 done = trainer.engine.round >= trainer.rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
-                raise Interrupted(_stopped(asked, trainer, folder)) from None
+                raise Interrupted(_stopped(interrupted, trainer, folder)) from None
             except BaseException as error:
                 self._save_last_round(trainer, error)
                 raise
@@ -99,10 +99,10 @@ class FolderSession:
             self._folder.end(end, one_line(error) if failed else "")
 
 
-def _stopped(asked: Interrupted, trainer: VectorizedPPOTrainer, folder: RunFolder) -> str:
+def _stopped(interrupted: Interrupted, trainer: VectorizedPPOTrainer, folder: RunFolder) -> str:
     done, rounds = trainer.engine.round, trainer.rounds
     if done >= rounds:
-        return f"stopped by {asked}: all {rounds} rounds are done and saved in {folder.path}"
+        return f"stopped by {interrupted}: all {rounds} rounds are done and saved in {folder.path}"
     found = CheckpointStore(folder.checkpoints).paths()
-    kept = f"{found[-1].name} is saved" if found else "no round was complete"
-    return f"stopped by {asked}: {kept}; resume with --resume {folder.path}"
+    saved = f"{found[-1].name} is saved" if found else "no round was complete"
+    return f"stopped by {interrupted}: {saved}; resume with --resume {folder.path}"
