@@ -161,7 +161,7 @@ def test_exit_status_is_1_where_a_line_says_nothing(
     silent = Site("tolaria/new.py", 7, "x.item()", "", "")
     monkeypatch.setattr(sync_sites, "static_sites", lambda: [silent])
     assert call(*FLAGS, "--device", "cpu", "--out", str(tmp_path / "sync.json")) == 1
-    assert "tolaria/new.py:7: x.item() says nothing" in capsys.readouterr().out
+    assert "tolaria/new.py:7: x.item() has no # SYNC: comment" in capsys.readouterr().out
 
 
 @pytest.mark.cuda

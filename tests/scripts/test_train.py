@@ -239,7 +239,7 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     grown, planted = (record["judged"][name]["outcome"] for name in ("ppo", "static-final"))
     assert planted["blueprint_ES"] == grown["blueprint_ES"]
     assert sum(planted["germinated_E"]) == 0
-    assert "static-final plants what ppo ended with" in said
+    assert "static-final plants the final topologies of ppo" in said
     assert all(len(found["test_E"]) == 3 for found in record["judged"].values())
     assert record["evaluation_seed"] != record["training"]["seed"]
     task = TaskConfig("synthetic", episode_length=9, batch_size=16, batches_per_step=1)

@@ -79,7 +79,7 @@ def test_killed_at_thirty_random_moments_only_the_current_round_is_lost(server, 
 
 
 def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
-    """Stopped in the middle of the second episode: what is gone on from is the end of the first."""
+    """Stopped in the middle of the second episode: it resumes from the end of the first."""
     config = small_run(2, rollout_steps=1)
 
     def stop(trainer, record):

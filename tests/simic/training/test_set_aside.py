@@ -249,7 +249,7 @@ STEPS = st.sampled_from(
 @given(steps=st.lists(STEPS, min_size=10, max_size=25))
 @settings(max_examples=150, deadline=None)
 def test_whatever_breaks_and_comes_back_a_run_stays_in_its_history(tmp_path_factory, steps):
-    """A model knows which checkpoint of a round belongs to the history that is gone on in."""
+    """A model knows which checkpoint of a round belongs to the resumed history."""
     store = CheckpointStore(tmp_path_factory.mktemp("c") / "c", keep=3)
     mine: list[str] = []
     spoilt: set[str] = set()
