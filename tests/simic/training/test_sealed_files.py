@@ -12,7 +12,7 @@ import pytest
 
 from esper.leyline.errors import EsperError
 from esper.scripts import train
-from esper.scripts.evaluate import trained_with
+from esper.scripts.evaluate import training_config
 from esper.simic.training.config_files import resolve
 from esper.simic.training.runs.folder import (
     Retention,
@@ -171,9 +171,9 @@ def test_what_flags_change_is_told_until_a_checkpoint_was_trained_with_it(copied
 
 def test_a_controller_is_judged_under_the_settings_of_its_checkpoint(copied):
     flip_epochs(copied)
-    assert trained_with(copied) == small_run(2)
+    assert training_config(copied) == small_run(2)
     unseal(copied / "config.json")
-    assert trained_with(copied) == small_run(2)
+    assert training_config(copied) == small_run(2)
 
 
 def test_settings_of_a_run_start_another_unless_they_were_edited_under_their_checksum(copied):
