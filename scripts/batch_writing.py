@@ -1,9 +1,9 @@
-"""What writing the input of a train batch costs, beside the training on it.
+"""Times writing the input of a training batch, relative to training on it.
 
-A batch is gathered, augmented and normalised into the buffers that training reads, in the stream
-that trains: its share of both is the most that a second stream and second buffers could save.
-Streamed batches (`--data-placement stream`) are gathered by the host and copied beside the training
-on the batch before; what of that is not hidden is in the time they take between two train batches.
+A batch is gathered, augmented and normalised into the training buffers on the training stream: its
+share of the total is the most that a second stream and double buffering could save. Streamed
+batches (`--data-placement stream`) are gathered by the host and copied while the previous batch
+trains; the part that is not hidden shows up as time between two training batches.
 """
 
 from __future__ import annotations
@@ -22,22 +22,21 @@ from esper.tolaria.runtime import CUDATimer, synchronize_device
 
 @dataclass(frozen=True, slots=True)
 class WritingTime:
-    """Times of one batch of all members, medians over steps; on a GPU between CUDA events."""
+    """Times of one batch of all members, medians over steps; on a GPU measured by CUDA events."""
 
     placement: DataPlacement
     alone_us: float
-    """Batches written one after the other with no training between; the host's work is included."""
+    """Writing batches back to back without training, including host work."""
     write_us: float
-    """A batch written between two train batches: the kernels, and what waits for the host or a
-    copy."""
+    """Writing a batch between two training batches: kernels, and waits for the host or a copy."""
     train_us: float
-    """The training on it."""
+    """Training on the batch."""
     share: float
-    """Of writing in both, between train batches."""
+    """Share of writing in writing plus training."""
 
 
 def writing_times(engine: VectorizedEngine, data: TaskData, steps: int) -> list[WritingTime]:
-    """Data on the device, and on a GPU also streamed; the engine goes on training meanwhile."""
+    """Time data on the device and, on a GPU, streamed data; the engine keeps training."""
     placements: tuple[DataPlacement, ...] = ("device", "stream")
     on_gpu = engine.device.type == "cuda"
     with engine.computing():
@@ -50,7 +49,7 @@ def writing_times(engine: VectorizedEngine, data: TaskData, steps: int) -> list[
 def _placed(
     engine: VectorizedEngine, data: TaskData, placement: DataPlacement
 ) -> SharedBatchIterator:
-    """The engine's batches from data that lie elsewhere."""
+    """The engine's batches with another data placement."""
     spec, own = engine.spec, engine.batches
     return SharedBatchIterator(
         data.train.inputs,

@@ -1,18 +1,17 @@
-"""How fast a population steps: member-steps a second, and where the time goes.
+"""Benchmarks the engine's step: member-steps per second, and where the time goes.
 
     python scripts/benchmark_hot_path.py                      digits, a few population sizes
     python scripts/benchmark_hot_path.py --task synthetic_cifar --device cuda --envs 1 16 64
     python scripts/benchmark_hot_path.py --telemetry off normal     what recording costs
 
-What is timed is the engine's step: train batches, validation with counterfactuals, transfer,
-governor, observation, decision, actions, reward. Half the slots hold a seed, split evenly between
-TRAINING, BLENDING and HOLDING, and nobody acts, so that all steps do the same work
-(`--policy wait` has bare hosts, `--policy random` acts). Set-up, warm-up and the beginning of
-episodes are left out.
+A step is training batches, validation with counterfactuals, transfer, governor, observation,
+decision, actions and reward. Half the slots hold a seed, split evenly between TRAINING, BLENDING
+and HOLDING, and no action is taken, so that all steps do the same work (`--policy wait`: no seeds,
+`--policy random`: random actions). Set-up, warm-up and episode starts are excluded.
 
-Configurations take turns of `--steps` steps; a GPU is waited for before and after a turn, never
-within. Speeds are medians over turns; ratios are taken within each round of turns, and printed as
-median (first to third quartile).
+Configurations take turns of `--steps` steps; the GPU is synchronised before and after a turn only.
+Speeds are medians over turns; ratios are taken within each round of turns and printed as median
+(first to third quartile).
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from typing import TYPE_CHECKING
 
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from hot_path_config import (
-    IN_WORDS,
     MIX,
+    POLICY_DESCRIPTIONS,
     HotPath,
     TelemetryName,
     first_samples,
@@ -52,11 +51,11 @@ class BenchmarkHotPath(HotPath):
     envs: tuple[int, ...] = (1, 4, 16)
     """E: population sizes, each a configuration."""
     executors: tuple[ExecutorName, ...] = ("vmap", "loop")
-    """vmap computes all members at once, loop one after the other; auto chooses and says why."""
+    """vmap computes all members at once, loop one after the other; auto chooses and prints why."""
     telemetry: tuple[TelemetryName, ...] = ("off",)
-    """normal: record what a run records, as JSON lines and Parquet files in a temporary folder;
-    at the end of each turn the writer must have caught up, and what it writes to the disk in its
-    own time (every few seconds) falls into turns as it comes. `off normal` compares both."""
+    """normal: record as in a run, to JSON lines and Parquet files in a temporary folder. The writer
+    must catch up by the end of each turn; its periodic disk writes fall into turns at random.
+    `off normal` compares both."""
     steps: int = 5
     """Timed steps of each configuration in each turn."""
     pairs: int = 5
@@ -64,15 +63,14 @@ class BenchmarkHotPath(HotPath):
     warmup: int = 2
     """Steps of each configuration before its first turn."""
     plain: bool = False
-    """Ordinary torch modules in a loop, in fp32 and without Esper, take turns as well; bare hosts
-    only."""
+    """Also time plain torch modules in a loop, in fp32 and without Esper; only without seeds."""
     empty_steps: bool = True
-    """Time the same step with next to no data as well: the share of it that is overhead."""
+    """Also time the step with minimal data, to measure overhead."""
     out: Path = Path("out/benchmark_hot_path.json")
     """All numbers."""
 
     def check(self) -> None:
-        """Refuse sizes that cannot be timed."""
+        """Check the settings."""
         super().check()
         for name in ("envs", "steps", "pairs", "warmup"):
             require_positive(self, name)
@@ -86,12 +84,12 @@ class BenchmarkHotPath(HotPath):
 
 
 def main() -> int:
-    """The command."""
-    return enter(BenchmarkHotPath, benchmark)
+    """Entry point of the command."""
+    return run_command(BenchmarkHotPath, benchmark)
 
 
 def benchmark(config: BenchmarkHotPath) -> None:
-    """Time every configuration, print a line for each and the ratios, write the numbers."""
+    """Time all configurations, print a line each and the ratios, write the numbers."""
     config.check()
     from esper.storage.atomic import require_writable, write_atomic
 
@@ -134,8 +132,8 @@ def benchmark(config: BenchmarkHotPath) -> None:
     for case in plains:
         print(_plain_line(case, turns[case]))
     reports = {case: engine.engine.graph_report() for case, engine in engines.items()}
-    for case, told in reports.items():
-        print(f"graphs, E={case.members} {case.executor}: {told.line()}")
+    for case, report in reports.items():
+        print(f"graphs, E={case.members} {case.executor}: {report.line()}")
     print(f"kernels of all configurations: {builds.line()}")
     record = {
         "setting": setting,
@@ -144,7 +142,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
         "results": [asdict(result) for result in results],
         "ratios": [asdict(ratio) for ratio in found],
         "plain_turns": {case.members: [t.seconds for t in turns[case]] for case in plains},
-        "graphs": [asdict(told) for told in reports.values()],
+        "graphs": [asdict(report) for report in reports.values()],
         "kernel_builds": asdict(builds),
     }
     write_atomic(config.out, (json.dumps(record, indent=1) + "\n").encode())
@@ -152,7 +150,7 @@ def benchmark(config: BenchmarkHotPath) -> None:
 
 
 def _plain_loops(engines: Mapping[Case, TimedEngine], data: TaskData) -> dict[Case, PlainLoop]:
-    """A yardstick for each population size, with the weights of an engine of that size."""
+    """A plain loop for each population size, with the weights of an engine of that size."""
     from hot_path_timing import Case
     from plain_loop import PlainLoop
 
@@ -174,10 +172,10 @@ def _plain_line(case: Case, turns: Sequence[StepTimings]) -> str:
 
 
 def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) -> dict[str, str]:
-    """What belongs beside every number, beyond the machine."""
+    """Settings to print and record with the results."""
     import numpy as np
 
-    told = IN_WORDS.get(config.policy, config.policy)
+    description = POLICY_DESCRIPTIONS.get(config.policy, config.policy)
     return {
         "numpy": np.__version__,
         "task": config.task,
@@ -186,7 +184,7 @@ def _setting(config: BenchmarkHotPath, episode_length: int, bandwidth: float) ->
         "profile": config.profile,
         "compile": "no",
         "kernels": config.kernels,
-        "seeds": f"{config.blueprint}, {told}" if config.policy == MIX else told,
+        "seeds": f"{config.blueprint}, {description}" if config.policy == MIX else description,
         "copy": f"{bandwidth / 1e9:.1f} GB/s",
     }
 
@@ -198,13 +196,13 @@ def _show(results: Sequence[CaseResult], found: Sequence[Ratio], still: bool) ->
     print(_LEGEND)
     for result in results:
         share = sorted(result.phase_share.items(), key=lambda one: -one[1])
-        told = ", ".join(f"{name} {value:.1%}" for name, value in share)
-        print(f"host time, {_name(result)}: {told}")
+        shares = ", ".join(f"{name} {value:.1%}" for name, value in share)
+        print(f"host time, {_name(result)}: {shares}")
     for reason in dict.fromkeys(f"{r.executor_asked}: {r.executor_reason}" for r in results):
         print(f"executor {reason}")
     for result in results:
         if still and not result.stages_unchanged:
-            print(f"{_name(result)}: seeds changed their stage while timed")
+            print(f"{_name(result)}: seeds changed stage during timing")
     for ratio in found:
         print(f"{ratio.name}: {ratio.median:.2f} ({ratio.lower:.2f} to {ratio.upper:.2f})")
 
@@ -216,11 +214,11 @@ _HEAD = (
     f"{'rows/m':>6} {'us/row-b':>8} {'x floor':>7} {'train':>6} {'val':>6} {'rest':>6} {'empty':>6}"
 )
 _LEGEND = (
-    "M: train batches of a step. V: samples of val_control. CPU ms: CPU time of the process for a "
+    "M: training batches per step. V: samples of val_control. CPU ms: process CPU time per "
     "member-step. rows/m: rows per member. us/row-b: "
     "training time of one row on one batch. x floor: training time over the time its memory "
     "traffic takes. train, val, rest: shares of the time by the device's clock; rest is Python and "
-    "transfers. empty: the same step with next to no data, over this one."
+    "transfers. empty: time of the same step with minimal data, relative to this one."
 )
 
 

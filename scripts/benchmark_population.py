@@ -1,11 +1,11 @@
-"""How fast a population trains: all members at once (vmap) against one after the other (loop).
+"""Benchmarks `train_batch` of populations: vmap against loop.
 
     python scripts/benchmark_population.py                  two small hosts on the CPU
     python scripts/benchmark_population.py --device cuda
 
-What is timed is `train_batch`: forward, backward and update of all hosts and seeds, with a third
-of the slots in each of TRAINING, BLENDING and HOLDING. The two executors take turns, so that a
-busy moment of the machine hits both; each figure is a median over these pairs.
+Times forward, backward and update of all hosts and seeds, with a third of the slots each in
+TRAINING, BLENDING and HOLDING. The executors alternate, so that background load hits both; results
+are medians over the pairs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from population_timing import Timing
@@ -28,13 +28,13 @@ class BenchmarkPopulation:
     """Time the training of populations, vmap against loop."""
 
     device: str = "cpu"
-    """Where to compute, as torch names it."""
+    """torch device."""
     batch_size: int = 64
-    """Images in a batch, for each member its own."""
+    """Images per batch and member."""
     pairs: int = 9
     """Timed pairs (vmap, loop) for each population."""
     repeats: int = 2
-    """Batches in one timing."""
+    """Batches per timing."""
     digits_members: tuple[int, ...] = (1, 4, 16, 32)
     """Population sizes on the host of `grow_digits` (2-4-8 channels, 8x8 images)."""
     image_members: tuple[int, ...] = (1, 4, 8)
@@ -43,7 +43,7 @@ class BenchmarkPopulation:
     """All numbers."""
 
     def check(self) -> None:
-        """Refuse sizes that cannot be timed."""
+        """Check the settings."""
         for name in ("batch_size", "pairs", "repeats"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
@@ -54,12 +54,12 @@ class BenchmarkPopulation:
 
 
 def main() -> int:
-    """The command."""
-    return enter(BenchmarkPopulation, benchmark)
+    """Entry point of the command."""
+    return run_command(BenchmarkPopulation, benchmark)
 
 
 def benchmark(config: BenchmarkPopulation) -> None:
-    """Time every population, print two lines for each, write the numbers."""
+    """Time all populations, print two lines each, write the numbers."""
     config.check()
     from esper.storage.atomic import require_writable, write_atomic
 

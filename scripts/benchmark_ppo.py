@@ -1,13 +1,13 @@
-"""How long the learner takes for a round: acting T times for E members, then one PPO update.
+"""Benchmarks the PPO agent without a population: T acts of E members, then one update.
 
     python scripts/benchmark_ppo.py                    E=64, S=5, T=50, 4 epochs on the CPU
     python scripts/benchmark_ppo.py --device cuda
-    python scripts/benchmark_ppo.py --device cuda --no-act-graphs     acting as it is told
-    python scripts/benchmark_ppo.py --device cuda --compile           the update compiled
+    python scripts/benchmark_ppo.py --device cuda --no-act-graphs     eager acting
+    python scripts/benchmark_ppo.py --device cuda --compile           compiled update
 
-Observations and masks are noise in which every operation is legal somewhere, so that every head is
-at work at every step: the dearest case. No host is trained. The first round warms up: it captures
-and compiles, is told apart and not counted.
+Observations and masks are random, with every operation legal for some member, so that all heads are
+computed at every step (the worst case). The first round warms up (capture, compilation); it is
+printed separately and not counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkPPO:
-    """Time the learner without a population."""
+    """Time the PPO agent without a population."""
 
     device: str = "cpu"
-    """Where to compute, as torch names it."""
+    """torch device."""
     threads: int = 1
-    """CPU threads torch may use; on tensors this small a second one brings little."""
+    """torch CPU threads; more than one helps little on small tensors."""
     members: int = 64
     """E."""
     slots: int = 5
@@ -45,26 +45,26 @@ class BenchmarkPPO:
     steps: int = 50
     """T."""
     epochs: int = 4
-    """Passes over the rollout."""
+    """Epochs over the rollout."""
     minibatches: int = 4
-    """Parts the members are dealt into."""
+    """Minibatches per epoch."""
     blueprints: int = 8
-    """Kinds of seed."""
+    """Number of blueprints."""
     global_features: int = 40
-    """Features of a member."""
+    """Features per member."""
     slot_features: int = 30
-    """Features of each slot."""
+    """Features per slot."""
     rounds: int = 7
     """Timed rounds."""
     act_graphs: bool = True
-    """Replay the steps of acting as captured graphs, on a CUDA device."""
+    """Replay acting as CUDA graphs."""
     compile: bool = False
-    """Compile what the update computes of a minibatch; the first round tells what that takes."""
+    """Compile the minibatch computation of the update; compile time shows in the first round."""
     out: Path = Path("out/benchmark_ppo.json")
     """All numbers."""
 
     def check(self) -> None:
-        """Refuse sizes that cannot be timed."""
+        """Check the settings."""
         sizes = ("threads", "members", "slots", "steps", "epochs", "minibatches", "blueprints")
         for name in (*sizes, "global_features", "slot_features", "rounds"):
             if getattr(self, name) < 1:
@@ -73,8 +73,8 @@ class BenchmarkPPO:
 
 
 def main() -> int:
-    """The command."""
-    return enter(BenchmarkPPO, benchmark)
+    """Entry point of the command."""
+    return run_command(BenchmarkPPO, benchmark)
 
 
 def benchmark(config: BenchmarkPPO) -> None:
@@ -111,7 +111,7 @@ def benchmark(config: BenchmarkPPO) -> None:
     replayed = _replayed(agent)
     print(f"act: {replayed['how']}; update: {'compiled' if config.compile else 'eager'}")
     print(f"first   act {first[0]:.3f} s, update {first[1]:.3f} s (not counted)")
-    print(f"built   kernels of Triton: {builds.line()}; {_told(config, compiling)}")
+    print(f"built   kernels of Triton: {builds.line()}; {_compile_text(config, compiling)}")
     for name, seconds in (("act", act), ("update", update), ("both", list(map(sum, timed)))):
         print(
             f"{name:<7} {statistics.median(seconds):.4f} s "
@@ -132,7 +132,7 @@ def benchmark(config: BenchmarkPPO) -> None:
 
 
 def _choose(config: BenchmarkPPO, agent: PPOAgent) -> None:
-    """How acting and the update are computed."""
+    """Apply the graph and compile settings to an agent."""
     import torch
 
     if not config.act_graphs:
@@ -151,21 +151,21 @@ def _replayed(agent: PPOAgent) -> dict[str, str | float]:
 
 
 def _compiling(before: float | None, now: float | None) -> float | None:
-    """Seconds that torch.compile took in between; None where torch does not tell."""
+    """Seconds spent in torch.compile; None if torch does not report it."""
     return None if before is None or now is None else now - before
 
 
-def _told(config: BenchmarkPPO, compiling: float | None) -> str:
-    """What torch.compile took, in words."""
+def _compile_text(config: BenchmarkPPO, compiling: float | None) -> str:
+    """Compile time as text."""
     if not config.compile:
         return "torch.compile not used"
-    return f"torch.compile {'not told' if compiling is None else f'{compiling:.1f} s'}"
+    return f"torch.compile {'time unknown' if compiling is None else f'{compiling:.1f} s'}"
 
 
 def _time_round(
     config: BenchmarkPPO, agent: PPOAgent, rollout: RolloutBuffer, round_index: int
 ) -> tuple[float, float]:
-    """Seconds of acting (with what the buffer costs) and of the update."""
+    """Seconds of acting (including the buffer) and of the update."""
     from time import perf_counter
 
     import numpy as np
@@ -185,12 +185,12 @@ def _time_round(
         rollout.reward(reward_TE[step], over_TE[step])
         state = act.state
     middle = perf_counter()
-    run_ppo_updates(agent, 1, rollout, agent.obs_normalizer)  # its figures wait for the device
+    run_ppo_updates(agent, 1, rollout, agent.obs_normalizer)  # synchronises to read its metrics
     return middle - start, perf_counter() - middle
 
 
 def _noise(config: BenchmarkPPO, rng: np.random.Generator) -> tuple[Observation, ActionMasks]:
-    """What a step might show."""
+    """Random observation and masks of a step."""
     import numpy as np
 
     from esper.leyline.actions import LifecycleOp

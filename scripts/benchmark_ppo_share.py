@@ -1,11 +1,11 @@
-"""How much of a round is the learner's: acting and updating, beside training the hosts.
+"""Measures the share of a training round that acting and updating take.
 
     python scripts/benchmark_ppo_share.py                    digits_impaired, E=16, 5 rounds
     python scripts/benchmark_ppo_share.py --device cuda --rounds 10
 
-The real trainer runs, telemetry off. One round warms up and is not counted. `act` is what the
-client does inside a step (features, network, the transfer of decisions, reward and store), `update`
-what it does behind the rollout; the rest is the hosts'.
+Runs the real trainer without telemetry. The first round warms up and is not counted. `act` is the
+client's work in a step (features, network, transfer of decisions, reward and store), `update` its
+work after the rollout; the rest is training of the hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,32 +25,32 @@ if TYPE_CHECKING:
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
 LIMIT: Final = 0.15
-"""The most of a round that may be the learner's, on digits_impaired at E=16."""
+"""Maximum share of acting and updating, on digits_impaired at E=16."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkShare:
-    """Time the learner inside the loop."""
+    """Time acting and updating inside the training loop."""
 
     task: str = "digits_impaired"
-    """What is trained on."""
+    """The task."""
     envs: int = 16
-    """E: members that train side by side."""
+    """E: members trained in parallel."""
     rounds: int = 5
-    """Timed rounds; one more warms up."""
+    """Timed rounds, after one for warm-up."""
     preset: str = ""
-    """Settings of the learner, by name; those named like the task, else plain."""
+    """Preset; default: the one named like the task, else plain."""
     episode_length: int | None = None
-    """Steps of an episode; the task's own where not given."""
+    """Steps per episode; default: the task's."""
     device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
     threads: int = 1
-    """CPU threads torch may use; on tensors this small a second one brings little."""
+    """torch CPU threads; more than one helps little on small tensors."""
     out: Path = Path("out/benchmark_ppo_share.json")
     """All numbers."""
 
     def check(self) -> None:
-        """Refuse what cannot be timed."""
+        """Check the settings."""
         for name in ("envs", "rounds", "threads"):
             if getattr(self, name) < 1:
                 raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
@@ -58,7 +58,7 @@ class BenchmarkShare:
 
 @dataclass(frozen=True, slots=True)
 class RoundTime:
-    """Where the seconds of one round went."""
+    """Seconds per part of a round."""
 
     act: float
     update: float
@@ -66,18 +66,18 @@ class RoundTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Total seconds."""
         return self.act + self.update + self.rest
 
     @property
     def learner_share(self) -> float:
-        """act and update over all."""
+        """Share of act and update."""
         return (self.act + self.update) / self.total
 
 
 def main() -> int:
-    """The command."""
-    return enter(BenchmarkShare, benchmark)
+    """Entry point of the command."""
+    return run_command(BenchmarkShare, benchmark)
 
 
 def benchmark(config: BenchmarkShare) -> None:
@@ -103,8 +103,10 @@ def benchmark(config: BenchmarkShare) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=100)
     console.print(table_of(config, timed))
     shares = [spent.learner_share for spent in timed]
-    said = "under" if max(shares) < LIMIT else "NOT always under"
-    print(f"learner {statistics.median(shares):.1%} of a round, {said} {LIMIT:.0%} in every round")
+    status = "under" if max(shares) < LIMIT else "NOT always under"
+    print(
+        f"learner {statistics.median(shares):.1%} of a round, {status} {LIMIT:.0%} in every round"
+    )
     record = {
         "setting": setting,
         "config": {"task": config.task, "envs": config.envs, "rounds": config.rounds},
@@ -116,7 +118,7 @@ def benchmark(config: BenchmarkShare) -> None:
 
 
 def make_timed_trainer(config: BenchmarkShare) -> VectorizedPPOTrainer:
-    """The trainer as `train ppo` makes it, with a round to warm up."""
+    """The trainer of `train ppo`, with one extra round for warm-up."""
     from esper.simic.training.config import PRESETS, TaskConfig, preset
     from esper.simic.training.vectorized import make_trainer
 
@@ -130,7 +132,7 @@ def make_timed_trainer(config: BenchmarkShare) -> VectorizedPPOTrainer:
 
 
 def time_round(trainer: VectorizedPPOTrainer) -> RoundTime:
-    """One round of the run."""
+    """Time one round."""
     from time import perf_counter
 
     from esper.leyline.payloads import StepPhase
@@ -146,7 +148,7 @@ def time_round(trainer: VectorizedPPOTrainer) -> RoundTime:
 
 
 def table_of(config: BenchmarkShare, timed: list[RoundTime]) -> Table:
-    """Seconds and shares: median, least, largest."""
+    """Median, minimum and maximum of seconds and shares."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 

@@ -1,12 +1,12 @@
-"""Under which score constants the best topology leaves a slot empty: what searches found, judged.
+"""Calibrates score constants, so that the best topology leaves a slot empty.
 
     python scripts/search_topologies.py --task mnist1d --repeats 8 --out out/mnist1d.json
     python scripts/calibrate_score.py out/mnist1d.json
 
-Reads what `search_topologies` wrote for one task (several files are merged) and scores every
+Reads the output of `search_topologies` for one task (several files are merged) and scores every
 topology under a grid of constants. Few members of each topology were trained, and the best of many
-noisy figures flatters itself, so accuracies are first drawn towards a fit: an effect of each
-blueprint in each slot, and one of how many slots are filled.
+noisy values is biased upwards, so accuracies are first shrunk towards a linear fit with an effect
+of each blueprint in each slot and of the number of filled slots.
 
 Shape letters: K topologies, S slots, N blueprints, X terms of the fit.
 """
@@ -22,7 +22,7 @@ import tyro
 
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.errors import EsperError, parse_error_line, shown
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.storage.sealed_json import parse_json
 
 if TYPE_CHECKING:
@@ -31,29 +31,29 @@ if TYPE_CHECKING:
 EMPTY: Final = "-"
 C_P: Final = (0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15,
               0.2, 0.3)  # fmt: skip
-"""Constants that are tried, for parameters and for MACs."""
+"""Grid of constants for parameters and MACs."""
 C_F: Final = (0.001, 0.002, 0.005, 0.01)
-"""The same for training FLOPs."""
+"""Grid of constants for training FLOPs."""
 RIDGE: Final = 1e-3
 LEAST_SPREAD: Final = 0.15
-"""Deviation of topologies around the fit, over that of members: never taken to be less."""
+"""Minimum standard deviation of topologies around the fit, relative to that of members."""
 
 
 @dataclass(frozen=True)
 class CalibrateScore:
-    """Find score constants under which growing pays, and filling every slot does not pay best."""
+    """Find score constants under which growing pays, but filling every slot is not best."""
 
     files: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """What `search_topologies` wrote for one task."""
+    """Output files of `search_topologies` for one task."""
     constants: tuple[float, float, float] | None = None
-    """c_p, c_m, c_f to look at; those of the task where not given."""
+    """c_p, c_m, c_f to show; default: the task's."""
     margin: float = 0.5
-    """How far the best topology must lead, in standard errors of the difference."""
+    """Required lead of the best topology, in standard errors of the difference."""
     top: int = 5
-    """Constants that are shown, those under which growing pays most first."""
+    """Number of constants to show, sorted by the gain from growing."""
 
     def check(self) -> None:
-        """Refuse what cannot be judged."""
+        """Check the settings."""
         if not self.files:
             raise EsperError("calibrate_score: name at least one file of search_topologies")
         if self.top < 1 or self.margin < 0:
@@ -64,50 +64,50 @@ class CalibrateScore:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Searched:
-    """What a search found, topologies in rows."""
+    """Merged search results, one row per topology."""
 
     task: str
     slots_K: tuple[tuple[str, ...], ...]
     """Blueprint by slot, `-` for none."""
     accuracy_K: Doubles
-    """Drawn towards the fit."""
+    """Accuracies, shrunk towards the fit."""
     error: float
-    """Standard error of an accuracy, on average over topologies."""
+    """Mean standard error of an accuracy."""
     params_K: Doubles
-    """Added, over the host's; MACs the same."""
+    """Added parameters relative to the host's; MACs likewise."""
     macs_K: Doubles
     flops_K: Doubles
-    """Training FLOPs over the host's alone."""
+    """Training FLOPs relative to the host's."""
     members_K: Ints
 
     @property
     def filled_K(self) -> Ints:
-        """Slots that hold something."""
+        """Number of filled slots."""
         import numpy as np
 
         return np.array([sum(kind != EMPTY for kind in slots) for slots in self.slots_K])
 
     @property
     def full_K(self) -> Bools:
-        """Topologies without an empty slot."""
+        """Whether every slot is filled."""
         full_K: Bools = self.filled_K == len(self.slots_K[0])
         return full_K
 
     @property
     def alone(self) -> int:
-        """The host without seeds."""
+        """Index of the host without seeds."""
         return int(self.filled_K.argmin())
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What constants make of a search."""
+    """Ranking of topologies under some constants."""
 
     c_p: float
     c_m: float
     c_f: float
     best: int
-    """The best topology that is neither the host alone nor full."""
+    """Best topology with some but not all slots filled."""
     best_full: int
     score: float
     score_full: float
@@ -115,17 +115,17 @@ class Verdict:
 
     @property
     def lead(self) -> float:
-        """Over the host alone or the best full topology, whichever is nearer."""
+        """Lead over the better of bare host and best full topology."""
         return self.score - max(self.score_full, self.score_alone)
 
 
 def main() -> int:
-    """The command."""
-    return enter(CalibrateScore, calibrate)
+    """Entry point of the command."""
+    return run_command(CalibrateScore, calibrate)
 
 
 def calibrate(config: CalibrateScore) -> None:
-    """Read, judge, show."""
+    """Read the files, rank the constants and print a table."""
     config.check()
     found = merge([_read(path) for path in config.files])
     needed = config.margin * found.error * 2**0.5
@@ -134,7 +134,8 @@ def calibrate(config: CalibrateScore) -> None:
     print(
         f"{found.task}: {len(found.slots_K)} topologies, {found.members_K.min()} to "
         f"{found.members_K.max()} members each, standard error {found.error:.4f}; "
-        f"{len(good)} of {len(verdicts)} triples of constants put the best inside by {needed:.4f}"
+        f"under {len(good)} of {len(verdicts)} triples of constants the best topology leaves a "
+        f"slot empty, with a lead of {needed:.4f} or more"
     )
     own = config.constants
     if own is None:
@@ -144,7 +145,7 @@ def calibrate(config: CalibrateScore) -> None:
 
 
 def judge(found: Searched, c_p: float, c_m: float, c_f: float) -> Verdict:
-    """Who leads under these constants."""
+    """Rank the topologies under these constants."""
     import numpy as np
 
     score_K = found.accuracy_K - c_p * np.log2(1 + found.params_K)
@@ -157,7 +158,7 @@ def judge(found: Searched, c_p: float, c_m: float, c_f: float) -> Verdict:
 
 
 def merge(records: list[dict[str, Any]]) -> Searched:
-    """One search out of several of the same task: means over all members, drawn to the fit."""
+    """Merge searches of one task: means over all members, shrunk towards the fit."""
     import numpy as np
 
     tasks = sorted({record["task"] for record in records})
@@ -180,7 +181,7 @@ def merge(records: list[dict[str, Any]]) -> Searched:
     filled_K = np.array([sum(kind != EMPTY for kind in slots) for slots in slots_K])
     if filled_K.min() > 0 or filled_K.max() < len(slots_K[0]):
         raise EsperError(f"search of {tasks[0]}: it needs the host alone and a full topology")
-    accuracy_K, error = _drawn_to_fit(slots_K, means["accuracy"], members_K, _deviation(rows))
+    accuracy_K, error = _shrunk_to_fit(slots_K, means["accuracy"], members_K, _deviation(rows))
     return Searched(
         task=tasks[0],
         slots_K=slots_K,
@@ -194,7 +195,7 @@ def merge(records: list[dict[str, Any]]) -> Searched:
 
 
 def _deviation(rows: dict[tuple[str, ...], list[dict[str, Any]]]) -> float | None:
-    """Of one member's accuracy, pooled over topologies; None where each has one member."""
+    """Standard deviation of a member's accuracy, pooled; None with one member per topology."""
     several = [row for same in rows.values() for row in same if row["members"] > 1]
     freedom = sum(row["members"] - 1 for row in several)
     if not freedom:
@@ -205,15 +206,15 @@ def _deviation(rows: dict[tuple[str, ...], list[dict[str, Any]]]) -> float | Non
     return float((squares / freedom) ** 0.5)
 
 
-def _drawn_to_fit(
+def _shrunk_to_fit(
     slots_K: tuple[tuple[str, ...], ...],
     accuracy_K: Doubles,
     members_K: Ints,
     deviation: float | None,
 ) -> tuple[Doubles, float]:
-    """Accuracies between what was measured and what the fit says, and their mean error.
+    """Accuracies shrunk towards the fit, and their mean standard error.
 
-    The weights are those of a normal prior around the fit: the more members, the more is believed.
+    Weights of a normal prior around the fit: more members, less shrinkage.
     """
     import numpy as np
 
@@ -233,10 +234,10 @@ def _drawn_to_fit(
 
 
 def _terms(slots_K: tuple[tuple[str, ...], ...]) -> Doubles:
-    """What the fit may use `[K, X]`: each blueprint in each slot, and how many slots are filled.
+    """Design matrix `[K, X]` of the fit: each blueprint in each slot, and the filled slots.
 
-    A fit of as many terms as topologies would say that nothing is noise. Then slots are not told
-    apart: a blueprint counts as often as it stands.
+    With as many terms as topologies the fit would have no residual; then only the count of each
+    blueprint is used, regardless of slots.
     """
     import numpy as np
 
@@ -272,7 +273,7 @@ def _task_constants(task: str) -> ScoreConstants:
     from esper.tasks.registry import get_task_spec
     from esper.tasks.task_files import is_file_reference
 
-    if is_file_reference(task):  # it would be run, and only the searches name it
+    if is_file_reference(task):  # untrusted: only the search files name it
         raise EsperError(f"the searches are of the task file {shown(task)}: give --constants")
     return get_task_spec(task).score
 
@@ -282,7 +283,7 @@ def _show(found: Searched, verdicts: list[Verdict]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{found.task}: first the constants asked for", box=SIMPLE_HEAD)
+    table = Table(title=f"{found.task}: given constants first", box=SIMPLE_HEAD)
     for name in ("c_p, c_m, c_f", "best inside", "score", "best full", "score", "host", "lead"):
         table.add_column(name, justify="left" if name.startswith("best") else "right")
     for v in verdicts:

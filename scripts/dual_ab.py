@@ -1,10 +1,10 @@
-"""Train a controller under two rewards side by side, and say which one reaches the better score.
+"""A/B comparison of two rewards: trains a controller with each and compares their scores.
 
     python scripts/dual_ab.py --task digits_impaired --a score --b shaped --rounds 20
     python scripts/dual_ab.py --a score --b basic --family-b loss --repeats 3
 
-Both meet the same hosts and batches and start from the same weights. At the end a table of scores
-with the paired difference and its 95 % interval, a picture of both curves, and all numbers.
+Both use the same hosts, batches and initial weights. Prints a table of scores with the paired
+difference and its 95 % interval, and writes a plot of both curves and all numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.scripts.compare.judging import EVALUATION_SEED
 from esper.simic.rewards.config import RewardConfig, RewardFamily, RewardMode
 
@@ -28,52 +28,52 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DualAb:
-    """Train under two rewards in lockstep, and compare the scores."""
+    """Train with two rewards in lockstep and compare the scores."""
 
     a: RewardMode = "score"
-    """What the first controller is paid."""
+    """Reward mode of the first controller."""
     b: RewardMode = "shaped"
-    """What the second is paid."""
+    """Reward mode of the second."""
     family_a: RewardFamily = "contribution"
-    """How progress is measured for the first."""
+    """Reward family of the first."""
     family_b: RewardFamily = "contribution"
-    """How progress is measured for the second."""
+    """Reward family of the second."""
     task: str = "digits_impaired"
-    """What is trained on."""
+    """The task."""
     preset: str = ""
-    """Settings of the learner, by name; those named like the task, else plain."""
+    """Preset; default: the one named like the task, else plain."""
     rounds: int = 20
-    """Rounds of each controller: an episode of every member, then an update."""
+    """Training rounds of each controller."""
     envs: int = 16
-    """E: members that train side by side."""
+    """E: members trained in parallel."""
     repeats: int = 1
-    """Training seeds, one after the other; with several, the interval is over them."""
+    """Number of training seeds; with several, the interval is over them."""
     evaluation_envs: int = 16
-    """Fresh members both are judged on at the end."""
+    """Fresh members for the final evaluation."""
     seed: int = 0
-    """The first training seed; every random draw follows from it."""
+    """First training seed; keys all random draws."""
     episode_length: int | None = None
-    """Steps of an episode; the task's own where not given."""
+    """Steps per episode; default: the task's."""
     batches_per_step: int | None = None
-    """Train batches in a step; the task's own where not given."""
+    """Training batches per step; default: the task's."""
     device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
     data_dir: Path | None = None
-    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     out: Path = field(default_factory=lambda: Path("out"))
-    """Folder for the picture and the numbers."""
+    """Output folder for plot and numbers."""
     quiet: bool = False
-    """Print no line for each round."""
+    """Print no progress."""
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is loaded."""
+        """Check the settings before anything is loaded."""
         for name in ("rounds", "envs", "repeats", "evaluation_envs"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
 
     def training_config(self) -> TrainingConfig:
-        """The learner's settings: a preset, with the flags on top of it."""
+        """Training settings: the preset with the flags applied."""
         from esper.simic.training.config import PRESETS, TaskConfig, preset
 
         base = preset(self.preset or (self.task if self.task in PRESETS else "plain"), self.rounds)
@@ -87,7 +87,7 @@ class DualAb:
 
     @property
     def names(self) -> tuple[str, str]:
-        """What the two are called in the table and the picture."""
+        """Names of the two in table and plot."""
         pairs = ((self.a, self.family_a), (self.b, self.family_b))
         a, b = (
             mode if family == "contribution" else f"{mode} ({family})" for mode, family in pairs
@@ -96,16 +96,16 @@ class DualAb:
 
 
 def main() -> int:
-    """The command."""
-    return enter(DualAb, compare)
+    """Entry point of the command."""
+    return run_command(DualAb, compare)
 
 
 def compare(config: DualAb) -> None:
-    """Check, train both, report. Heavy libraries are imported here, so that --help is quick."""
+    """Check, train both, report. Imports are local, so that --help is fast."""
     config.check()
     training = config.training_config()
     spec = training.task.spec()
-    from esper.scripts.cli.report_files import json_file, written_first
+    from esper.scripts.cli.report_files import json_file, write_before_printing
     from esper.storage.atomic import require_not_folders, require_writable
 
     name = f"dual_ab_{spec.name}_{config.a}_{config.b}"
@@ -125,10 +125,12 @@ def compare(config: DualAb) -> None:
         evaluation_envs=config.evaluation_envs,
         spec=spec,
         data=spec.load(config.data_dir),
-        on_round=None if config.quiet else _tell,
+        on_round=None if config.quiet else _print_round,
     )
     record = json_file(numbers, _numbers(training, found))
-    with written_first(record, (picture, lambda path: _draw(path, config, found, spec.name))):
+    with write_before_printing(
+        record, (picture, lambda path: _draw(path, config, found, spec.name))
+    ):
         _print(config, found, picture, numbers)
 
 
@@ -143,13 +145,13 @@ def _print(config: DualAb, found: DualAB, picture: Path, numbers: Path) -> None:
         say(console, f"{word}: {path}")
 
 
-def _tell(repeat: int, round_index: int, scores: tuple[float, float]) -> None:
+def _print_round(repeat: int, round_index: int, scores: tuple[float, float]) -> None:
     a, b = scores
     print(f"training {repeat + 1}, round {round_index + 1}: a {a:.4f}, b {b:.4f}", flush=True)
 
 
 def table_of(config: DualAb, found: DualAB) -> Table:
-    """Scores of both, and how far b is ahead; never what they were paid."""
+    """Table of both scores and their difference."""
     from rich.box import SIMPLE_HEAD
     from rich.markup import escape
     from rich.table import Table
@@ -169,7 +171,7 @@ def table_of(config: DualAb, found: DualAB) -> Table:
 
 
 def _in_words(ahead: Difference) -> tuple[str, str, str]:
-    known = ahead.count > 1  # one difference has no spread
+    known = ahead.count > 1  # a single difference has no interval
     interval = f"{ahead.low:+.4f} to {ahead.high:+.4f}" if known else "-"
     return f"{ahead.mean:+.4f}", interval, f"{ahead.count} {ahead.over}"
 

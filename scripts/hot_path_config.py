@@ -1,4 +1,4 @@
-"""The settings that all measurements of the step path share: on which task, on what, how."""
+"""Settings shared by all measurements of the step path."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ if TYPE_CHECKING:
 TelemetryName = Literal["off", "normal"]
 
 MIX: Final = "mix"
-"""The one policy that is no word of the grammar: seeds in every stage, and nobody acts."""
-IN_WORDS: Final = {
+"""Policy name of the static mix: seeds in every stage, no actions."""
+POLICY_DESCRIPTIONS: Final = {
     MIX: "half the slots hold a seed, split evenly between TRAINING, BLENDING and HOLDING; "
     "nobody acts",
     "wait": "every slot dormant; nobody acts",
     "random": "random actions",
 }
-"""What the slots hold; other policies are told by their word."""
+"""Descriptions for the report; other policies are described by their text."""
 
 
 @dataclass(frozen=True)
 class HotPath(ComputeSettings):
-    """What is run, and on what."""
+    """Task, policy and compute settings."""
 
     task: str = "digits_impaired"
-    """What is trained on."""
+    """The task."""
     policy: str = MIX
-    """mix: half the slots hold a seed, split evenly between TRAINING, BLENDING and HOLDING, and
-    nobody acts. Or a policy as `esper train` takes it: wait (bare hosts, nobody acts), random (any
-    legal action), fixed:conv_heavy@2; those that act run whole episodes of the task's length."""
+    """mix: half the slots hold a seed, split evenly between TRAINING, BLENDING and HOLDING, without
+    actions. Or a policy of `esper train`: wait (no seeds), random (any legal action),
+    fixed:conv_heavy@2; policies that act run full episodes."""
     blueprint: str = "conv_light"
-    """mix: the seed in every live slot."""
+    """mix: blueprint of the seeds."""
     profile: Profile = "fast"
-    """exact: the same numbers every time (on a GPU it needs CUBLAS_WORKSPACE_CONFIG); fast may
-    reorder sums, and executor auto takes the one that measures faster."""
+    """exact: bit-identical runs (on a GPU it needs CUBLAS_WORKSPACE_CONFIG); fast may reorder sums,
+    and executor auto takes the one that measures faster."""
     executor: Annotated[ExecutorName, tyro.conf.Suppress] = "auto"
-    """Benchmarks name executors themselves."""
+    """Set by the benchmarks."""
     batch_size: int | None = None
-    """Samples in a batch of each member; the task's own where not given."""
+    """Samples per batch and member; default: the task's."""
     batches_per_step: int | None = None
-    """Train batches in a step; the task's own where not given."""
+    """Training batches per step; default: the task's."""
     val_images: int | None = None
-    """Samples of val_control and of val_score, the first ones; all where not given."""
+    """Samples of val_control and val_score; default: all."""
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is loaded."""
+        """Check the settings before anything is loaded."""
         for name in ("batch_size", "batches_per_step", "val_images"):
             if getattr(self, name) is not None:
                 require_positive(self, name)
@@ -67,7 +67,7 @@ class HotPath(ComputeSettings):
 
     @property
     def parsed(self) -> ParsedPolicy | None:
-        """What the policy's word means; None: the mix."""
+        """The parsed policy; None for the mix."""
         if self.policy == MIX:
             return None
         try:
@@ -77,12 +77,12 @@ class HotPath(ComputeSettings):
 
     @property
     def acts(self) -> bool:
-        """Whether the policy changes what the slots hold."""
+        """Whether the policy takes actions."""
         parsed = self.parsed
         return parsed is not None and parsed.kind in ("random", "heuristic", "fixed")
 
     def spec(self) -> TaskSpec:
-        """The task with what was changed about it."""
+        """The task spec with the changes applied."""
         from esper.tasks.registry import get_task_spec
 
         changes: dict[str, Any] = {
@@ -95,14 +95,14 @@ class HotPath(ComputeSettings):
         return replace(get_task_spec(self.task), **changes).lengthened(longer)
 
     def engine_config(self, members: int, executor: ExecutorName) -> EngineConfig:
-        """The settings in the engine's words."""
+        """Convert to an `EngineConfig`."""
         from esper.tolaria.engine_config import EngineConfig
 
         return EngineConfig(members=members, **(self.compute() | {"executor": executor}))
 
 
 def require_positive(config: object, name: str) -> None:
-    """Refuse a field (or any value of one that has several) below 1, by its flag."""
+    """Raise if a field, or any of its values, is below 1."""
     value = getattr(config, name)
     values = value if isinstance(value, Sequence) else (value,)
     flag = name.replace("_", "-")
@@ -112,7 +112,7 @@ def require_positive(config: object, name: str) -> None:
 
 
 def require_distinct(config: object, name: str) -> None:
-    """Refuse a field of several values that is empty, or names one twice."""
+    """Raise if a field of several values is empty or repeats one."""
     values = getattr(config, name)
     if not values or len(set(values)) != len(values):
         given = " ".join(map(str, values)) or "(nothing)"
@@ -120,7 +120,7 @@ def require_distinct(config: object, name: str) -> None:
 
 
 def first_samples(data: TaskData, count: int | None) -> TaskData:
-    """The data with the first `count` samples of both validation parts (None: all)."""
+    """The data with only the first `count` samples of both validation parts (None: all)."""
     from esper.tasks.spec import TaskPart
 
     if count is None:

@@ -1,4 +1,4 @@
-"""The engine that the measurements of the step path time: a task, a policy, seeds in place."""
+"""Builds the engine that the step benchmarks time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hot_path_config import MIX, HotPath, first_samples
 
 
 def make_client(config: HotPath, spec: TaskSpec) -> PolicyProtocol[Any]:
-    """Who decides; under the mix nobody."""
+    """The policy; `WaitPolicy` for the mix."""
     reward, parsed = ScoreReward(spec.upkeep), config.parsed
     if parsed is None:
         return WaitPolicy(reward)
@@ -45,9 +45,9 @@ def build_engine(
     steps: int,
     telemetry_folder: Path | None = None,
 ) -> TimedEngine:
-    """An engine for so many steps, before the first one.
+    """Build an engine for at least `steps` steps.
 
-    `data`: all of the task's. `telemetry_folder`: record events there.
+    `data`: full data of the task. `telemetry_folder`: record events there.
     """
     spec = config.spec()
     if not config.acts:
@@ -68,7 +68,7 @@ def build_engine(
 
 
 def _recorder(engine: VectorizedEngine, folder: Path) -> tuple[TelemetryHub, TelemetryListener]:
-    """Record what a run records at level NORMAL, as JSON lines and as Parquet files."""
+    """Hub and listener that record at level NORMAL to JSON lines and Parquet files."""
     telemetry = TelemetryConfig(level=TelemetryLevel.NORMAL)
     folder.mkdir(parents=True)
     hub = TelemetryHub([JsonlSink(folder / "events.jsonl"), ParquetSink(folder)], telemetry.level)

@@ -1,7 +1,7 @@
-"""What the turns of several engines tell: speeds, shares, and ratios of those that took turns.
+"""Statistics of interleaved timings: speeds, shares and ratios of configurations.
 
-All engines take a turn, then all take the next one, so that a busy moment of the machine hits each
-of them. A ratio is taken within each round of turns; its median and quartiles are over the rounds.
+All engines take a turn, then the next, so that background load hits all of them. Ratios are taken
+within each round of turns; medians and quartiles are over the rounds.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from plain_loop import PlainLoop
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One configuration that takes turns."""
+    """One configuration to time."""
 
     members: int
     executor: ExecutorName | Literal["plain"]
-    """plain: not an engine but the yardstick, ordinary modules in a loop."""
+    """plain: not an engine but plain torch modules in a loop."""
     telemetry: TelemetryName = "off"
     empty: bool = False
-    """The same step with batches of 1 sample and 1 validation sample: what is left is overhead."""
+    """The same step with 1 sample per batch and 1 validation sample, to measure overhead."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """How fast one configuration is."""
+    """Results of one configuration."""
 
     members: int
     executor: str
-    """The one that ran."""
+    """Executor that was used."""
     executor_asked: str
     executor_reason: str
     telemetry: str
@@ -51,46 +51,46 @@ class CaseResult:
     batches_per_step: int
     val_images: int
     steps: int
-    """Timed, of all turns."""
+    """Timed steps of all turns."""
     member_steps_per_second: float
     """Median over turns, as are the other speeds."""
     member_steps_per_second_quartiles: tuple[float, float]
-    """First and third."""
+    """First and third quartile."""
     cpu_ms_per_member_step: float
     """CPU time of the process, median over turns."""
     cpu_ms_quartiles: tuple[float, float]
-    """First and third."""
+    """First and third quartile."""
     episodes_per_second: float
-    """Of the task's own length."""
+    """Episodes of the task's length."""
     images_per_second: float
-    """Trained on."""
+    """Training images."""
     step_ms_p50: float
     step_ms_p95: float
     phase_share: dict[str, float]
-    """Of wall time, by the host's clock; OTHER is between the phases and after the last step."""
+    """Share of wall time by the host clock; OTHER is between phases and after the last step."""
     device_share: dict[str, float]
-    """Of wall time: training and validation as the device saw them."""
+    """Share of wall time of training and validation by the device clock."""
     overhead_share: float
-    """Wall time outside training and validation, by the device's clock: Python and transfers."""
+    """Share of wall time outside training and validation by the device clock: Python, transfers."""
     empty_step_share: float | None
-    """Time of the same step with next to no data, over this one's: how much is not tensor work."""
+    """Time of the step with minimal data, relative to this one: the overhead."""
     rows_per_member: float
-    """Main, shadow and counterfactual rows of a step."""
+    """Main, shadow and counterfactual rows per step."""
     train_rows_per_member: float
     validation_rows_per_member: float
     row_batch_us: float
-    """Training time of one row on one batch."""
+    """Training time per row and batch."""
     train_batch_bytes: int | None
-    """What one train batch of all members must move at least; None where seeds come and go."""
+    """Minimum memory traffic of a training batch of all members; None if seeds change."""
     floor_ratio: float | None
-    """Training time over the time a copy of so many bytes takes."""
+    """Training time relative to a copy of that many bytes."""
     stages_unchanged: bool
-    """Whether all seeds stood where they should until the end."""
+    """Whether all seeds kept their stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One speed over another, in pairs."""
+    """Ratio of two speeds, paired by round."""
 
     name: str
     median: float
@@ -107,7 +107,7 @@ def list_cases(
     telemetry: Sequence[TelemetryName],
     empty: bool,
 ) -> list[Case]:
-    """All combinations; with `empty`, also each size and executor on next to no data."""
+    """All combinations; with `empty`, also each size and executor with minimal data."""
     places = [(e, x) for e in members for x in executors]
     full = [Case(e, x, t) for e, x in places for t in telemetry]
     return full + [Case(e, x, empty=True) for e, x in places if empty]
@@ -116,7 +116,7 @@ def list_cases(
 def start_case(
     config: HotPath, case: Case, data: TaskData, steps: int, folder: Path
 ) -> TimedEngine:
-    """The engine of a configuration; `folder` is for its telemetry."""
+    """Engine of a configuration; `folder`: for its telemetry."""
     if case.empty:
         config = replace(config, batch_size=1, val_images=1)
     place = folder / f"{case.members}-{case.executor}"
@@ -128,7 +128,7 @@ def start_case(
 def take_turns(
     engines: Mapping[Case, TimedEngine | PlainLoop], warmup: int, steps: int, rounds: int
 ) -> dict[Case, list[StepTimings]]:
-    """Each in turn, `rounds` times; the steps before are left out."""
+    """Time all in turn, `rounds` times, after warm-up."""
     for engine in engines.values():
         engine.time_steps(warmup)
     turns: dict[Case, list[StepTimings]] = {case: [] for case in engines}
@@ -147,7 +147,7 @@ def summarise_all(
     episode_length: int,
     bytes_per_second: float,
 ) -> list[CaseResult]:
-    """The figures of every configuration that has data; `episode_length`: the task's own."""
+    """Results of all configurations with data; `episode_length`: the task's."""
     return [
         summarise(
             case,
@@ -170,10 +170,10 @@ def summarise(
     episode_length: int,
     bytes_per_second: float,
 ) -> CaseResult:
-    """The figures of one configuration; `empty`: the turns of the same step without data."""
+    """Result of one configuration; `empty`: turns of the step with minimal data."""
     engine, spec = timed.engine, timed.engine.spec
     choice = engine.env.model.choice
-    assert choice is not None  # the engine showed the population an input
+    assert choice is not None  # chosen when the engine was built
     wall = sum(turn.seconds for turn in turns)
     steps = sum(turn.steps for turn in turns)
     device = {n: sum(t.device_seconds[n] for t in turns) for n in turns[0].device_seconds}
@@ -220,17 +220,17 @@ def summarise(
 
 
 def speed_of(turn: StepTimings, case: Case) -> float:
-    """Member-steps a second."""
+    """Member-steps per second."""
     return turn.steps * case.members / turn.seconds
 
 
 def cpu_speed_of(turn: StepTimings, case: Case) -> float:
-    """Member-steps in a second of CPU time."""
+    """Member-steps per second of CPU time."""
     return turn.steps * case.members / turn.cpu_seconds
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The median, the first and the third quartile."""
+    """Median, first and third quartile."""
     lower, median, upper = np.percentile(values, [25, 50, 75]).tolist()
     return median, lower, upper
 
@@ -258,17 +258,17 @@ def _bytes_of(timed: TimedEngine) -> int | None:
 
 
 def ratios(turns: Mapping[Case, Sequence[StepTimings]], on_cpu: bool = False) -> list[Ratio]:
-    """vmap over loop, either over the plain loop, more members over fewer, telemetry over none:
-    whatever took turns.
+    """Ratios between configurations: vmap / loop, either / plain loop, more / fewer members,
+    telemetry / none.
 
-    `on_cpu`: each by CPU time as well.
+    `on_cpu`: also by CPU time.
     """
     cases = [case for case in turns if not case.empty]
     sizes = sorted({case.members for case in cases})
     found = []
     for case in cases:
-        told = ", telemetry normal" if case.telemetry == "normal" else ""
-        where = f"E={case.members}{told}"
+        suffix = ", telemetry normal" if case.telemetry == "normal" else ""
+        where = f"E={case.members}{suffix}"
         if case.executor == "vmap":
             rival = replace(case, executor="loop")
             found.append((f"vmap / loop, {where}", case, rival))

@@ -1,16 +1,16 @@
-"""How fast a train batch could be if only memory traffic counted.
+"""Lower bound of the time of a training batch from its memory traffic.
 
-The rule, for every row of a train batch. A row is a chain of links: the host's segments from where
-the row begins, and the seeds that are on. Each link is thought of as one perfect kernel:
+A row is a chain of links: the host's segments from where the row starts, and its active seeds. Each
+link is counted as one ideal kernel:
 - forward it reads its input and writes its output;
 - backward it reads the gradient of its output and its input again, and writes the gradient of its
   input; the first link of a row does not write one (data, or a shadow's detached start);
 - weights are read forward and backward, and their gradient is written where the row trains them
   (a main row trains all of its links, a shadow row only its own seed).
-Once for each member's host and each seed that trains, the update reads weights, gradient and
-moments, and writes weights and moments. Activations have the size the members are computed in,
-weights 4 bytes. Gathering data, loss, statistics and casts are not counted, nor are caches: where
-a batch fits into one, a measured time may come below the floor.
+Once per member's host and per training seed, the update reads weights, gradient and moments, and
+writes weights and moments. Activations have the size of the compute precision, weights 4 bytes.
+Data gathering, loss, statistics, casts and caches are not counted: if a batch fits in a cache, a
+measured time may be below this bound.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ WEIGHT_BYTES: Final = 4
 ACTIVATION_BYTES: Final[dict[Precision, int]] = {"fp32": 4, "bf16": 2, "fp16": 2}
 MOMENTS: Final = {"sgd": 1, "adamw": 2}
 COPY_BYTES: Final = {"cpu": 1 << 28, "cuda": 1 << 30}
-"""Size of the copy by which bandwidth is measured: far beyond the caches."""
+"""Size of the copy used to measure bandwidth; far larger than caches."""
 COPIES: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One segment or seed: numbers per sample, and weights."""
+    """One segment or seed: activations per sample, and weights."""
 
     inputs: int
     outputs: int
@@ -53,7 +53,7 @@ def host_links(population: Population, sample: Tensor) -> list[Link]:
     network = population.network
     host = network.host.template
     was_training = host.training
-    host.eval()  # no running statistics are touched
+    host.eval()  # do not update running statistics
     links = []
     h = sample
     with torch.no_grad():
@@ -67,14 +67,14 @@ def host_links(population: Population, sample: Tensor) -> list[Link]:
 
 
 def _owned(segment: Segment) -> list[str]:
-    """Names in the host, a tied weight once."""
+    """Parameter names in the host, tied weights once."""
     return sorted(set(segment.names.values()))
 
 
 def train_batch_bytes(
     population: Population, sample: Tensor, batch_size: int, precision: Precision
 ) -> int:
-    """Bytes that one train batch of all members must move, with the seeds as they stand."""
+    """Minimum bytes that a training batch of all members moves with the current seeds."""
     table, links = training_rows(population.lifecycle), host_links(population, sample)
     activations = weights = 0
     for row in range(table.rows):
@@ -86,7 +86,7 @@ def train_batch_bytes(
 
 
 def _row(population: Population, links: list[Link], table: RowTable, row: int) -> tuple[int, int]:
-    """Activations per sample and weights that one row reads and writes."""
+    """Activations per sample and weights read and written by one row."""
     network, blueprint_ES = population.network, population.lifecycle.blueprint_ES
     start, member = int(table.start_R[row]), int(table.member_R[row])
     shadow = bool(table.shadow_R[row])
@@ -106,7 +106,7 @@ def _row(population: Population, links: list[Link], table: RowTable, row: int) -
 
 
 def _trained(population: Population) -> int:
-    """Weights that are updated after a batch."""
+    """Number of weights updated after a batch."""
     network, life = population.network, population.lifecycle
     members, slots = population.trainer.training().nonzero()
     kinds = life.blueprint_ES[members, slots]
@@ -116,7 +116,7 @@ def _trained(population: Population) -> int:
 
 
 def copy_bandwidth(device: torch.device, size: int | None = None) -> float:
-    """Bytes a second that a large copy reads and writes."""
+    """Bytes per second read and written by a large copy."""
     count = COPY_BYTES[device.type] if size is None else size
     source = torch.zeros(count, dtype=torch.uint8, device=device)
     target = torch.ones_like(source)

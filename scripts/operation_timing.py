@@ -1,7 +1,7 @@
-"""How long the single operations of a step take, each on an engine with seeds in place.
+"""Times the single operations of a step on an engine with seeds.
 
-Operations take turns, so that a busy moment of the machine hits all of them; the device is waited
-for before and after each timing. Shape letters: E members, S slots, R rows.
+Operations alternate, so that background load hits all of them; the device is synchronised before
+and after each timing. Shape letters: E members, S slots, R rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from esper.tolaria.runtime import autocast, synchronize_device
 
 Parts = tuple[float, ...]
 Operation = Callable[[], Parts]
-"""Does it once; seconds of each part, the device waited for after each."""
+"""Runs once and returns the seconds of each part, synchronising after each."""
 DATA: tuple[Literal["none", "crop_flip"], ...] = ("none", "crop_flip")
 
 
@@ -52,7 +52,7 @@ class OperationTime:
     upper_us: float
     """Third quartile."""
     per: str
-    """What the time is for."""
+    """Unit of work that the time is per."""
     turns: int
 
 
@@ -66,7 +66,7 @@ class Timed:
 
 
 def take_turns(operations: Sequence[Timed], rounds: int, repeats: int) -> list[OperationTime]:
-    """All operations in turn, `rounds` times; a turn is the mean of `repeats`."""
+    """Time all operations in turn, `rounds` times; a turn is the mean of `repeats` calls."""
     seconds: list[list[list[float]]] = [[] for _ in operations]
     for _ in range(rounds + 1):
         for place, timed in enumerate(operations):
@@ -82,7 +82,7 @@ def take_turns(operations: Sequence[Timed], rounds: int, repeats: int) -> list[O
 
 
 def all_operations(engine: VectorizedEngine, data: TaskData, record: StepRecord) -> list[Timed]:
-    """Every operation that is timed; `record`: a step the engine has done."""
+    """All operations to time; `record`: a step of the engine."""
     return [
         *_data_operations(engine, data),
         *_train_operations(engine),
@@ -93,7 +93,7 @@ def all_operations(engine: VectorizedEngine, data: TaskData, record: StepRecord)
 
 
 def _whole(work: Callable[[], object], device: torch.device, share: int = 1) -> Operation:
-    """Time all of it, divided by `share`."""
+    """Time the call, divided by `share`."""
 
     def operation() -> Parts:
         synchronize_device(device)
@@ -109,7 +109,7 @@ def _whole(work: Callable[[], object], device: torch.device, share: int = 1) -> 
 
 
 def _data_operations(engine: VectorizedEngine, data: TaskData) -> Iterator[Timed]:
-    """A batch gathered and normalised, and for images also augmented; the order is included."""
+    """Gather and normalise a batch, and augment images; includes the permutation."""
     spec = engine.spec
     for augmentation in DATA if data.kind == "images" else DATA[:1]:
         batches = SharedBatchIterator(
@@ -139,7 +139,7 @@ def _each_step(batches: SharedBatchIterator, device: torch.device) -> Operation:
 
 
 def _train_operations(engine: VectorizedEngine) -> Iterator[Timed]:
-    """`train_batch` under both executors, cut where the loss is taken and where weights change."""
+    """`train_batch` under both executors, split into forward, backward and update."""
     x, target = next(engine.batches.step(0))
     parts = ("forward", "loss and backward", "clip and update")
     for executor, choice in executor_choices(engine, x).items():
@@ -149,7 +149,7 @@ def _train_operations(engine: VectorizedEngine) -> Iterator[Timed]:
 
 
 def executor_choices(engine: VectorizedEngine, x: Tensor) -> dict[str, ExecutorChoice]:
-    """Both executors, or only loop where the host cannot be vmapped."""
+    """Both executors, or only loop if the host cannot be vmapped."""
     population = engine.env.model
     best = choose_executor("auto", population.network, population.lifecycle, x)
     loop = ExecutorChoice(LoopExecutor(), "for comparison")
@@ -221,7 +221,7 @@ def _validation_operations(engine: VectorizedEngine) -> Iterator[Timed]:
 
 
 def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[Timed]:
-    """What happens between the transfers, for all members at once."""
+    """Host work between the transfers, for all members at once."""
     population, life = engine.env.model, engine.env.model.lifecycle
     config = engine.config.counterfactuals
     plan = plan_coalitions(population, config, 0, 0, 0)
@@ -269,7 +269,7 @@ def _status(engine: VectorizedEngine) -> MemberStatus:
 
 
 def _transfers(engine: VectorizedEngine) -> Iterator[Timed]:
-    """One copy of everything against one for each tensor."""
+    """One packed copy against one copy per tensor."""
     env = engine.env
     scored = engine.validator.run_score(env.model)
     parts = transfer_tensors(env.train, env.val, scored, finite_members(env.model))
@@ -288,19 +288,19 @@ def _transfers(engine: VectorizedEngine) -> Iterator[Timed]:
 
 @dataclass(frozen=True, slots=True)
 class HeavyOp:
-    """One kind of torch operation in train batches; on a GPU one kernel."""
+    """One torch operation of a training batch; on a GPU one kernel."""
 
     name: str
     calls: int
-    """In one batch."""
+    """Calls per batch."""
     self_us: float
-    """Of one batch, without what it called."""
+    """Self time per batch."""
     share: float
-    """Of all operations."""
+    """Share of all operations."""
 
 
 def heaviest_ops(engine: VectorizedEngine, batches: int, top: int) -> list[HeavyOp]:
-    """The torch operations that take most of a train batch under the engine's executor."""
+    """The most expensive torch operations of a training batch under the engine's executor."""
     from torch.profiler import ProfilerActivity, profile
 
     on_gpu = engine.device.type == "cuda"
@@ -311,7 +311,7 @@ def heaviest_ops(engine: VectorizedEngine, batches: int, top: int) -> list[Heavy
             engine.env.model.train_batch(x, target, engine.env.scaler)
         synchronize_device(engine.device)
     field = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    # On a GPU the kernels: an operation that launches one carries its time a second time.
+    # On a GPU only kernels: the operation that launches one repeats its time.
     events = [e for e in profiler.key_averages() if _on_device(e) == on_gpu]
     found = [(e.key, e.count, float(getattr(e, field))) for e in events]
     total = sum(spent for _, _, spent in found) or 1.0
@@ -323,5 +323,5 @@ def heaviest_ops(engine: VectorizedEngine, batches: int, top: int) -> list[Heavy
 
 
 def _on_device(event: Any) -> bool:
-    """Whether an average of the profiler is of a kernel."""
+    """Whether a profiler entry is a kernel."""
     return bool(event.device_type.name != "CPU")

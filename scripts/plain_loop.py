@@ -1,10 +1,9 @@
-"""A yardstick for the step of bare hosts: ordinary torch modules, one after the other.
+"""Baseline for steps without seeds: plain torch modules trained in a loop.
 
-The same hosts as ordinary modules (`to_plain`), each with an optimiser of torch's, the same number
-of batches gathered, normalised and trained on, the same validation samples; all in fp32, whatever
-the engines compute in. Nothing is watched, decided or recorded: what a script without Esper would
-do at the least. It takes turns with the engines that are timed, so that a slow hour of the machine
-slows both.
+The same hosts as plain modules (`to_plain`), each with a torch optimizer, the same number of
+batches and validation samples, all in fp32 whatever the engines use. No telemetry, policy or
+governor: the minimum of a script without Esper. It alternates with the timed engines, so that
+background load hits both.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from esper.tolaria.timed_engine import StepTimings
 
 
 class PlainLoop:
-    """Hosts that are trained in turns, by a loop."""
+    """Plain hosts trained one after the other."""
 
     def __init__(self, population: Population, spec: TaskSpec, data: TaskData) -> None:
-        """Its hosts begin with the population's weights. `data`: with what is validated on."""
+        """Copies the population's weights. `data`: with the validation samples to use."""
         if data.kind == "tokens":
             raise EsperError(f"task {spec.name}: the plain loop is for images and vectors")
         self.spec, self.device = spec, population.network.device
@@ -46,7 +45,7 @@ class PlainLoop:
         return inputs.to(self.device), labels.to(self.device)
 
     def time_steps(self, steps: int) -> StepTimings:
-        """Time so many steps of all hosts."""
+        """Time steps of all hosts."""
         each = []
         synchronize_device(self.device)
         cpu_began = process_time()
@@ -60,7 +59,7 @@ class PlainLoop:
         return StepTimings(sum(each), cpu, tuple(each), {}, {}, hosts, hosts)
 
     def _step(self, host: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Train batches, then both validation parts."""
+        """Training batches, then both validation parts."""
         count, clip = self.spec.batch_size, self.spec.optim.clip_norm
         inputs, labels = self._train
         for _ in range(self.spec.batches_per_step):
@@ -83,7 +82,7 @@ class PlainLoop:
 
 
 def _optimizer(host: nn.Module, settings: OptimSettings) -> torch.optim.Optimizer:
-    """The task's law of the update, torch's own."""
+    """The task's update rule as a torch optimizer."""
     parameters: Sequence[nn.Parameter] = list(host.parameters())
     if settings.kind == "adamw":
         return torch.optim.AdamW(

@@ -1,4 +1,4 @@
-"""How long a training batch of a population takes, under both executors in turn.
+"""Times a training batch of a population under both executors, interleaved.
 
 Shape letters: E members, S slots, B batch, P pairs of timings.
 """
@@ -26,7 +26,7 @@ CLASSES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class HostCase:
-    """A host and the images it sees."""
+    """A host and the shape of its images."""
 
     name: str
     channels: int
@@ -34,7 +34,7 @@ class HostCase:
     image_shape: tuple[int, int, int]
 
     def build(self) -> CNNHost:
-        """One host."""
+        """Build a host."""
         return CNNHost(
             num_classes=CLASSES,
             in_channels=self.image_shape[0],
@@ -58,7 +58,7 @@ class Timing:
     batch_ms: float
     """Median time of a training batch."""
     member_ms: float
-    """The same, divided by the members."""
+    """Time per member."""
     pairs: int
 
 
@@ -86,7 +86,7 @@ def time_population(
 def _batch(
     case: HostCase, members: int, batch_size: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Synthetic images and labels, from a generator of their own."""
+    """Random images and labels from a separate generator."""
     generator = torch.Generator().manual_seed(0)
     x_EBCHW = torch.randn(members, batch_size, *case.image_shape, generator=generator)
     y_EB = torch.randint(CLASSES, (members, batch_size), generator=generator)
@@ -103,7 +103,7 @@ def _population(
 
 
 def _seconds(train: Callable[[Population], None], population: Population) -> float:
-    """Time until the device has done it all."""
+    """Time including synchronisation."""
     synchronize_device(population.device)
     began = perf_counter()
     train(population)

@@ -1,10 +1,10 @@
-"""Does a step wait for the device anywhere but in its two transfers?
+"""Finds host-device synchronisation in a step outside its two transfers.
 
     python scripts/profile_gpu_sync.py --device cuda
 
-On a GPU steps run under torch's sync debug mode, and every wait is attributed to a line. On a CPU
-there is nothing to wait for. On both, the source of the step path is searched for calls that would
-wait and carry no `# SYNC:` comment. Exit status 1 where a line is found that should not be there.
+On a GPU, steps run under torch's sync debug mode, and every wait is attributed to a line. On any
+device, the source of the step path is searched for calls that would wait and have no `# SYNC:`
+comment. Exit status 1 if there are unexpected waits.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.leyline.compute import ExecutorName
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from hot_path_config import HotPath, require_positive
 
 if TYPE_CHECKING:
     from sync_sites import Site, Wait
 
 FOUND = 1
-"""Exit status where a line waits that should not."""
+"""Exit status for unexpected waits."""
 
 
 @dataclass(frozen=True)
 class ProfileGpuSync(HotPath):
-    """Count what a step waits for."""
+    """Find synchronisation in steps."""
 
     policy: str = "random"
     """random: any legal action, so that seeds come and go. mix: half the slots hold a seed, split
-    evenly between TRAINING, BLENDING and HOLDING, and nobody acts. Or any other policy as `esper
-    train` takes it."""
+    evenly between TRAINING, BLENDING and HOLDING, without actions. Or any policy of `esper
+    train`."""
     envs: int = 8
-    """E: members that train side by side."""
+    """E: members trained in parallel."""
     executor: ExecutorName = "auto"
     """vmap computes all members at once, loop one after the other; auto chooses."""
     steps: int = 24
-    """Steps that are watched."""
+    """Steps to observe."""
     warmup: int = 1
-    """Steps before them."""
+    """Warm-up steps."""
     out: Path = Path("out/profile_gpu_sync.json")
-    """What was found."""
+    """Output file."""
 
     def check(self) -> None:
-        """Refuse sizes that cannot be run."""
+        """Check the settings."""
         super().check()
         for name in ("envs", "steps", "warmup"):
             require_positive(self, name)
 
 
 def main() -> int:
-    """The command."""
-    return enter(ProfileGpuSync, look)
+    """Entry point of the command."""
+    return run_command(ProfileGpuSync, profile)
 
 
-def look(config: ProfileGpuSync) -> int:
-    """Search the source, watch steps on a GPU, print and write what was found."""
+def profile(config: ProfileGpuSync) -> int:
+    """Search the source, observe steps on a GPU, print and write the results."""
     config.check()
     from esper.storage.atomic import require_writable, write_atomic
 
@@ -79,7 +79,7 @@ def look(config: ProfileGpuSync) -> int:
         waits = _watch(config)
         _show_waits(waits, config.steps)
     else:
-        print(f"{device}: host and device are one, there is nothing to synchronise")
+        print(f"{device}: nothing to synchronise on a CPU")
     sound = all(site.sound for site in sites) and all(wait.allowed for wait in waits)
     record = {
         "setting": setting,
@@ -94,7 +94,7 @@ def look(config: ProfileGpuSync) -> int:
 
 
 def _watch(config: ProfileGpuSync) -> list[Wait]:
-    """Where steps waited; episodes begin outside of what is watched."""
+    """Waits during steps; starts of episodes are not observed."""
     from hot_path_engine import build_engine
     from sync_sites import watch_steps
 
@@ -105,16 +105,16 @@ def _watch(config: ProfileGpuSync) -> list[Wait]:
 
 
 def _show_sites(sites: Sequence[Site]) -> None:
-    told = sum(bool(site.comment) for site in sites)
+    commented = sum(bool(site.comment) for site in sites)
     excused = sum(bool(site.excuse) and not site.comment for site in sites)
     print(
-        f"source: {len(sites)} calls in the step path would wait if on a GPU: {told} carry a "
-        f"# SYNC: comment, {excused} were looked at and do not wait in a step"
+        f"source: {len(sites)} calls in the step path would wait if on a GPU: {commented} carry a "
+        f"# SYNC: comment, {excused} are known not to wait in a step"
     )
     for site in sites:
         if not site.sound:
             print(
-                f"  {site.module}:{site.line}: {site.call} says nothing; add a # SYNC: comment, or "
+                f"  {site.module}:{site.line}: {site.call} has no # SYNC: comment; add one, or "
                 f"list it in scripts/sync_sites.py"
             )
 

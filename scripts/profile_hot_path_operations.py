@@ -1,14 +1,13 @@
-"""How long each operation of a step takes, which torch operations a train batch is made of, and
-what writing its input costs.
+"""Profiles the operations of a step, the torch operations of a training batch, and its input.
 
     python scripts/profile_hot_path_operations.py
     python scripts/profile_hot_path_operations.py --task synthetic_cifar --device cuda
 
-Operations take turns, so what is compared here (forward, backward and update under both executors,
-main rows and fused rows, one transfer and many) was measured side by side. The seeds stand as in
-`benchmark_hot_path`. Times are medians (first to third quartile) in microseconds; the device is
-waited for around each part, so parts add up to more than a step that waits only once. Inputs are
-timed where they are written, between two train batches, with no wait.
+Operations alternate, so the alternatives (forward, backward and update under both executors, main
+and fused rows, one transfer and many) are comparable. Seeds are placed as in `benchmark_hot_path`.
+Times are medians (first to third quartile) in microseconds; the device is synchronised around each
+part, so the parts add up to more than a step. Inputs are timed between two training batches,
+without synchronisation.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from esper.leyline.compute import ExecutorName
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
+from esper.tolaria.device_info import describe_device
 from hot_path_config import HotPath, first_samples, require_positive
 
 WARM_UP = 2
-"""Steps before anything is timed."""
+"""Warm-up steps."""
 
 
 @dataclass(frozen=True)
 class ProfileOperations(HotPath):
-    """Time single operations of a step."""
+    """Profile the operations of a step."""
 
     envs: int = 8
-    """E: members that train side by side."""
+    """E: members trained in parallel."""
     executor: ExecutorName = "auto"
-    """Who runs the validation and the train batches that are taken apart; training is timed under
-    both."""
+    """Executor of validation and of the profiled training batches; training is timed under both."""
     pairs: int = 9
-    """Turns of each operation."""
+    """Turns per operation."""
     repeats: int = 3
-    """Calls of an operation in a turn; its time is their mean."""
+    """Calls per turn; its time is their mean."""
     top: int = 12
-    """Torch operations of a train batch to list, the heaviest first."""
+    """Number of torch operations to list, most expensive first."""
     out: Path = Path("out/profile_hot_path_operations.json")
     """All numbers."""
 
     def check(self) -> None:
-        """Refuse sizes that cannot be timed."""
+        """Check the settings."""
         super().check()
         for name in ("envs", "pairs", "repeats", "top"):
             require_positive(self, name)
 
 
 def main() -> int:
-    """The command."""
-    return enter(ProfileOperations, measure)
+    """Entry point of the command."""
+    return run_command(ProfileOperations, measure)
 
 
 def measure(config: ProfileOperations) -> None:
-    """Time everything, print three tables, write the numbers."""
+    """Profile, print three tables, write the numbers."""
     config.check()
     from esper.storage.atomic import require_writable, write_atomic
 
@@ -65,7 +64,6 @@ def measure(config: ProfileOperations) -> None:
     spec = config.spec()
 
     from batch_writing import writing_times
-    from esper.tolaria.device_info import describe_device
     from hot_path_engine import build_engine
     from operation_timing import all_operations, heaviest_ops, take_turns
 
@@ -75,7 +73,7 @@ def measure(config: ProfileOperations) -> None:
     timed.time_steps(WARM_UP)
     record = timed.step()
     choice = engine.env.model.choice
-    assert choice is not None  # the engine showed the population an input
+    assert choice is not None  # chosen when the engine was built
     setting = describe_device(engine.device) | {
         "task": config.task,
         "E": str(config.envs),

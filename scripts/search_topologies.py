@@ -1,10 +1,10 @@
-"""Which topology a task's score likes best: every combination of blueprints, planted at step 0.
+"""Searches for the topology with the best score: every combination of blueprints, from step 0.
 
     python scripts/search_topologies.py --task digits_impaired --repeats 24
 
-Score constants are calibrated with it: the best topology should leave a slot empty, and growing
-should pay. Members of one population hold different topologies, so many train at once; a topology
-is repeated on members with initial weights and batches of their own.
+Used to calibrate score constants: the best topology should leave a slot empty, and growing should
+pay. Members of a population hold different topologies and train in parallel; each topology is
+repeated on members with their own initial weights and batches.
 
 Shape letters: N members of all populations, E members, S slots.
 """
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import require_training_seed
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.scripts.cli.report_files import json_bytes
 
 if TYPE_CHECKING:
@@ -33,45 +33,45 @@ if TYPE_CHECKING:
     Records = list[dict[str, "npt.NDArray[np.generic]"]]
 
 NEVER = 10**9
-"""Stride with which seeds are not measured beyond the first step: nobody asks for it here."""
+"""Stride that skips the measurement of seeds after the first step; it is not used here."""
 
 
 @dataclass(frozen=True)
 class SearchTopologies:
-    """Train hosts with every combination of seeds in them, and rank the combinations."""
+    """Train hosts with every combination of seeds and rank the combinations."""
 
     task: str = "digits_impaired"
-    """What is trained on."""
+    """The task."""
     blueprints: tuple[str, ...] = ("depthwise", "conv_light", "conv_heavy")
-    """What may stand in a slot, beside nothing."""
+    """Blueprints to try in each slot, besides none."""
     slots: tuple[str, ...] = ()
-    """Slots that are filled; every slot of the task where not given."""
+    """Slots to fill; default: all slots of the task."""
     shape: Literal["every", "ends"] = "every"
-    """every: all combinations. ends: one blueprint in the first or the last few slots, for hosts
-    with too many slots to try all."""
+    """every: all combinations. ends: one blueprint in the first or last few slots, for hosts with
+    too many slots."""
     repeats: int = 8
-    """Members of each topology."""
+    """Members per topology."""
     envs: int = 64
-    """Members that train side by side."""
+    """Members trained in parallel."""
     episode_length: int | None = None
-    """Steps of an episode; the task's own where not given."""
+    """Steps per episode; default: the task's."""
     seed: int = 0
-    """Every random draw follows from it."""
+    """Seed of all random draws."""
     device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
     profile: Literal["exact", "fast"] = "fast"
-    """exact: the same numbers every time."""
+    """exact: bit-identical runs."""
     data: Literal["files", "synthetic"] = "files"
-    """files: the task's own data; synthetic: made-up data of the same shape."""
+    """files: the task's data; synthetic: generated data of the same shape."""
     data_dir: Path | None = None
-    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     top: int = 8
-    """Topologies that are shown."""
+    """Number of topologies to print."""
     out: Path = Path("out/search_topologies.json")
     """All numbers."""
 
     def check(self) -> None:
-        """Refuse what cannot be searched."""
+        """Check the settings."""
         for name in ("repeats", "envs", "top"):
             if getattr(self, name) < 1:
                 raise EsperError(f"--{name} {getattr(self, name)}: must be 1 or more")
@@ -81,8 +81,8 @@ class SearchTopologies:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a topology came to, over its members."""
+class TopologyResult:
+    """Mean results of a topology over its members."""
 
     topology: str
     """Blueprint by slot, - for none."""
@@ -91,23 +91,23 @@ class Found:
     score_error: float
     """Standard error over members."""
     accuracy: float
-    """On val_score."""
+    """Accuracy on val_score."""
     accuracy_error: float
     """Its standard error over members."""
     params_over_host: float
     macs_over_host: float
     flops_ratio: float
-    """Training FLOPs over the host's alone."""
+    """Training FLOPs relative to the host's."""
     members: int
 
 
 def main() -> int:
-    """The command."""
-    return enter(SearchTopologies, search)
+    """Entry point of the command."""
+    return run_command(SearchTopologies, search)
 
 
 def search(config: SearchTopologies) -> None:
-    """Train, rank, show."""
+    """Train, rank and print."""
     config.check()
     from dataclasses import replace
 
@@ -166,7 +166,7 @@ def _topologies(config: SearchTopologies, spec: TaskSpec) -> Ints:
 
 
 def _ends(kinds: Sequence[int], slots: int) -> list[tuple[int, ...]]:
-    """Nothing; and each blueprint in the last and in the first 1, 2, ... slots."""
+    """No seeds, and each blueprint in the last and first 1, 2, ... slots."""
     from esper.leyline.signals import NO_BLUEPRINT
 
     found = [(NO_BLUEPRINT,) * slots]
@@ -180,21 +180,21 @@ def _ends(kinds: Sequence[int], slots: int) -> list[tuple[int, ...]]:
 
 
 def _train(config: SearchTopologies, spec: TaskSpec, kinds_NS: Ints) -> Records:
-    """Outcome arrays of one population after the other."""
+    """Outcome arrays of all populations."""
     from esper.tamiyo.baselines import WaitPolicy
     from esper.tolaria.counterfactual_eval import CounterfactualConfig
     from esper.tolaria.engine import VectorizedEngine
     from esper.tolaria.engine_config import EngineConfig
 
     class Planted(WaitPolicy):
-        """Members are born with the topologies of this population."""
+        """Plants the topologies of this population at step 0."""
 
         def __init__(self, kinds_ES: Ints) -> None:
             super().__init__()
             self.kinds_ES = kinds_ES
 
         def planted(self, members: int, slots: Sequence[str], blueprints: Sequence[str]) -> Ints:
-            """Each member's own."""
+            """Topology of each member."""
             return self.kinds_ES
 
     data = spec.load(config.data_dir)
@@ -228,7 +228,7 @@ def _train(config: SearchTopologies, spec: TaskSpec, kinds_NS: Ints) -> Records:
     return done
 
 
-def _rank(spec: TaskSpec, kinds_NS: Ints, records: Records) -> list[Found]:
+def _rank(spec: TaskSpec, kinds_NS: Ints, records: Records) -> list[TopologyResult]:
     import numpy as np
 
     from esper.leyline.signals import NO_BLUEPRINT
@@ -240,7 +240,7 @@ def _rank(spec: TaskSpec, kinds_NS: Ints, records: Records) -> list[Found]:
         score_N, accuracy_N = values["score"][mine_N], values["accuracy"][mine_N]
         words = [spec.blueprints[k] if k != NO_BLUEPRINT else "-" for k in kinds_S]
         found.append(
-            Found(
+            TopologyResult(
                 topology=" ".join(words),
                 empty_slots=int((kinds_S == NO_BLUEPRINT).sum()),
                 score=float(score_N.mean()),
@@ -263,7 +263,9 @@ def _error(values_N: npt.NDArray[np.generic]) -> float:
     return float(values_N.std(ddof=1) / len(values_N) ** 0.5)
 
 
-def _show(config: SearchTopologies, ranked: list[Found], constants: dict[str, float]) -> None:
+def _show(
+    config: SearchTopologies, ranked: list[TopologyResult], constants: dict[str, float]
+) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table

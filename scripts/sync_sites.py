@@ -1,7 +1,7 @@
-"""Where the host waits for the device: found in the source, and found while steps run on a GPU.
+"""Finds lines where the host waits for the device, in the source and while steps run on a GPU.
 
-A line that waits carries a `# SYNC:` comment that says why, on it or right above it. In a step only
-two may: the transfers.
+A line that waits needs a `# SYNC:` comment with the reason, on it or right above it. In a step only
+the two transfers may wait.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ import esper
 
 ROOT: Final = Path(esper.__file__).parent
 STEP_FOLDERS: Final = ("device", "kasmina", "tamiyo", "tolaria", "simic")
-"""Packages whose code runs in a step: simic's in `act`, `store` and what the listener is told."""
+"""Packages whose code runs in a step; simic's in `act`, `store` and the listener."""
 COMMENT: Final = re.compile(r"#\s*SYNC:\s*(.+)")
 TRANSFER: Final = re.compile(r"transfer [12]\b")
-"""What the comment of a line says that may wait in a step."""
+"""Comment text of the lines that may wait in a step."""
 WAITS: Final = frozenset({"item", "cpu", "numpy", "tolist", "synchronize"})
-"""Methods that wait where what they are called on is on a GPU."""
+"""Methods that wait if called on a GPU tensor."""
 
 NOT_IN_A_STEP: Final = {
     "kasmina/snapshot.py": "`.numpy()` reads a save that is on the host",
@@ -36,7 +36,7 @@ NOT_IN_A_STEP: Final = {
     "simic/agent/saving.py": "reads a save that is on the host, between rounds",
     "simic/telemetry/gradients.py": "one copy for all layers, after an update",
 }
-"""Modules in which such calls were looked at, and why they are no concern of a step."""
+"""Modules whose calls were reviewed, and why they do not wait in a step."""
 ON_THE_HOST: Final = {
     "kasmina/executors/loop.py": (
         "plan.table.member_R",
@@ -54,7 +54,7 @@ ON_THE_HOST: Final = {
     "tolaria/setup.py": ("data.mean", "data.std"),
     "tolaria/counterfactual_eval.py": ("np.unique(seeds_E[seeds_E > 0])",),
 }
-"""Module -> what `.tolist()` is called on there: numpy arrays, each looked at."""
+"""Module -> objects of reviewed `.tolist()` calls, all numpy arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +62,18 @@ class Site:
     """A line that may wait."""
 
     module: str
-    """Path below the package."""
+    """Path relative to the package."""
     line: int
     call: str
-    """The source of the call."""
+    """Source of the call."""
     comment: str
-    """What its `# SYNC:` comment says; empty where it has none."""
+    """Text of its `# SYNC:` comment; empty if it has none."""
     excuse: str
-    """Why it needs none; empty where it does."""
+    """Why it needs no comment; empty if it needs one."""
 
     @property
     def sound(self) -> bool:
-        """Whether a reader is told."""
+        """Whether it has a comment or needs none."""
         return bool(self.comment or self.excuse)
 
 
@@ -82,22 +82,22 @@ class Wait:
     """A line at which steps waited for the device."""
 
     place: str
-    """File and line: ours where one of ours is on the stack, else torch's."""
+    """File and line: innermost one of ours on the stack, else torch's."""
     count: int
-    """In all steps."""
+    """Waits in all steps."""
     most: int
-    """In one step."""
+    """Maximum waits in one step."""
     comment: str
-    """What its `# SYNC:` comment says; empty where it has none."""
+    """Text of its `# SYNC:` comment; empty if it has none."""
     allowed: bool
-    """It is one of the transfers, and waited no more than once a step."""
+    """Whether it is a transfer and waited at most once per step."""
 
 
 # ---- in the source ------------------------------------------------------------------------
 
 
 def static_sites(root: Path = ROOT) -> list[Site]:
-    """Every call in the step path that waits if its object is on a GPU.
+    """All calls in the step path that wait if their object is on a GPU.
 
     Names are all that is looked at. `float(t)`, `if t:`, `t[mask]`, `nonzero` and a copy to the
     device that is neither pinned nor `non_blocking` wait too: those show when steps run on a GPU.
@@ -131,7 +131,7 @@ def _excuse(module: str, owner: str, method: str) -> str:
 
 
 def comment_at(lines: list[str], first: int, last: int) -> str:
-    """What the `# SYNC:` comment on lines `first` to `last`, or on the one above, says."""
+    """The `# SYNC:` comment on lines `first` to `last` or on the line above; empty if none."""
     for text in lines[max(first - 2, 0) : last]:
         if found := COMMENT.search(text):
             return found[1].strip()
@@ -142,7 +142,7 @@ def comment_at(lines: list[str], first: int, last: int) -> str:
 
 
 def watch_steps(before: Callable[[], object], step: Callable[[], object], steps: int) -> list[Wait]:
-    """Where `step`, done so many times on a GPU, waited for it; what `before` does is not seen."""
+    """Lines at which `step` waited for the GPU over several calls; `before` is not observed."""
     total: Counter[tuple[str, int]] = Counter()
     most: Counter[tuple[str, int]] = Counter()
     for _ in range(steps):
@@ -156,7 +156,7 @@ def watch_steps(before: Callable[[], object], step: Callable[[], object], steps:
 
 @contextmanager
 def recorded_waits() -> Iterator[Counter[tuple[str, int]]]:
-    """Counts (file, line) of every wait inside, by torch's own sync debug mode."""
+    """Count waits by (file, line) inside the block, with torch's sync debug mode."""
     places: Counter[tuple[str, int]] = Counter()
 
     def note(message: Warning | str, *_: object, **__: object) -> None:
@@ -175,7 +175,7 @@ def recorded_waits() -> Iterator[Counter[tuple[str, int]]]:
 
 
 def place_of(stack: traceback.StackSummary) -> tuple[str, int]:
-    """The innermost line of the package, else of all; what records warnings is left out."""
+    """Innermost stack line of the package, else of all, ignoring the warning machinery."""
     frames = [f for f in stack if f.filename not in (__file__, warnings.__file__)]
     ours = [f for f in frames if Path(f.filename).is_relative_to(ROOT)]
     frame = (ours or frames)[-1]

@@ -1,4 +1,4 @@
-"""The `esper` command, many times over: one process imports everything and forks one per command.
+"""Runs many `esper` commands: one process imports everything and forks one per command.
 
     python command_driver.py serve
 

@@ -1,4 +1,4 @@
-"""The tables of docs/commands.md, made from what `--help` says.
+"""Generates the tables of docs/commands.md from `--help`.
 
 python tests/command_tables.py       writes them anew
 """

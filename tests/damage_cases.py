@@ -1,4 +1,4 @@
-"""Files of a run folder, damaged by a seed: as disks, copies and editors damage them."""
+"""Seeded damage to files of a run folder, as caused by disks, copies and editors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs commands on run folders that `damage_cases.py` damaged, and says what is wrong."""
+"""Runs commands on run folders damaged by `damage_cases.py` and checks their behaviour."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fuzz_support import (
     Outcome,
     complaint_about,
     in_words,
-    shortened,
+    shorten_label,
     side_by_side,
 )
 from resume_support import same_runs
@@ -179,5 +179,5 @@ def told(case: Damage, outcome: Outcome, problem: str) -> str:
         f"seed {case.seed}: {problem}",
         f"  {case.file}: {case.what}",
         f"  esper {in_words(WORDS[case.command])}",
-        f"  status {outcome.status}: {shortened(outcome.errors).strip()}",
+        f"  status {outcome.status}: {shorten_label(outcome.errors).strip()}",
     ])  # fmt: skip

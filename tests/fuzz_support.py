@@ -1,4 +1,4 @@
-"""What every fuzz shares: seeds, commands in processes of their own, reports of breaks."""
+"""Shared fuzzing helpers: seeds, commands in processes, failure reports."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
     }
 
 
-def shortened(text: str, length: int = 700) -> str:
+def shorten_label(text: str, length: int = 700) -> str:
     """Both ends of a text."""
     if len(text) <= length:
         return text
@@ -150,8 +150,8 @@ def shortened(text: str, length: int = 700) -> str:
 
 
 def in_words(words: Sequence[str]) -> str:
-    """A command line to be typed, long words shortened; exact in the case of its seed."""
-    return " ".join(shortened(shlex.quote(word), 120) for word in words)
+    """A command line to be typed, long words shorten_label; exact in the case of its seed."""
+    return " ".join(shorten_label(shlex.quote(word), 120) for word in words)
 
 
 def require_none(broken: Sequence[str], file: str, test: str) -> None:

@@ -1,4 +1,4 @@
-"""Ends training commands at random moments and resumes them; says what is wrong with the result."""
+"""Kills training commands at random moments, resumes them and checks the result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.simic.training.runs.checkpoint_store import MANIFEST, CheckpointStore
-from fuzz_support import Commands, Outcome, outcome_of, shortened
+from fuzz_support import Commands, Outcome, outcome_of, shorten_label
 from resume_support import same_runs
 from run_server import Job
 from settings_cases import SMALL_LEARNER
@@ -92,7 +92,7 @@ def kill_complaint(outcome: Outcome, number: signal.Signals, place: Path) -> str
 
 def is_done(outcome: Outcome) -> bool:
     """The last thing a whole run prints, after its report is written."""
-    return outcome.status == 0 and "judge it again" in outcome.output
+    return outcome.status == 0 and "evaluate again with" in outcome.output
 
 
 # ---- the fuzz -----------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ def killed_run(
 
 
 def told(outcome: Outcome) -> str:
-    return f"status {outcome.status}: {shortened(outcome.errors.strip())}"
+    return f"status {outcome.status}: {shorten_label(outcome.errors.strip())}"
 
 
 def difference(run: Path, reference: Path) -> str:

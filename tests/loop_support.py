@@ -1,4 +1,4 @@
-"""Small learners in the loop: what the tests of client and trainer share."""
+"""Helpers for tests of client and trainer: tiny tasks, configs and trainers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds any struct of leyline from its type hints: tests state only what they are about."""
+"""Builds any leyline struct from its type hints, so that tests set only relevant fields."""
 
 from dataclasses import fields, is_dataclass
 from enum import Enum

@@ -1,4 +1,4 @@
-"""What tests of the learner share: masks, observations, agents, rollouts and small problems."""
+"""Helpers for tests of the PPO agent: masks, observations, agents, rollouts, small problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The `esper` command as processes of their own, forked by one that has imported torch already.
+"""Runs the `esper` command in processes forked from one that has already imported torch.
 
     python process_driver.py
 

@@ -1,4 +1,4 @@
-"""Runs in folders that go on: what the tests of resuming share."""
+"""Helpers for tests of resuming runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def trained(root: Path, config: TrainingConfig, **settings: Any) -> Path:
         return folder.path
 
 
-def gone_on(
+def resumed_run(
     path: Path, config: TrainingConfig | None = None, run: bool = True, **settings: Any
 ) -> Resumed:
     """Resume a run; `run` False stops before the first round."""

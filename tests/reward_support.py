@@ -1,4 +1,4 @@
-"""What tests of rewards share: made-up steps, and stories played by the real lifecycle.
+"""Helpers for tests of rewards: synthetic steps, and stories run by the real lifecycle.
 
 A story is what a member that does something and a member that waits go through side by side, with
 the same accuracies and losses; only what growing costs is different.

@@ -1,4 +1,4 @@
-"""Runs in folders, as processes of their own: to be killed, interrupted and gone on with.
+"""Runs training in separate processes, to be killed, interrupted and resumed.
 
     python run_driver.py train ROOT ROUNDS [--every K] [--file-limit BYTES] [--step-seconds S]
     python run_driver.py resume FOLDER [ROUNDS]
@@ -205,7 +205,7 @@ def _require_kept(path: Path, reported: int) -> None:
         raise AssertionError(f"{path}: round {reported} was reported, {kept} is kept")
 
 
-# ---- the door -----------------------------------------------------------------------------------
+# ---- command line --------------------------------------------------------------------------------
 
 
 def run(job: Callable[[], None]) -> int:

@@ -1,4 +1,4 @@
-"""Processes that train in folders, forked by one that has imported torch already."""
+"""Starts training processes forked from one that has already imported torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that are slightly wrong, or very: made from valid ones by a seed.
+"""Invalid commands, generated from valid ones by a seed.
 
 A case starts from a command of docs/commands.md or a config file (the page's, a preset, a run's
 config.json), made tiny, and is mutated one to three times. `--dry-run` stands at the end of every

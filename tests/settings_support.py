@@ -1,4 +1,4 @@
-"""Runs cases of `settings_cases.py` as commands, and says what is wrong with how they end."""
+"""Runs cases of `settings_cases.py` as commands and checks how they end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuzz_support import (
     Outcome,
     complaint_about,
     in_words,
-    shortened,
+    shorten_label,
     side_by_side,
     snapshot,
 )
@@ -76,8 +76,8 @@ def told(case: Case, outcome: Outcome, problem: str) -> str:
     ]
     for name in set(case.words) & case.files.keys():
         content = case.files[name].decode("utf-8", "backslashreplace")
-        lines.append(f"  {name}: {shortened(content)}")
-    said = shortened(outcome.errors or outcome.output[-300:])
+        lines.append(f"  {name}: {shorten_label(content)}")
+    said = shorten_label(outcome.errors or outcome.output[-300:])
     return "\n".join([*lines, f"  status {outcome.status}: {said.strip()}"])
 
 

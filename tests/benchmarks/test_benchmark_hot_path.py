@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: the stated mix, rows and bytes counted, ratios in pairs."""
+"""The hot-path benchmark: the stated mix, counted rows and bytes, paired ratios."""
 
 import json
 from dataclasses import replace
@@ -13,7 +13,7 @@ import memory_floor
 from benchmark_hot_path import BenchmarkHotPath, benchmark
 from esper.leyline.payloads import StepPhase
 from esper.leyline.stages import SeedStage
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.tolaria.stage_mix import half_of_slots_live
 from esper.tolaria.timed_engine import StepTimings
 from hot_path_config import HotPath, first_samples
@@ -54,7 +54,7 @@ def small_copy(monkeypatch: pytest.MonkeyPatch):
 
 
 def call(*flags: str) -> int:
-    return enter(BenchmarkHotPath, benchmark, flags)
+    return run_command(BenchmarkHotPath, benchmark, flags)
 
 
 def small_engine(members: int, **changes: Any):

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: both executors, a third of the slots in each stage."""
+"""The population benchmark: both executors, a third of the slots in each stage."""
 
 import json
 from pathlib import Path
@@ -9,13 +9,13 @@ import pytest
 from benchmark_population import BenchmarkPopulation, benchmark
 from esper.kasmina import CNNHost, Population
 from esper.leyline.stages import SeedStage
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from esper.tolaria.stage_mix import all_slots_live, set_seed_stages
 from population_timing import BLUEPRINT, SLOTS
 
 
 def call(*flags: str) -> int:
-    return enter(BenchmarkPopulation, benchmark, flags)
+    return run_command(BenchmarkPopulation, benchmark, flags)
 
 
 @pytest.mark.parametrize("members", [1, 4])

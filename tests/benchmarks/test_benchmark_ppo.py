@@ -1,4 +1,4 @@
-"""The learner's benchmark runs as written and refuses sizes that cannot be timed."""
+"""The PPO benchmark runs, and rejects invalid sizes."""
 
 import json
 import shutil

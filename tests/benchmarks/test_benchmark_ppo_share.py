@@ -1,4 +1,4 @@
-"""The learner's share of a round: parts add up to the round, and are the trainer's own."""
+"""The PPO share benchmark: parts add up to the round of the real trainer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmark_ppo_share import (
     time_round,
 )
 from esper.leyline.payloads import StepPhase
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 SMALL = {"task": "synthetic", "envs": 2, "episode_length": 3, "device": "cpu"}
 
@@ -54,5 +54,5 @@ def test_it_prints_shares_and_writes_the_numbers(tmp_path, capsys):
 
 @pytest.mark.parametrize("flag", ["--envs", "--rounds", "--threads"])
 def test_sizes_that_cannot_be_timed_are_refused(flag, capsys):
-    assert enter(BenchmarkShare, benchmark, [flag, "0"]) == 2
+    assert run_command(BenchmarkShare, benchmark, [flag, "0"]) == 2
     assert f"{flag} 0: must be 1 or more" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Calibration finds the constants under which the best topology leaves a slot empty."""
+"""Calibration finds constants under which the best topology leaves a slot empty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calibrate_score import CalibrateScore, calibrate, judge, merge
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 KINDS = ("-", "small", "big")
 GAIN = {"-": 0.0, "small": 0.04, "big": 0.07}
@@ -121,7 +121,7 @@ def test_files_of_one_task_are_merged_by_members():
 def test_the_command_shows_the_task_s_own_constants_and_better_ones(tmp_path: Path, capsys):
     path = tmp_path / "found.json"
     path.write_text(json.dumps(record()))
-    assert enter(CalibrateScore, calibrate, [str(path), "--margin", "0"]) == 0
+    assert run_command(CalibrateScore, calibrate, [str(path), "--margin", "0"]) == 0
     said = capsys.readouterr().out
     assert "9 topologies" in said
     assert "small -" in said
@@ -156,7 +156,7 @@ def bad_files(folder: Path) -> dict[str, list[Path]]:
 )
 def test_what_cannot_be_judged_is_refused_in_one_line(tmp_path: Path, capsys, case: str, hint: str):
     paths = [str(path) for path in bad_files(tmp_path)[case]]
-    assert enter(CalibrateScore, calibrate, paths) == 2
+    assert run_command(CalibrateScore, calibrate, paths) == 2
     error = capsys.readouterr().err
     assert hint in error
     assert error.count("\n") == 1

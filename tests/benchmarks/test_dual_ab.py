@@ -1,4 +1,4 @@
-"""The command that compares two rewards: a table of scores, a picture, all numbers."""
+"""scripts/dual_ab.py: table, plot and numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from matplotlib.image import imread
 
 from dual_ab import DualAb, compare
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 SMALL = (
     "--task", "synthetic", "--episode-length", "3", "--batches-per-step", "1", "--envs", "2",
@@ -18,7 +18,7 @@ SMALL = (
 
 
 def call(*flags: object) -> int:
-    return enter(DualAb, compare, [str(flag) for flag in flags])
+    return run_command(DualAb, compare, [str(flag) for flag in flags])
 
 
 def test_scores_are_shown_with_their_difference_and_never_the_pay(tmp_path, capsys):

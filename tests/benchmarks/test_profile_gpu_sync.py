@@ -1,4 +1,4 @@
-"""Lines that wait for the device are found: in the source anywhere, in steps on a GPU."""
+"""Synchronising lines are found in the source, and in steps on a GPU."""
 
 import json
 import warnings
@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import sync_sites
-from esper.scripts.cli.command import enter
-from profile_gpu_sync import ProfileGpuSync, look
+from esper.scripts.cli.command import run_command
+from profile_gpu_sync import ProfileGpuSync, profile
 from sync_sites import (
     NOT_IN_A_STEP,
     ON_THE_HOST,
@@ -39,7 +39,7 @@ FLAGS = [
 
 
 def call(*flags: str) -> int:
-    return enter(ProfileGpuSync, look, flags)
+    return run_command(ProfileGpuSync, profile, flags)
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_exit_status_is_1_where_a_line_says_nothing(
     silent = Site("tolaria/new.py", 7, "x.item()", "", "")
     monkeypatch.setattr(sync_sites, "static_sites", lambda: [silent])
     assert call(*FLAGS, "--device", "cpu", "--out", str(tmp_path / "sync.json")) == 1
-    assert "tolaria/new.py:7: x.item() says nothing" in capsys.readouterr().out
+    assert "tolaria/new.py:7: x.item() has no # SYNC: comment" in capsys.readouterr().out
 
 
 @pytest.mark.cuda

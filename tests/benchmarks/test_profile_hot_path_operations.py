@@ -1,4 +1,4 @@
-"""Every operation that the design names is timed, in turns, on an engine with seeds in place."""
+"""All documented operations are timed, interleaved, on an engine with seeds."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from operation_timing import Timed, take_turns
 from profile_hot_path_operations import ProfileOperations, measure
 
@@ -33,7 +33,7 @@ FLAGS = [
 
 
 def call(*flags: str) -> int:
-    return enter(ProfileOperations, measure, flags)
+    return run_command(ProfileOperations, measure, flags)
 
 
 def test_small_profile_prints_and_writes_every_operation(

@@ -1,4 +1,4 @@
-"""Every combination is trained as often as asked for, and ranked by the task's score."""
+"""Every combination is trained as often as configured, and ranked by score."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 from search_topologies import SearchTopologies, search
 
 SMALL = ("--task", "synthetic", "--episode-length", "2", "--device", "cpu", "--profile", "exact")
 
 
 def call(*flags: object) -> int:
-    return enter(SearchTopologies, search, [str(flag) for flag in flags])
+    return run_command(SearchTopologies, search, [str(flag) for flag in flags])
 
 
 def test_all_combinations_are_ranked_by_score(tmp_path, capsys):

@@ -48,7 +48,7 @@ def configured(rounds: int, **population: object) -> TrainingConfig:
     return replace(config, task=replace(config.task, episode_length=STEPS, batches_per_step=2))
 
 
-def gone_on(path: Path, config: TrainingConfig, prepare: Prepare) -> VectorizedPPOTrainer:
+def resumed_run(path: Path, config: TrainingConfig, prepare: Prepare) -> VectorizedPPOTrainer:
     return _trained(RunFolder.open(path), config, prepare, resume=True)
 
 
@@ -89,7 +89,7 @@ def test_2n_rounds_are_n_rounds_and_n_more_from_a_checkpoint(
     settings = {"device": device, "precision": precision, "graphs": graphs, "executor": "vmap"}
     _, whole = begun(tmp_path / "whole", configured(4, **settings), prepare)
     path, first = begun(tmp_path / "parts", configured(2, **settings), prepare)
-    rest = gone_on(path, configured(4, **settings), prepare)
+    rest = resumed_run(path, configured(4, **settings), prepare)
 
     assert sum(int(record.chosen_OZ.sum()) for record in whole.history) > 0, "nothing ever grew"
     assert untimed(rest.history) == untimed(whole.history)

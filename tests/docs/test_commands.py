@@ -1,4 +1,4 @@
-"""docs/commands.md and the README: every command in them works, every setting is described."""
+"""docs/commands.md and README: every command works, every setting is described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from command_tables import written
-from esper.scripts import main as door
+from esper.scripts import main as cli
 from esper.scripts import train
 from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train.learner_config import read_train_ppo
@@ -53,7 +53,7 @@ def trained(tmp_path_factory) -> Path:
 
 
 def test_the_pages_show_every_command():
-    assert {words[0] for words in COMMANDS} == set(door.COMMANDS)
+    assert {words[0] for words in COMMANDS} == set(cli.COMMANDS)
     assert len(COMMANDS) > 20
 
 
@@ -75,7 +75,7 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
         flags += [*SMALL, "--quiet"]
     elif command == "compare":
         flags += ["--seeds", "2", *SMALL[2:], "--quiet"]
-    module = importlib.import_module(f"esper.scripts.{door.COMMANDS[command].module}")
+    module = importlib.import_module(f"esper.scripts.{cli.COMMANDS[command].module}")
     assert module.main(flags) == 0
 
 

@@ -1,4 +1,4 @@
-"""docs/compare.md: its Python runs, its commands are understood, its numbers are the code's."""
+"""docs/compare.md: its code runs, its commands parse, its numbers match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/own-host.md runs as written, and what it says is true."""
+"""docs/own-host.md: its code runs and its claims hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/ppo.md explains every setting and every figure of the learner."""
+"""docs/ppo.md explains every setting and metric."""
 
 from dataclasses import fields
 from pathlib import Path

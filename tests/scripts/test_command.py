@@ -1,4 +1,4 @@
-"""What a command comes to: done, refused in one line, or an error that is a fault of the code."""
+"""Exit status of commands: success, one-line errors, and unexpected exceptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from esper.scripts.cli.command import REFUSED, guarded
+from esper.scripts.cli.command import REFUSED, exit_status_of
 from esper.storage.atomic import write_atomic
 
 
@@ -28,7 +28,7 @@ def test_a_report_that_finds_no_room_is_one_line_that_names_it(tmp_path, capsys)
     path = tmp_path / "numbers.json"
     path.write_bytes(b"old")
     with no_file_beyond(1000):
-        status = guarded(lambda: write_atomic(path, bytes(5000)))
+        status = exit_status_of(lambda: write_atomic(path, bytes(5000)))
     assert status == REFUSED
     assert capsys.readouterr().err == f"error: {path}: File too large; free some space\n"
     assert path.read_bytes() == b"old"
@@ -38,7 +38,7 @@ def test_a_report_that_finds_no_room_is_one_line_that_names_it(tmp_path, capsys)
 def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
     path = tmp_path / "numbers.json"
     path.mkdir()
-    assert guarded(lambda: write_atomic(path, b"{}")) == REFUSED
+    assert exit_status_of(lambda: write_atomic(path, b"{}")) == REFUSED
     said = capsys.readouterr().err
     assert said == f"error: {path}: Is a directory; move away what is there\n"
     assert list(tmp_path.iterdir()) == [path]
@@ -46,4 +46,4 @@ def test_a_folder_in_the_place_of_a_file_is_one_line(tmp_path, capsys):
 
 def test_other_errors_of_the_system_are_not_hidden(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        guarded(lambda: write_atomic(tmp_path / "nowhere" / "x", b""))
+        exit_status_of(lambda: write_atomic(tmp_path / "nowhere" / "x", b""))

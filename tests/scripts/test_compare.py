@@ -1,4 +1,4 @@
-"""`compare`, run as people run it: what it writes, what it keeps, and what it promises."""
+"""`esper compare`: output files, saved results and statistics."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.scripts.compare import Compare, compare_policies, main
 from esper.scripts.compare import run as compare_run
 from esper.scripts.compare.comparison import METRICS, Comparison
-from esper.scripts.compare.policies import make_contender
-from esper.scripts.compare.run import place_of
+from esper.scripts.compare.policies import make_entry
+from esper.scripts.compare.run import result_path
 from esper.simic.training.config import TaskConfig
 from esper.storage.sealed_json import seal
 from esper.tamiyo import HeuristicConfig, WaitPolicy
@@ -124,7 +124,7 @@ def test_a_policy_does_not_differ_from_itself(tmp_path, counted):
 def test_the_order_of_policies_changes_no_policys_numbers(tmp_path):
     there = compared(tmp_path / "a", "wait", "random", "static-full:norm")
     back = compared(tmp_path / "b", "static-full:norm", "random", "wait")
-    for contestant in there.contestants:
+    for contestant in there.policies:
         other = back[contestant.label]
         assert replace(contestant.result, seconds_G=other.result.seconds_G) == other.result
         for one, two in zip(contestant.standings, other.standings, strict=True):
@@ -149,7 +149,7 @@ def test_static_final_of_a_policy_plants_what_it_ended_with_in_the_same_hosts(tm
     task = replace(TASK, episode_length=16, blueprints=("norm", "conv_light"))
     policies = ("static-final:random", "wait")  # random is run for it, and not shown
     found = compared(tmp_path, *policies, task=task, seeds=5, envs=3)
-    assert [one.label for one in found.contestants] == list(policies)
+    assert [one.label for one in found.policies] == list(policies)
     assert len(counted.seeds) == 6, "random, static-final and wait, two populations each"
     grown = compared(tmp_path, "random", *policies, task=task, seeds=5, envs=3)["random"].result
     assert len(counted.seeds) == 6, "random was kept"
@@ -176,7 +176,7 @@ def test_waiting_longer_trains_longer_and_pays_for_it(tmp_path):
 def test_rent_is_a_multiple_of_what_growth_costs(tmp_path):
     free, own, dear = (
         compared(tmp_path / str(rent), "static-full:norm", task=replace(TASK, rent=rent))
-        .contestants[0]
+        .policies[0]
         .result
         for rent in (0.0, 1.0, 2.0)
     )
@@ -192,21 +192,21 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkey
     """Cut at the third policy; the first two are not computed again, and nothing differs."""
     policies = ("wait", "random", "static-full:norm")
     whole = compared(tmp_path / "whole", *policies)
-    real = compare_run.run_contender
+    real = compare_run.run_policy
 
     def cut(config, contender, *rest):
         if contender.label == "static-full:norm":
             raise KeyboardInterrupt
         return real(config, contender, *rest)
 
-    monkeypatch.setattr(compare_run, "run_contender", cut)
+    monkeypatch.setattr(compare_run, "run_policy", cut)
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path / "cut", *policies)
-    monkeypatch.setattr(compare_run, "run_contender", real)
+    monkeypatch.setattr(compare_run, "run_policy", real)
     counted.seeds.clear()
     resumed = compared(tmp_path / "cut", *policies)
     assert len(counted.seeds) == 1, "only the third"
-    for one, two in zip(whole.contestants, resumed.contestants, strict=True):
+    for one, two in zip(whole.policies, resumed.policies, strict=True):
         assert replace(one.result, seconds_G=two.result.seconds_G) == two.result
     counted.seeds.clear()
     compared(tmp_path / "cut", "random", "renamed=wait", "a=static-full:norm")
@@ -259,10 +259,10 @@ def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
 
 def test_a_heuristic_with_other_rules_is_not_the_one_that_was_kept():
     config, spec = Compare(("heuristic",)), get_task_spec("digits_impaired")
-    kept = make_contender(config, parse("heuristic"), spec).identity
+    kept = make_entry(config, parse("heuristic"), spec).identity
     other = replace(kept, rules=HeuristicConfig(probation_steps=3))
-    assert place_of(Path("out"), kept) != place_of(Path("out"), other)
-    assert place_of(Path("out"), kept) == place_of(Path("out"), replace(kept))
+    assert result_path(Path("out"), kept) != result_path(Path("out"), other)
+    assert result_path(Path("out"), kept) == result_path(Path("out"), replace(kept))
 
 
 def test_a_damaged_result_is_named_and_not_believed(tmp_path):

@@ -1,4 +1,4 @@
-"""Saved controllers in a comparison: where they are found, how they act, what is refused."""
+"""Saved controllers in `esper compare`: lookup, acting modes, errors."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
-from esper.scripts.compare.policies import find_controller, make_contender
-from esper.scripts.compare.run import place_of
+from esper.scripts.compare.policies import find_controller, make_entry
+from esper.scripts.compare.run import result_path
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
@@ -53,7 +53,7 @@ def learnt(root: Path, **population: object) -> Path:
 
 def contender(word: object, **changes: object):
     config = replace(TINY, **changes)
-    return make_contender(config, parse(str(word)), config.task.spec())
+    return make_entry(config, parse(str(word)), config.task.spec())
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
@@ -121,7 +121,7 @@ def test_a_controller_that_was_trained_on_is_another_policy(tmp_path):
     before = contender(folder).identity
     saved(folder, seed=1)
     after = contender(folder).identity
-    assert place_of(tmp_path, before) != place_of(tmp_path, after)
+    assert result_path(tmp_path, before) != result_path(tmp_path, after)
     moved = folder.rename(tmp_path / "elsewhere")
     assert contender(moved).identity == after
     assert contender(f"sampled:{moved}").identity != after

@@ -1,4 +1,4 @@
-"""Defaults, preset, file, flags: which one says what a run is set to."""
+"""Precedence of defaults, preset, file and flags; flag syntax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.codec import to_json
-from esper.scripts.cli.flags import fill_in, peek, peek_count
+from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value
 from esper.scripts.train.config import Train, read_train
 from esper.scripts.train.learner_config import TrainPPO, read_train_ppo
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
@@ -175,14 +175,18 @@ def test_the_defaults_are_the_presets(tmp_path):
 
 def test_a_flag_is_found_before_the_line_is_read():
     line = ["--rounds", "3", "--task=a", "--seed", "--rounds=5", "--resume", "-h"]
-    assert peek(line, "--rounds") == "5", "the last one counts"
-    assert peek(line, "--task") == "a"
-    assert peek(line, "--seed") is None
-    assert peek(line, "--resume") is None
-    assert peek([], "--task") is None
+    assert flag_value(line, "--rounds") == "5", "the last one counts"
+    assert flag_value(line, "--task") == "a"
+    assert flag_value(line, "--seed") is None
+    assert flag_value(line, "--resume") is None
+    assert flag_value([], "--task") is None
     for words in (["--run_name", "x"], ["--run_name=x"], ["--run-name", "x"]):
-        assert peek(words, "--run-name") == read_train_ppo(words).run_name == "x"
-    assert peek_count(["--rounds", "many"], "--rounds") is None
-    assert fill_in(["--quiet", "--resume"], "--resume", "x") == ["--quiet", "--resume", "x"]
-    assert fill_in(line, "--resume", "x")[-3:] == ["--resume", "x", "-h"]
-    assert fill_in(["--resume", "here"], "--resume", "x") == ["--resume", "here"]
+        assert flag_value(words, "--run-name") == read_train_ppo(words).run_name == "x"
+    assert int_flag_value(["--rounds", "many"], "--rounds") is None
+    assert insert_flag_value(["--quiet", "--resume"], "--resume", "x") == [
+        "--quiet",
+        "--resume",
+        "x",
+    ]
+    assert insert_flag_value(line, "--resume", "x")[-3:] == ["--resume", "x", "-h"]
+    assert insert_flag_value(["--resume", "here"], "--resume", "x") == ["--resume", "here"]

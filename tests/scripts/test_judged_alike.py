@@ -1,4 +1,4 @@
-"""`train ppo`, `eval` and `compare` judge a policy alike: the same hosts, the same scores."""
+"""`train ppo`, `eval` and `compare` give the same scores on the same hosts."""
 
 from __future__ import annotations
 

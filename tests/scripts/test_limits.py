@@ -1,4 +1,4 @@
-"""Settings beyond any machine, and files that are none: one short line, and nothing is written."""
+"""Out-of-range settings and invalid files: one short error line, nothing written."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pytest
 
 from esper.scripts import compare, evaluate, train
-from esper.scripts.cli.command import REFUSED, guarded
+from esper.scripts.cli.command import REFUSED, exit_status_of
 from esper.simic.agent.config import PPOConfig
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.config_files import resolve
@@ -154,7 +154,7 @@ def test_a_file_that_says_what_no_setting_can_be_is_one_short_line(name, content
     assert len(line) < 350 + len(str(path))
 
 
-# ---- what is left to the door --------------------------------------------------------------------
+# ---- errors outside of the settings --------------------------------------------------------------
 
 
 def test_memory_that_runs_out_anywhere_is_one_line(capsys):
@@ -162,17 +162,17 @@ def test_memory_that_runs_out_anywhere_is_one_line(capsys):
     import torch
 
     for work in (lambda: np.empty(2**58), lambda: torch.empty(2**58)):
-        assert guarded(work) == REFUSED
+        assert exit_status_of(work) == REFUSED
         said = capsys.readouterr().err
         assert said.startswith("error: out of memory (")
         assert "lower --envs" in said
         assert said.count("\n") == 1
     with pytest.raises(RuntimeError, match="a fault of ours"):
-        guarded(lambda: (_ for _ in ()).throw(RuntimeError("a fault of ours")))
+        exit_status_of(lambda: (_ for _ in ()).throw(RuntimeError("a fault of ours")))
 
 
 def test_a_name_that_the_file_system_does_not_take_is_one_line(tmp_path, capsys):
-    assert guarded(lambda: write_atomic(tmp_path / LONG, b"")) == REFUSED
+    assert exit_status_of(lambda: write_atomic(tmp_path / LONG, b"")) == REFUSED
     said = capsys.readouterr().err
     assert os.strerror(errno.ENAMETOOLONG) in said
     assert len(said) < 350

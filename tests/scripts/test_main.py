@@ -1,4 +1,4 @@
-"""The `esper` command finds its rooms, and says so when it does not."""
+"""The `esper` command dispatches to its subcommands and reports unknown ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`esper` on a task file of a user's own: every mistake in it is exit status 2 and one line."""
+"""User task files: every mistake in one is exit status 2 and one line."""
 
 from __future__ import annotations
 

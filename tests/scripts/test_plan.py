@@ -1,4 +1,4 @@
-"""A plan is told soon, whatever the task: small probes first, scaled to the whole and said so."""
+"""Plans are fast for any task: small probes first, scaled to a whole step."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from engine_support import small_task
 from esper.scripts.train import main
 from esper.scripts.train.plan import _small_trainer, _update_seconds
 from esper.scripts.train.plan_probe import (
-    WORTH_IT,
+    MIN_GROWTH,
     Sizes,
     StepTime,
+    full_sizes,
     larger_sizes,
-    least_sizes,
     mean_step,
     probe_steps,
-    whole_sizes,
+    smallest_sizes,
 )
 from esper.simic.training.config import PopulationConfig, TrainingConfig
 from esper.tolaria.engine_config import EngineConfig
@@ -38,26 +38,26 @@ NAMES = ("members", "batch_size", "batches", "control", "score")
 
 @given(WHOLE, st.lists(st.floats(0, 1e4), max_size=6))
 def test_probes_grow_by_no_more_than_there_is_time_for_and_never_beyond_the_run(whole, factors):
-    sizes = least_sizes(whole, CPU)
+    sizes = smallest_sizes(whole, CPU)
     for factor in factors:
         larger = larger_sizes(sizes, whole, factor)
         assert all(getattr(sizes, n) <= getattr(larger, n) <= getattr(whole, n) for n in NAMES)
         assert larger.trained <= max(1.0, factor) * sizes.trained * (1 + 1e-9)
-        if factor < WORTH_IT:
+        if factor < MIN_GROWTH:
             assert larger == sizes
         sizes = larger
 
 
 @given(WHOLE)
 def test_with_time_enough_the_whole_run_is_measured(whole):
-    sizes = least_sizes(whole, CPU)
+    sizes = smallest_sizes(whole, CPU)
     enough = whole.trained / sizes.trained
-    assert larger_sizes(sizes, whole, 1.01 * max(WORTH_IT, enough)).trained == whole.trained
+    assert larger_sizes(sizes, whole, 1.01 * max(MIN_GROWTH, enough)).trained == whole.trained
 
 
 def test_on_a_gpu_batches_and_members_are_whole_from_the_start():
     whole = Sizes(64, 512, 24, 2048, 2048)
-    assert least_sizes(whole, GPU) == Sizes(64, 512, 1, 2048, 2048)
+    assert smallest_sizes(whole, GPU) == Sizes(64, 512, 1, 2048, 2048)
 
 
 def test_a_part_is_scaled_by_the_samples_that_were_computed():
@@ -80,11 +80,11 @@ def test_the_plan_says_from_what_it_was_estimated():
     data, config = spec.load(), EngineConfig(members=6, device="cpu")
     soon = probe_steps(spec, data, config, CPU, budget=0.0)
     assert soon.line() == (
-        "estimated from 2 of 6 members, 1 of 4 batches, 8 of 32 samples a batch, "
-        "16 of 120 validation samples, scaled to the whole"
+        "estimated from 2 of 6 members, 1 of 4 batches, 8 of 32 samples per batch, "
+        "16 of 120 validation samples, scaled to a whole step"
     )
     patient = probe_steps(spec, data, config, CPU, budget=1000.0)
-    assert patient.measured == patient.whole == whole_sizes(spec, data, 6)
+    assert patient.measured == patient.whole == full_sizes(spec, data, 6)
     assert patient.line() == "measured on 2 whole steps of each kind"
     for found in (soon, patient):
         assert found.bare.total > 0

@@ -1,4 +1,4 @@
-"""Commands as processes: output that nobody takes, terminals that close, signals, odd paths.
+"""Commands as processes: closed output, closed terminals, signals, unusual paths.
 
 Where torch is needed, processes are forked by one that has imported it (`process_driver.py`); the
 rest are fresh interpreters.
@@ -117,7 +117,7 @@ def test_a_full_stdout_is_one_line_and_status_1_with_every_file_written(commands
     job = commands.run(tmp_path, "eval", learnt, "--envs", 2, "--out", "o", stdout=FULL)
     assert job.wait() == 1
     assert job.errors.read_text() == (
-        "error: stdout: No space left on device; what was printed is incomplete, files are whole\n"
+        "error: stdout: No space left on device; printed output is incomplete, files are complete\n"
     )
     found = json.loads((tmp_path / "o" / "eval_synthetic_judged.json").read_text())
     assert {"ppo", "wait"} <= set(found["judged"])
@@ -281,8 +281,8 @@ def test_closed_descriptors_change_no_status(line, status, tmp_path):
 def test_a_message_never_goes_into_a_file_that_took_the_number_of_a_closed_stream(tmp_path):
     """What C libraries and signal handlers write goes to descriptor 2, whatever that is."""
     code = (
-        "import os; from esper.scripts.cli.command import guarded\n"
-        "guarded(lambda: (open('results', 'w'), os.write(2, b'warning'))[0].close())\n"
+        "import os; from esper.scripts.cli.command import exit_status_of\n"
+        "exit_status_of(lambda: (open('results', 'w'), os.write(2, b'warning'))[0].close())\n"
         "assert os.sys.stdin.read() == ''"
     )
     done = shell(f"{shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- 2>&-", tmp_path)

@@ -1,4 +1,4 @@
-"""Files of a report are written before it is printed; nothing in their way is met at the end."""
+"""Report files are written before printing; obstacles are detected before the run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from dual_ab import DualAb
 from dual_ab import compare as compare_rewards
 from esper.scripts import compare, evaluate, train
-from esper.scripts.cli.command import enter
-from esper.scripts.cli.report_files import json_file, written_first
+from esper.scripts.cli.command import run_command
+from esper.scripts.cli.report_files import json_file, write_before_printing
 from esper.simic.training.runs.folder import RunFolder
 from loop_support import tiny_config
 
@@ -21,7 +21,7 @@ TINY = ("--task", "synthetic", "--envs", "2", "--episode-length", "2", "--batche
 
 def test_all_files_are_there_before_anything_is_printed(tmp_path):
     first, second = tmp_path / "a" / "first.json", tmp_path / "b" / "second.json"
-    with written_first(json_file(first, [1]), json_file(second, [2])):
+    with write_before_printing(json_file(first, [1]), json_file(second, [2])):
         assert first.is_file()
         assert second.is_file()
 
@@ -32,7 +32,7 @@ def test_a_file_that_fails_keeps_neither_the_others_nor_the_table(tmp_path):
     taken = json_file(tmp_path / "taken.json", [1])
     with (
         pytest.raises(IsADirectoryError, match=r"taken\.json"),
-        written_first(taken, json_file(other, [2])),
+        write_before_printing(taken, json_file(other, [2])),
     ):
         printed.append(other.read_text())
     assert printed == ["[\n 2\n]\n"]
@@ -47,7 +47,7 @@ def run_compare(out: Path) -> int:
 
 
 def run_dual(out: Path) -> int:
-    return enter(DualAb, compare_rewards, [*TINY, "--rounds", "1", "--out", str(out)])
+    return run_command(DualAb, compare_rewards, [*TINY, "--rounds", "1", "--out", str(out)])
 
 
 IN_THE_WAY = [

@@ -1,4 +1,4 @@
-"""`esper eval`, `esper runs` and `esper doctor`, on a run that is there and on what is not."""
+"""`esper eval`, `esper runs` and `esper doctor`, on valid and missing runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_run_is_judged_at_its_best_on_its_own_task_or_another(run, tmp_path, c
     )
     other = ("--task", "digits_impaired", "--episode-length", "3", "--batches-per-step", "1")
     assert evaluate.main([str(run), *other, *small]) == 0
-    assert "ppo ahead by" in capsys.readouterr().out
+    assert "ppo minus policy" in capsys.readouterr().out
     assert (tmp_path / "eval_digits_impaired.png").exists()
     assert judged(tmp_path, "digits_impaired")["checkpoint"].startswith(str(run))
 
@@ -62,11 +62,11 @@ def test_a_controller_that_cannot_play_is_refused_in_one_line(run, tmp_path, cap
         ([tmp_path / "nowhere"], "does not exist"),
         ([tmp_path], "has no run.json"),
         (["--envs", "3"], "name the checkpoint before any flag"),
-        ([run, "--blueprints", "norm"], "this controller grows norm, conv_light"),
+        ([run, "--blueprints", "norm"], "this controller was trained with norm, conv_light"),
         ([run, "--task", "tinyshakespeare"], "blueprint"),
         ([run, "--task", "cifar_baseline"], "--data synthetic"),
         ([run, "--device", "cuda:9"], "cuda:9"),
-        ([damaged], "has no whole checkpoint"),
+        ([damaged], "has no valid checkpoint"),
     ):
         assert evaluate.main([str(word) for word in words]) == 2, words
         said = capsys.readouterr().err
@@ -129,7 +129,7 @@ def test_the_doctor_times_a_task_without_its_data_on_made_up_ones(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
     assert doctor.main(["--task", "mnist1d", "--device", "cpu", "--envs", "2"]) == 0
-    assert "mnist1d (made-up data), 2 members" in capsys.readouterr().out
+    assert "mnist1d (synthetic data), 2 members" in capsys.readouterr().out
     assert doctor.main(["--device", "cuda:9"]) == 2
     assert "cuda:9" in capsys.readouterr().err
     assert doctor.main(["--task", "mnst1d"]) == 2

@@ -1,4 +1,4 @@
-"""Seeds of 64 bits: refused beyond them wherever one enters, and kept exactly wherever one goes."""
+"""64-bit seeds: larger ones are rejected everywhere, valid ones are kept exactly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from esper.simic.training.runs.folder import RunFolder, read_config, read_info
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tolaria import EngineConfig
 from payload_support import build
-from resume_support import SPEC, gone_on, newest
+from resume_support import SPEC, newest, resumed_run
 from run_driver import small_run
 from support import refused, tiny_host
 
@@ -76,7 +76,7 @@ def test_a_run_of_the_largest_seed_goes_on_with_it(tmp_path):
     path = folder.path
     assert read_config(path).seed == read_info(path).seed == MAX_SEED
     assert newest(path).engine["seed"] == newest(path).load_agent().seed == MAX_SEED
-    resumed = gone_on(path, replace(config, rounds=2))
+    resumed = resumed_run(path, replace(config, rounds=2))
     assert resumed.trainer.engine.config.seed == MAX_SEED
     assert len(resumed.trainer.history) == 2
 

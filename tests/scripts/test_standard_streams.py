@@ -1,4 +1,4 @@
-"""Streams of a command: they never raise, and what was lost is known."""
+"""Standard streams of a command never raise, and lost output is reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TextIO
 
 import pytest
 
-from esper.scripts.cli.streams import INCOMPLETE, with_steady_output
+from esper.scripts.cli.streams import INCOMPLETE, with_robust_output
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def run_with(monkeypatch) -> Callable[..., int]:
         with monkeypatch.context() as patch, stream:
             patch.setattr(sys, "stdout", stream)
             patch.setattr(sys, "__stdout__", stream)
-            status = with_steady_output(work)
+            status = with_robust_output(work)
             assert sys.stdout is stream, "the stream of before comes back"
         return status
 
@@ -75,7 +75,7 @@ def test_a_stream_that_has_room_again_is_written_to_again(run_with, tmp_path: Pa
     assert (tmp_path / "log").read_text() == "first\nthird\n"
     said = capsys.readouterr().err
     assert said == (
-        "error: stdout: File too large; what was printed is incomplete, files are whole\n"
+        "error: stdout: File too large; printed output is incomplete, files are complete\n"
     )
 
 
@@ -108,5 +108,5 @@ def test_a_descriptor_that_does_not_wait_loses_nothing(run_with):
 
 def test_streams_that_a_caller_put_in_place_stay(capsys):
     mine = sys.stdout
-    assert with_steady_output(lambda: say(f"heard {sys.stdout is mine}")) == 0
+    assert with_robust_output(lambda: say(f"heard {sys.stdout is mine}")) == 0
     assert capsys.readouterr().out == "heard True\n"

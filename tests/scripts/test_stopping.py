@@ -1,4 +1,4 @@
-"""Signals that end a command: SIGTERM and SIGHUP as Ctrl-C, ignored ones left alone."""
+"""SIGTERM and SIGHUP end a command like Ctrl-C; ignored signals are left alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from esper.leyline.stopping import STOP_SIGNALS
-from esper.scripts.cli.command import guarded
+from esper.scripts.cli.command import exit_status_of
 from esper.scripts.cli.signals import Stopped, signals_interrupt
 
 
@@ -33,7 +33,7 @@ def test_a_signal_unwinds_the_command_and_gives_the_status_of_shells(number, cap
         finally:
             unwound.append(number)
 
-    assert guarded(work) == 128 + number
+    assert exit_status_of(work) == 128 + number
     assert unwound == [number]
     assert capsys.readouterr().err == f"interrupted by {number.name}\n"
     assert signal.getsignal(number) is signal.SIG_DFL
@@ -54,14 +54,14 @@ def test_a_command_under_nohup_does_not_hear_the_hangup():
         signal.raise_signal(signal.SIGHUP)
         return 7
 
-    assert guarded(work) == 7
+    assert exit_status_of(work) == 7
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_a_handler_of_the_caller_stays_in_charge():
     heard = []
     signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
-    assert guarded(lambda: signal.raise_signal(signal.SIGTERM)) == 0
+    assert exit_status_of(lambda: signal.raise_signal(signal.SIGTERM)) == 0
     assert heard == [signal.SIGTERM]
 
 

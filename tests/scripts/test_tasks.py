@@ -1,4 +1,4 @@
-"""`python -m esper.scripts.tasks` lists every task, for people and for programs."""
+"""`esper tasks` lists every task, as a table and as JSON."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`train`, run as people run it: every policy, what it writes, what it refuses."""
+"""`esper train`: every policy, its output files and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train import main
 from esper.scripts.train.config import read_train
 from esper.scripts.train.learner_config import read_train_ppo
-from esper.scripts.train.report import file_name_of, place_of_report
+from esper.scripts.train.report import file_name_of, report_paths
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.folder import (
@@ -123,7 +123,7 @@ def test_waiting_longer_is_paid_for_as_in_a_comparison(tmp_path):
     ],
 )
 def test_every_word_is_a_sane_file_name(word, name):
-    places = place_of_report(read_train(word, ["--out", "here"]), "task")
+    places = report_paths(read_train(word, ["--out", "here"]), "task")
     assert places == (Path(f"here/train_{name}_task.png"), Path(f"here/train_{name}_task.json"))
 
 
@@ -179,7 +179,7 @@ def test_every_word_of_a_comparison_is_taken_or_refused_in_one_line(
 def test_a_flag_that_is_gone_says_what_to_write_instead(words, says, capsys):
     assert call(*words) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {words[1].partition('=')[0]} is gone: {says}")
+    assert said.startswith(f"error: {words[1].partition('=')[0]} was removed: {says}")
     assert said.count("\n") == 1
 
 
@@ -229,7 +229,7 @@ def learnt(tmp_path_factory) -> tuple[Path, str]:
 
 def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     run, said = learnt
-    for word in ("round 2/2", "3 episodes", "ppo ahead by", "heuristic", "wait", "random"):
+    for word in ("round 2/2", "3 episodes", "ppo minus policy", "heuristic", "wait", "random"):
         assert word in said, word
     record = json.loads((run / "report" / "learning.json").read_text())
     assert [done["round_index"] for done in record["history"]] == [0, 1]
@@ -239,7 +239,7 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     grown, planted = (record["judged"][name]["outcome"] for name in ("ppo", "static-final"))
     assert planted["blueprint_ES"] == grown["blueprint_ES"]
     assert sum(planted["germinated_E"]) == 0
-    assert "static-final plants what ppo ended with" in said
+    assert "static-final plants the final topologies of ppo" in said
     assert all(len(found["test_E"]) == 3 for found in record["judged"].values())
     assert record["evaluation_seed"] != record["training"]["seed"]
     task = TaskConfig("synthetic", episode_length=9, batch_size=16, batches_per_step=1)
@@ -334,7 +334,7 @@ def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp
     assert (told.evaluation_envs, told.data_dir, told.recording.telemetry) == (5, None, "off")
     assert read_session_settings(run).evaluation_envs == 3, "asking changes nothing"
     with RunFolder.open(run) as folder:
-        folder.note_session_settings(told.session)
+        folder.save_session_settings(told.session)
     again = read_train_ppo(["--resume", str(run)])
     assert again.session == told.session == SessionSettings(5, None, "off", None)
     assert read_train_ppo(LEARN[1:]).session == SessionSettings(3), "a new run has its own"
@@ -390,7 +390,10 @@ def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, 
         assert word in said, word
     assert call("ppo", "--resume", run, "--dry-run") == 0
     assert "0 rounds of 9 steps = 0 steps" in capsys.readouterr().out
-    for flags, word in ((("--rounds", "1"), "2 rounds behind it"), (("--envs", "5"), "envs is 2")):
+    for flags, word in (
+        (("--rounds", "1"), "already has 2 rounds"),
+        (("--envs", "5"), "envs is 2"),
+    ):
         assert call("ppo", "--resume", run, *flags, "--dry-run") == 2
         assert word in capsys.readouterr().err
     assert contents(run) == before, "nothing was written"
@@ -405,7 +408,7 @@ def test_the_plan_says_what_the_run_would_go_on_without(learnt, tmp_path, capsys
     said = capsys.readouterr().out
     assert "1 of 2 rounds are done, 1 left" in said
     assert "round-000002" in said
-    assert "the run would go on without it" in said
+    assert "the run would resume without it" in said
     assert contents(run) == before, "nothing was set aside"
 
 

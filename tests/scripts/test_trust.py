@@ -1,4 +1,4 @@
-"""A task file is run if the command line names it or a person agrees; other files cannot."""
+"""Task files run only if the command line names them or the user agrees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from esper.simic.training.runs.checkpoint_store import STATE, CheckpointStore, S
 from esper.simic.training.runs.folder import RunFolder, read_config, read_info
 from esper.simic.training.runs.resume import check_changes
 from esper.simic.training.vectorized import train_ppo_vectorized
-from resume_support import gone_on
+from resume_support import resumed_run
 from run_driver import small_run
 from support import refused
 
@@ -157,7 +157,7 @@ def answered(answer: str, *terminals: str) -> str:
 def test_a_person_at_a_terminal_is_asked():
     for yes in ("y", "YES"):
         asked = answered(yes, "stdin", "stderr")
-        assert "x names the task file their.py, and its code would be run. Run it? [y/N]" in asked
+        assert "x names the task file their.py. Run its code? [y/N]" in asked
     for no in ("", "n", "what?"):
         with pytest.raises(EsperError, match="--trust"):
             answered(no, "stdin", "stderr")
@@ -190,7 +190,7 @@ def test_python_resumes_a_task_file_only_where_its_spec_is_given(own, file):
     line = refused(lambda: train_ppo_vectorized(run_dir=own, resume=True))
     assert "spec=config.task.spec()" in line
     assert not has_run(file)
-    assert gone_on(own, spec=read_config(own).task.spec()).changed == ()
+    assert resumed_run(own, spec=read_config(own).task.spec()).changed == ()
     assert has_run(file)
 
 
@@ -198,7 +198,7 @@ def test_a_task_file_that_was_edited_since_is_told_and_recorded(own, file, tmp_p
     moved = file.rename(tmp_path / "moved.py")
     moved.write_text(f"{CODE}\n# edited\n")
     config = replace(config_of(moved), rounds=2)
-    resumed = gone_on(own, config, run=False, spec=config.task.spec())
+    resumed = resumed_run(own, config, run=False, spec=config.task.spec())
     *settings, edited = resumed.changed
     assert settings == ["rounds: 1 -> 2", f"task.name: {file} -> {moved}"]
     first, second = read_info(own).sessions

@@ -1,4 +1,4 @@
-"""The client: what the engine paid is what is learnt from, ends and cuts are where they belong."""
+"""SimicClient: stored rewards, terminals and truncations match the engine's."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_an_end_that_engine_and_client_see_differently_is_refused():
     fewer = replace(targets, member_N=targets.member_N[1:], step_N=targets.step_N[1:])
     other = replace(rollout, truncated_bootstrap_targets=fewer)
     line = refused(lambda: client.update(other))
-    assert "member 0 at the end of the rollout: runs on, but is not cut" in line
+    assert "member 0 at the end of the rollout: running, but not truncated" in line
 
 
 def test_heads_no_operation_asked_for_count_nothing():

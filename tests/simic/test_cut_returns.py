@@ -1,4 +1,4 @@
-"""Returns of a rollout that was cut: the next state is worth what it is, and nothing counts twice.
+"""Returns of truncated rollouts: bootstrapped correctly, and nothing counts twice.
 
 Through the real engine and client. V is the test's own where a closed form needs to know it.
 """

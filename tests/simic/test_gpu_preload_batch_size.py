@@ -1,4 +1,4 @@
-"""Training data lie on the device once, and where they lie changes no batch and no shape."""
+"""Training data are on the device once; data placement changes no batch and no shape."""
 
 from __future__ import annotations
 

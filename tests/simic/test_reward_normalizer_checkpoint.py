@@ -1,4 +1,4 @@
-"""A loaded run scales rewards as if it had never stopped, episodes in the middle included."""
+"""A resumed run scales rewards as if uninterrupted, also in the middle of episodes."""
 
 import numpy as np
 import pytest

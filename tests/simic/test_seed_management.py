@@ -1,4 +1,4 @@
-"""One import for the seven helpers, and each is the one that lives in its own room."""
+"""`esper.simic.seed_management` re-exports the seven helpers."""
 
 import importlib
 import subprocess

@@ -1,4 +1,4 @@
-"""The entry point of the learner: what goes in, what comes out, what is imported when needed."""
+"""`train_ppo_vectorized`: arguments, results and lazy imports."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def run_both(spec, rounds: int, policy, **config) -> list[tuple[VectorizedEngine
         for _ in range(rounds):
             engine.run_rollout(client)
             books.append(histories(engine.episode))
-        engine.books = books  # type: ignore[attr-defined]
+        engine.episodes = books  # type: ignore[attr-defined]
         runs.append((engine, diary))
     return runs
 
@@ -279,7 +279,7 @@ def test_rollbacks_go_on_from_restored_values():
 
         diary.watch = plant
         engine.run_rollout(StaticTopology.full("conv_light", ("r0c1",)))
-        engine.books = [histories(engine.episode)]
+        engine.episodes = [histories(engine.episode)]
         assert engine.env.governor.rollbacks_E.tolist() == [0, 1, 0]
         runs.append((engine, diary))
     assert_same_run(runs)

@@ -1,1 +1,1 @@
-"""The doors: commands a person starts."""
+"""The `esper` command: one module or folder per subcommand."""

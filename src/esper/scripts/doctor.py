@@ -1,7 +1,7 @@
-"""What has Esper to work with here? Device, versions, threads, executor, data.
+"""`esper doctor`: show device, versions, threads, executor and data.
 
-esper doctor                            with the executors timed on digits_impaired
-esper doctor --task cifar_baseline      on another task, with made-up data where it has none
+esper doctor                            times the executors on digits_impaired
+esper doctor --task cifar_baseline      on another task, with synthetic data if its data are missing
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from esper.kasmina.kernels.build_times import KernelBuilds
@@ -26,30 +26,30 @@ EXTRAS: Final = {
     "onnx": "export to ONNX (pip install 'esper-morph[export]')",
     "gymnasium": "learner on Gymnasium environments (pip install 'esper-morph[gym]')",
 }
-"""Optional packages and what they are for."""
+"""Optional packages and their purpose."""
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """Say what Esper has to work with here: device, versions, threads, executor, data."""
+    """Show device, versions, threads, executor and data."""
 
     task: str = "digits_impaired"
-    """Task that the executors are timed on."""
+    """Task to time the executors on."""
     envs: int = 8
-    """E: members they are timed with."""
+    """E: members to time them with."""
     device: str = "auto"
-    """cpu, cuda, cuda:<number>; auto takes a GPU where there is one."""
+    """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
     data_dir: Path | None = None
-    """Where data files lie; without it $ESPER_DATA_DIR, then ./data."""
+    """Folder of the data files; default $ESPER_DATA_DIR, then ./data."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    return enter(Doctor, examine, argv)
+    """Entry point of the command."""
+    return run_command(Doctor, examine, argv)
 
 
 def examine(config: Doctor) -> None:
-    """Print what was found. Heavy libraries are imported late, so that --help is quick."""
+    """Print the report. Imports are local, so that --help is fast."""
     from rich.console import Console
 
     console = Console() if sys.stdout.isatty() else Console(width=140)
@@ -66,7 +66,7 @@ def examine(config: Doctor) -> None:
 
 
 def device_lines(config: Doctor) -> list[str]:
-    """What would be computed on, and with how many threads."""
+    """Device, precision and threads."""
     import torch
 
     from esper.tolaria.device_info import describe_device
@@ -74,23 +74,23 @@ def device_lines(config: Doctor) -> list[str]:
 
     device = parse_device(config.device)
     found = describe_device(device)
-    lines = [f"{found['device']}, computed in {choose_precision('auto', device)}"]
+    lines = [f"{found['device']}, precision {choose_precision('auto', device)}"]
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory / 2**30
         lines.append(f"{memory:.0f} GiB, driver {found['driver']}, CUDA {found['cuda']}")
     else:
         built = torch.version.cuda or "none: this torch is built for CPUs"
-        lines.append(f"no GPU in use (CUDA of torch: {built})")
-    asked = os.environ.get("OMP_NUM_THREADS", "not set")
+        lines.append(f"no GPU in use (torch's CUDA version: {built})")
+    omp = os.environ.get("OMP_NUM_THREADS", "not set")
     lines.append(
-        f"{found['threads']} threads of torch on {found['cores']} cores (OMP_NUM_THREADS {asked}; "
+        f"{found['threads']} torch threads on {found['cores']} cores (OMP_NUM_THREADS {omp}; "
         f"on small hosts 1 is often fastest)"
     )
     return lines
 
 
 def version_lines(config: Doctor) -> list[str]:
-    """Esper, Python, torch and what else it stands on."""
+    """Versions of Esper, Python, torch and other dependencies."""
     import platform
 
     import torch
@@ -115,7 +115,7 @@ def _version(package: str) -> str:
 
 
 def executor_lines(config: Doctor) -> list[str]:
-    """Which executor a run of the task gets, and why, under both profiles."""
+    """Executor of a run on the task under both profiles, and why."""
     from esper.kasmina.kernels.build_times import count_builds
     from esper.simic.training.config import PopulationConfig, TaskConfig
     from esper.tasks.listing import locate_task_data
@@ -130,13 +130,13 @@ def executor_lines(config: Doctor) -> list[str]:
     with count_builds(parse_device(config.device)) as builds:
         engine = VectorizedEngine(spec, settings, data=data)
     choice = engine.env.model.choice
-    assert choice is not None  # the engine showed the population an input
-    with_data = "" if found else " (made-up data)"
+    assert choice is not None  # chosen when the engine was built
+    with_data = "" if found else " (synthetic data)"
     return [
         f"{spec.name}{with_data}, {config.envs} members, batches of {spec.batch_size}, "
         f"{engine.precision}",
         f"profile fast: {choice.executor.name} ({choice.reason})",
-        "profile exact: vmap where the host can be vmapped, whatever is faster",
+        "profile exact: vmap if the host can be vmapped, regardless of speed",
         f"kernels: {kernel_line(engine)}",
         *build_lines(engine, builds),
         f"graphs: {engine.graph_report().line()}",
@@ -145,7 +145,7 @@ def executor_lines(config: Doctor) -> list[str]:
 
 
 def kernel_line(engine: VectorizedEngine) -> str:
-    """Whose kernels compute members here, and why."""
+    """Kernels used for the members: torch's or ours, and why."""
     from esper.device.triton_support import can_build_kernels
 
     choice = engine.env.model.choice
@@ -161,7 +161,7 @@ def kernel_line(engine: VectorizedEngine) -> str:
 
 
 def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
-    """What it took to build those that were used so far, where ours run."""
+    """Build times of our kernels; empty if they are not used."""
     from esper.device.triton_support import can_build_kernels
 
     ours = engine.device.type == "cuda" and can_build_kernels()
@@ -169,13 +169,13 @@ def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:
 
 
 def data_lines(config: Doctor) -> list[str]:
-    """The data sets of all tasks: where they are, or where to get them."""
+    """Location of each task's data set, or where to get it."""
     from esper.leyline.errors import EsperError
     from esper.tasks.data_locations import data_directories
     from esper.tasks.listing import locate_task_data
     from esper.tasks.registry import get_task_spec, task_names
 
-    lines = [f"looked for in {', then '.join(map(str, data_directories(config.data_dir)))}"]
+    lines = [f"searched in {', then '.join(map(str, data_directories(config.data_dir)))}"]
     places: dict[str, list[str]] = {}
     for name in task_names():
         try:

@@ -1,8 +1,8 @@
-"""Judge a saved controller on hosts it has not seen, on its own task or on another.
+"""`esper eval`: evaluate a saved controller on fresh hosts, on its own task or another.
 
-esper eval runs/RUN                         the best checkpoint of a run
+esper eval runs/RUN                         best checkpoint of a run
 esper eval runs/RUN/checkpoints/round-000012
-esper eval runs/RUN --task digits_baseline  what it is worth elsewhere
+esper eval runs/RUN --task digits_baseline  on another task
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import tyro
 
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import guarded, read_command_line
-from esper.scripts.cli.flags import peek
+from esper.scripts.cli.command import exit_status_of, read_command_line
+from esper.scripts.cli.flags import flag_value
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
@@ -28,40 +28,40 @@ if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
 
 MEMBERS = 20
-"""Fresh members where none are asked for."""
+"""Default number of fresh members."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Judge a saved controller on fresh hosts, beside static-final, wait, random and heuristic.
+    """Evaluate a saved controller on fresh hosts, next to static-final, wait, random and heuristic.
 
-    Task and population are those it was trained with, but for what the flags change; the defaults
-    shown are those of the checkpoint that stands on this command line.
+    Task and population default to those of its training; the defaults shown are those of the
+    checkpoint on this command line.
     """
 
     checkpoint: Annotated[Path, tyro.conf.Positional]
-    """Folder of a checkpoint, or of a run: its best one is taken."""
+    """Checkpoint folder, or run folder (uses its best checkpoint)."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
-    """What it is judged on; another task must have the blueprints it was trained with."""
+    """Task to evaluate on; must have the blueprints it was trained with."""
     population: Annotated[PopulationConfig, NO_PREFIX] = field(
         default_factory=lambda: PopulationConfig(envs=MEMBERS)
     )
-    """How the hosts are run."""
+    """The population."""
     trust: bool = False
-    """Run the task file that the checkpoint names; without it only one that --task names is run."""
+    """Run the task file that the checkpoint names; by default only one given by --task is run."""
     data_dir: Path | None = None
-    """Where data sets lie; as in its training, else $ESPER_DATA_DIR or ./data."""
+    """Folder of the data sets; default that of its training, else $ESPER_DATA_DIR or ./data."""
     out: Path = field(default_factory=lambda: Path("out"))
-    """Folder for the picture and the numbers."""
+    """Output folder for plot and numbers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    return guarded(lambda: evaluate(sys.argv[1:] if argv is None else argv))
+    """Entry point of the command."""
+    return exit_status_of(lambda: evaluate(sys.argv[1:] if argv is None else argv))
 
 
 def evaluate(words: Sequence[str]) -> None:
-    """Read, check, judge, report. Heavy libraries are imported late, so that --help is quick."""
+    """Parse, check, evaluate, report. Imports are local, so that --help is fast."""
     config, training = read_evaluate(words)
     spec = training.check()
     from esper.scripts.compare.judging import judge
@@ -69,40 +69,40 @@ def evaluate(words: Sequence[str]) -> None:
     from esper.storage.atomic import require_not_folders, require_writable
     from esper.tolaria.runtime import parse_device, set_deterministic_cublas
 
-    places = report_places(config.out, spec.name)
+    places = report_paths(config.out, spec.name)
     require_not_folders(places)
     require_writable(places.picture, "--out")
     set_deterministic_cublas()
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
-    config.population.choose_graphs(agent)
-    require_same_growth(agent, spec, checkpoint.path)
+    config.population.configure_graphs(agent)
+    require_same_blueprints(agent, spec, checkpoint.path)
     data = spec.load(config.data_dir)
     judged = judge(training, agent, spec, data, config.population.envs)
     report(config, checkpoint.path, judged)
 
 
 def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
-    """The settings on the command line, on top of those of the checkpoint it names first."""
+    """Parse the command line with the checkpoint's settings as defaults."""
     if not words or words[0] in ("-h", "--help"):
         config = read_command_line(Evaluate, words, prog="esper eval")
-        return config, TrainingConfig()  # without words it was refused: a checkpoint is missing
+        return config, TrainingConfig()  # not reached: raises without a checkpoint, exits on --help
     if words[0].startswith("-"):
         raise EsperError(f"{words[0]}: name the checkpoint before any flag")
     path = Path(words[0])
-    trained = trained_with(path)
-    task, other = trained.task, peek(words, "--task")
+    trained = training_config(path)
+    task, other = trained.task, flag_value(words, "--task")
     if other is not None and other != task.name:
-        task = TaskConfig(other, blueprints=task.blueprints or grown_by(path))
+        task = TaskConfig(other, blueprints=task.blueprints or trained_blueprints(path))
     population = replace(trained.population, envs=MEMBERS, rollout_steps=None)
-    base = Evaluate(path, task, population, data_dir=_data_of(path))
+    base = Evaluate(path, task, population, data_dir=_data_dir_of_run(path))
     config = read_command_line(Evaluate, words, default=base, prog="esper eval")
     require_trust(config.task.name, words, path, config.trust)
     return config, replace(trained, task=config.task, population=config.population)
 
 
-def _data_of(path: Path) -> Path | None:
-    """Where a run was told that data sets lie; `path`: its folder, or one of its checkpoints."""
+def _data_dir_of_run(path: Path) -> Path | None:
+    """Data folder of a run; `path`: run folder or one of its checkpoints."""
     from esper.simic.training.runs.folder import RUN, read_session_settings
 
     for folder in (path, path.absolute().parent.parent):
@@ -111,76 +111,76 @@ def _data_of(path: Path) -> Path | None:
     return None
 
 
-def trained_with(path: Path) -> TrainingConfig:
-    """What the controller in a folder was trained with; torch is not needed to know."""
+def training_config(path: Path) -> TrainingConfig:
+    """Training settings of the controller in a folder, read without torch."""
     from esper.simic.training.runs.folder import read_checkpoint_config, read_config
 
-    checkpoint = checkpoint_in(path)
+    checkpoint = resolve_checkpoint(path)
     return read_config(path) if checkpoint is None else read_checkpoint_config(checkpoint)
 
 
-def grown_by(path: Path) -> tuple[str, ...]:
-    """Blueprints of the task that the controller in a folder was trained on, as it was then."""
+def trained_blueprints(path: Path) -> tuple[str, ...]:
+    """Blueprints of the task at the time the controller in a folder was trained."""
     from esper.simic.training.runs.checkpoint_store import STATE
     from esper.storage.sealed_json import read_document
 
-    checkpoint = checkpoint_in(path)
+    checkpoint = resolve_checkpoint(path)
     state = None if checkpoint is None else read_document(checkpoint / STATE)
     task = state.get("task") if isinstance(state, dict) else None
     blueprints = task.get("blueprints") if isinstance(task, dict) else None
     return tuple(map(str, blueprints)) if isinstance(blueprints, list) else ()
 
 
-def checkpoint_in(path: Path) -> Path | None:
-    """The checkpoint that a folder is, or the best one of a run; None: the run has none yet."""
+def resolve_checkpoint(path: Path) -> Path | None:
+    """`path` if it is a checkpoint, else the best checkpoint of the run; None if it has none."""
     from esper.simic.training.runs.checkpoint_store import MANIFEST, CheckpointStore
-    from esper.simic.training.runs.folder import checkpoints_of, require_run
+    from esper.simic.training.runs.folder import checkpoints_dir, require_run
 
     if (path / MANIFEST).is_file():
         return path
     require_run(path)
-    return CheckpointStore(checkpoints_of(path)).best().path
+    return CheckpointStore(checkpoints_dir(path)).best().path
 
 
-def require_same_growth(agent: PPOAgent, spec: TaskSpec, path: Path) -> None:
-    """Refuse a task on which the controller would grow other things than it learnt to."""
+def require_same_blueprints(agent: PPOAgent, spec: TaskSpec, path: Path) -> None:
+    """Raise if the task's blueprints differ from those the controller was trained with."""
     learnt = agent.spec.blueprints
     if learnt != spec.blueprints:
         raise EsperError(
-            f"{path}: this controller grows {', '.join(learnt)}, {spec.name} is set to "
-            f"{', '.join(spec.blueprints)}; leave --blueprints out"
+            f"{path}: this controller was trained with {', '.join(learnt)}, but {spec.name} is set "
+            f"to {', '.join(spec.blueprints)}; leave --blueprints out"
         )
 
 
-class ReportPlaces(NamedTuple):
-    """Where the files of the report are."""
+class ReportPaths(NamedTuple):
+    """Paths of the report files."""
 
     picture: Path
     numbers: Path
     judgement: Path
 
 
-def report_places(folder: Path, task: str) -> ReportPlaces:
-    """The files of a judgement on a task."""
+def report_paths(folder: Path, task: str) -> ReportPaths:
+    """Report paths of an evaluation on a task."""
     names = (f"eval_{task}{end}" for end in (".png", ".json", "_judged.json"))
-    return ReportPlaces(*(folder / name for name in names))
+    return ReportPaths(*(folder / name for name in names))
 
 
 def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
-    """The tables, the picture, the numbers."""
+    """Write the files, then print the tables."""
     from esper.karn.display import say
     from esper.scripts.cli.console import console_for_report
-    from esper.scripts.cli.report_files import json_file, written_first
-    from esper.scripts.cli.run_report import Shown, files_of, settings_of, show
+    from esper.scripts.cli.report_files import json_file, write_before_printing
+    from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
     from esper.scripts.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
 
-    places = report_places(config.out, judged.result.task)
-    shown = Shown(
+    places = report_paths(config.out, judged.result.task)
+    run_report = RunReport(
         policy=LEARNED,
         episodes=judged.members,
         picture=places.picture,
         numbers=places.numbers,
-        settings=settings_of(config),
+        settings=settings_json(config),
     )
     record = {
         "checkpoint": str(checkpoint),
@@ -188,11 +188,11 @@ def report(config: Evaluate, checkpoint: Path, judged: Judged) -> None:
         "judged": judged.numbers(),
     }
     judgement = json_file(places.judgement, record)
-    with written_first(judgement, *files_of(shown, judged.result)):
-        show(shown, judged.result)
+    with write_before_printing(judgement, *report_files(run_report, judged.result)):
+        print_report(run_report, judged.result)
         console = console_for_report()
         console.print(judgement_table(judged))
-        say(console, judged.growing_line())
+        say(console, judged.verdict_line())
         for word, what in (("checkpoint", checkpoint), ("judgement", places.judgement)):
             say(console, f"{word}: {what}")
 

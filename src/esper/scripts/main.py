@@ -1,4 +1,4 @@
-"""The `esper` command: a verb for each module or folder beside this one; `cli` is what they share.
+"""The `esper` command and its subcommands; `cli` holds their shared code.
 
 esper train ppo --task digits_impaired
 esper tasks
@@ -14,37 +14,37 @@ from typing import Final
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.scripts.cli.command import REFUSED, guarded
+from esper.scripts.cli.command import REFUSED, exit_status_of
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A verb of the command."""
+    """A subcommand."""
 
     module: str
-    """In this folder; its `main` does it."""
-    says: str
-    """What it does."""
+    """Module in this package whose `main` runs it."""
+    summary: str
+    """One-line description for the help."""
 
 
 COMMANDS: Final = {
-    "train": Command("train", "train many hosts side by side under a policy; ppo learns one"),
-    "eval": Command("evaluate", "judge a saved controller on fresh hosts"),
-    "compare": Command("compare", "policies and controllers on the same fresh hosts, in pairs"),
-    "tasks": Command("tasks", "list the tasks, and where their data are"),
-    "runs": Command("runs", "list the runs of the learner, and how far they are"),
-    "doctor": Command("doctor", "say what there is to work with: device, executor, data"),
+    "train": Command("train", "train a population of hosts under a policy; ppo learns one"),
+    "eval": Command("evaluate", "evaluate a saved controller on fresh hosts"),
+    "compare": Command("compare", "compare policies and controllers on the same fresh hosts"),
+    "tasks": Command("tasks", "list tasks and the location of their data"),
+    "runs": Command("runs", "list training runs and their progress"),
+    "doctor": Command("doctor", "show the environment: device, versions, executor, data"),
 }
-"""Every verb, and the module that does it."""
+"""Subcommands by name."""
 
 
 def main() -> int:
-    """Hand over to the command that was named; its exit status."""
-    return guarded(lambda: dispatch(sys.argv[1:]))
+    """Run the subcommand named on the command line; returns its exit status."""
+    return exit_status_of(lambda: dispatch(sys.argv[1:]))
 
 
 def dispatch(words: list[str]) -> int:
-    """As `main`, with the words behind `esper`."""
+    """As `main`, with the arguments after `esper`."""
     if not words or words[0] in ("-h", "--help"):
         print(_help())
         return 0 if words else REFUSED
@@ -63,8 +63,8 @@ def dispatch(words: list[str]) -> int:
 
 def _help() -> str:
     lines = ["usage: esper COMMAND [--help] [settings]", ""]
-    lines += [f"  {word:<8} {command.says}" for word, command in COMMANDS.items()]
-    lines += ["", "esper COMMAND --help says what can be set; esper --version tells the version."]
+    lines += [f"  {word:<8} {command.summary}" for word, command in COMMANDS.items()]
+    lines += ["", "esper COMMAND --help lists the settings; esper --version prints the version."]
     return "\n".join(lines)
 
 

@@ -1,8 +1,8 @@
-"""List the runs of the learner: how far they are, what they reached, whether they still run.
+"""`esper runs`: list training runs with their state, progress and scores.
 
 esper runs                      a table of the folders in ./runs
-esper runs --runs DIR           of another place
-esper runs --json               the same for programs
+esper runs --runs DIR           of another folder
+esper runs --json               as JSON
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from esper.simic.training.runs.listing import ListedRun
 
 RUNS: Final = Path("runs")
 PLAIN_WIDTH: Final = 140
-"""Columns of the table where there is no terminal to ask."""
+"""Columns of the table without a terminal."""
 
 
 @dataclass(frozen=True)
 class ListRuns:
-    """List the runs of the learner: how far they are, what they reached, whether they still run."""
+    """List training runs with their state, progress and scores."""
 
     runs: Path = RUNS
-    """Folder that run folders lie in."""
+    """Folder that contains the run folders."""
     json: bool = False
     """Print JSON instead of a table."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    return enter(ListRuns, show_runs, argv)
+    """Entry point of the command."""
+    return run_command(ListRuns, show_runs, argv)
 
 
 def show_runs(config: ListRuns) -> None:
-    """Print the list. Libraries are imported here, so that --help is quick."""
+    """Print the list. Imports are local, so that --help is fast."""
     from esper.simic.training.runs.listing import list_runs
 
     before_any_run = config.runs == RUNS and not RUNS.exists()
@@ -55,7 +55,7 @@ def show_runs(config: ListRuns) -> None:
 
 
 def entry(run: ListedRun) -> dict[str, Any]:
-    """One run for programs; what is not known is null."""
+    """One run as a JSON object; unknown values are null."""
     info, summary = run.info, run.summary
     return {
         "path": str(run.path),
@@ -78,14 +78,14 @@ def _known(score: float) -> float | None:
 
 
 def print_table(found: Sequence[ListedRun]) -> None:
-    """The runs as a table, oldest first, then what is wrong with any."""
+    """Print the runs as a table, oldest first, then their problems."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD)
-    for column in ("run", "state", "rounds", "score", "best", "began (UTC)"):
+    for column in ("run", "state", "rounds", "score", "best", "created (UTC)"):
         figures = column in ("rounds", "score", "best")
         table.add_column(column, justify="right" if figures else "left")
     for run in found:

@@ -1,8 +1,8 @@
-"""List the tasks: host, slots, length of an episode, and whether their data are here.
+"""`esper tasks`: list tasks with host, slots, episode length and data location.
 
-python -m esper.scripts.tasks                     a table
-python -m esper.scripts.tasks --json              the same for programs
-python -m esper.scripts.tasks --data-dir DIR      look for data there
+esper tasks                     a table
+esper tasks --json              as JSON
+esper tasks --data-dir DIR      look for data there
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from esper.tasks.listing import BrokenTask, TaskListing
 
 PLAIN_WIDTH: Final = 140
-"""Columns of the table where there is no terminal to ask."""
+"""Columns of the table without a terminal."""
 
 
 @dataclass(frozen=True)
 class ListTasks:
-    """List the tasks: host, slots, length of an episode, and whether their data are here."""
+    """List tasks with host, slots, episode length and data location."""
 
     data_dir: Path | None = None
-    """Where data files lie; without it $ESPER_DATA_DIR, then ./data."""
+    """Folder of the data files; default $ESPER_DATA_DIR, then ./data."""
     json: bool = False
     """Print JSON instead of a table."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
-    return enter(ListTasks, show_tasks, argv)
+    """Entry point of the command."""
+    return run_command(ListTasks, show_tasks, argv)
 
 
 def show_tasks(config: ListTasks) -> None:
-    """Print the list. Heavy libraries are imported here, so that --help is quick."""
+    """Print the list. Imports are local, so that --help is fast."""
     from esper.tasks.listing import list_tasks
 
     entries = list_tasks(config.data_dir)
@@ -50,7 +50,7 @@ def show_tasks(config: ListTasks) -> None:
 
 
 def print_table(entries: Sequence[TaskListing | BrokenTask]) -> None:
-    """The tasks as a table, then what could not be loaded."""
+    """Print the tasks as a table, then those that could not be loaded."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

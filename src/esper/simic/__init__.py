@@ -1,4 +1,4 @@
-"""Simic: how the decider learns. PPO, rewards, normalisers, telemetry of the learner."""
+"""Simic: trains the controller. PPO agent, rewards, normalisers, telemetry and run folders."""
 
 from __future__ import annotations
 

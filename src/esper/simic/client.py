@@ -1,11 +1,11 @@
-"""Who decides, learnt: the client that puts a PPO agent into the engine's loop.
+"""`SimicClient`: the engine's policy client around a `PPOAgent`.
 
     client = SimicClient(agent, ScoreReward(spec.upkeep))
     rollout = engine.run_rollout(client)     act and store, step by step
-    metrics = client.update(rollout)         learn from it and forget it
+    metrics = client.update(rollout)         train on it and clear it
 
-The engine's words (signals, masks, reward inputs, rollouts) become the agent's (observations,
-traces, rewards, ends). What the client owns is its reward and the store of the rollout under way.
+It converts the engine's signals, masks, reward inputs and rollouts to the agent's observations,
+traces, rewards and episode ends. It owns the reward and the buffer of the current rollout.
 
 Shape letters: E members, S slots.
 """
@@ -34,23 +34,23 @@ from esper.tamiyo.network_config import PolicySpec
 
 
 class ActingMode(Enum):
-    """How actions are chosen, and whether anything is learnt from them."""
+    """How actions are chosen, and whether they are stored for training."""
 
     LEARN = "learn"
-    """Sampled, explored, stored for `update`."""
+    """Sampled with exploration, stored for `update`."""
     SAMPLE = "sample"
-    """Sampled as learnt, nothing stored, no mark on the running statistics."""
+    """Sampled without exploration; nothing stored, running statistics unchanged."""
     GREEDY = "greedy"
-    """The likeliest choice of each head, nothing stored."""
+    """Most likely choice of each head; nothing stored."""
 
 
 def policy_spec(blueprints: tuple[str, ...]) -> PolicySpec:
-    """What a policy of this version is shown of hosts with these blueprints."""
+    """`PolicySpec` of this version's features for hosts with these blueprints."""
     return PolicySpec(len(FEATURE_NAMES.whole), len(FEATURE_NAMES.slot), blueprints)
 
 
 class SimicClient:
-    """A `PolicyProtocol` around a `PPOAgent`."""
+    """Implements `PolicyProtocol` with a `PPOAgent`."""
 
     def __init__(
         self,
@@ -68,22 +68,22 @@ class SimicClient:
         self.updates_per_rollout = updates_per_rollout
         self.use_amp = use_amp
         self.buffer: RolloutBuffer | None = None
-        """The rollout under way; made at the first step, when its size is known."""
+        """Current rollout; created at the first step, when its size is known."""
 
-    # ---- what the engine asks (PolicyProtocol) ------------------------------------------------
+    # ---- PolicyProtocol -----------------------------------------------------------------------
 
     def initial_state(self, members: int) -> PolicyState:
-        """The state before the first step of an episode."""
+        """Recurrent state at the start of an episode."""
         return self.agent.initial_state(members)
 
     def reset_state(self, policy_state: PolicyState, reset_E: Bools) -> PolicyState:
-        """The state with the rows of `reset_E` as at the start."""
+        """Reset the recurrent state of the members in `reset_E`."""
         return self.agent.reset_state(policy_state, reset_E)
 
     def act(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState
     ) -> tuple[PolicyDecision, PolicyState]:
-        """Choose an action for each member; while learning, remember what was seen and chosen."""
+        """Choose an action for each member; in LEARN mode, store observation and action."""
         act = self._choose(obs, masks, policy_state, self.mode)
         if self.mode is ActingMode.LEARN:
             self._record(obs, act.trace)
@@ -92,14 +92,14 @@ class SimicClient:
     def get_action(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState
     ) -> tuple[ActionSpec, PolicyState]:
-        """The greedy action, for use outside an engine; the stored rollout is not touched."""
+        """Greedy action, for use outside an engine; the rollout buffer is not changed."""
         act = self._choose(obs, masks, policy_state, ActingMode.GREEDY)
         return act.decision.actions, act.state
 
     def _choose(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState, mode: ActingMode
     ) -> Act:
-        self._require_names(obs)
+        self._require_same_blueprints(obs)
         return self.agent.act(
             batch_signals_to_features(obs),
             masks,
@@ -111,14 +111,13 @@ class SimicClient:
         )
 
     def compute_reward(self, inputs: RewardInputs) -> tuple[Doubles, RewardComponentsTelemetry]:
-        """What this client's reward pays for a step `[E]`, and its parts."""
+        """Reward `[E]` of a step and its components."""
         return self.reward(inputs)
 
     def store(self, inputs: RewardInputs, terminal_E: Bools) -> RewardComponentsTelemetry:
-        """Pay the step; while learning, complete the transition of the last `act`.
+        """Compute the reward of the step; in LEARN mode, complete the transition of the last `act`.
 
-        A rollout that is cut here goes on: the value beyond is asked for in `update`, where what
-        comes next is known.
+        If the rollout is truncated here, `update` adds the bootstrap value.
         """
         reward_E, components = self.compute_reward(inputs)
         if self.mode is ActingMode.LEARN:
@@ -127,16 +126,16 @@ class SimicClient:
         return components
 
     def update(self, rollout: Rollout[PolicyState]) -> PPOUpdateMetrics | None:
-        """Learn from the rollout that was stored, and forget it; None where nothing is learnt."""
+        """Train on the stored rollout and clear it; returns None unless in LEARN mode."""
         if self.mode is not ActingMode.LEARN:
             return None
         buffer = self._open_buffer("update")
         if buffer.filled != rollout.steps:
             raise EsperError(
                 f"update of a rollout of {rollout.steps} steps, but {buffer.filled} are stored: "
-                f"one client serves one engine, and every rollout is learnt from before the next"
+                f"use one client per engine, and update after every rollout"
             )
-        self._finish(buffer, rollout)
+        self._bootstrap(buffer, rollout)
         return run_ppo_updates(
             self.agent,
             self.updates_per_rollout,
@@ -145,25 +144,25 @@ class SimicClient:
             self.use_amp,
         )
 
-    def _require_names(self, obs: TrainingSignals) -> None:
-        """Indices mean the same to host and agent only where the names behind them are the same."""
+    def _require_same_blueprints(self, obs: TrainingSignals) -> None:
+        """Raise unless agent and hosts have the same blueprints in the same order."""
         known, offered = self.agent.spec.blueprints, obs.slots.blueprints
         if known != offered:
             raise EsperError(
-                f"controller of blueprints {', '.join(known)} on hosts that offer "
-                f"{', '.join(offered)}: agent.for_blueprints({offered!r}) makes one that fits"
+                f"controller trained for blueprints {', '.join(known)} on hosts that offer "
+                f"{', '.join(offered)}: convert it with agent.for_blueprints({offered!r})"
             )
 
-    # ---- the store ----------------------------------------------------------------------------
+    # ---- rollout buffer -----------------------------------------------------------------------
 
     def _record(self, obs: TrainingSignals, trace: Trace) -> None:
-        """Keep what `act` saw and chose, in a store that fits this population."""
+        """Store a trace, creating a buffer that fits this population if needed."""
         members, slots = obs.slots.stage_ES.shape
-        wanted = (obs.episode_length, members, slots)
+        shape = (obs.episode_length, members, slots)
         buffer = self.buffer
-        fits = buffer is not None and (buffer.steps, buffer.members, buffer.slots) == wanted
+        fits = buffer is not None and (buffer.steps, buffer.members, buffer.slots) == shape
         if buffer is None or (not buffer.filled and not fits):
-            buffer = self.buffer = self.agent.make_buffer(*wanted)
+            buffer = self.buffer = self.agent.make_buffer(*shape)
         buffer.record(trace)
 
     def _open_buffer(self, verb: str) -> RolloutBuffer:
@@ -171,8 +170,8 @@ class SimicClient:
             raise EsperError(f"SimicClient.{verb} before act: nothing is stored yet")
         return self.buffer
 
-    def _finish(self, buffer: RolloutBuffer, rollout: Rollout[PolicyState]) -> None:
-        """Give returns that go on beyond the rollout the value of what comes next."""
+    def _bootstrap(self, buffer: RolloutBuffer, rollout: Rollout[PolicyState]) -> None:
+        """Add the bootstrap values of episodes that the end of the rollout truncates."""
         cut_E = np.zeros(buffer.members, dtype=np.bool_)
         cut_E[rollout.truncated_bootstrap_targets.member_N] = True
         running_E = ~buffer.terminal_TE[buffer.filled - 1]
@@ -180,7 +179,7 @@ class SimicClient:
             member = int(np.flatnonzero(cut_E != running_E)[0])
             raise EsperError(
                 f"member {member} at the end of the rollout: "
-                f"{'cut, but its return ended' if cut_E[member] else 'runs on, but is not cut'}"
+                f"{'truncated, but it ended' if cut_E[member] else 'running, but not truncated'}"
             )
         value_E = np.zeros(buffer.members)
         if cut_E.any():

@@ -1,4 +1,4 @@
-"""One import for the helpers around seeds, updates and anomalies; each lives in its own room."""
+"""Re-exports the helpers for seeds, updates and anomalies from their modules."""
 
 from __future__ import annotations
 

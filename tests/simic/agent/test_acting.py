@@ -1,4 +1,4 @@
-"""Acting by replay: the numbers of the plain step, and nothing handed out is written to again.
+"""Graph replay of `act`: same numbers as eager, and results are never overwritten.
 
 The stand-in records the work of a step and runs that very work again, whatever the caller has in
 mind by then; between steps every room is filled with rubbish, as other graphs of the pool would.
@@ -54,9 +54,9 @@ class Rerun:
         self.places = self._places()
 
     def _places(self) -> dict[str, int]:
-        network, room, _ = self.work.args
-        found = dict(network.named_parameters()) | room.packed.tensors
-        found |= {"out": room.out, "hidden": room.hidden_ED, "cell": room.cell_ED}
+        network, buffers, _ = self.work.args
+        found = dict(network.named_parameters()) | buffers.packed.tensors
+        found |= {"out": buffers.out, "hidden": buffers.hidden_ED, "cell": buffers.cell_ED}
         return {name: tensor.data_ptr() for name, tensor in found.items()}
 
     def replay(self) -> None:
@@ -65,15 +65,20 @@ class Rerun:
 
 
 class Spoiling(ReplayedSteps):
-    """Leaves rubbish in every room, behind every step."""
+    """Overwrites every graph buffer after each step."""
 
     @torch.inference_mode()
-    def step(self, question):
-        answer = super().step(question)
-        for room in self._rooms.values():
-            for tensor in (room.out, room.hidden_ED, room.cell_ED, *room.packed.tensors.values()):
+    def step(self, request):
+        result = super().step(request)
+        for buffers in self._buffers.values():
+            for tensor in (
+                buffers.out,
+                buffers.hidden_ED,
+                buffers.cell_ED,
+                *buffers.packed.tensors.values(),
+            ):
                 tensor.fill_(torch.nan if tensor.is_floating_point() else 1)
-        return answer
+        return result
 
 
 def graphed(it: PPOAgent, recorder: object = None) -> PPOAgent:

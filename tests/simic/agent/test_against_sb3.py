@@ -1,4 +1,4 @@
-"""As good as the libraries people trust? The same environments and steps, five seeds each.
+"""Comparison with stable-baselines3: same environments and steps, five seeds each.
 
     make test-slow, or: pytest -m slow -s tests/simic/agent/test_against_sb3.py
 

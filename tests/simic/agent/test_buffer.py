@@ -1,4 +1,4 @@
-"""The rollout buffer: allocated once, complete or refused."""
+"""The rollout buffer: allocated once; incomplete rollouts raise."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the policy did not decide teaches it nothing: void and forced actions, in closed form.
+"""Void and forced actions do not affect the policy, in closed form.
 
 The losses are computed from tensors made by hand, so that their gradients can be written down.
 """

@@ -1,4 +1,4 @@
-"""The adapter plays by an environment's rules: masks, both kinds of end, values beyond a cut."""
+"""The Gymnasium adapter: masks, terminals, truncation and bootstrap values."""
 
 import numpy as np
 import pytest
@@ -65,7 +65,7 @@ def test_a_cut_is_worth_the_state_beyond_it_not_the_next_episode(monkeypatch):
     for step in range(5):
         it._step(step)
     states = {"next": it.state, "before": acts[-2].state, "beyond": acts[-1].state}
-    worth = {name: it.agent.value(*it.seen.as_inputs(), s) for name, s in states.items()}
+    worth = {name: it.agent.value(*it.observed.as_inputs(), s) for name, s in states.items()}
     found = it.rollout.bootstrap_TE[4]
     assert found == pytest.approx(worth["beyond"], abs=1e-6)
     assert all(np.abs(found - worth[other]).min() > 1e-5 for other in ("next", "before"))
@@ -81,15 +81,15 @@ def test_the_learnt_value_is_the_endless_sum_only_where_ends_are_cuts(cut, worth
     fresh = it.agent.initial_state(4)
     for env in it.envs:
         env.reset()
-    it.seen = type(it.seen)(np.zeros((4, 1), dtype=np.float32), it.seen.legal_EA)
-    assert it.agent.value(*it.seen.as_inputs(), fresh) == pytest.approx(worth, rel=0.03)
+    it.observed = type(it.observed)(np.zeros((4, 1), dtype=np.float32), it.observed.legal_EA)
+    assert it.agent.value(*it.observed.as_inputs(), fresh) == pytest.approx(worth, rel=0.03)
 
 
 def test_evaluation_is_repeatable_and_leaves_training_alone():
     it = player(cut=False)
-    seen, count = it.seen, it.agent.obs_normalizer.pending["global"].count
+    before, count = it.observed, it.agent.obs_normalizer.pending["global"].count
     assert it.evaluate(3, seed=5).tolist() == it.evaluate(3, seed=5).tolist() == [5.0] * 3
-    assert it.seen is seen
+    assert it.observed is before
     assert it.agent.obs_normalizer.pending["global"].count == count
 
 

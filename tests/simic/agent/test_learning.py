@@ -1,4 +1,4 @@
-"""Does it learn? A bandit where the mask decides, a task for a memory, CartPole."""
+"""The agent learns a masked bandit, a memory task and CartPole."""
 
 import numpy as np
 import pytest

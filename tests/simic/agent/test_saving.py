@@ -1,4 +1,4 @@
-"""Saved, loaded, gone on with: the same bits. Damaged or other than asked for: one line."""
+"""Saved and loaded agents resume bit for bit; damage and mismatches raise one line."""
 
 import json
 import re

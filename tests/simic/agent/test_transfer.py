@@ -1,4 +1,4 @@
-"""A controller moves to other hosts: more slots, blueprints in another order, new ones, fewer."""
+"""Agents on other hosts: more slots, reordered, new or fewer blueprints."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_with_blueprints_in_another_order_it_chooses_the_same_ones(seed):
 def test_a_name_it_has_never_seen_is_refused_unless_allowed():
     said = refused(lambda: learnt().for_blueprints(("norm", "conv_light", "attention")))
     assert "blueprints conv_light, attention" in said
-    assert "norm, conv alone" in said
+    assert "norm, conv only" in said
     assert "allow_new" in said
     twice = refused(lambda: learnt().for_blueprints(("norm", "norm")))
     assert "each may be named once" in twice

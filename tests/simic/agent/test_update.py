@@ -1,4 +1,4 @@
-"""PPO that is PPO: ratios, clipping, hidden states, limits, schedules; all reproducible."""
+"""The PPO update: ratios, clipping, hidden states, limits, schedules, reproducibility."""
 
 import math
 from dataclasses import replace
@@ -412,7 +412,7 @@ def test_a_prior_that_is_no_number_is_refused(bad):
         ({"head_entropy": heads(OP=math.inf)}, r"head_entropy of OP=inf: must be within 0.."),
         ({"head_entropy": heads(STYLE=-1.0)}, r"head_entropy of STYLE=-1.0: must be within 0.."),
         ({"value_clip": -1.0}, r"PPOConfig.value_clip=-1.0: must be above 0"),
-        ({"head_entropy": (1.0,)}, r"head_entropy=\(1.0,\): must be one number a head"),
+        ({"head_entropy": (1.0,)}, r"head_entropy=\(1.0,\): must be one number per head"),
         ({"exploration": Schedule(0.5, 1.5, 3)}, r"PPOConfig.exploration=1.5: must lie between"),
     ],
 )

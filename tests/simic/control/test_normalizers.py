@@ -1,4 +1,4 @@
-"""Running statistics are those of all that was seen, and move only between rollouts."""
+"""Running statistics match all data seen, and change only between rollouts."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Making rewards: names, wrong settings, the baseline curve, saving and resuming, one's own."""
+"""`make_reward`: names, invalid settings, baseline curve, state, custom rewards."""
 
 from __future__ import annotations
 
@@ -118,9 +118,9 @@ def test_every_episode_starts_afresh(mode, family, told):
 def test_a_step_is_paid_once_in_its_turn(mode, told):
     reward = reward_of(mode)
     line = refused(lambda: reward(told[3]))
-    assert f"reward '{mode}' is asked for step 3, but step 0 is next" in line
+    assert f"reward '{mode}' called for step 3, expected step 0" in line
     pay(reward, told[:3])
-    assert "step 2, but step 3 is next" in refused(lambda: reward(told[2]))
+    assert "step 2, expected step 3" in refused(lambda: reward(told[2]))
     assert np.isfinite(reward(told[3])[0]).all(), "a refusal changes nothing"
 
 

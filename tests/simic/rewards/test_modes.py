@@ -1,4 +1,4 @@
-"""Each mode pays what its formula in docs/rewards.md says, on numbers worked out by hand."""
+"""Each reward mode matches its formula in docs/rewards.md, on values computed by hand."""
 
 from __future__ import annotations
 

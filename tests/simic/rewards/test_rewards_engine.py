@@ -1,4 +1,4 @@
-"""Signs and units, wired end to end: every mode is paid by the real engine."""
+"""Signs and units end to end: every mode in the real engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that hold for every mode and family, on stories played by the real lifecycle."""
+"""Properties of every mode and family, on stories run by the real lifecycle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from esper.leyline.actions import LifecycleOp, VetoReason
 from esper.leyline.stages import SeedStage
-from esper.simic.rewards.score import upkeep_paid
+from esper.simic.rewards.score import step_upkeep
 from esper.simic.rewards.shaped import STAGE_POTENTIAL
 from reward_support import (
     EVERY,
@@ -95,7 +95,7 @@ def test_a_closed_cycle_pays_at_most_minus_its_upkeep(mode, family, seed):
     charges no upkeep, claims no more than that."""
     told = story(seed)
     paid = totals(pay(reward_of(mode, family), told)).cumsum(axis=0)
-    upkeep = np.cumsum([upkeep_paid(inputs, RULE)[GROWS] for inputs in told])
+    upkeep = np.cumsum([step_upkeep(inputs, RULE)[GROWS] for inputs in told])
     assert upkeep[-1] > 0
     closed = [not OCCUPIED[inputs.stage_ES[GROWS]].any() for inputs in told]
     assert closed[-1]

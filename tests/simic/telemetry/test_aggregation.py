@@ -1,4 +1,4 @@
-"""Figures of minibatches become those of an update by one declared rule each."""
+"""Minibatch metrics are aggregated by one declared reducer each."""
 
 import math
 from dataclasses import fields

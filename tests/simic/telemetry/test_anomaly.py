@@ -1,4 +1,4 @@
-"""Each thing that can be wrong is found where it begins and not before, ranked, told and timed."""
+"""Anomalies are detected at their thresholds, ranked, emitted, and raise the level."""
 
 import math
 from dataclasses import fields, replace

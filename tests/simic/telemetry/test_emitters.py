@@ -1,4 +1,4 @@
-"""Emitters: each event says what closed form says, only where it is recorded, and nothing moves."""
+"""Emitters: payloads in closed form, emitted only if recorded, without side effects."""
 
 import copy
 import math

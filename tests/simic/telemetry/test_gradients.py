@@ -1,4 +1,4 @@
-"""Gradients layer by layer in closed form, whatever is not finite by name, and one copy for all."""
+"""Per-layer gradients in closed form, non-finite values by name, one copy for all."""
 
 import math
 

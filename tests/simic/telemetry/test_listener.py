@@ -1,4 +1,4 @@
-"""The listener: totals are what loops over members and steps give, levels decide, nothing moves.
+"""The listener: totals equal explicit loops, levels apply, records are not changed.
 
 The golden counts are written anew, after a deliberate change, by
 

@@ -1,4 +1,4 @@
-"""Every emitter is called by a real run, anomalies raise the level, and the run is none the wiser.
+"""Every emitter is called by a real run, anomalies raise the level, training is unaffected.
 
 Nothing is patched: a profiler notes which functions of `esper` the trainer's run enters.
 """

@@ -1,4 +1,4 @@
-"""Runs to go on with, and one process that forks trainers for tests that kill or interrupt them."""
+"""Runs to resume, and a process that forks trainers for tests that kill or interrupt them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, the last few and the best, damage found and passed over."""
+"""Checkpoints: atomic, retention, and damage detected and skipped."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from esper.simic.training.runs.checkpoint_store import (
 )
 from esper.simic.training.runs.checkpoints import (
     CheckpointHook,
-    HistoryLines,
+    HistoryEncoder,
     best_round,
     capture,
+    completed_rounds,
     find_checkpoint,
     read_checkpoint,
+    run_tally,
     save,
-    tally_of,
-    whole_rounds,
 )
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.vectorized import train_ppo_vectorized
@@ -53,12 +53,12 @@ from support import refused
 def put(store: CheckpointStore, number: int, score: float = 0.0) -> Path:
     """A checkpoint with two files, which say what it is."""
 
-    def fill(folder: Path) -> None:
+    def write_files(folder: Path) -> None:
         (folder / "agent").mkdir()
         atomic.write_atomic(folder / "agent" / "tensors", bytes(range(100)))
         atomic.write_atomic(folder / "state.json", str(number).encode())
 
-    return store.write(Summary(number, 99, score, number, score), fill)
+    return store.write(Summary(number, 99, score, number, score), write_files)
 
 
 def rounds_in(store: CheckpointStore) -> list[int]:
@@ -231,11 +231,11 @@ def test_a_read_only_folder_is_told(tmp_path):
 
 
 def test_a_bug_is_no_full_disk(tmp_path):
-    def fill(folder):
+    def write_files(folder):
         raise RuntimeError("a bug")
 
     with pytest.raises(RuntimeError, match="a bug"):
-        CheckpointStore(tmp_path).write(Summary(1, 1, 0.0, 1, 0.0), fill)
+        CheckpointStore(tmp_path).write(Summary(1, 1, 0.0, 1, 0.0), write_files)
     assert os.listdir(tmp_path) == []
 
 
@@ -325,7 +325,7 @@ def test_files_lie_in_the_checkpoint(spoilt, name):
     content = json.loads((path / "checkpoint.json").read_text())["content"]
     content["files"][0]["name"] = name
     rewritten(path, content=content)
-    assert "is no file of a checkpoint" in refused(lambda: verify(path))
+    assert "is not a checkpoint file" in refused(lambda: verify(path))
 
 
 def test_what_a_newer_esper_wrote_is_not_guessed_at(spoilt):
@@ -370,7 +370,7 @@ def test_a_capture_does_not_change_while_the_run_goes_on(tmp_path):
     trainer = small_trainer(config, hooks=[lambda t, r: captures.append(capture(t, config))])
     trainer.run()
     store = CheckpointStore(tmp_path)
-    late = read_checkpoint(store.write(captures[0].summary, captures[0].fill))
+    late = read_checkpoint(store.write(captures[0].summary, captures[0].write_files))
     other = small_trainer(small_run(1))
     other.run()
     assert same_agents(late.load_agent(), other.client.agent)
@@ -412,20 +412,20 @@ def scored(*scores: float, parts: int = 1) -> list[RoundRecord]:
 
 def test_the_best_round_is_that_of_a_whole_episode():
     history = scored(0.1, 0.4, 0.4, 0.2, parts=3)
-    assert len(whole_rounds(history)) == 4
+    assert len(completed_rounds(history)) == 4
     assert best_round(history).round_index == 1
     assert best_round(history[:2]) is None
     assert best_round(scored(math.nan)) is None
-    assert tally_of(history) == RunTally(4, 8, 0.4)
-    assert math.isnan(tally_of([]).best_score)
+    assert run_tally(history) == RunTally(4, 8, 0.4)
+    assert math.isnan(run_tally([]).best_score)
 
 
 def test_a_record_is_written_out_once():
-    lines, history = HistoryLines(), scored(0.1, 0.2, 0.3)
-    first = lines.of(history[:2])
-    assert lines.of(history)[:2] == first
-    assert lines.of(history)[0] is first[0]
-    assert len(lines.of(history)) == 3
+    encoder, history = HistoryEncoder(), scored(0.1, 0.2, 0.3)
+    first = encoder.encode(history[:2])
+    assert encoder.encode(history)[:2] == first
+    assert encoder.encode(history)[0] is first[0]
+    assert len(encoder.encode(history)) == 3
 
 
 # ---- when ---------------------------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_a_checkpoint_or_the_best_of_a_run_can_be_asked_for(real, tmp_path):
         assert find_checkpoint(path).path == path
     assert "has no run.json" in refused(lambda: find_checkpoint(tmp_path))
     with RunFolder.create(tmp_path, "new", small_run(1)) as folder:
-        assert "no whole checkpoint" in refused(lambda: find_checkpoint(folder.path))
+        assert "no valid checkpoint" in refused(lambda: find_checkpoint(folder.path))
 
 
 def test_a_manifest_is_read_without_its_files(spoilt):
@@ -500,4 +500,4 @@ def test_another_checkpoint_than_the_best_is_never_taken_in_silence(real, tmp_pa
     assert taken.path != best
     (line,) = caplog.messages
     assert best.name in line
-    assert f"{taken.path} is taken instead" in line
+    assert f"using {taken.path} instead" in line

@@ -182,7 +182,7 @@ def test_every_setting_has_a_sentence():
     waiting, seen = [TrainingConfig], []
     while waiting:
         config = waiting.pop()
-        source = inspect.getsource(config)
+        source = "\n".join(map(inspect.getsource, config.__mro__[:-1]))  # base classes, too
         for field in fields(config):
             seen.append(field.name)
             _, found, rest = source.partition(f"\n    {field.name}: ")

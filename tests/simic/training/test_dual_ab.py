@@ -1,4 +1,4 @@
-"""Two rewards side by side: same hosts, same start, and only the score is compared."""
+"""`dual_ab`: same hosts, same start, and only scores are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asked to stop: saved, and gone on with later. Asked twice: gone at once, checkpoints whole."""
+"""One stop signal saves and exits; a second one exits at once with valid checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 from esper.simic.training.runs.listing import RunState, list_runs
 from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import same_agents, tiny_task, untimed
-from resume_support import SPEC, gone_on
+from resume_support import SPEC, resumed_run
 from run_driver import EPISODE, small_run, small_trainer
 
 
@@ -55,7 +55,7 @@ def test_asked_once_it_saves_and_exits_with_0(tmp_path, server, number):
     job.send(number)
     assert job.wait() == 0
     done = len(job.lines("round"))
-    assert f"{number.name}: stopping behind this step" in job.errors.read_text()
+    assert f"{number.name}: stopping after this step" in job.errors.read_text()
     assert whole(job.folder)[-1] == f"round-{done:06d}"
     (line,) = job.lines("stopped")
     assert f"stopped by {number.name}: round-{done:06d} is saved" in line
@@ -72,7 +72,7 @@ def test_asked_twice_it_is_gone_at_once_and_checkpoints_are_whole(tmp_path, serv
     job = server.start("train", tmp_path, 500, "--step-seconds", 10)
     job.until("step")
     job.send(signal.SIGINT)
-    job.until_error("once more exits at once")
+    job.until_error("a second signal exits at once")
     began = time.monotonic()
     job.send(signal.SIGINT)
     assert job.wait() == -signal.SIGINT
@@ -163,7 +163,7 @@ def test_only_the_round_under_way_is_lost_however_seldom_is_saved(tmp_path):
     plain.run()
     assert same_agents(checkpoint.load_agent(), plain.client.agent)
     assert untimed(checkpoint.load_history()) == untimed(plain.history)
-    gone_on(path)
+    resumed_run(path)
     other = small_trainer(small_run(4))
     other.run()
     assert same_agents(newest(path).load_agent(), other.client.agent)
@@ -221,7 +221,7 @@ def test_afterwards_everything_is_as_it_was_before(tmp_path):
 
 def test_after_the_first_signal_the_system_handles_the_next():
     with Interrupts() as interrupts:
-        assert signal.getsignal(signal.SIGTERM) == interrupts._hear
+        assert signal.getsignal(signal.SIGTERM) == interrupts._on_signal
         interrupts.check()
         signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
@@ -263,9 +263,9 @@ def test_a_signal_that_was_ignored_stays_ignored():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with Interrupts() as interrupts:
         signal.raise_signal(signal.SIGINT)
-        assert interrupts.asked is None
+        assert interrupts.signal_name is None
         signal.raise_signal(signal.SIGTERM)
-        assert interrupts.asked == "SIGTERM"
+        assert interrupts.signal_name == "SIGTERM"
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 

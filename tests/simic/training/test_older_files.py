@@ -1,4 +1,4 @@
-"""Files of an older Esper: read with what was done then, and gone on with to the same bits."""
+"""Files of older versions are read with the earlier behaviour and resume to the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.leyline.codec import default_of, read_record, to_json
 from esper.scripts.evaluate import trained_with
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
-from esper.simic.training.runs.checkpoints import read_checkpoint, task_facts, with_later_facts
+from esper.simic.training.runs.checkpoints import read_checkpoint, task_facts, with_new_defaults
 from esper.simic.training.runs.folder import (
     Retention,
     RunFolder,
@@ -26,7 +26,7 @@ from esper.simic.training.runs.folder import (
     read_session_settings,
 )
 from esper.simic.training.runs.listing import list_runs
-from resume_support import SPEC, edit, edit_checkpoint, gone_on, newest, same_runs
+from resume_support import SPEC, edit, edit_checkpoint, newest, resumed_run, same_runs
 from run_driver import small_run
 from support import refused
 
@@ -65,7 +65,7 @@ def made_older(run: Path) -> None:
 
 def test_an_older_run_goes_on_bit_for_bit(copied, four):
     made_older(copied)
-    resumed = gone_on(copied, small_run(4))
+    resumed = resumed_run(copied, small_run(4))
     assert resumed.checkpoint.name == "round-000002"
     assert (resumed.changed, resumed.notes) == (("rounds: 2 -> 4",), ())
     assert same_runs(copied, four)
@@ -105,7 +105,7 @@ def test_an_older_file_of_session_settings_is_read(copied, name):
 def test_the_new_name_wins_once_it_is_written(copied):
     (copied / "keeping.json").write_text('{"keep": 7}')
     with RunFolder.open(copied) as folder:
-        folder.note_retention(Retention(every=2, keep=4))
+        folder.save_retention(Retention(every=2, keep=4))
     assert read_retention(copied) == Retention(every=2, keep=4)
     assert json.loads((copied / "keeping.json").read_text()) == {"keep": 7}, "left as it was"
 
@@ -154,7 +154,7 @@ def test_whatever_a_config_lacks_takes_its_default_and_the_rest_stays(name, miss
 def test_what_says_which_run_it_is_is_never_guessed(copied, name):
     edit(copied / "config.json", lambda it: drop(it, name))
     before = (copied / "run.json").read_bytes()
-    line = refused(lambda: gone_on(copied))
+    line = refused(lambda: resumed_run(copied))
     assert f"field {name.rpartition('.')[2]!r} is missing" in line
     assert str(copied / "config.json") in line
     assert (copied / "run.json").read_bytes() == before
@@ -166,19 +166,19 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(copied):
 
     newest_one = newest(copied).path
     edit_checkpoint(newest_one, "state.json", lambda it: misspell(it["config"]))
-    line = refused(lambda: gone_on(copied))
+    line = refused(lambda: resumed_run(copied))
     assert "unknown field 'graps'" in line
     assert "did you mean 'graphs'?" in line
     assert str(newest_one / "state.json") in line
     edit(copied / "config.json", misspell)
-    line = refused(lambda: gone_on(copied))
+    line = refused(lambda: resumed_run(copied))
     assert "did you mean 'graphs'?" in line
     assert str(copied / "config.json") in line
 
 
 def test_a_wrong_type_is_refused(copied):
     edit(copied / "config.json", lambda it: it["population"].update(graphs=3))
-    assert "config.json.population.graphs" in refused(lambda: gone_on(copied))
+    assert "config.json.population.graphs" in refused(lambda: resumed_run(copied))
 
 
 def test_settings_that_are_not_those_of_the_checkpoint_are_refused(copied):
@@ -187,10 +187,10 @@ def test_settings_that_are_not_those_of_the_checkpoint_are_refused(copied):
     edit(copied / "config.json", lambda it: it["ppo"].update(gamma=0.9))
     for path in CheckpointStore(copied / "checkpoints").paths():
         edit_checkpoint(path, "state.json", lambda it: it["config"]["ppo"].update(gamma=0.9))
-    assert gone_on(copied, config, run=False).trainer.engine.round == 2
+    assert resumed_run(copied, config, run=False).trainer.engine.round == 2
     edit(copied / "config.json", lambda it: drop(it, "ppo.gamma"))
     sessions = read_info(copied).sessions
-    line = refused(lambda: gone_on(copied))
+    line = refused(lambda: resumed_run(copied))
     assert "ppo.gamma is 0.9 there and 1.0 here" in line
     assert str(copied / "checkpoints" / "round-000002") in line
     assert read_info(copied).sessions == sessions
@@ -201,9 +201,9 @@ def test_settings_that_are_not_those_of_the_checkpoint_are_refused(copied):
 
 def test_facts_that_came_later_are_those_of_the_defaults():
     saved: Any = task_facts(SPEC)
-    assert with_later_facts(saved, SPEC) == saved
+    assert with_new_defaults(saved, SPEC) == saved
     drop(saved, "optim.host_lr", "score")
-    filled: Any = with_later_facts(saved, SPEC)
+    filled: Any = with_new_defaults(saved, SPEC)
     assert filled["optim"]["host_lr"] == type(SPEC.optim)().host_lr
     assert "score" in filled
     assert "host_lr" not in saved["optim"], "what was read is not written to"
@@ -213,9 +213,9 @@ def test_a_fact_without_a_default_or_with_another_one_is_refused(copied):
     """The file does not say what `host_lr` was, so it was the default, which is not this task's."""
     path = newest(copied).path
     edit_checkpoint(path, "state.json", lambda it: drop(it, "task.optim.host_lr"))
-    assert "task.optim.host_lr is 0.05 there and 0.1 here" in refused(lambda: gone_on(copied))
+    assert "task.optim.host_lr is 0.05 there and 0.1 here" in refused(lambda: resumed_run(copied))
     edit_checkpoint(path, "state.json", lambda it: it["task"]["optim"].update(host_lr=0.1))
     edit_checkpoint(path, "state.json", lambda it: drop(it, "task.slots"))
-    assert "task.slots is None there" in refused(lambda: gone_on(copied))
+    assert "task.slots is None there" in refused(lambda: resumed_run(copied))
     edit_checkpoint(path, "state.json", lambda it: it["task"].update(slots=list(SPEC.slots), x=1))
-    assert "task.x is 1 there and None here" in refused(lambda: gone_on(copied))
+    assert "task.x is 1 there and None here" in refused(lambda: resumed_run(copied))

@@ -1,4 +1,4 @@
-"""Killed and gone on with: the same bits. Another run than was saved: refused by name."""
+"""Killed and resumed runs are bit-identical; changed experiments raise by name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from esper.simic.training.runs.resume import (
 from esper.simic.training.schedules import Schedule
 from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import same_agents, tiny_task, untimed
-from resume_support import SPEC, gone_on, newest, same_runs, trained
+from resume_support import SPEC, newest, resumed_run, same_runs, trained
 from run_driver import EPISODE, small_run, small_trainer
 from support import refused
 
@@ -53,7 +53,7 @@ def test_2n_rounds_are_n_rounds_kill_9_and_n_rounds(tmp_path, server, four):
 
 
 def test_n_rounds_and_n_more_are_2n(copied, four):
-    resumed = gone_on(copied, small_run(4))
+    resumed = resumed_run(copied, small_run(4))
     assert same_runs(copied, four)
     assert [record.round_index for record in resumed.trainer.history] == list(range(4))
     assert read_config(copied).rounds == 4
@@ -79,7 +79,7 @@ def test_killed_at_thirty_random_moments_only_the_current_round_is_lost(server, 
 
 
 def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
-    """Stopped in the middle of the second episode: what is gone on from is the end of the first."""
+    """Stopped in the middle of the second episode: it resumes from the end of the first."""
     config = small_run(2, rollout_steps=1)
 
     def stop(trainer, record):
@@ -91,8 +91,8 @@ def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
         RunFolder.create(tmp_path, "cut", config) as folder,
     ):
         train_ppo_vectorized(config, run_dir=folder, hooks=[stop], spec=SPEC)
-    assert len(gone_on(folder.path, run=False).trainer.history) == 3
-    resumed = gone_on(folder.path)
+    assert len(resumed_run(folder.path, run=False).trainer.history) == 3
+    resumed = resumed_run(folder.path)
     whole = small_trainer(config)
     whole.run()
     assert same_agents(resumed.trainer.client.agent, whole.client.agent)
@@ -102,13 +102,13 @@ def test_rollouts_shorter_than_an_episode_go_on_at_its_end(tmp_path):
 def test_a_run_that_was_killed_before_its_first_round_begins_anew(tmp_path, four):
     with RunFolder.create(tmp_path, "new", small_run(4)) as folder:
         pass
-    resumed = gone_on(folder.path)
+    resumed = resumed_run(folder.path)
     assert resumed.checkpoint is None
     assert same_runs(folder.path, four)
 
 
 def test_a_run_that_is_done_stays_as_it_is(copied, two):
-    resumed = gone_on(copied)
+    resumed = resumed_run(copied)
     assert resumed.trainer.engine.round == 2
     assert len(resumed.trainer.history) == 2
     assert same_runs(copied, two)
@@ -122,7 +122,7 @@ def test_a_run_that_goes_on_keeps_as_many_checkpoints_as_before(tmp_path):
     config = small_run(5)
     with RunFolder.create(tmp_path, "x", config) as folder:
         train_ppo_vectorized(config, run_dir=folder, spec=SPEC, keep=6)
-    gone_on(folder.path, replace(config, rounds=6))
+    resumed_run(folder.path, replace(config, rounds=6))
     names = [f"round-{number:06d}" for number in range(1, 7)]
     assert sorted(path.name for path in (folder.path / "checkpoints").iterdir()) == names
     asked = read_train_ppo(["--resume", str(folder.path)])
@@ -138,7 +138,7 @@ def test_a_run_kept_as_usual_says_nothing_about_it(two):
 def test_from_a_damaged_checkpoint_it_falls_back_and_says_so(copied, four):
     path = copied / "checkpoints" / "round-000002" / "history.jsonl"
     path.write_bytes(path.read_bytes()[:-5])
-    resumed = gone_on(copied, small_run(4))
+    resumed = resumed_run(copied, small_run(4))
     assert resumed.checkpoint.name == "round-000001"
     assert f"{path} is damaged" in resumed.notes[0]
     assert f"falling back to {resumed.checkpoint}" in resumed.notes[0]
@@ -150,8 +150,8 @@ def test_where_no_checkpoint_is_whole_nothing_is_begun_anew_in_silence(copied):
     for path in (copied / "checkpoints").glob("*/state.json"):
         path.unlink()
     before = read_info(copied)
-    line = refused(lambda: gone_on(copied))
-    assert "none of its 2 checkpoints is whole" in line
+    line = refused(lambda: resumed_run(copied))
+    assert "none of its 2 checkpoints is valid" in line
     assert "start a new run" in line
     assert read_info(copied) == before
 
@@ -163,7 +163,7 @@ def test_learning_rate_like_settings_may_change(copied):
     config = small_run(4)
     ppo = replace(config.ppo, learning_rate=Schedule(3e-5), epochs=2, target_kl=None, clip=0.1)
     config = replace(config, ppo=ppo)
-    resumed = gone_on(copied, config)
+    resumed = resumed_run(copied, config)
     later = resumed.trainer.history[2:]
     assert [r.metrics.learning_rate for r in later] == [3e-5, 3e-5]
     assert [r.metrics.epochs_run for r in later] == [2, 2]
@@ -211,7 +211,7 @@ def changed(name: str, value) -> TrainingConfig:
 )
 def test_another_run_is_refused_by_name(two, name, value):
     before = (two / "run.json").read_bytes()
-    line = refused(lambda: gone_on(two, changed(name, value)))
+    line = refused(lambda: resumed_run(two, changed(name, value)))
     assert f"{name} is " in line
     assert "start a new run" in line
     assert (two / "run.json").read_bytes() == before, "no session was begun"
@@ -240,14 +240,14 @@ def test_a_task_that_is_no_longer_the_same_is_refused(copied):
         (replace(SPEC, blueprints=SPEC.blueprints[::-1]), "task.blueprints"),
         (replace(SPEC, optim=replace(SPEC.optim, host_lr=0.2)), "task.optim.host_lr"),
     ]:
-        assert word in refused(lambda spec=spec: gone_on(copied, spec=spec))
+        assert word in refused(lambda spec=spec: resumed_run(copied, spec=spec))
     words = replace(SPEC, description="put in other words")
-    assert gone_on(copied, run=False, spec=words).trainer.engine.round == 2
+    assert resumed_run(copied, run=False, spec=words).trainer.engine.round == 2
 
 
 def test_fewer_rounds_than_are_done_are_refused(copied):
-    assert "rounds=1" in refused(lambda: gone_on(copied, small_run(1)))
-    assert gone_on(copied, small_run(2), run=False).trainer.engine.round == 2
+    assert "rounds=1" in refused(lambda: resumed_run(copied, small_run(1)))
+    assert resumed_run(copied, small_run(2), run=False).trainer.engine.round == 2
 
 
 def names_of(config: object, prefix: str = "") -> set[str]:
@@ -277,20 +277,20 @@ def test_changes_are_found_and_only_those(rounds, rate, seed):
         assert "seed" in refused(lambda: check_changes(before, replace(now, seed=seed)))
 
 
-# ---- what is told -------------------------------------------------------------------------------
+# ---- notes ---------------------------------------------------------------------------------------
 
 
 def test_other_versions_are_told(copied, monkeypatch):
     other = [(name, "0.0" if name == "torch" else value) for name, value in resume.versions()]
     monkeypatch.setattr(resume, "versions", lambda: tuple(other))
-    (note,) = gone_on(copied, run=False).notes
+    (note,) = resumed_run(copied, run=False).notes
     assert "torch is 0.0 here" in note
-    assert gone_on(copied, run=False).line.startswith("resume: 2 of 2 rounds are done (")
+    assert resumed_run(copied, run=False).line.startswith("resume: 2 of 2 rounds are done (")
 
 
 def test_an_event_says_what_was_loaded(copied):
     sink = MemorySink()
-    resumed = gone_on(copied, sinks=[sink])
+    resumed = resumed_run(copied, sinks=[sink])
     started, event, finished = sink.events
     assert started.type is TelemetryEventType.RUN_STARTED
     assert event.type is TelemetryEventType.CHECKPOINT_LOADED
@@ -303,7 +303,7 @@ def test_more_rounds_move_the_end_of_a_schedule_over_the_run(tmp_path):
     config = small_run(2)
     config = replace(config, ppo=replace(config.ppo, learning_rate=Schedule(1e-3, 2e-4, "run")))
     path = trained(tmp_path, config)
-    resumed = gone_on(path, replace(config, rounds=4))
+    resumed = resumed_run(path, replace(config, rounds=4))
     rates = [record.metrics.learning_rate for record in resumed.trainer.history]
     assert rates == pytest.approx([1e-3, 6e-4, 6e-4, 4e-4])
     assert resumed.trainer.client.agent.learning_rate == pytest.approx(2e-4)

@@ -1,4 +1,4 @@
-"""What the config says is paid is what the trainer's client pays, whatever the mode."""
+"""The trainer's client uses the configured reward, for every mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine_support import Diary
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training import config as training_config
-from esper.simic.training.baseline import wait_curve
+from esper.simic.training.baseline import measure_wait_baseline
 from loop_support import tiny_config, tiny_task, tiny_trainer
 from reward_support import EVERY
 from support import refused
@@ -77,11 +77,13 @@ def test_the_curve_of_waiting_is_taken_off_and_changes_nothing_else():
 
 def test_the_curve_is_of_hosts_the_controller_never_meets_and_the_same_each_time():
     config = tiny_config()
-    curves = [wait_curve(tiny_task(), config.engine_config()) for _ in range(2)]
+    curves = [measure_wait_baseline(tiny_task(), config.engine_config()) for _ in range(2)]
     assert curves[0] == curves[1]
-    assert curves[0] != wait_curve(tiny_task(), tiny_config(seed=1).engine_config())
+    assert curves[0] != measure_wait_baseline(tiny_task(), tiny_config(seed=1).engine_config())
     cut = tiny_config(rollout_steps=3).engine_config()
-    assert wait_curve(tiny_task(), cut) == curves[0], "rollouts may be short, episodes are not"
+    assert measure_wait_baseline(tiny_task(), cut) == curves[0], (
+        "rollouts may be short, episodes are not"
+    )
     diary = Diary()
     tiny_trainer(tiny_config(rounds=1), listeners=[diary]).run()
     fresh = diary.records[0].reward_inputs.score_before_E.mean()

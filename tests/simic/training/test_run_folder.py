@@ -1,4 +1,4 @@
-"""Run folders: whole from the start, one trainer at a time, readable whatever became of them."""
+"""Run folders: created atomically, one trainer at a time, readable in any state."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ BROKEN = {
     "not json": ("run.json", "not JSON"),
     "another schema": ("run.json", "update esper"),
     "a field of the future": ("config.json", "unknown field 'roundz'"),
-    "no config": ("config.json", "is missing, and no whole checkpoint has the settings"),
+    "no config": ("config.json", "is missing, and no valid checkpoint has the settings"),
 }
 
 

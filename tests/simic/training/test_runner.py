@@ -1,4 +1,4 @@
-"""One call learns from a rollout: passes, normalisers, figures, and the rollout is forgotten."""
+"""`run_ppo_updates`: passes, normalisers, metrics, and the cleared rollout."""
 
 import numpy as np
 import pytest

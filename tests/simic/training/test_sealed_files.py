@@ -1,4 +1,4 @@
-"""JSON files of a run folder decide how it goes on: damage is never taken for settings."""
+"""Checksums of the JSON files of a run folder: damage is never taken for settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from esper.leyline.errors import EsperError
 from esper.scripts import train
-from esper.scripts.evaluate import trained_with
+from esper.scripts.evaluate import training_config
 from esper.simic.training.config_files import resolve
 from esper.simic.training.runs.folder import (
     Retention,
@@ -23,7 +23,7 @@ from esper.simic.training.runs.folder import (
     read_retention,
     read_session_settings,
 )
-from resume_support import edit, gone_on, same_runs
+from resume_support import edit, resumed_run, same_runs
 from run_driver import small_run
 from support import refused
 
@@ -40,7 +40,7 @@ def begun(tmp_path) -> Path:
     """A run with all its files and no checkpoint yet."""
     around = SessionSettings(evaluation_envs=4, data_dir="/sets", telemetry="debug")
     with RunFolder.create(tmp_path, "x", small_run(2), around) as folder:
-        folder.note_retention(Retention(every=2, keep=7))
+        folder.save_retention(Retention(every=2, keep=7))
         return folder.path
 
 
@@ -114,13 +114,13 @@ def test_damaged_settings_end_the_command_in_one_line_that_says_what_to_do(copie
 
 def test_damaged_settings_are_found_before_there_is_a_checkpoint(begun):
     flip_epochs(begun)
-    assert "does not match its checksum" in refused(lambda: gone_on(begun))
+    assert "does not match its checksum" in refused(lambda: resumed_run(begun))
 
 
 def test_without_its_settings_a_run_goes_on_as_its_newest_checkpoint_says(copied, four):
     flip_epochs(copied)
     (copied / "config.json").unlink()
-    resumed = gone_on(copied, small_run(4))
+    resumed = resumed_run(copied, small_run(4))
     assert same_runs(copied, four)
     (note,) = resumed.notes
     assert "config.json is missing" in note
@@ -139,7 +139,7 @@ def test_a_run_of_an_older_esper_goes_on_bit_for_bit_and_is_sealed_from_then_on(
     unseal(copied / "config.json")
     unseal(copied / "run.json", schema=1)
     edit(copied / "run.json", lambda it: it["sessions"][0].pop("task_file"))
-    resumed = gone_on(copied, small_run(4))
+    resumed = resumed_run(copied, small_run(4))
     assert (resumed.changed, resumed.notes) == (("rounds: 2 -> 4",), ())
     assert same_runs(copied, four)
     assert read_info(copied).schema == 2
@@ -150,30 +150,30 @@ def test_a_run_of_an_older_esper_goes_on_bit_for_bit_and_is_sealed_from_then_on(
 def test_settings_edited_by_hand_are_told_and_recorded_beside_those_of_the_checkpoint(copied):
     flip_epochs(copied)
     unseal(copied / "config.json", updates_per_rollout=2)
-    resumed = gone_on(copied, run=False)
+    resumed = resumed_run(copied, run=False)
     assert resumed.changed == ("ppo.epochs: 1 -> 3", "updates_per_rollout: 1 -> 2")
     assert read_info(copied).sessions[-1].changed == resumed.changed
 
 
 def test_edited_settings_that_make_another_run_are_refused(copied):
     unseal(copied / "config.json", seed=1)
-    assert "seed is 0 there and 1 here" in refused(lambda: gone_on(copied))
+    assert "seed is 0 there and 1 here" in refused(lambda: resumed_run(copied))
 
 
 def test_what_flags_change_is_told_until_a_checkpoint_was_trained_with_it(copied):
     """The session that changed it may have been killed before it saved anything."""
     faster = replace(small_run(2), ppo=replace(small_run(2).ppo, epochs=3))
-    assert gone_on(copied, faster, run=False).changed == ("ppo.epochs: 1 -> 3",)
-    assert gone_on(copied, run=False).changed == ("ppo.epochs: 1 -> 3",)
-    assert gone_on(copied, small_run(2), run=False).changed == ("ppo.epochs: 3 -> 1",)
-    assert gone_on(copied, run=False).changed == ()
+    assert resumed_run(copied, faster, run=False).changed == ("ppo.epochs: 1 -> 3",)
+    assert resumed_run(copied, run=False).changed == ("ppo.epochs: 1 -> 3",)
+    assert resumed_run(copied, small_run(2), run=False).changed == ("ppo.epochs: 3 -> 1",)
+    assert resumed_run(copied, run=False).changed == ()
 
 
 def test_a_controller_is_judged_under_the_settings_of_its_checkpoint(copied):
     flip_epochs(copied)
-    assert trained_with(copied) == small_run(2)
+    assert training_config(copied) == small_run(2)
     unseal(copied / "config.json")
-    assert trained_with(copied) == small_run(2)
+    assert training_config(copied) == small_run(2)
 
 
 def test_settings_of_a_run_start_another_unless_they_were_edited_under_their_checksum(copied):

@@ -1,4 +1,4 @@
-"""One history: a checkpoint that could not be read never takes a run back that went on without it.
+"""Unreadable checkpoints are moved aside and never take a resumed run back.
 
 What must hold: all checkpoints under a `round-` name are of the history that the last session went
 on in; whatever cannot be read is kept, byte for byte, under another name.
@@ -34,7 +34,7 @@ from esper.simic.training.schedules import Schedule
 from esper.storage import manifest
 from esper.storage.atomic import write_atomic
 from esper.storage.sealed_json import seal
-from resume_support import DEADLY, die_at, gone_on, newest
+from resume_support import DEADLY, die_at, newest, resumed_run
 from run_driver import small_run
 from support import refused
 
@@ -96,7 +96,7 @@ def test_what_a_newer_esper_wrote_is_refused_and_stays(run):
     data = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(seal(data | {"schema": SCHEMA + 1})))
     before = content(run / "checkpoints")
-    assert "newer Esper" in refused(lambda: gone_on(run))
+    assert "newer Esper" in refused(lambda: resumed_run(run))
     assert content(run / "checkpoints") == before
 
 
@@ -110,10 +110,10 @@ def test_readable_again_it_does_not_take_the_run_back(run, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "read_bytes", BadDisk(of(run, 3), of(run, 4)))
         with pytest.raises(RuntimeError, match="power cut"):
-            gone_on(run, other_rate(), hooks=[stop_after(3)])
+            resumed_run(run, other_rate(), hooks=[stop_after(3)])
     assert newest(run).path == of(run, 3)
     assert rates(run) == [first, first, RATE]
-    resumed = gone_on(run)
+    resumed = resumed_run(run)
     assert resumed.checkpoint == of(run, 3)
     assert rates(run) == [first, first, RATE, RATE]
     for number, files in before.items():
@@ -126,12 +126,12 @@ def test_readable_again_before_a_round_was_done_it_does_not_take_the_run_back(ru
     """From the session on that went on without it, whatever became of that."""
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "read_bytes", BadDisk(of(run, 4)))
-        resumed = gone_on(run, other_rate(), run=False)
+        resumed = resumed_run(run, other_rate(), run=False)
     assert resumed.checkpoint == of(run, 3)
     told, kept = resumed.notes
     assert f"falling back to {of(run, 3)}" in told
     assert str(aside(run, 4)) in kept
-    again = gone_on(run, run=False)
+    again = resumed_run(run, run=False)
     assert (again.checkpoint, again.notes) == (of(run, 3), ())
 
 
@@ -139,10 +139,10 @@ def test_readable_again_before_a_round_was_done_it_does_not_take_the_run_back(ru
 def test_a_file_that_is_mended_where_it_lies_changes_nothing(run, name):
     whole = (of(run, 4) / name).read_bytes()
     (of(run, 4) / name).write_bytes(whole[:-1])
-    assert gone_on(run, other_rate(), run=False).checkpoint == of(run, 3)
+    assert resumed_run(run, other_rate(), run=False).checkpoint == of(run, 3)
     (aside(run, 4) / name).write_bytes(whole)
     assert verify(aside(run, 4)).round == 4
-    assert gone_on(run, run=False).checkpoint == of(run, 3)
+    assert resumed_run(run, run=False).checkpoint == of(run, 3)
 
 
 def test_a_run_that_only_was_looked_at_stays_as_it_is(run, monkeypatch):
@@ -151,15 +151,15 @@ def test_a_run_that_only_was_looked_at_stays_as_it_is(run, monkeypatch):
     (listed,) = list_runs(run.parent)
     assert listed.summary.round == 3
     find_checkpoint(run)
-    refused(lambda: gone_on(run, small_run(2)))  # fewer rounds than are done
+    refused(lambda: resumed_run(run, small_run(2)))  # fewer rounds than are done
     monkeypatch.undo()
-    assert gone_on(run, run=False).checkpoint == of(run, 4)
+    assert resumed_run(run, run=False).checkpoint == of(run, 4)
 
 
 def test_lists_and_judgement_pass_over_what_was_set_aside(run):
     best = find_checkpoint(run).path
     with RunFolder.open(run) as folder:
-        moved = CheckpointStore(folder.checkpoints).set_aside_newer(of(run, 2))
+        moved = CheckpointStore(folder.checkpoints).move_newer_aside(of(run, 2))
     assert moved == [aside(run, 4), aside(run, 3)]
     (listed,) = list_runs(run.parent)
     assert (listed.problem, listed.summary.round) == ("", 2)
@@ -177,7 +177,7 @@ def test_where_it_cannot_be_set_aside_no_session_begins(run, monkeypatch):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "rename", closed)
-    line = refused(lambda: gone_on(run))
+    line = refused(lambda: resumed_run(run))
     assert f"cannot set unreadable checkpoints aside in {run / 'checkpoints'}" in line
     assert "Read-only file system" in line
     assert "resume again" in line
@@ -189,11 +189,11 @@ def test_where_it_cannot_be_set_aside_no_session_begins(run, monkeypatch):
 def put(store: CheckpointStore, number: int, token: str) -> Path:
     """A checkpoint of a file to be spoilt, and of one that says which it is."""
 
-    def fill(folder: Path) -> None:
+    def write_files(folder: Path) -> None:
         write_atomic(folder / "token", token.encode())
         write_atomic(folder / "state.json", f"of {token}".encode())
 
-    return store.write(Summary(number, 99, 0.0, number, 0.0), fill)
+    return store.write(Summary(number, 99, 0.0, number, 0.0), write_files)
 
 
 def tokens_in(store: CheckpointStore) -> dict[str, Path]:
@@ -215,12 +215,12 @@ def test_killed_at_any_moment_all_are_there_and_the_same_one_is_gone_on_from(tmp
         child = os.fork()
         if not child:
             die_at(calls, DEADLY)
-            store.set_aside_newer(store.newest_valid().path)
+            store.move_newer_aside(store.newest_valid().path)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert sorted(tokens_in(store)) == ["t1", "t2", "t3", "t4", "t5"]
         assert store.newest_valid().path.name == "round-000003"
-        store.set_aside_newer(store.newest_valid().path)
+        store.move_newer_aside(store.newest_valid().path)
         assert [path.name[-1] for path in store.paths()] == ["1", "2", "3"]
         if status == 0:
             break
@@ -233,7 +233,7 @@ def test_a_round_that_is_set_aside_twice_has_two_names(tmp_path):
     put(store, 1, "a")
     for token in ("b", "c", "d"):
         (put(store, 2, token) / "state.json").write_text("spoilt")
-        store.set_aside_newer(store.newest_valid().path)
+        store.move_newer_aside(store.newest_valid().path)
     names = [f"aside-round-000002{more}" for more in ("", "-2", "-3")]
     assert sorted(os.listdir(tmp_path)) == [*names, "round-000001"]
     assert [(tmp_path / name / "token").read_text() for name in names] == ["b", "c", "d"]
@@ -249,7 +249,7 @@ STEPS = st.sampled_from(
 @given(steps=st.lists(STEPS, min_size=10, max_size=25))
 @settings(max_examples=150, deadline=None)
 def test_whatever_breaks_and_comes_back_a_run_stays_in_its_history(tmp_path_factory, steps):
-    """A model knows which checkpoint of a round belongs to the history that is gone on in."""
+    """A model knows which checkpoint of a round belongs to the resumed history."""
     store = CheckpointStore(tmp_path_factory.mktemp("c") / "c", keep=3)
     mine: list[str] = []
     spoilt: set[str] = set()
@@ -266,7 +266,7 @@ def test_whatever_breaks_and_comes_back_a_run_stays_in_its_history(tmp_path_fact
             if found.path is not None:
                 mine = mine[: verify(found.path).round]
                 assert (found.path / "token").read_text() == mine[-1]
-                store.set_aside_newer(found.path)
+                store.move_newer_aside(found.path)
         else:
             back = 1 if step == "spoil newest" else 2
             for token in tokens_in(store).keys() & mine[-back:][:1]:

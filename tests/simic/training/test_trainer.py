@@ -1,4 +1,4 @@
-"""The trainer: rounds in order, everyone told, and a run that goes on where it was."""
+"""The trainer: order of rounds, notifications, and resuming."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_graphs_off_is_for_batches_and_acting():
     for mode, left in (("auto", True), ("on", True), ("off", False)):
         population = PopulationConfig(graphs=mode)
         agent.use_graphs(rerun_cache())
-        population.choose_graphs(agent)
+        population.configure_graphs(agent)
         assert (agent.graphs is not None) is left
         assert population.engine_config(seed=0).graphs == mode
 

@@ -1,1 +1,1 @@
-"""What every command shares: its command line, refusals, signals, output and report."""
+"""Shared code of the commands: argument parsing, errors, signals, output and reports."""

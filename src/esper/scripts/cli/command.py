@@ -1,7 +1,7 @@
-"""How a command begins and ends: the command line into a config, refusals into one line.
+"""Runs a command: parses its arguments and turns errors into one line and an exit status.
 
-Exit status: 0 done, 1 done but stdout could not take all that was printed, 2 refused (one line on
-stderr says why), 128 + number of the signal that ended it (130: SIGINT).
+Exit status: 0 success, 1 output could not be printed completely, 2 invalid arguments or input (one
+line on stderr), 128 + signal number if interrupted (130: SIGINT).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, TypeVar, cast
 from esper.leyline.errors import EsperError, shorten
 from esper.leyline.user_errors import is_out_of_memory
 from esper.scripts.cli.signals import Stopped, signals_interrupt
-from esper.scripts.cli.streams import with_steady_output
+from esper.scripts.cli.streams import with_robust_output
 from esper.storage.atomic import is_write_failure, write_advice
 
 C = TypeVar("C")
@@ -25,28 +25,28 @@ C = TypeVar("C")
 REFUSED: Final = 2
 INTERRUPTED: Final = 130
 LONGEST_WORD: Final = 200
-"""Characters of a path, or of another value without spaces, that are repeated."""
+"""Maximum characters of a path or other value in an error message."""
 LONGEST_MESSAGE: Final = 300
-"""Characters of what others say about a mistake that are repeated."""
+"""Maximum characters of another library's message."""
 SMALLER: Final = "lower --envs, --batch-size, --episode-length, --width or --embedding"
 _LONG_WORD: Final = re.compile(rf"\S{{{LONGEST_WORD + 1},}}")
 
 
-def enter(
+def run_command(
     config: type[C], job: Callable[[C], int | None], argv: Sequence[str] | None = None
 ) -> int:
-    """Do `job` with the config the command line describes; the exit status."""
+    """Parse the command line, run `job` with the config and return the exit status."""
     words = sys.argv[1:] if argv is None else argv
-    return guarded(lambda: job(read_command_line(config, words)))
+    return exit_status_of(lambda: job(read_command_line(config, words)))
 
 
-def guarded(work: Callable[[], int | None]) -> int:
-    """Do the work; its exit status. A file there is no room or permission for is a refusal, too.
+def exit_status_of(work: Callable[[], int | None]) -> int:
+    """Run `work` and return its exit status; errors are printed as one line.
 
-    Work that checks something may give a status of its own; none is 0. Output that nobody takes
-    costs nothing but itself (`streams.py`).
+    `work` may return a status; None is 0. Unwritable files and lack of memory are handled like an
+    `EsperError`; failing output streams are ignored (`streams.py`).
     """
-    return with_steady_output(lambda: _status_of(work))
+    return with_robust_output(lambda: _status_of(work))
 
 
 def _status_of(work: Callable[[], int | None]) -> int:
@@ -73,7 +73,7 @@ def _status_of(work: Callable[[], int | None]) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except SystemExit as stop:  # tyro has shown the help
+    except SystemExit as stop:  # tyro printed the help
         if not isinstance(stop.code, int):
             raise
         return stop.code
@@ -89,7 +89,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _shorten_words(line: str) -> str:
-    """A line in which no path and no value is longer than people read."""
+    """Shorten long paths and values, and join lines."""
     line = " ".join(line.splitlines())  # a path may hold a line break
     return _LONG_WORD.sub(lambda word: shorten(word[0], LONGEST_WORD), line)
 
@@ -97,7 +97,7 @@ def _shorten_words(line: str) -> str:
 def read_command_line(
     config: type[C], argv: Sequence[str], default: C | None = None, prog: str | None = None
 ) -> C:
-    """The config, on top of `default`; a mistake in a flag is an `EsperError` of one line."""
+    """Parse `argv` into a config with `default` values; raises a one-line `EsperError`."""
     import tyro
 
     from esper.scripts.cli.flags import REGISTRY, hint_for
@@ -112,14 +112,14 @@ def read_command_line(
             raise
     short = [shorten(word) for word in argv]
     if short != list(argv):
-        read_command_line(config, short, default, prog)  # the same mistake, in a shorter line
+        read_command_line(config, short, default, prog)  # raises the same error, shorter
     message = one_line(complaint.getvalue())
     hint = hint_for(message, lambda: help_text(config, default))
     raise EsperError(f"{message}: {hint}--help lists the flags")
 
 
 def help_text(config: type[C], default: C | None = None) -> str:
-    """What --help of a command says."""
+    """The --help text of a command."""
     import tyro
 
     from esper.scripts.cli.flags import REGISTRY
@@ -131,9 +131,9 @@ def help_text(config: type[C], default: C | None = None) -> str:
 
 
 def one_line(boxed: str) -> str:
-    """The message of a box that tyro draws, as one line.
+    """Extract the message from tyro's error box, as one line.
 
-    The box is title, message, more, each behind a rule; in ASCII the title is a paragraph too.
+    The box holds title, message and more, separated by rules; in ASCII the title is a paragraph.
     """
     paragraphs: list[list[str]] = [[]]
     for line in boxed.splitlines():

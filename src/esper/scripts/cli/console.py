@@ -1,4 +1,4 @@
-"""Where a report is printed."""
+"""The console that reports are printed to."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 from rich.console import Console
 
 PLAIN_WIDTH: Final = 110
-"""Columns where there is no terminal to ask."""
+"""Columns without a terminal."""
 
 
 def console_for_report() -> Console:
-    """As wide as the terminal, where there is one."""
+    """A console of the terminal's width, or `PLAIN_WIDTH`."""
     return Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)

@@ -1,4 +1,4 @@
-"""How settings are written on a command line, where tyro has to be told."""
+"""Command-line syntax beyond tyro's defaults: schedules, early flag lookup, hints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esper.leyline.limits import MAX_COUNT, require_at_most
 from esper.simic.training.schedules import WHOLE_RUN, Schedule
 
 REGISTRY: Final = ConstructorRegistry()
-"""Types of ours that are written in few words."""
+"""Custom tyro constructors."""
 
 OTHER_NAMES: Final = {
     "lr": "learning-rate",
@@ -41,13 +41,12 @@ OTHER_NAMES: Final = {
     "name": "run-name",
     "output": "out",
 }
-"""What others call a setting, and its name here."""
+"""Names that other libraries use for our settings."""
 
 
 @REGISTRY.primitive_rule
 def schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule] | None:
-    """A schedule is one number, or where it starts, where it ends and after how many updates:
-    a number, or `run` for those of the whole run."""
+    """Parse a schedule from one number, or START END UPDATES; UPDATES may be `run`."""
     if info.type is not Schedule:
         return None
     return PrimitiveConstructorSpec(
@@ -60,7 +59,7 @@ def schedule_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Schedule]
 
 
 def read_schedule(words: Sequence[str]) -> Schedule:
-    """The schedule of one or three words.
+    """Parse one or three words.
 
     >>> read_schedule(["2e-3", "5e-4", "50"])
     Schedule(start=0.002, end=0.0005, steps=50)
@@ -82,18 +81,18 @@ def _read_steps(word: str) -> int | Literal["run"]:
 
 
 def schedule_words(schedule: Schedule) -> list[str]:
-    """The words that `read_schedule` reads."""
+    """Format for `read_schedule`."""
     if not schedule.steps:
         return [str(schedule.start)]
     return [str(schedule.start), str(schedule.end), str(schedule.steps)]
 
 
-def peek(argv: Sequence[str], flag: str) -> str | None:
-    """The value of a flag before the command line is read as a whole; the last one counts.
+def flag_value(argv: Sequence[str], flag: str) -> str | None:
+    """Look up the value of a flag before the command line is parsed; the last one wins.
 
-    As when it is read, a flag may be written with underscores.
+    Like tyro, it accepts underscores.
 
-    >>> peek(["ppo", "--rounds", "3", "--rounds=5"], "--rounds")
+    >>> flag_value(["ppo", "--rounds", "3", "--rounds=5"], "--rounds")
     '5'
     """
     found = None
@@ -108,19 +107,19 @@ def peek(argv: Sequence[str], flag: str) -> str | None:
     return found
 
 
-def peek_count(argv: Sequence[str], flag: str) -> int | None:
-    """As `peek`, for a whole number; what is none is left for the full reading to refuse."""
-    word = peek(argv, flag)
+def int_flag_value(argv: Sequence[str], flag: str) -> int | None:
+    """As `flag_value`, as an int; None if it is not one (parsing will report it)."""
+    word = flag_value(argv, flag)
     try:
         return int(word) if word is not None else None
     except ValueError:
         return None
 
 
-def fill_in(argv: Sequence[str], flag: str, value: str) -> list[str]:
-    """The command line with `value` behind a flag that stands there bare.
+def insert_flag_value(argv: Sequence[str], flag: str, value: str) -> list[str]:
+    """Insert `value` after a flag that has none.
 
-    >>> fill_in(["--resume", "--quiet"], "--resume", "newest")
+    >>> insert_flag_value(["--resume", "--quiet"], "--resume", "newest")
     ['--resume', 'newest', '--quiet']
     """
     filled = []
@@ -132,7 +131,7 @@ def fill_in(argv: Sequence[str], flag: str, value: str) -> list[str]:
 
 
 def require_counts(most: int = MAX_COUNT, **counts: int) -> None:
-    """Refuse a flag whose number is below 1 or above `most`."""
+    """Raise if a flag's number is below 1 or above `most`."""
     for name, value in counts.items():
         flag = f"--{name.replace('_', '-')}"
         require_at_most(f"{flag} ", value, most)
@@ -141,7 +140,7 @@ def require_counts(most: int = MAX_COUNT, **counts: int) -> None:
 
 
 def hint_for(message: str, help_text: Callable[[], str]) -> str:
-    """The flag that an unknown one may have meant, as a question; empty where none is near.
+    """`did you mean` hint for an unknown flag; empty if there is no close match.
 
     >>> hint_for("Unrecognized options: --lr, 3", lambda: "--learning-rate START  --epochs INT")
     'did you mean --learning-rate? '

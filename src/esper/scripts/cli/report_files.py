@@ -1,6 +1,6 @@
-"""How is a report kept? Its files are written first, then it is printed; numbers are strict JSON.
+"""Writes report files before anything is printed; numbers are strict JSON.
 
-Printing may wait for a reader that never comes (`| less`); results are on the disk by then.
+Printing may block forever (`| less`); results are on disk by then.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 from esper.storage.atomic import write_atomic
 
 ReportFile = tuple[Path, Callable[[Path], None]]
-"""A file, and what writes it."""
+"""A path and the function that writes it."""
 
 
 def json_file(path: Path, record: object) -> ReportFile:
-    """A record as strict JSON."""
+    """A report file with a record as strict JSON."""
     return path, lambda place: write_atomic(place, json_bytes(record))
 
 
 @contextmanager
-def written_first(*files: ReportFile) -> Iterator[None]:
-    """Write every file, then do the block, which prints.
+def write_before_printing(*files: ReportFile) -> Iterator[None]:
+    """Write all files, then run the block, which prints.
 
-    A file that cannot be written keeps neither the others nor the block from being done; the first
-    such error is raised at the end.
+    If a file cannot be written, the others and the block still run; the first error is raised at
+    the end.
     """
     errors = [error for file in files if (error := _write(*file)) is not None]
     yield
@@ -37,7 +37,7 @@ def written_first(*files: ReportFile) -> Iterator[None]:
 
 def _write(path: Path, write: Callable[[Path], None]) -> OSError | None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been removed meanwhile
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted meanwhile
         write(path)
     except OSError as error:
         return error
@@ -45,7 +45,7 @@ def _write(path: Path, write: Callable[[Path], None]) -> OSError | None:
 
 
 def json_bytes(record: object) -> bytes:
-    """The record as a file's content; what is not finite is null.
+    """Encode a record as strict JSON; non-finite numbers become null.
 
     >>> json_bytes({"rate": float("nan"), "n": [1, 2.5]})
     b'{\\n "rate": null,\\n "n": [\\n  1,\\n  2.5\\n ]\\n}\\n'

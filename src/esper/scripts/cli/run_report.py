@@ -1,4 +1,4 @@
-"""What a run says at its end: the table, the picture, the numbers. `train` and `eval` show it.
+"""Final report of a run, for `train` and `eval`: table, plot and numbers.
 
 Shape letters: N members of all rounds, T steps, E members, S slots.
 """
@@ -26,39 +26,39 @@ from esper.tolaria.round_results import RunResult
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a report is about, and where it goes."""
+class RunReport:
+    """Subject and paths of a report."""
 
     policy: str
     episodes: int
-    """That the result is made of."""
+    """Number of episodes in the result."""
     picture: Path
     numbers: Path
     settings: Json
-    """What the run was set to."""
+    """Settings of the run."""
 
 
-def files_of(shown: Shown, result: RunResult) -> tuple[ReportFile, ReportFile]:
-    """All that was measured, and a picture of the last round."""
-    numbers = json_file(shown.numbers, _numbers(shown, result))
-    return numbers, (shown.picture, lambda path: _draw(path, shown, result))
+def report_files(report: RunReport, result: RunResult) -> tuple[ReportFile, ReportFile]:
+    """The numbers, and a plot of the last round."""
+    numbers = json_file(report.numbers, _numbers(report, result))
+    return numbers, (report.picture, lambda path: _draw(path, report, result))
 
 
-def show(shown: Shown, result: RunResult) -> None:
-    """Print the table, and where the files are."""
+def print_report(report: RunReport, result: RunResult) -> None:
+    """Print the table and the paths of the files."""
     console = console_for_report()
-    console.print(outcome_table(shown, result))
-    for line in _lines(shown, result):
+    console.print(outcome_table(report, result))
+    for line in _lines(report, result):
         say(console, line)
-    for word, path in (("picture", shown.picture), ("numbers", shown.numbers)):
+    for word, path in (("picture", report.picture), ("numbers", report.numbers)):
         say(console, f"{word}: {path}")
 
 
-def outcome_table(shown: Shown, result: RunResult) -> Table:
-    """Mean, deviation and range over all members of all rounds."""
-    title = f"{shown.policy} on {result.task}: {shown.episodes} episodes"
+def outcome_table(report: RunReport, result: RunResult) -> Table:
+    """Mean, standard deviation and range over all members and rounds."""
+    title = f"{report.policy} on {result.task}: {report.episodes} episodes"
     table = Table(title=escape(title), box=SIMPLE_HEAD)
-    for name in ("", "mean", "deviation", "lowest", "highest"):
+    for name in ("", "mean", "std", "min", "max"):
         table.add_column(name, justify="right" if name else "left")
     for name, values_N, form in _figures(result):
         figures = (values_N.mean(), values_N.std(), values_N.min(), values_N.max())
@@ -67,7 +67,7 @@ def outcome_table(shown: Shown, result: RunResult) -> Table:
 
 
 def _figures(result: RunResult) -> list[tuple[str, Doubles, str]]:
-    """(what, values over all episodes, how a value is written)."""
+    """(name, values of all episodes, format) of each row."""
 
     def all_rounds(name: str) -> Doubles:
         values = [getattr(done.outcome, name) for done in result.rounds]
@@ -91,10 +91,10 @@ def _figures(result: RunResult) -> list[tuple[str, Doubles, str]]:
     ]
 
 
-def _lines(shown: Shown, result: RunResult) -> list[str]:
+def _lines(report: RunReport, result: RunResult) -> list[str]:
     common = _topologies(result).most_common(1)[0]
     lines = [
-        f"most frequent topology at the end ({common[1]} of {shown.episodes}): {common[0]}",
+        f"most frequent topology at the end ({common[1]} of {report.episodes}): {common[0]}",
         f"{result.member_steps_per_second:.1f} member-steps/s on {result.machine['device']}, "
         f"executor {result.executor} ({result.executor_reason}), profile {result.profile}",
     ]
@@ -102,7 +102,7 @@ def _lines(shown: Shown, result: RunResult) -> list[str]:
 
 
 def _topologies(result: RunResult) -> Counter[str]:
-    """What would be exported, in words, and how often."""
+    """Count the topologies that would be exported."""
     found: Counter[str] = Counter()
     for done in result.rounds:
         for kind_S in done.outcome.blueprint_ES:
@@ -115,21 +115,21 @@ def _topologies(result: RunResult) -> Counter[str]:
     return found
 
 
-def _draw(path: Path, shown: Shown, result: RunResult) -> None:
+def _draw(path: Path, report: RunReport, result: RunResult) -> None:
     last = result.rounds[-1]
     curves = [
         Curve("accuracy on val_score", last.accuracy_TE[1:].T.astype(np.float32)),
         Curve("score", last.score_TE[1:].T.astype(np.float32)),
     ]
     lives = LifeLines(result.slots, last.stage_TES, last.leaving_TES)
-    title = f"{shown.policy} on {result.task}, round {len(result.rounds)}"
+    title = f"{report.policy} on {result.task}, round {len(result.rounds)}"
     draw_growth(path, curves, lives, title)
 
 
-def _numbers(shown: Shown, result: RunResult) -> dict[str, Json]:
-    """Everything that was measured, with what it depends on."""
+def _numbers(report: RunReport, result: RunResult) -> dict[str, Json]:
+    """All measurements and settings, for JSON."""
     return {
-        "settings": shown.settings,
+        "settings": report.settings,
         "machine": dict(result.machine),
         "executor": result.executor,
         "executor_reason": result.executor_reason,
@@ -155,10 +155,10 @@ def _outcome(outcome: EpisodeOutcome) -> dict[str, Json]:
     return {f.name: getattr(outcome, f.name).tolist() for f in fields(outcome)}
 
 
-def settings_of(value: object) -> Json:
-    """Settings as JSON; as `to_json`, and paths as text."""
+def settings_json(value: object) -> Json:
+    """As `to_json`, with paths as strings."""
     if isinstance(value, Path):
         return str(value)
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: settings_of(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: settings_json(getattr(value, f.name)) for f in fields(value)}
     return to_json(value)

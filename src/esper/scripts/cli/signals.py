@@ -1,6 +1,6 @@
-"""How does a signal end a command? As Ctrl-C does: files are closed, one line says so.
+"""Makes SIGTERM and SIGHUP interrupt a command like Ctrl-C.
 
-A run of the learner takes the signals over while it trains, to save first (`Interrupts`).
+PPO training handles the signals itself, to save first (`Interrupts`).
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from esper.leyline.stopping import STOP_SIGNALS, second_stop_handler
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal other than SIGINT ended the command; the text is its name."""
+    """Raised by a stop signal; the message is its name."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
         self.status = 128 + number
-        """The exit status, as shells count."""
+        """Exit status by shell convention."""
 
 
 @contextmanager
 def signals_interrupt() -> Iterator[None]:
-    """Inside the block SIGTERM and SIGHUP raise `Stopped`, as SIGINT raises KeyboardInterrupt.
+    """Raise `Stopped` on SIGTERM and SIGHUP inside the block.
 
-    A signal that is ignored (`nohup`) or that someone else handles is left alone, and so are all
-    outside of the main thread.
+    Signals that are ignored (`nohup`) or already handled are left alone. A no-op outside the main
+    thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,8 +1,8 @@
-"""What happens to output that nobody takes? It is dropped, and the command does its work.
+"""Standard streams that never raise: output that cannot be written is dropped.
 
-The reader of a pipe leaves (`| head`), a terminal closes, the disk behind `> log` is full, a
-descriptor was closed from the start (`>&-`): while a command runs, writing to stdout or stderr
-never raises. A character that the stream's encoding does not have is written as an escape.
+Covers a pipe whose reader exits (`| head`), a closed terminal, a full disk behind `> log`, and
+descriptors closed from the start (`>&-`). Characters missing from the stream's encoding are written
+as escapes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 INCOMPLETE: Final = 1
-"""Exit status of a command that did its work, but could not print all of it."""
+"""Exit status of a command that succeeded but could not print all of its output."""
 
 _GONE: Final = (errno.EPIPE, errno.ECONNRESET)
 
 
 class _Descriptor(io.FileIO):
-    """A descriptor whose writes do not fail; `lost` is the first error."""
+    """A descriptor whose writes never raise; `lost` is the first error."""
 
     lost: OSError | None = None
 
@@ -37,32 +37,35 @@ class _Descriptor(io.FileIO):
     def write(self, data: ReadableBuffer, /) -> int:
         try:
             return self._write_some(data)
-        except OSError as error:  # not for good: a full disk may have room for the next line
+        except OSError as error:  # keep trying: a full disk may have room for the next line
             self.lost = self.lost or error
             return memoryview(data).nbytes
 
     def _write_some(self, data: ReadableBuffer) -> int:
         count: int | None
-        while (count := super().write(data)) is None:  # someone made the descriptor non-blocking
+        while (count := super().write(data)) is None:  # the descriptor is non-blocking
             select.select((), (self,), ())
         return count
 
     def reader_left(self) -> bool:
-        """Whether what was lost had no reader any more: a closed pipe or terminal."""
+        """Whether output was lost because the pipe or terminal was closed."""
         if self.lost is None:
             return False
         hung_up = self.lost.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.fileno()).st_mode)
         return hung_up or self.lost.errno in _GONE
 
 
-def with_steady_output(work: Callable[[], int]) -> int:
-    """Do the work with a stdout and a stderr that never raise; its exit status.
+def with_robust_output(work: Callable[[], int]) -> int:
+    """Run `work` with a stdout and stderr that never raise; returns its exit status.
 
-    Work that was done, but whose output did not fit where it was sent, is `INCOMPLETE`. That
-    nobody reads any more is no failure. Streams that a caller put in place stay as they are.
+    Returns `INCOMPLETE` if it succeeded but output was lost, unless the reader has closed the
+    stream. Streams that a caller redirected are left alone.
     """
     _plug_closed_descriptors()
-    with _steady("stderr", redirect_stderr), _steady("stdout", redirect_stdout) as out:
+    with (
+        _robust_stream("stderr", redirect_stderr),
+        _robust_stream("stdout", redirect_stdout) as out,
+    ):
         status = work()
         if out is None:
             return status
@@ -70,32 +73,32 @@ def with_steady_output(work: Callable[[], int]) -> int:
         if status or out.lost is None or out.reader_left():
             return status
         print(
-            f"error: stdout: {out.lost.strerror}; what was printed is incomplete, files are whole",
+            f"error: stdout: {out.lost.strerror}; printed output is incomplete, files are complete",
             file=sys.stderr,
         )
         return INCOMPLETE
 
 
 def _plug_closed_descriptors() -> None:
-    """Open /dev/null on 0, 1 and 2 where they are closed.
+    """Open /dev/null on descriptors 0, 1 and 2 if they are closed.
 
-    The next file that is opened would get the number, and messages would go into it.
+    Otherwise the next opened file would get the descriptor, and messages would go into it.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
     if sys.stdin is None:
-        # Whoever asks a question finds the end of the input.
+        # Reads return end of file.
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
 
 
 @contextmanager
-def _steady(
+def _robust_stream(
     name: str, redirect: Callable[[TextIO], AbstractContextManager[TextIO]]
 ) -> Iterator[_Descriptor | None]:
-    """Put a steady stream in the place of the process's own; None where that is not in use."""
+    """Replace the process's stream by a robust one; yields None if it was redirected."""
     used, own = getattr(sys, name), getattr(sys, f"__{name}__")
-    if used is None:  # it was closed when Python started
+    if used is None:  # closed when Python started
         with open(os.devnull, "w") as nowhere, redirect(nowhere):
             yield None
     elif used is not own:
@@ -112,7 +115,7 @@ def _steady(
 
 
 def _text(descriptor: _Descriptor, like: TextIO) -> io.TextIOWrapper:
-    assert isinstance(like, io.TextIOWrapper)  # Python's own
+    assert isinstance(like, io.TextIOWrapper)  # Python's own stream
     return io.TextIOWrapper(
         io.BufferedWriter(descriptor),
         encoding=like.encoding,

@@ -1,5 +1,5 @@
-"""May a task file be run? Whoever names one on the command line says so; a file of settings or a
-run folder, which may come from others, does not.
+"""Asks before running a task file that only a config file or run folder names, because these may
+come from someone else.
 """
 
 from __future__ import annotations
@@ -11,31 +11,36 @@ from pathlib import Path
 from typing import Final
 
 from esper.leyline.errors import EsperError, shown
-from esper.scripts.cli.flags import peek
+from esper.scripts.cli.flags import flag_value
 from esper.tasks.task_files import is_file_reference
 
 LONGEST_NAME: Final = 200
-"""Characters that are repeated of a name that a terminal cannot show as it is."""
+"""Maximum characters of an unprintable name in a message."""
 
 
 def require_trust(task: str, argv: Sequence[str], source: Path | None, trusted: bool) -> None:
-    """Refuse to run a task file that only `source` names, unless it is trusted or a person says so.
+    """Raise if only `source` names the task file, unless it is trusted or the user agrees.
 
-    `argv`: the command line; `source`: the file or folder its settings come from; `trusted`: what
-    --trust says.
+    `argv`: the command line; `source`: the file or folder of the settings; `trusted`: value of
+    --trust.
     """
-    if source is None or trusted or not is_file_reference(task) or peek(argv, "--task") == task:
+    if (
+        source is None
+        or trusted
+        or not is_file_reference(task)
+        or flag_value(argv, "--task") == task
+    ):
         return
     name = shlex.quote(task) if task.isprintable() else shown(task, LONGEST_NAME)
-    if not _agreed(f"{source} names the task file {name}, and its code would be run. Run it?"):
+    if not _agreed(f"{source} names the task file {name}. Run its code?"):
         raise EsperError(
-            f"{source} names the task file {name}, which is only run if you say so: add --trust "
-            f"or --task {name}"
+            f"{source} names the task file {name}, which is not run without your consent: add "
+            f"--trust or --task {name}"
         )
 
 
 def _agreed(question: str) -> bool:
-    """What a person at the terminal answers; nobody there: no."""
+    """Ask the user; False without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return False
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)

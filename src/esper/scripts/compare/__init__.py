@@ -1,11 +1,11 @@
-"""Compare policies and saved controllers on the same fresh hosts: who is ahead, and how surely?
+"""`esper compare`: paired comparison of policies and saved controllers on the same fresh hosts.
 
     esper compare wait random heuristic static-full --task digits_impaired --seeds 20
     esper compare heuristic fixed:conv_heavy@2:r0c0,r0c1 learned=runs/RUN
     esper compare wait static-final:out/train_heuristic_digits_impaired.json --rent 0.5
 
-Each policy runs one episode on hosts that nothing was trained on; host i is the same for all of
-them. At the end a table, a picture, a report and all numbers (docs/compare.md). In Python:
+Each policy runs one episode on hosts from evaluation seeds; host i is the same for all policies.
+Prints tables and writes a plot, a report and all numbers (docs/compare.md). In Python:
 
     from esper.scripts.compare import Compare, compare_policies
     found = compare_policies(Compare(("wait", "heuristic"), seeds=20))

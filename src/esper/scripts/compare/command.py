@@ -1,11 +1,11 @@
-"""The `esper compare` command, and the same as a function."""
+"""The `esper compare` command, and `compare_policies` for Python."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from esper.scripts.cli.command import enter
+from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from esper.scripts.compare.comparison import Comparison
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Entry point of the command."""
     from esper.scripts.compare.config import Compare
 
-    return enter(Compare, compare, argv)
+    return run_command(Compare, compare, argv)
 
 
 def compare(config: Compare) -> None:
-    """Compare and report. Heavy libraries are imported here, so that --help is quick."""
+    """Compare and report. Imports are local, so that --help is fast."""
     config.check()
     from esper.scripts.compare.report import report
     from esper.tolaria.runtime import set_deterministic_cublas
@@ -31,9 +31,9 @@ def compare(config: Compare) -> None:
 
 
 def compare_policies(config: Compare) -> Comparison:
-    """What each policy comes to on the same hosts, held against the first one.
+    """Compare policies on the same hosts, with the first as reference.
 
-    Results are kept in the config's folder; those that are there are not computed again.
+    Results are saved in the config's folder; existing ones are reused.
     """
     config.check()
     from esper.scripts.cli.console import console_for_report

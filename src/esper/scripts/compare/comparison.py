@@ -1,4 +1,4 @@
-"""What a comparison is: the settings all policies share, what each came to, and what that says.
+"""Data of a comparison: shared settings, results per policy and their statistics.
 
 Shape letters: N hosts, S slots, G populations.
 """
@@ -28,70 +28,70 @@ from esper.tasks.spec import OptimSettings
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSettings:
-    """What all policies of a comparison share; numbers under other settings are not mixed in."""
+    """Settings shared by all policies of a comparison; results of other settings are not mixed."""
 
     task: str
-    """What the task calls itself."""
+    """Task name."""
     data: str
     """`files`, or `synthetic`."""
     seeds: int
-    """n: hosts of each policy."""
+    """n: hosts per policy."""
     first_seed: int
     """Run seed of the first population."""
     envs: int
-    """Hosts of a full population."""
+    """Hosts per population."""
     slots: tuple[str, ...]
-    """Where seeds may be grown."""
+    """Slots of the host."""
     blueprints: tuple[str, ...]
-    """What policies that do not learn may grow."""
+    """Blueprints of policies that do not learn."""
     episode_length: int
-    """Steps from a fresh host to the end."""
+    """Steps per episode."""
     batches_per_step: int
-    """Train batches in a step."""
+    """Training batches per step."""
     batch_size: int
-    """Samples in a batch."""
+    """Samples per batch."""
     rent: float
-    """Multiple of the task's own score constants."""
+    """Factor on the task's score constants."""
     score: ScoreConstants
-    """What growth costs, rent included."""
+    """Score constants, with `rent` applied."""
     optim: OptimSettings
-    """How hosts learn."""
+    """Optimiser settings of the hosts."""
     augmentation: str
-    """What is done to training images."""
+    """Augmentation of training images."""
     device: str
-    """Kind of device: cpu, cuda."""
+    """Device type: cpu, cuda."""
     profile: str
     """exact or fast."""
     executor: str
-    """As asked for."""
+    """As configured."""
     precision: str
-    """As asked for."""
+    """As configured."""
     esper: str
     """Version."""
     torch: str
     """Version."""
     kernels: str = "auto"
-    """As asked for."""
+    """As configured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyResult(ArrayStruct):
-    """What became of the hosts of one policy."""
+    """Results of the hosts of one policy."""
 
     seed_N: Ints
     """Run seed of each host."""
     member_N: Ints
-    """Its number in its population; seed and member say which host it is."""
+    """Index in its population; seed and member identify a host."""
     score_N: Doubles
-    """On `val_score`, rent included."""
+    """Score on `val_score`, net of rent."""
     accuracy_N: Doubles
-    """On `val_score`."""
+    """Accuracy on `val_score`."""
     test_N: Doubles
     """Accuracy on the test data."""
     parameters_N: Ints
-    """Of the network that would be exported."""
+    """Parameters of the network that would be exported."""
     macs_N: Ints
-    """Multiply-accumulates of that network for one sample."""
+    """MACs of that network per sample."""
     flops_ratio_N: Doubles
     """Training FLOPs over those of the host alone."""
     germinated_N: Ints
@@ -99,19 +99,19 @@ class PolicyResult(ArrayStruct):
     pruned_N: Ints
     rollbacks_N: Ints
     blueprint_NS: Ints
-    """What would be exported: blueprint per slot, -1 where there is none."""
+    """Blueprint index per slot of the network that would be exported; -1 for none."""
     slots: tuple[str, ...]
     """Names of the slots."""
     blueprints: tuple[str, ...]
     """Names of the blueprints."""
     seconds_G: Doubles
-    """Wall time of the episodes of each population, set-up left out."""
+    """Wall time of each population's episode, excluding set-up."""
     host_params: int
     host_macs: int
     executor: str
-    """The one that ran."""
+    """Executor that was used."""
     device: str
-    """What it ran on, in words."""
+    """Device name."""
 
     @property
     def hosts(self) -> int:
@@ -120,19 +120,20 @@ class PolicyResult(ArrayStruct):
 
     @property
     def score_test_N(self) -> Doubles:
-        """The score with test accuracy in place of that on `val_score`.
+        """Score with test accuracy instead of accuracy on `val_score`.
 
-        Rewards, score constants and checkpoints are chosen on `val_score`; nothing is chosen here.
+        Rewards, score constants and checkpoints are selected on `val_score`; nothing is selected
+        on test.
         """
         return self.score_N - self.accuracy_N + self.test_N
 
     @property
     def seconds_per_host(self) -> float:
-        """Wall time of all populations over their hosts, which share it."""
+        """Wall time of all populations divided by the number of hosts."""
         return float(self.seconds_G.sum()) / self.hosts
 
     def topologies(self) -> Counter[str]:
-        """What would be exported, in words, and how often."""
+        """Count the topologies that would be exported."""
         found: Counter[str] = Counter()
         for kind_S in self.blueprint_NS:
             seeds = [
@@ -146,19 +147,19 @@ class PolicyResult(ArrayStruct):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure of every host."""
+    """A metric of every host."""
 
     name: str
-    """In the records."""
+    """Name in compare.json."""
     words: str
-    """For people."""
+    """Name in tables."""
     field: str
-    """Where `PolicyResult` has it."""
+    """Attribute of `PolicyResult`."""
     higher_is_better: bool
     form: str
-    """How a value is written."""
+    """Format of a value."""
     difference: str
-    """How a difference is written."""
+    """Format of a difference."""
 
 
 METRICS: Final = (
@@ -170,62 +171,62 @@ METRICS: Final = (
     Metric("macs", "MACs", "macs_N", False, "{:,.0f}", "{:+,.0f}"),
     Metric("flops_ratio", "training FLOPs / host's", "flops_ratio_N", False, "{:.3f}", "{:+.3f}"),
 )
-"""What is compared, in the order it is shown. Wall time is shared by the hosts of a population: one
-number for each, without an interval."""
+"""Compared metrics, in display order. Wall time is shared by the hosts of a population, so it has
+no interval."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One metric of one policy, and how it stands to the reference."""
+    """Statistics of one metric of one policy, relative to the reference."""
 
     metric: str
     mean: Estimate
-    """Interval of Student's t."""
+    """Mean with Student t interval."""
     iqm: Estimate
-    """Interquartile mean, bootstrap interval."""
+    """Interquartile mean with bootstrap interval."""
     difference: PairedDifference | None
-    """Minus the reference, host by host; None for the reference itself."""
+    """Paired difference to the reference; None for the reference itself."""
     improvement: Estimate | None
-    """Chance that a host of this policy is better than one of the reference."""
+    """Probability that a host of this policy is better than one of the reference."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Contestant:
-    """A policy, its numbers and what they say."""
+class ComparedPolicy:
+    """A policy with its results and statistics."""
 
     label: str
     policy: str
-    """In words."""
+    """Canonical text of the policy."""
     result: PolicyResult
     standings: tuple[Standing, ...]
     """In the order of `METRICS`."""
 
     def standing(self, metric: str) -> Standing:
-        """That of one metric."""
+        """Statistics of one metric."""
         return next(found for found in self.standings if found.metric == metric)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """Policies on the same hosts; the first is the reference."""
+    """Compared policies; the first is the reference."""
 
     settings: ComparisonSettings
-    contestants: tuple[Contestant, ...]
+    policies: tuple[ComparedPolicy, ...]
 
-    def __getitem__(self, label: str) -> Contestant:
-        return {found.label: found for found in self.contestants}[label]
+    def __getitem__(self, label: str) -> ComparedPolicy:
+        return {found.label: found for found in self.policies}[label]
 
 
-def judge(
+def compare_results(
     settings: ComparisonSettings, results: Sequence[tuple[str, str, PolicyResult]]
 ) -> Comparison:
-    """The comparison of (label, policy, result), each held against the first."""
+    """Compare (label, policy, result) triples with the first as reference."""
     reference = results[0][2]
-    contestants = [
-        Contestant(label, policy, result, _standings(result, reference if place else None))
+    policies = [
+        ComparedPolicy(label, policy, result, _standings(result, reference if place else None))
         for place, (label, policy, result) in enumerate(results)
     ]
-    return Comparison(settings, tuple(contestants))
+    return Comparison(settings, tuple(policies))
 
 
 def _standings(result: PolicyResult, reference: PolicyResult | None) -> tuple[Standing, ...]:

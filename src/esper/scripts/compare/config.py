@@ -1,4 +1,4 @@
-"""The settings of `compare`: which policies, on which hosts, and where the results are kept."""
+"""Settings of `esper compare`."""
 
 from __future__ import annotations
 
@@ -21,40 +21,39 @@ from esper.simic.training.config import PopulationConfig, TaskConfig
 
 @dataclass(frozen=True)
 class Compare(ComputeSettings):
-    """Compare policies and saved controllers on the same fresh hosts, in pairs."""
+    """Compare policies and saved controllers on the same fresh hosts."""
 
     policies: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="POLICY [POLICY ...]")
     ]
-    """The first is what the others are held against. wait, wait:FACTOR (trained so many times as
-    long), random, heuristic[:BLUEPRINT,BLUEPRINT], fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
+    """The first is the reference. wait, wait:FACTOR (trained FACTOR times as long), random,
+    heuristic[:BLUEPRINT,BLUEPRINT], fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
     fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP], static-full[:BLUEPRINT[:SLOT,SLOT]],
     static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run,
-    static-final:POLICY (host by host what that policy ended with), the folder of a saved
-    controller, checkpoint or run, sampled:FOLDER to draw its actions instead of taking the
-    likeliest. LABEL=POLICY names it in tables and pictures."""
+    static-final:POLICY (per host the final topology of that policy), the folder of a saved
+    controller, checkpoint or run, sampled:FOLDER to sample its actions instead of acting greedily.
+    LABEL=POLICY names it in tables and plots."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
-    """What every policy plays. Its blueprints are for policies that do not learn: controllers grow
-    what they were trained with."""
+    """The task. Its blueprints apply to policies that do not learn; controllers use those they were
+    trained with."""
     seeds: int = 20
-    """n: hosts every policy is given, each with initial weights and batches of its own."""
+    """n: hosts per policy, each with its own initial weights and batches."""
     first_seed: int = EVALUATION_SEEDS[0]
-    """Run seed of the first hosts; one of those kept for evaluation."""
+    """Run seed of the first hosts; must be an evaluation seed."""
     envs: int = 32
-    """Hosts that train side by side; the next ones follow under the next run seed."""
+    """Hosts trained in parallel; further hosts use the next run seed."""
     preset: str = ""
-    """Settings a controller was trained with where its folder does not say; those named like the
-    task, else plain."""
+    """Preset for a controller whose folder has no settings; default: the one named like the task,
+    else plain."""
     data_dir: Path | None = None
-    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     out: Path | None = None
-    """Folder for everything; out/compare_TASK where not given. What a run that was cut off left
-    there is not computed again."""
+    """Output folder; default out/compare_TASK. Results already in it are reused."""
     quiet: bool = False
     """Show no progress."""
 
     def check(self) -> None:
-        """Refuse what cannot work before anything is loaded."""
+        """Check the settings before anything is loaded."""
         if not self.policies:
             raise EsperError("no policies: name at least one, for example wait heuristic")
         require_counts(seeds=self.seeds)
@@ -63,15 +62,15 @@ class Compare(ComputeSettings):
         require_evaluation_seeds(self.first_seed, runs, "--first-seed")
 
     def populations(self) -> Iterator[tuple[int, int]]:
-        """(run seed, members) of the populations that the hosts of one policy make up."""
+        """Yield (run seed, members) of each population of a policy's hosts."""
         for begin in range(0, self.seeds, self.envs):
             yield self.first_seed + begin // self.envs, min(self.envs, self.seeds - begin)
 
     @property
     def population(self) -> PopulationConfig:
-        """How every population is computed; what its policy may choose from is the policy's."""
+        """Compute settings of every population."""
         return PopulationConfig(envs=self.envs, **self.compute())
 
     def folder(self, task_name: str) -> Path:
-        """Where everything is kept; `task_name`: what the task calls itself."""
+        """The output folder."""
         return self.out if self.out is not None else Path("out") / f"compare_{task_name}"

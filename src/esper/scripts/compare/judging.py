@@ -1,7 +1,7 @@
-"""What is a controller worth? One episode of it, and of others, on the same fresh members.
+"""Evaluates a controller and baselines for one episode on the same fresh members.
 
-Each policy plays under its own settings (`policies.py`), so that the numbers are those that
-`esper compare` finds on the same hosts.
+Each policy runs with its own settings (`policies.py`), so the numbers equal those of
+`esper compare` on the same hosts.
 
 Shape letters: E members.
 """
@@ -19,7 +19,12 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
-from esper.scripts.compare.policies import Contender, learned, static_final, unlearned
+from esper.scripts.compare.policies import (
+    PolicyEntry,
+    baseline_entry,
+    controller_entry,
+    static_final_entry,
+)
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
@@ -36,49 +41,51 @@ from esper.tolaria.round_results import (
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
-"""The fresh members are drawn from it."""
+"""Seed of the fresh members."""
 LEARNED: Final = "ppo"
-"""Its likeliest actions."""
+"""The controller, greedy."""
 SAMPLED: Final = "ppo, sampled"
-"""Actions drawn as while learning, without exploration."""
+"""The controller, sampled without exploration."""
 STATIC: Final = "static-final"
-"""Member by member the topology that `LEARNED` ended with, planted from the start."""
+"""The final topology of `LEARNED` per member, planted from the start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Judged:
-    """What policies did with the same fresh members."""
+    """Results of all policies on the same fresh members."""
 
     by_policy: dict[str, RoundResult]
-    """In the order they are shown; `LEARNED` first."""
+    """In display order; `LEARNED` first."""
     blueprints: dict[str, tuple[str, ...]]
-    """What each could grow: the names behind the indices in its outcome."""
+    """Blueprint names of each policy, by the indices in its outcome."""
     result: RunResult
-    """The learned policy's, as for policies that do not learn."""
+    """Run result of the learned policy."""
 
     @property
     def members(self) -> int:
-        """E: how many fresh members each of them had."""
+        """E: number of fresh members."""
         return len(self.by_policy[LEARNED].test_E)
 
     def ahead(self, other: str) -> Doubles:
-        """Score of the learned policy minus another's, member by member `[E]`."""
+        """Score of the learned policy minus that of another, per member `[E]`."""
         mine, theirs = self.by_policy[LEARNED].outcome, self.by_policy[other].outcome
         return np.asarray(mine.score_E - theirs.score_E)
 
-    def growing_line(self) -> str:
-        """Whether growing was worth more than its own result without growth, in words."""
+    def verdict_line(self) -> str:
+        """One line: does growing beat planting its final topology from the start?"""
         mean, low, high = (float(x) for x in t_interval(self.ahead(STATIC)))
         if self.members > 1 and low > 0:
-            verdict = "growing is ahead of the same networks trained from the start"
+            verdict = "growing beats training the same networks from the start"
         elif self.members > 1 and high < 0:
-            verdict = "the same networks trained from the start are ahead of growing them"
+            verdict = "training the same networks from the start beats growing them"
         else:
-            verdict = "growing and the same networks trained from the start are not told apart"
-        return f"{STATIC} plants what {LEARNED} ended with: {verdict} ({mean:+.4f})"
+            verdict = (
+                "growing and training the same networks from the start do not differ significantly"
+            )
+        return f"{STATIC} plants the final topologies of {LEARNED}: {verdict} ({mean:+.4f})"
 
     def numbers(self) -> dict[str, Json]:
-        """Every outcome, for programs."""
+        """All outcomes, for JSON."""
         return {
             name: {
                 "outcome": to_json(done.outcome),
@@ -92,40 +99,40 @@ class Judged:
 def judge(
     training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, data: TaskData, members: int
 ) -> Judged:
-    """One episode of each policy on the same fresh members, drawn from `EVALUATION_SEED`."""
+    """Run one episode of each policy on the same fresh members of `EVALUATION_SEED`."""
     reward = make_reward(training.reward, spec.upkeep)
-    contenders = _contenders(training, agent, spec)
+    entries = _entries(training, agent, spec)
     found: dict[str, RoundResult] = {}
     result: RunResult | None = None
-    for contender in contenders:
+    for entry in entries:
         diary = StageRecorder()
-        settings = contender.engine_config(training.population, EVALUATION_SEED, members)
-        engine = VectorizedEngine(contender.spec, settings, data=data)
-        by = contender.found_by
+        settings = entry.engine_config(training.population, EVALUATION_SEED, members)
+        engine = VectorizedEngine(entry.spec, settings, data=data)
+        by = entry.found_by
         planted_ES = None if by is None else found[by.label].outcome.blueprint_ES
-        done = run_round(engine, contender.policy(EVALUATION_SEED, reward, planted_ES), diary)
-        found[contender.label] = done
+        done = run_round(engine, entry.policy(EVALUATION_SEED, reward, planted_ES), diary)
+        found[entry.label] = done
         result = result or make_run_result(engine, [done], diary, "")
-    assert result is not None  # the learned policy is always among them
-    return Judged(found, {it.label: it.spec.blueprints for it in contenders}, result)
+    assert result is not None  # the learned policy is always included
+    return Judged(found, {it.label: it.spec.blueprints for it in entries}, result)
 
 
-def _contenders(training: TrainingConfig, agent: PPOAgent, spec: TaskSpec) -> list[Contender]:
-    """The learned policy first. The others may grow all that the task has."""
+def _entries(training: TrainingConfig, agent: PPOAgent, spec: TaskSpec) -> list[PolicyEntry]:
+    """Entries, the learned policy first; baselines may use all blueprints of the task."""
     words = [ParsedPolicy(LEARNED, LEARNED, "controller")]
     words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
-    controllers = [learned(word, spec, agent, training.population) for word in words]
-    planted = static_final(controllers[0], ParsedPolicy(STATIC, STATIC, "static-final"))
+    controllers = [controller_entry(word, spec, agent, training.population) for word in words]
+    planted = static_final_entry(controllers[0], ParsedPolicy(STATIC, STATIC, "static-final"))
     whole = replace(training.task, blueprints=()).spec()
-    return [*controllers, planted, *(unlearned(parse(name), whole) for name in BASELINES)]
+    return [*controllers, planted, *(baseline_entry(parse(name), whole) for name in BASELINES)]
 
 
 def judgement_table(judged: Judged) -> Table:
-    """Every policy on the same members, and how far the learned one is ahead of it, in pairs."""
-    title = f"{judged.members} fresh members (seed {EVALUATION_SEED}), same for all"
+    """Table of all policies, with paired differences to the learned one."""
+    title = f"{judged.members} fresh members (seed {EVALUATION_SEED}), the same for all policies"
     table = Table(title=title, box=SIMPLE_HEAD)
     columns = ("policy", "score", "on test", "accuracy, test", "parameters / host's",
-               "ppo ahead by", "95 %")  # fmt: skip
+               "ppo minus policy", "95 % CI")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if column == "policy" else "right")
     host = judged.result.host_params
@@ -140,7 +147,7 @@ def judgement_table(judged: Judged) -> Table:
         ]
         if name != LEARNED:
             mean, low, high = (float(x) for x in t_interval(judged.ahead(name)))
-            known = judged.members > 1  # one difference has no spread
+            known = judged.members > 1  # a single difference has no interval
             row += [f"{mean:+.4f}", f"{low:+.4f} to {high:+.4f}" if known else "-"]
         table.add_row(*row)
     return table

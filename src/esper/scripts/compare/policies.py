@@ -1,13 +1,13 @@
-"""Who is judged, and under which settings: `train ppo`, `eval` and `compare` all ask here.
+"""Policies to evaluate and their settings, shared by `train ppo`, `eval` and `compare`.
 
-What all share (hosts, batches, length, score) is the task's. What a policy may choose from is its
-own: policies that do not learn have all blueprints, every head free and seeds measured at every
-step, a controller has what it was trained with.
+Hosts, batches, episode length and score are the same for all. Policies that do not learn may use
+all blueprints and action heads, with seeds measured at every step; a controller uses the settings
+it was trained with.
 
 A controller's folder is one of
-    a save of the agent     what PPOAgent.save wrote; its settings are those of --preset
-    a checkpoint            with the settings of its run
-    a run                   its best checkpoint is taken
+    a saved agent     written by PPOAgent.save; its settings are those of --preset
+    a checkpoint      with the settings of its run
+    a run             its best checkpoint is used
 """
 
 from __future__ import annotations
@@ -53,45 +53,45 @@ from esper.tolaria.runtime import parse_device
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a policy may choose from, and how often seeds are measured for it."""
+    """Choices open to a policy, and how often its seeds are measured."""
 
     blueprints: tuple[str, ...]
-    """What may be grown."""
+    """Blueprints it may grow."""
     frozen_heads: FrozenHeads = ()
-    """Action heads with one choice only: (head, index of the choice)."""
+    """Action heads fixed to one choice: (head, index of the choice)."""
     counterfactual_stride: int = 1
-    """Steps from one measurement of what seeds are worth to the next."""
+    """Steps between counterfactual evaluations of seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """All that a policy's numbers depend on, besides what all policies share."""
+    """Everything a policy's results depend on, besides the shared settings."""
 
     policy: str
-    """In words; of a controller only how it acts."""
+    """Canonical text; for a controller only how it acts."""
     limits: Limits
     agent: str = ""
-    """Checksum of a controller's save; empty where there is none."""
+    """Checksum of a controller's save; empty for other policies."""
     rules: HeuristicConfig | None = None
-    """Of the heuristic, whose defaults may change from one commit to the next."""
+    """Settings of the heuristic, whose defaults may change between versions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """A policy, ready to be made for each population."""
+class PolicyEntry:
+    """A policy to evaluate, and how to create it for each population."""
 
     word: ParsedPolicy
     spec: TaskSpec
-    """The task with what this policy may grow."""
+    """The task with this policy's blueprints."""
     identity: Identity
     agent: PPOAgent | None = None
-    """Of a controller."""
-    found_by: Contender | None = None
-    """static-final of a policy: the policy, which must have run before."""
+    """Agent of a controller."""
+    found_by: PolicyEntry | None = None
+    """static-final: the policy whose final topologies are planted; must run first."""
 
     @property
     def label(self) -> str:
-        """How tables and pictures call it."""
+        """Name in tables and plots."""
         return self.word.label
 
     def policy(
@@ -100,16 +100,16 @@ class Contender:
         reward: RewardProtocol | None = None,
         planted_ES: Ints | None = None,
     ) -> PolicyProtocol[Any]:
-        """A fresh one, for a population of that run seed; paid the score, if nothing else.
+        """Create the policy for the population of a run seed; default reward: the score.
 
-        `planted_ES`: the topologies that `found_by` ended with in that population.
+        `planted_ES`: final topologies of `found_by` in that population.
         """
         reward = reward or ScoreReward(self.spec.upkeep)
         if planted_ES is not None:
             return StaticTopology.final(planted_ES, reward)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
-            return SimicClient(_with_draws_of(self.agent, seed), reward, mode)
+            return SimicClient(_reseeded(self.agent, seed), reward, mode)
         return make_policy(
             self.word,
             slots=self.spec.slots,
@@ -120,7 +120,7 @@ class Contender:
         )
 
     def engine_config(self, population: PopulationConfig, seed: int, members: int) -> EngineConfig:
-        """How its population of a run seed runs; `population`: how any is computed."""
+        """`EngineConfig` of its population for a run seed; `population`: compute settings."""
         limits = self.identity.limits
         own = replace(
             population,
@@ -132,62 +132,62 @@ class Contender:
         return own.engine_config(seed)
 
 
-def _with_draws_of(agent: PPOAgent, seed: int) -> PPOAgent:
-    """The same agent, weights shared, with draws of its own for a population of that run seed.
+def _reseeded(agent: PPOAgent, seed: int) -> PPOAgent:
+    """The same agent with shared weights and its own random draws for a run seed.
 
-    An agent's draws follow from its seed, round and member; without this, member i of every
-    population would draw the same.
+    Draws depend on the agent's seed, round and member; otherwise member i of every population
+    would draw the same numbers.
     """
     twin = copy(agent)
     twin.seed = stream_seed(agent.seed, "compare", seed)
     return twin
 
 
-def make_contender(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> Contender:
-    """The policy of a word on a task, everything about it checked that can be before it runs."""
+def make_entry(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+    """Create and check the entry of a parsed policy."""
     if word.kind == "controller":
         return _controller(config, word, spec)
     if word.found_by is not None:
-        return static_final(make_contender(config, word.found_by, spec), word)
+        return static_final_entry(make_entry(config, word.found_by, spec), word)
     word = resolve_topology(word)
     require_known_names(word, spec.slots, spec.blueprints)
-    contender = unlearned(word, spec)
-    contender.policy(config.first_seed)  # a bad step, slot or topology is refused here
-    return contender
+    entry = baseline_entry(word, spec)
+    entry.policy(config.first_seed)  # raises on a bad step, slot or topology
+    return entry
 
 
-def unlearned(word: ParsedPolicy, spec: TaskSpec) -> Contender:
-    """A policy that does not learn, with all that `spec` has."""
+def baseline_entry(word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+    """Entry of a policy that does not learn, with all blueprints of `spec`."""
     spec = spec.lengthened(word.longer)
     rules = heuristic_config(word) if word.kind == "heuristic" else None
-    identity = Identity(_in_words(word), Limits(spec.blueprints), rules=rules)
-    return Contender(word, spec, identity)
+    identity = Identity(canonical_policy(word), Limits(spec.blueprints), rules=rules)
+    return PolicyEntry(word, spec, identity)
 
 
-def learned(
+def controller_entry(
     word: ParsedPolicy,
     spec: TaskSpec,
     agent: PPOAgent,
     population: PopulationConfig,
     checksum: str = "",
-) -> Contender:
-    """A controller, with what it was trained with: its blueprints, and those limits."""
+) -> PolicyEntry:
+    """Entry of a controller, with its own blueprints and the limits of `population`."""
     limits = Limits(
         agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
     )
     how = "controller, sampled" if word.sampled else "controller"
     identity = Identity(how, limits, checksum)
-    return Contender(word, replace(spec, blueprints=limits.blueprints), identity, agent)
+    return PolicyEntry(word, replace(spec, blueprints=limits.blueprints), identity, agent)
 
 
-def static_final(found_by: Contender, word: ParsedPolicy) -> Contender:
-    """The topologies that `found_by` ends with, planted in the same hosts from the start."""
+def static_final_entry(found_by: PolicyEntry, word: ParsedPolicy) -> PolicyEntry:
+    """Entry that plants the final topologies of `found_by` in the same hosts from the start."""
     known = replace(found_by.identity, policy=f"static-final of {found_by.identity.policy}")
-    return Contender(word, found_by.spec, known, found_by=found_by)
+    return PolicyEntry(word, found_by.spec, known, found_by=found_by)
 
 
-def _in_words(word: ParsedPolicy) -> str:
-    """What the policy does, written one way only."""
+def canonical_policy(word: ParsedPolicy) -> str:
+    """Canonical text of a policy; part of its identity on disk."""
     if word.kind == "wait" and word.longer != 1.0:
         return f"wait:{word.longer:g}"
     if word.kind == "static-final":
@@ -207,23 +207,23 @@ def _in_words(word: ParsedPolicy) -> str:
 # ---- controllers -------------------------------------------------------------------------------
 
 
-def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> Contender:
-    assert word.path is not None  # a controller is named by its folder
+def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+    assert word.path is not None  # controllers are given by a folder
     folder, training = find_controller(word.path)
     agent = PPOAgent.load(folder, parse_device(config.device))
     _check_agent(config, agent, folder, spec)
     population = (training or _preset(config)).population
     checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
-    return learned(word, spec, agent, population, checksum)
+    return controller_entry(word, spec, agent, population, checksum)
 
 
 def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:
-    """Where the agent of a folder lies, and what it was trained with where that is known."""
+    """Agent folder of a controller folder, and its training settings if known."""
     if (path / MANIFEST).is_file():
         return path, None
     if not any((path / name).is_file() for name in (CHECKPOINT, RUN)):
         raise EsperError(
-            f"{path} holds no controller: give a folder that PPOAgent.save wrote, a checkpoint, or "
+            f"{path} holds no controller: give a folder written by PPOAgent.save, a checkpoint, or "
             f"a run (`esper runs` lists them)"
         )
     checkpoint = find_checkpoint(path)
@@ -231,25 +231,25 @@ def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:
 
 
 def _preset(config: Compare) -> TrainingConfig:
-    """The preset that was named, or the one named like the task, or plain."""
+    """The preset given, or the one named like the task, or plain."""
     task = config.task.name
     return preset(config.preset or (task if task in PRESETS else "plain"), 1)
 
 
 def _check_agent(config: Compare, agent: PPOAgent, folder: Path, spec: TaskSpec) -> None:
-    """Refuse an agent that cannot play this task, or not with what the flags allow."""
+    """Raise if the agent does not fit the task or the given blueprints."""
     found = agent.spec
     if found != policy_spec(found.blueprints):
         raise EsperError(
-            f"{folder}: a controller of {found.global_features} + {found.slot_features} features, "
-            f"this Esper shows it others; train a new one"
+            f"{folder}: a controller for {found.global_features} + {found.slot_features} features, "
+            f"which differ in this version of Esper; train a new one"
         )
-    asked = config.task.blueprints
-    allowed = asked or spec.blueprints
+    given = config.task.blueprints
+    allowed = given or spec.blueprints
     beyond = [name for name in found.blueprints if name not in allowed]
-    if beyond or (asked and set(found.blueprints) != set(allowed)):
-        of = "--blueprints" if asked else f"task {spec.name}"
+    if beyond or (given and set(found.blueprints) != set(allowed)):
+        of = "--blueprints" if given else f"task {spec.name}"
         raise EsperError(
-            f"{folder}: a controller of other blueprints ({', '.join(found.blueprints)}) than "
+            f"{folder}: trained with other blueprints ({', '.join(found.blueprints)}) than "
             f"{of} has ({', '.join(allowed)}); compare it on a task that has them"
         )

@@ -1,9 +1,9 @@
-"""Runs a comparison: every policy on the same hosts, each result kept as soon as it is there.
+"""Runs a comparison: every policy on the same hosts, each result saved when it is complete.
 
-    OUT/settings.json          what all policies share; another command's settings are refused
-    OUT/policies/NAME.json     one file for each policy: who it is, and its numbers
+    OUT/settings.json          the shared settings; a mismatch raises
+    OUT/policies/NAME.json     identity and results of one policy
 
-A run that was cut off goes on where it stopped: what is in the folder is not computed again.
+An interrupted comparison resumes: results in the folder are reused.
 
 Shape letters: E members, N hosts.
 """
@@ -30,9 +30,14 @@ from esper.leyline.errors import EsperError
 from esper.leyline.protocols import EngineListener
 from esper.leyline.statistics import interquartile_estimate
 from esper.scripts.cli.report_files import json_bytes
-from esper.scripts.compare.comparison import Comparison, ComparisonSettings, PolicyResult, judge
+from esper.scripts.compare.comparison import (
+    Comparison,
+    ComparisonSettings,
+    PolicyResult,
+    compare_results,
+)
 from esper.scripts.compare.config import Compare
-from esper.scripts.compare.policies import Contender, Identity, make_contender
+from esper.scripts.compare.policies import Identity, PolicyEntry, make_entry
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.sealed_json import read_document, seal
 from esper.tamiyo.grammar import parse_all
@@ -47,57 +52,57 @@ POLICIES: Final = "policies"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """The file of one policy."""
+class SavedResult:
+    """The result file of one policy."""
 
     label: str
-    """What it was called when it was computed; names do not matter."""
+    """Label when it was computed; not part of its identity."""
     identity: Identity
     result: PolicyResult
 
 
 def run_comparison(config: Compare, console: Console | None = None) -> Comparison:
-    """Compute what is not there yet, and judge; all words are checked before anything runs."""
+    """Run the missing policies and compare all; policies are checked before any runs."""
     spec = config.task.spec()
-    contenders = [make_contender(config, word, spec) for word in parse_all(config.policies)]
+    entries = [make_entry(config, word, spec) for word in parse_all(config.policies)]
     settings = settings_of_comparison(config, spec)
     folder = config.folder(spec.name)
     open_folder(folder, settings)
-    missing = _missing(folder, contenders)
+    missing = _entries_to_run(folder, entries)
     if missing:
         data = spec.load(config.data_dir)
         _run_all(config, folder, missing, data, console)
     results = []
-    for contender in contenders:
-        kept = read_kept(place_of(folder, contender.identity), contender.identity)
-        results.append((contender.label, contender.identity.policy, kept.result))
-    return judge(settings, results)
+    for entry in entries:
+        saved = read_result(result_path(folder, entry.identity), entry.identity)
+        results.append((entry.label, entry.identity.policy, saved.result))
+    return compare_results(settings, results)
 
 
-def _missing(folder: Path, contenders: list[Contender]) -> list[Contender]:
-    """Those without a file, in the order they can run; of equal ones the first."""
-    missing: dict[Path, Contender] = {}
-    for contender in _with_those_needed(contenders):
-        place = place_of(folder, contender.identity)
+def _entries_to_run(folder: Path, entries: list[PolicyEntry]) -> list[PolicyEntry]:
+    """Entries without a result file, in the order to run; duplicates are dropped."""
+    missing: dict[Path, PolicyEntry] = {}
+    for entry in _with_sources(entries):
+        place = result_path(folder, entry.identity)
         if place.exists():
-            read_kept(place, contender.identity)  # what is wrong with it is said before anything
+            read_result(place, entry.identity)  # raise on damage before anything runs
         else:
-            missing.setdefault(place, contender)
+            missing.setdefault(place, entry)
     return list(missing.values())
 
 
-def _with_those_needed(contenders: list[Contender]) -> Iterator[Contender]:
-    """The contenders, each after the policy whose topologies it plants."""
-    for contender in contenders:
-        if contender.found_by is not None:
-            yield contender.found_by
-        yield contender
+def _with_sources(entries: list[PolicyEntry]) -> Iterator[PolicyEntry]:
+    """Yield the entries, each after the policy whose topologies it plants."""
+    for entry in entries:
+        if entry.found_by is not None:
+            yield entry.found_by
+        yield entry
 
 
 def _run_all(
     config: Compare,
     folder: Path,
-    missing: list[Contender],
+    missing: list[PolicyEntry],
     data: TaskData,
     console: Console | None,
 ) -> None:
@@ -106,27 +111,27 @@ def _run_all(
     steps = {one.label: one.spec.episode_length * populations for one in missing}
     shown = CompareProgress(steps, hosts, console)
     with nullcontext() if config.quiet else shown:
-        for done, contender in enumerate(missing):
-            shown.begin(contender.label)
+        for done, entry in enumerate(missing):
+            shown.begin(entry.label)
             try:
-                found = _found(folder, contender)
+                found = _source_result(folder, entry)
                 listener = None if config.quiet else shown
-                result = run_contender(config, contender, data, listener, found)
+                result = run_policy(config, entry, data, listener, found)
             except KeyboardInterrupt:
                 shown.say(
-                    f"{done} of {len(missing)} policies done, kept in {folder}: the same command "
-                    f"goes on from there"
+                    f"{done} of {len(missing)} policies done, saved in {folder}: the same command "
+                    f"resumes from there"
                 )
                 raise
-            keep(folder, Kept(contender.label, contender.identity, result))
+            save_result(folder, SavedResult(entry.label, entry.identity, result))
             if not config.quiet:
-                shown.say(_done_line(contender.label, result))
+                shown.say(_done_line(entry.label, result))
 
 
-def _found(folder: Path, contender: Contender) -> PolicyResult | None:
-    """What the policy came to whose topologies this one plants."""
-    by = contender.found_by
-    return None if by is None else read_kept(place_of(folder, by.identity), by.identity).result
+def _source_result(folder: Path, entry: PolicyEntry) -> PolicyResult | None:
+    """Result of the policy whose topologies this one plants."""
+    by = entry.found_by
+    return None if by is None else read_result(result_path(folder, by.identity), by.identity).result
 
 
 def _done_line(label: str, result: PolicyResult) -> str:
@@ -140,16 +145,16 @@ def _done_line(label: str, result: PolicyResult) -> str:
 # ---- one policy --------------------------------------------------------------------------------
 
 
-def run_contender(
+def run_policy(
     config: Compare,
-    contender: Contender,
+    entry: PolicyEntry,
     data: TaskData,
     listener: EngineListener | None = None,
     found: PolicyResult | None = None,
 ) -> PolicyResult:
-    """One episode of every host under this policy; `found`: what `contender.found_by` came to."""
+    """Run one episode of every host; `found`: result of `entry.found_by`."""
     parts = [
-        _run_population(config, contender, data, listener, seed, members, found)
+        _run_population(config, entry, data, listener, seed, members, found)
         for seed, members in config.populations()
     ]
     joined: dict[str, Any] = {
@@ -162,23 +167,23 @@ def run_contender(
 
 def _run_population(
     config: Compare,
-    contender: Contender,
+    entry: PolicyEntry,
     data: TaskData,
     listener: EngineListener | None,
     seed: int,
     members: int,
     found: PolicyResult | None = None,
 ) -> PolicyResult:
-    """One episode of the hosts of one run seed."""
-    settings = contender.engine_config(config.population, seed, members)
-    engine = VectorizedEngine(contender.spec, settings, listener, data)
+    """Run one episode of the hosts of one run seed."""
+    settings = entry.engine_config(config.population, seed, members)
+    engine = VectorizedEngine(entry.spec, settings, listener, data)
     planted_ES = None if found is None else found.blueprint_NS[found.seed_N == seed]
-    rollout = engine.run_rollout(contender.policy(seed, planted_ES=planted_ES))
+    rollout = engine.run_rollout(entry.policy(seed, planted_ES=planted_ES))
     outcome, choice = rollout.outcome, engine.env.model.choice
-    assert choice is not None  # the engine showed the population an input
-    length = contender.spec.episode_length / config.task.spec().episode_length
+    assert choice is not None  # chosen when the engine was built
+    length = entry.spec.episode_length / config.task.spec().episode_length
     score_E, flops_ratio_E = charge_length(
-        outcome.score_E, outcome.flops_ratio_E, length, contender.spec.score
+        outcome.score_E, outcome.flops_ratio_E, length, entry.spec.score
     )
     return PolicyResult(
         seed_N=np.full(members, seed, dtype=np.int64),
@@ -204,24 +209,24 @@ def _run_population(
     )
 
 
-# ---- the folder --------------------------------------------------------------------------------
+# ---- output folder -----------------------------------------------------------------------------
 
 
-class ReportPlaces(NamedTuple):
-    """Where the files of the report are."""
+class ReportPaths(NamedTuple):
+    """Paths of the report files."""
 
     picture: Path
     report: Path
     numbers: Path
 
 
-def report_places(folder: Path) -> ReportPlaces:
-    """The files of a comparison's report."""
-    return ReportPlaces(*(folder / f"compare.{end}" for end in ("png", "md", "json")))
+def report_paths(folder: Path) -> ReportPaths:
+    """Report paths in the output folder."""
+    return ReportPaths(*(folder / f"compare.{end}" for end in ("png", "md", "json")))
 
 
 def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSettings:
-    """What all policies share."""
+    """The settings shared by all policies."""
     return ComparisonSettings(
         task=spec.name,
         data=config.task.data,
@@ -248,15 +253,15 @@ def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSetting
 
 
 def open_folder(folder: Path, settings: ComparisonSettings) -> None:
-    """Make the folder this comparison's; one that holds another's numbers is refused."""
+    """Create the folder, or check that it holds a comparison with the same settings."""
     path = folder / SETTINGS
-    require_not_folders((path, *report_places(folder), folder / POLICIES / "any"))
+    require_not_folders((path, *report_paths(folder), folder / POLICIES / "any"))
     require_writable(path, "--out")
     (folder / POLICIES).mkdir(exist_ok=True)
     wanted = to_json(settings)
     if path.exists():
         saved = read_document(path)
-        if isinstance(saved, dict):  # folders of older versions do not say whose kernels
+        if isinstance(saved, dict):  # missing in folders of older versions
             saved = {"kernels": "auto", **saved}
         different = next(_differences(saved, wanted, ""), None)
         if different is not None:
@@ -272,7 +277,7 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
 
 
 def _differences(found: Json, wanted: Json, name: str) -> Iterator[str]:
-    """What differs, by name, innermost entries only."""
+    """Yield the differing entries by dotted name."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in (*wanted, *(key for key in found if key not in wanted)):
             inner = f"{name}.{key}" if name else key
@@ -281,38 +286,38 @@ def _differences(found: Json, wanted: Json, name: str) -> Iterator[str]:
         yield f"{name} is {json.dumps(found)} there and {json.dumps(wanted)} here"
 
 
-def place_of(folder: Path, identity: Identity) -> Path:
-    """The file of a policy: readable, and another one for anything that changes its numbers."""
+def result_path(folder: Path, identity: Identity) -> Path:
+    """Result file of a policy; its name contains a hash of the identity."""
     known = json.dumps(to_json(identity), sort_keys=True).encode()
     name = re.sub(r"[^A-Za-z0-9]+", "-", identity.policy).strip("-")[:60]
     return folder / POLICIES / f"{name}-{hashlib.sha256(known).hexdigest()[:10]}.json"
 
 
-def keep(folder: Path, kept: Kept) -> None:
-    """Write the file of a policy, sealed: it is not computed again."""
-    content = to_json(kept)
-    assert isinstance(content, dict)  # records are
+def save_result(folder: Path, saved: SavedResult) -> None:
+    """Write the result file of a policy with a checksum."""
+    content = to_json(saved)
+    assert isinstance(content, dict)  # records encode to objects
     try:
-        write_atomic(place_of(folder, kept.identity), json_bytes(seal(content)))
+        write_atomic(result_path(folder, saved.identity), json_bytes(seal(content)))
     except OSError as error:
         raise unwritable(folder, error) from error
 
 
 def unwritable(folder: Path, error: OSError) -> EsperError:
-    """What to do when a result cannot be written."""
+    """Error for a result that cannot be written."""
     return EsperError(
-        f"cannot write to {folder} ({error.strerror or error}): make room there; policies that are "
-        f"done are kept, and the same command goes on"
+        f"cannot write to {folder} ({error.strerror or error}): free some space there; finished "
+        f"policies are saved, and the same command resumes"
     )
 
 
-def read_kept(path: Path, identity: Identity) -> Kept:
-    """A result that was kept, of this very policy."""
+def read_result(path: Path, identity: Identity) -> SavedResult:
+    """Read a result file; raises if it is damaged or of another policy."""
     try:
         content = read_document(path)
-        kept = read_record(Kept, content, str(path))
+        saved = read_record(SavedResult, content, str(path))
     except EsperError as error:
         raise EsperError(f"{error}; remove that file to compute it again") from None
-    if kept.identity != identity:
+    if saved.identity != identity:
         raise EsperError(f"{path} belongs to another policy; remove that file to compute it again")
-    return kept
+    return saved

@@ -1,4 +1,4 @@
-"""The settings of `train` for policies that do not learn, and what both kinds of run share."""
+"""Settings of `esper train` for policies that do not learn, and of recording."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.cli.flags import peek, require_counts
+from esper.scripts.cli.flags import flag_value, require_counts
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
 from esper.simic.training.config_files import resolve
-from esper.simic.training.runs.folder import LevelWord
+from esper.simic.training.runs.folder import LevelName
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.make_policy import (
     make_policy,
@@ -33,34 +33,34 @@ if TYPE_CHECKING:
     from esper.tolaria.engine_config import EngineConfig
 
 LEARNER: Final = "ppo"
-"""The policy that learns: it has settings of its own (`learner_config.py`)."""
+"""The policy that learns; its settings are in `learner_config.py`."""
 _PLACES: Final = "BLUEPRINT:SLOT,SLOT"
 _SCHEDULE: Final = "fixed:BLUEPRINT@STEP:SLOT,SLOT"
 _TOPOLOGY: Final = "SLOT=BLUEPRINT,SLOT=BLUEPRINT"
-_GONE: Final[dict[str, tuple[str, dict[str, str]]]] = {
+_REMOVED_FLAGS: Final[dict[str, tuple[str, dict[str, str]]]] = {
     "--blueprint": (_SCHEDULE, {"static-full": f"static-full:{_PLACES}"}),
     "--slots": (_SCHEDULE, {"static-full": f"static-full:{_PLACES}"}),
     "--topology": (f"static-final:{_TOPOLOGY}", {"fixed": f"fixed:{_TOPOLOGY}@STEP"}),
     "--start": (_SCHEDULE, {}),
     "--order": ("heuristic:BLUEPRINT,BLUEPRINT", {}),
 }
-"""Flags there once were: what to write instead, and what where the policy is another."""
+"""Removed flags: what to write instead, and exceptions by policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What is shown and kept of a run while it goes."""
+    """Progress display and telemetry of a run."""
 
-    telemetry: LevelWord = "normal"
-    """How much is recorded of what happens."""
+    telemetry: LevelName = "normal"
+    """Telemetry level."""
     telemetry_dir: Path | None = None
-    """Folder for the events of the run (events.jsonl and Parquet files)."""
+    """Folder for events (events.jsonl and Parquet files)."""
     quiet: bool = False
     """Show no progress."""
 
     @property
     def level(self) -> TelemetryLevel:
-        """How much is recorded."""
+        """Telemetry level."""
         return TelemetryLevel[self.telemetry.upper()]
 
 
@@ -69,38 +69,38 @@ class Train:
     """Train a population of hosts under a policy that does not learn."""
 
     policy: Annotated[str, tyro.conf.Suppress]
-    """Who decides: a word of the grammar (`tamiyo/grammar.py`)."""
+    """Policy in the grammar of `tamiyo/grammar.py`."""
     preset: str = ""
-    """Take task and population from these settings of the learner: plain, digits_impaired,
-    digits_quick, cifar_baseline."""
+    """Take task and population from a preset: plain, digits_impaired, digits_quick,
+    cifar_baseline."""
     config: Path | None = None
     """Take task, population and seed from a TOML or JSON file, such as a run's config.json."""
     trust: bool = False
-    """Run the task file that --config names; without it only one that --task names is run."""
+    """Run the task file that --config names; by default only one given by --task is run."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
-    """What is trained on."""
+    """The task."""
     population: Annotated[PopulationConfig, NO_PREFIX] = field(
         default_factory=lambda: PopulationConfig(envs=8)
     )
-    """How the hosts are run."""
+    """The population."""
     rounds: int = 1
-    """Episodes of each member, one after the other, each from a fresh host."""
+    """Episodes per member, each from a fresh host."""
     seed: int = 0
-    """Every random draw follows from it."""
+    """Seed of all random draws."""
     charge: float | None = None
-    """heuristic: share of the task's prices that a seed must earn to be kept; its own where not
-    given."""
+    """heuristic: fraction of the task's prices that a seed must earn to be kept; default: the
+    heuristic's."""
     data_dir: Path | None = None
-    """Where data sets lie; $ESPER_DATA_DIR or ./data where not given."""
+    """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
-    """What is shown and kept of it."""
+    """Progress and telemetry."""
     out: Path = field(default_factory=lambda: Path("out"))
-    """Folder for the picture and the numbers."""
+    """Output folder for plot and numbers."""
     dry_run: bool = False
-    """Show the plan, with the time a few real steps take; train nothing, write nothing."""
+    """Print the plan and an estimated time from a few timed steps; train and write nothing."""
 
     def check(self) -> TaskSpec:
-        """Refuse what cannot work before anything is loaded; the task."""
+        """Check the settings before anything is loaded; returns the task spec."""
         require_counts(rounds=self.rounds)
         require_training_seed(self.seed, "--seed")
         parsed = self.parsed
@@ -113,22 +113,22 @@ class Train:
         require_standalone(parsed)
         spec = self.task.spec()
         require_known_names(resolve_topology(parsed), spec.slots, spec.blueprints)
-        self.make_policy(spec, None)  # a bad step, slot or topology is refused here
+        self.make_policy(spec, None)  # raises on a bad step, slot or topology
         self.population.check(spec)
         return spec
 
     @property
     def parsed(self) -> ParsedPolicy:
-        """What the policy's word means; its label can be printed."""
+        """The parsed policy; its label is printable."""
         (parsed,) = parse_all([self.policy])
         return parsed
 
     def engine_config(self) -> EngineConfig:
-        """The settings in the engine's words."""
+        """Convert to an `EngineConfig`."""
         return self.population.engine_config(self.seed)
 
     def make_policy(self, spec: TaskSpec, reward: RewardProtocol | None) -> PolicyProtocol[Any]:
-        """Who decides, on this task."""
+        """Create the policy for this task."""
         return make_policy(
             self.parsed,
             slots=spec.slots,
@@ -141,36 +141,38 @@ class Train:
 
 
 def read_train(policy: str, argv: Sequence[str]) -> Train:
-    """The settings a command line describes, on top of a preset or a file where it names one."""
-    _refuse_gone_flags(policy, argv)
+    """Parse the command line, with a preset or file as defaults."""
+    _reject_removed_flags(policy, argv)
     if policy not in WORDS or not {"-h", "--help"} & set(argv):
-        _require_word(policy)
+        _require_known_policy(policy)
     base = Train(policy)
-    named, file = peek(argv, "--preset"), peek(argv, "--config")
+    named, file = flag_value(argv, "--preset"), flag_value(argv, "--config")
     if named or file:
-        resolved = resolve(named or "", Path(file) if file else None, task=peek(argv, "--task"))
-        whole = replace(resolved.population, rollout_steps=None)  # updates: there are none
+        resolved = resolve(
+            named or "", Path(file) if file else None, task=flag_value(argv, "--task")
+        )
+        whole = replace(resolved.population, rollout_steps=None)  # there are no updates
         base = replace(base, task=resolved.task, population=whole, seed=resolved.seed)
     config = read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
     require_trust(config.task.name, argv, Path(file) if file else None, config.trust)
     return config
 
 
-def _require_word(policy: str) -> None:
-    """Refuse a word that names no policy; the one that learns is among those it may have meant."""
+def _require_known_policy(policy: str) -> None:
+    """Raise on an unknown policy; suggestions include `ppo`."""
     try:
         parse(policy)
     except UnknownNameError:
-        if policy.partition(":")[0] in WORDS:  # what stands behind it is unknown
+        if policy.partition(":")[0] in WORDS:  # the unknown name is in its arguments
             raise
         raise unknown_name("policy", policy, (LEARNER, *WORDS)) from None
 
 
-def _refuse_gone_flags(policy: str, argv: Sequence[str]) -> None:
-    """Say what to write instead of a flag that was there once."""
+def _reject_removed_flags(policy: str, argv: Sequence[str]) -> None:
+    """Raise on a removed flag, naming its replacement."""
     kind, _, _ = policy.partition(":")
     for word in argv:
         flag, _, _ = word.partition("=")
-        if flag in _GONE:
-            usual, by_kind = _GONE[flag]
-            raise EsperError(f"{flag} is gone: write {by_kind.get(kind, usual)}")
+        if flag in _REMOVED_FLAGS:
+            usual, by_kind = _REMOVED_FLAGS[flag]
+            raise EsperError(f"{flag} was removed: write {by_kind.get(kind, usual)}")

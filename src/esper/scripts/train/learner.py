@@ -1,4 +1,4 @@
-"""`train ppo`: the learner put together with its run folder and telemetry, and judged."""
+"""Runs `esper train ppo`: training in a run folder with telemetry, then evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.compare.judging import Judged, judge
 from esper.scripts.train.learner_config import TrainPPO
-from esper.scripts.train.recording import event_files, shown_progress
+from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.folder import RunFolder
@@ -24,7 +24,7 @@ from esper.tolaria.runtime import parse_device
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Learnt:
-    """A run of the learner and its judgement."""
+    """A finished training run and its evaluation."""
 
     folder: RunFolder
     training: TrainingConfig
@@ -34,7 +34,7 @@ class Learnt:
 
 @contextmanager
 def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
-    """Train the controller and judge it; its folder stays locked until the caller is done."""
+    """Train the controller and evaluate it; the run folder stays locked inside the block."""
     training, recording = config.training, config.recording
     data = spec.load(config.data_dir)
     flag = "--envs" if config.evaluation_envs is None else "--evaluation-envs"
@@ -42,9 +42,9 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
     require_memory(spec, data, config.judged_members, device, flag)
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
-    with _opened(config) as folder:
+    with _open_folder(config) as folder:
         events = recording.telemetry_dir or folder.telemetry
-        with shown_progress(recording), event_files(recording, events) as hub:
+        with show_progress(recording), event_files(recording, events) as hub:
             agent, history = train_ppo_vectorized(
                 training,
                 run_dir=folder,
@@ -63,11 +63,11 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
 
 
 @contextmanager
-def _opened(config: TrainPPO) -> Iterator[RunFolder]:
-    """The folder of the run: a new one, or the one to resume."""
+def _open_folder(config: TrainPPO) -> Iterator[RunFolder]:
+    """Create the run folder, or open the one to resume."""
     if config.resume is not None:
         with RunFolder.open(config.resume) as folder:
-            folder.note_session_settings(config.session)
+            folder.save_session_settings(config.session)
             yield folder
         return
     with RunFolder.create(config.runs, config.run_name, config.training, config.session) as folder:

@@ -1,4 +1,4 @@
-"""What `train ppo` says at its end: the judgement, its paired differences, the learning curve.
+"""Final report of `esper train ppo`: evaluation, paired differences, learning curves.
 
 Shape letters: E members, U updates.
 """
@@ -14,16 +14,16 @@ from esper.karn.display import say
 from esper.karn.learning_picture import LearningCurves, Level, draw_learning
 from esper.leyline.codec import Json, to_json
 from esper.scripts.cli.console import console_for_report
-from esper.scripts.cli.report_files import json_file, written_first
-from esper.scripts.cli.run_report import Shown, files_of, settings_of, show
+from esper.scripts.cli.report_files import json_file, write_before_printing
+from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
 from esper.scripts.compare.judging import EVALUATION_SEED, LEARNED, judgement_table
 from esper.scripts.train.learner import Learnt
 from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.history import RoundRecord
 
 
-class ReportPlaces(NamedTuple):
-    """Where the files of the report are."""
+class ReportPaths(NamedTuple):
+    """Paths of the report files."""
 
     judged_picture: Path
     judged_numbers: Path
@@ -31,40 +31,40 @@ class ReportPlaces(NamedTuple):
     history: Path
 
 
-def report_places(folder: Path) -> ReportPlaces:
-    """The files in the report folder of a run."""
+def report_paths(folder: Path) -> ReportPaths:
+    """Report paths in the report folder of a run."""
     names = ("judged.png", "judged.json", "learning.png", "learning.json")
-    return ReportPlaces(*(folder / name for name in names))
+    return ReportPaths(*(folder / name for name in names))
 
 
 def report_learner(config: TrainPPO, learnt: Learnt) -> None:
-    """The table, picture and numbers of the judgement as for any policy; then what was learnt."""
-    judged, places = learnt.judged, report_places(learnt.folder.report)
-    shown = Shown(
+    """Write the files, then print the evaluation and the paths."""
+    judged, places = learnt.judged, report_paths(learnt.folder.report)
+    report = RunReport(
         policy=LEARNED,
         episodes=judged.members,
         picture=places.judged_picture,
         numbers=places.judged_numbers,
-        settings=settings_of(config),
+        settings=settings_json(config),
     )
     history = json_file(places.history, _numbers(learnt))
     curve = (places.curve, lambda path: _draw(path, learnt))
-    with written_first(history, *files_of(shown, judged.result), curve):
-        show(shown, judged.result)
+    with write_before_printing(history, *report_files(report, judged.result), curve):
+        print_report(report, judged.result)
         console = console_for_report()
         console.print(judgement_table(judged))
-        say(console, judged.growing_line())
+        say(console, judged.verdict_line())
         for word, what in (
             ("learning curve", places.curve),
             ("history", places.history),
             ("run folder", learnt.folder.path),
-            ("judge it again", f"esper eval {learnt.folder.path}"),
+            ("evaluate again with", f"esper eval {learnt.folder.path}"),
         ):
             say(console, f"{word}: {what}")
 
 
 def curves_of(history: list[RoundRecord]) -> LearningCurves:
-    """The history in the picture's words."""
+    """Convert the history to plot data."""
     return LearningCurves(
         score_UE=np.stack([record.score_E for record in history]),
         waited_U=np.array([record.waited for record in history]),

@@ -1,8 +1,8 @@
-"""What would a run cost? Counted, and timed on real steps for a few seconds; nothing is written.
+"""`--dry-run`: estimates the cost of a run from counts and a few timed steps; writes nothing.
 
-The steps are those of the run itself, on its data and device, or a part of them (`plan_probe.py`):
-some on bare hosts, some with seeds in half of the slots, a third of them each training, blending
-and on probation. Where between or beyond the two a run lies depends on what its policy grows.
+Steps of the run itself, or parts of them (`plan_probe.py`), are timed without seeds and with seeds
+in half the slots, split evenly between TRAINING, BLENDING and HOLDING. The actual cost depends on
+what the policy grows.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.plan_probe import (
     Probe,
-    cut_data,
-    cut_spec,
-    first_of,
-    least_sizes,
+    full_sizes,
     probe_steps,
-    whole_sizes,
+    reduced_data,
+    reduced_spec,
+    smallest_sizes,
+    take_first,
 )
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import read_config
-from esper.simic.training.runs.resume import Start, check_task, find_start
+from esper.simic.training.runs.resume import ResumePoint, check_task, find_resume_point
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tasks.spec import TaskData, TaskSpec
@@ -38,34 +38,34 @@ from esper.tolaria.device_info import describe_device
 from esper.tolaria.runtime import parse_device, synchronize_device
 
 LONGER: Final = 4
-"""Steps of the longer of the two rollouts that updates are timed on; the shorter has one."""
+"""Steps of the longer of two rollouts used to time updates; the shorter has one."""
 JUDGED: Final = len(BASELINES) + 2
-"""Policies that are judged at the end of `train ppo`."""
+"""Number of policies in the final evaluation of `train ppo`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a run has before it."""
+    """Remaining work of a run."""
 
     rounds: int
-    """Episodes of each member."""
+    """Episodes per member."""
     steps: int
-    """Of all members, those of other populations included."""
+    """Population steps, including evaluation, scaled to the training population."""
     updates: int
-    """Of the controller."""
+    """PPO updates."""
     update_seconds: float
-    """One of them."""
+    """Seconds per update."""
 
     def seconds(self, step: float) -> float:
-        """All of it, where a step takes so long."""
+        """Total seconds if a step takes `step` seconds."""
         return self.steps * step + self.updates * self.update_seconds
 
 
 def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
-    """The plan of `train ppo`: of all rounds, or of those that a run has still before it."""
+    """Print the plan of `train ppo` for all rounds, or the remaining ones of a resumed run."""
     training = config.training
     start = _start(config, spec)
-    done = 0 if start is None else start.done
+    done = 0 if start is None else start.rounds_done
     data, settings = spec.load(config.data_dir), training.engine_config()
     device = parse_device(settings.device)
     probe = probe_steps(spec, data, settings, device)
@@ -81,20 +81,20 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     weights = sum(p.numel() for p in trainer.client.agent.network.parameters())
     lines = _lines(spec, data, probe, rounds, device, settings.profile)
     if start is not None:
-        told = f"resume: {done:,} of {training.rounds:,} rounds are done, {rounds:,} left"
-        aside = (f"{line}; the run would go on without it" for line in start.found.skipped)
-        lines = [told, *aside, *start.changed, *lines]
+        resume = f"resume: {done:,} of {training.rounds:,} rounds are done, {rounds:,} left"
+        skipped = (f"{line}; the run would resume without it" for line in start.found.skipped)
+        lines = [resume, *skipped, *start.changed, *lines]
     lines += [
         f"learner: {weights:,} parameters, {updates:,} update{'s' * (updates != 1)} "
         f"of {work.update_seconds:.2f} s",
-        f"judgement: {JUDGED} policies, an episode of {config.judged_members} members each",
+        f"evaluation: {JUDGED} policies, one episode of {config.judged_members} members each",
         *_time_lines(probe, work),
     ]
     _show(f"plan: ppo on {spec.name}", lines, probe, device)
 
 
-def plan_unlearned(config: Train, spec: TaskSpec) -> None:
-    """The plan of `train` with a policy that does not learn."""
+def plan_baseline(config: Train, spec: TaskSpec) -> None:
+    """Print the plan of `train` with a policy that does not learn."""
     spec = spec.lengthened(config.parsed.longer)
     data, settings = spec.load(config.data_dir), config.engine_config()
     device = parse_device(settings.device)
@@ -105,33 +105,33 @@ def plan_unlearned(config: Train, spec: TaskSpec) -> None:
     _show(f"plan: {config.parsed.label} on {spec.name}", lines, probe, device)
 
 
-def _start(config: TrainPPO, spec: TaskSpec) -> Start | None:
-    """From where a run would go on; None: it is new. What could not go on is refused."""
+def _start(config: TrainPPO, spec: TaskSpec) -> ResumePoint | None:
+    """Resume point of a run, None for a new one; raises if it cannot be resumed."""
     if config.resume is None:
         return None
-    start = find_start(config.resume, read_config(config.resume), config.training)
+    start = find_resume_point(config.resume, read_config(config.resume), config.training)
     if start.checkpoint is not None:
         check_task(start.checkpoint, spec)
     return start
 
 
-# ---- the update ---------------------------------------------------------------------------------
+# ---- updates ------------------------------------------------------------------------------------
 
 
 def _small_trainer(
     training: TrainingConfig, spec: TaskSpec, data: TaskData, device: torch.device
 ) -> VectorizedPPOTrainer:
-    """The run's trainer, all members, with as little as may be for them to compute."""
-    whole = whole_sizes(spec, data, training.population.envs)
-    sizes = replace(least_sizes(whole, device, samples=2), members=whole.members)
-    paid = replace(training.reward, wait_baseline=False)  # it takes an episode to measure
-    few = cut_data(data, sizes)
-    few = replace(few, train=first_of(few.train, sizes.batch_size))  # orders take E x N
-    return make_trainer(replace(training, reward=paid), spec=cut_spec(spec, sizes), data=few)
+    """The run's trainer with all members but minimal host work."""
+    whole = full_sizes(spec, data, training.population.envs)
+    sizes = replace(smallest_sizes(whole, device, samples=2), members=whole.members)
+    reward = replace(training.reward, wait_baseline=False)  # measuring it takes an episode
+    few = reduced_data(data, sizes)
+    few = replace(few, train=take_first(few.train, sizes.batch_size))  # permutations take E x N
+    return make_trainer(replace(training, reward=reward), spec=reduced_spec(spec, sizes), data=few)
 
 
 def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:
-    """What the updates after a rollout of so many steps take, by those of two short ones."""
+    """Seconds per update for rollouts of `steps` steps, extrapolated from two short ones."""
     short, longer = 1, min(LONGER, steps)
     engine, seconds = trainer.engine, {}
     for length in (short, short, longer):  # the first warms up
@@ -147,7 +147,7 @@ def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:
     return seconds[short] + max(0.0, a_step) * (steps - short)
 
 
-# ---- words --------------------------------------------------------------------------------------
+# ---- output -------------------------------------------------------------------------------------
 
 
 def _lines(
@@ -158,15 +158,15 @@ def _lines(
     device: torch.device,
     profile: str,
 ) -> list[str]:
-    """What is run."""
+    """Host, population, step and device."""
     facts, whole = probe.facts, probe.whole
     steps = rounds * spec.episode_length
     return [
-        f"host: {facts.host_params:,} parameters, {facts.host_macs:,} MACs a sample; "
+        f"host: {facts.host_params:,} parameters, {facts.host_macs:,} MACs per sample; "
         f"{facts.slots} slots for {', '.join(facts.blueprints)}",
         f"population: {whole.members} members, {rounds:,} round{'s' * (rounds != 1)} of "
         f"{spec.episode_length} steps = {steps:,} steps, {steps * whole.members:,} member-steps",
-        f"a step: {whole.batches} batches of {whole.batch_size}, then "
+        f"step: {whole.batches} batches of {whole.batch_size}, then "
         f"{whole.control} + {whole.score} validation samples; "
         f"{len(data.train):,} training samples",
         f"device: {describe_device(device)['device']}, {facts.precision}, profile {profile}, "
@@ -178,10 +178,10 @@ def _time_lines(probe: Probe, work: Work) -> list[str]:
     bare, grown, envs = probe.bare.total, probe.grown.total, probe.whole.members
     return [
         probe.line(),
-        f"a step takes {bare:.3f} s on bare hosts ({_rate(envs / bare)} member-steps/s), "
-        f"{grown:.3f} s with seeds in half of the slots ({_rate(envs / grown)} member-steps/s)",
-        f"estimated time: {format_duration(work.seconds(bare))} if nothing grows, "
-        f"{format_duration(work.seconds(grown))} with half of the slots in use",
+        f"time per step: {bare:.3f} s without seeds ({_rate(envs / bare)} member-steps/s), "
+        f"{grown:.3f} s with seeds in half the slots ({_rate(envs / grown)} member-steps/s)",
+        f"estimated time: {format_duration(work.seconds(bare))} without seeds, "
+        f"{format_duration(work.seconds(grown))} with seeds in half the slots",
     ]
 
 
@@ -192,15 +192,15 @@ def _rate(value: float) -> str:
 def _show(title: str, lines: list[str], probe: Probe, device: torch.device) -> None:
     console = console_for_report()
     used = _memory(device) / 2**20
-    more = "" if probe.measured == probe.whole else "; the run may take more"
-    peak = f"memory: {used:,.0f} MiB at most while this was measured{more}"
+    more = "" if probe.measured == probe.whole else "; the run may need more"
+    peak = f"peak memory of this measurement: {used:,.0f} MiB{more}"
     for line in (title, *(f"  {line}" for line in (*lines, peak))):
         say(console, line)
     say(console, "  nothing was trained or written (--dry-run)")
 
 
 def _memory(device: torch.device) -> int:
-    """Most bytes in use so far: of the GPU, or of this process."""
+    """Peak memory in bytes: of the GPU, or of this process."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,9 +1,9 @@
-"""What does a step of a run take here? Timed on as much of it as a few seconds allow, then scaled.
+"""Times steps of a run for `--dry-run`, on a part of the work if a whole step takes too long.
 
-A step of many large hosts may take minutes on a CPU. So the first probe is small; its time says how
-much larger the next may be, until whole steps are timed or the time is up. Training is scaled by
-samples, validation by samples and members; what is neither is taken as it is. A GPU computes small
-work no faster than large: there a probe has all members and whole batches, only fewer of them.
+A step of many large hosts may take minutes on a CPU, so the first probe is small; its time decides
+the size of the next, until whole steps are timed or the budget is spent. Training time is scaled by
+samples, validation by samples and members, the rest is not scaled. A GPU is not faster on smaller
+batches: there a probe has all members and full batches, only fewer of them.
 
 Shape letters: E members, S slots, K blueprints.
 """
@@ -30,29 +30,29 @@ from esper.tolaria.stage_mix import half_of_slots_live, set_seed_stages
 from esper.tolaria.timed_engine import StepTimings, TimedEngine
 
 BUDGET_SECONDS: Final = 12.0
-"""No larger probe is begun that would not end within this, by what the one before it took."""
+"""Time budget; no probe is started that is expected to exceed it."""
 TIMED_STEPS: Final = 2
-"""Steps that are timed of each kind in each probe."""
+"""Timed steps of each kind per probe."""
 WARM_STEPS: Final = {"cpu": 1, "cuda": 3}
-"""Steps before those: on a GPU batches are computed, then captured, then replayed."""
+"""Warm-up steps: on a GPU, batches are run eagerly, then captured, then replayed."""
 FEWEST_MEMBERS: Final = 2
-"""Between them two members have a seed in each slot once, where half of the slots are live."""
+"""With half the slots occupied, two members together have a seed in each slot."""
 FEWEST_SAMPLES: Final = 8
-"""In the smallest batch, and of each part of the validation data."""
-WORTH_IT: Final = 2.0
-"""A further probe is that much larger, or left."""
+"""Samples in the smallest batch and in each part of the validation data."""
+MIN_GROWTH: Final = 2.0
+"""Minimum growth factor of the next probe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much is computed in a step."""
+    """Amount of work in a step."""
 
     members: int
     """E."""
     batch_size: int
-    """Samples in a train batch of each member."""
+    """Samples per training batch and member."""
     batches: int
-    """Train batches."""
+    """Training batches."""
     control: int
     """Samples of val_control."""
     score: int
@@ -60,18 +60,18 @@ class Sizes:
 
     @property
     def trained(self) -> int:
-        """Samples trained on by all members together."""
+        """Training samples of all members."""
         return self.members * self.batch_size * self.batches
 
     @property
     def validated(self) -> int:
-        """Samples that all members together are validated on."""
+        """Validation samples of all members."""
         return self.members * (self.control + self.score)
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Where the seconds of a step go."""
+    """Seconds per part of a step."""
 
     train: float
     validation: float
@@ -80,11 +80,11 @@ class StepTime:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Total seconds."""
         return self.train + self.validation + self.rest
 
     def scaled(self, measured: Sizes, whole: Sizes) -> StepTime:
-        """What it would be for a whole step, by what a part of it took."""
+        """Scale from the measured sizes to a whole step."""
         return StepTime(
             self.train * whole.trained / measured.trained,
             self.validation * whole.validated / measured.validated,
@@ -93,48 +93,48 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What the engine of the largest probe says of itself."""
+class EngineInfo:
+    """Properties of the largest probe's engine."""
 
     host_params: int
     host_macs: int
-    """Of one sample."""
+    """Per sample."""
     slots: int
     blueprints: tuple[str, ...]
     precision: str
     executor: str
     reason: str
-    """Why that one runs; with other sizes `fast` may take another."""
+    """Why this executor was chosen; `fast` may choose another for other sizes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was found; the engines themselves are gone."""
+    """Result of `probe_steps`."""
 
-    facts: Facts
+    facts: EngineInfo
     measured: Sizes
     whole: Sizes
     bare: StepTime
-    """A whole step of all members, hosts alone."""
+    """Whole step without seeds."""
     grown: StepTime
-    """The same with seeds in half of the slots."""
+    """Whole step with seeds in half the slots."""
 
     def line(self) -> str:
-        """From what it was estimated."""
+        """One line on what was measured."""
         if self.measured == self.whole:
             return f"measured on {TIMED_STEPS} whole steps of each kind"
         parts = (
             ("members", self.measured.members, self.whole.members),
             ("batches", self.measured.batches, self.whole.batches),
-            ("samples a batch", self.measured.batch_size, self.whole.batch_size),
+            ("samples per batch", self.measured.batch_size, self.whole.batch_size),
             (
                 "validation samples",
                 self.measured.control + self.measured.score,
                 self.whole.control + self.whole.score,
             ),
         )
-        told = ", ".join(f"{part:,} of {all_:,} {name}" for name, part, all_ in parts)
-        return f"estimated from {told}, scaled to the whole"
+        sizes = ", ".join(f"{part:,} of {all_:,} {name}" for name, part, all_ in parts)
+        return f"estimated from {sizes}, scaled to a whole step"
 
 
 def probe_steps(
@@ -144,9 +144,9 @@ def probe_steps(
     device: torch.device,
     budget: float = BUDGET_SECONDS,
 ) -> Probe:
-    """Steps of hosts alone and of grown ones, on as much of the run as `budget` seconds allow."""
-    whole = whole_sizes(spec, data, config.members)
-    sizes, began = least_sizes(whole, device), perf_counter()
+    """Time steps with and without seeds, on as much of a step as `budget` seconds allow."""
+    whole = full_sizes(spec, data, config.members)
+    sizes, began = smallest_sizes(whole, device), perf_counter()
     while True:
         probe_began = perf_counter()
         facts, bare, grown = _probe(spec, data, config, sizes)
@@ -156,22 +156,22 @@ def probe_steps(
         if larger == sizes:
             return Probe(facts, sizes, whole, bare.scaled(sizes, whole), grown.scaled(sizes, whole))
         sizes = larger
-        gc.collect()  # the engine is gone before a larger one comes
+        gc.collect()  # free the engine before a larger one is built
 
 
 def _probe(
     spec: TaskSpec, data: TaskData, config: EngineConfig, sizes: Sizes
-) -> tuple[Facts, StepTime, StepTime]:
-    """The run's engine cut to these sizes: what it is, and its steps, hosts alone and grown."""
+) -> tuple[EngineInfo, StepTime, StepTime]:
+    """Engine at these sizes: its properties, and step times without and with seeds."""
     cut = replace(config, members=sizes.members)
-    engine = VectorizedEngine(cut_spec(spec, sizes), cut, data=cut_data(data, sizes))
-    bare, grown = (_step_time(engine, prepare) for prepare in (_leave_bare, _grow_half))
-    population, episode = engine.env.model, engine.episode
+    engine = VectorizedEngine(reduced_spec(spec, sizes), cut, data=reduced_data(data, sizes))
+    bare, grown = (_step_time(engine, prepare) for prepare in (_no_seeds, _grow_half))
+    population, book = engine.env.model, engine.episode
     choice = population.choice
     assert choice is not None  # the engine showed the population an input
-    facts = Facts(
-        host_params=episode.host_params,
-        host_macs=episode.host_macs,
+    facts = EngineInfo(
+        host_params=book.host_params,
+        host_macs=book.host_macs,
         slots=len(population.slots),
         blueprints=population.blueprints,
         precision=engine.precision,
@@ -181,17 +181,17 @@ def _probe(
     return facts, bare, grown
 
 
-# ---- how much -----------------------------------------------------------------------------------
+# ---- sizes --------------------------------------------------------------------------------------
 
 
-def whole_sizes(spec: TaskSpec, data: TaskData, members: int) -> Sizes:
-    """Those of the run."""
+def full_sizes(spec: TaskSpec, data: TaskData, members: int) -> Sizes:
+    """Sizes of a whole step of the run."""
     parts = len(data.val_control), len(data.val_score)
     return Sizes(members, spec.batch_size, spec.batches_per_step, *parts)
 
 
-def least_sizes(whole: Sizes, device: torch.device, samples: int = FEWEST_SAMPLES) -> Sizes:
-    """Those of the first probe: a batch and parts of the validation data of so few `samples`."""
+def smallest_sizes(whole: Sizes, device: torch.device, samples: int = FEWEST_SAMPLES) -> Sizes:
+    """Sizes of the first probe; `samples`: batch size and validation samples per part."""
     if device.type == "cuda":
         return replace(whole, batches=1)
     return Sizes(
@@ -204,12 +204,12 @@ def least_sizes(whole: Sizes, device: torch.device, samples: int = FEWEST_SAMPLE
 
 
 def larger_sizes(sizes: Sizes, whole: Sizes, factor: float) -> Sizes:
-    """At most `factor` times as much, and not more than the whole; the same where that is little.
+    """Sizes for at most `factor` times the work, capped at `whole`; unchanged for small factors.
 
-    Larger batches first, then more members: there small work pays most for being small. More
-    batches, which only repeat what was timed, come last.
+    Grows the batch size first, then members, because overhead depends on them most, then the
+    number of batches.
     """
-    if factor < WORTH_IT or sizes == whole:
+    if factor < MIN_GROWTH or sizes == whole:
         return sizes
     found: dict[str, int] = {}
     for name in ("batch_size", "members", "batches"):
@@ -224,22 +224,22 @@ def larger_sizes(sizes: Sizes, whole: Sizes, factor: float) -> Sizes:
     )
 
 
-def cut_spec(spec: TaskSpec, sizes: Sizes) -> TaskSpec:
-    """The task with so much in a step."""
+def reduced_spec(spec: TaskSpec, sizes: Sizes) -> TaskSpec:
+    """The task with steps of these sizes."""
     return replace(spec, batch_size=sizes.batch_size, batches_per_step=sizes.batches)
 
 
-def cut_data(data: TaskData, sizes: Sizes) -> TaskData:
-    """The data with so many validation samples, the first ones."""
+def reduced_data(data: TaskData, sizes: Sizes) -> TaskData:
+    """The data with fewer validation samples."""
     return replace(
         data,
-        val_control=first_of(data.val_control, sizes.control),
-        val_score=first_of(data.val_score, sizes.score),
+        val_control=take_first(data.val_control, sizes.control),
+        val_score=take_first(data.val_score, sizes.score),
     )
 
 
-def first_of(part: TaskPart, count: int) -> TaskPart:
-    """So many of a part, the first ones."""
+def take_first(part: TaskPart, count: int) -> TaskPart:
+    """The first `count` samples."""
     return TaskPart(part.inputs[:count], part.labels[:count])
 
 
@@ -247,7 +247,7 @@ def first_of(part: TaskPart, count: int) -> TaskPart:
 
 
 def _step_time(engine: VectorizedEngine, prepare: Callable[[VectorizedEngine], None]) -> StepTime:
-    """The mean of a few steps, after some that warm up."""
+    """Mean time of a few steps after warm-up."""
     timed = TimedEngine(engine, WaitPolicy(ScoreReward(engine.spec.upkeep)), prepare)
     timed.time_steps(WARM_STEPS[engine.device.type])
     turn = timed.time_steps(TIMED_STEPS)
@@ -256,18 +256,18 @@ def _step_time(engine: VectorizedEngine, prepare: Callable[[VectorizedEngine], N
 
 
 def mean_step(turn: StepTimings) -> StepTime:
-    """A step of a turn, on average."""
+    """Mean step time."""
     train, validation = (turn.device_seconds[name] for name in ("train", "validation"))
     rest = max(0.0, turn.seconds - train - validation)
     return StepTime(*(part / turn.steps for part in (train, validation, rest)))
 
 
-def _leave_bare(engine: VectorizedEngine) -> None:
-    """Hosts as they are born."""
+def _no_seeds(engine: VectorizedEngine) -> None:
+    """No-op: hosts without seeds."""
 
 
 def _grow_half(engine: VectorizedEngine) -> None:
-    """Seeds in half of the slots, where the blueprint that fits most of them fits."""
+    """Put seeds in half the slots, of the blueprint that fits most slots."""
     population = engine.env.model
     fits_SK = population.lifecycle.fits_SK
     kind = int(fits_SK.sum(axis=0).argmax())

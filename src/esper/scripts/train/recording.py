@@ -18,8 +18,8 @@ from esper.scripts.train.config import Recording
 
 
 @contextmanager
-def shown_progress(recording: Recording) -> Iterator[None]:
-    """Show the progress of runs, unless the recording is quiet."""
+def show_progress(recording: Recording) -> Iterator[None]:
+    """Show the progress of runs unless `recording.quiet`."""
     if recording.quiet:
         yield
         return
@@ -31,7 +31,7 @@ def shown_progress(recording: Recording) -> Iterator[None]:
 
 @contextmanager
 def event_files(recording: Recording, folder: Path | None) -> Iterator[TelemetryHub]:
-    """A hub that writes events to `folder` as JSON lines and Parquet; None: to nowhere."""
+    """A hub that writes events to `folder` as JSON lines and Parquet; None: no files."""
     sinks: list[SinkProtocol] = []
     if folder is not None:
         sinks = [JsonlSink(folder / "events.jsonl"), ParquetSink(folder)]

@@ -1,4 +1,4 @@
-"""The report of a run under a policy that does not learn, and where it goes."""
+"""Report of `esper train` with a policy that does not learn."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import re
 from pathlib import Path
 from typing import Final
 
-from esper.scripts.cli.report_files import written_first
-from esper.scripts.cli.run_report import Shown, files_of, settings_of, show
+from esper.scripts.cli.report_files import write_before_printing
+from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
 from esper.scripts.train.config import Train
 from esper.storage.atomic import printable
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tolaria.round_results import RunResult
 
 LONGEST_NAME: Final = 80
-"""Characters of a policy's word in the name of a file."""
+"""Maximum characters of a policy in a file name."""
 
 
-def place_of_report(config: Train, task: str) -> tuple[Path, Path]:
-    """Where a run under a policy that does not learn puts its picture and its numbers."""
+def report_paths(config: Train, task: str) -> tuple[Path, Path]:
+    """Paths of the plot and the numbers."""
     stem = f"train_{file_name_of(config.parsed)}_{task}"
     return config.out / f"{stem}.png", config.out / f"{stem}.json"
 
 
 def file_name_of(policy: ParsedPolicy) -> str:
-    """A policy as part of a file's name: its word, without what a path or a shell would mind.
+    """The policy as part of a file name, without special characters.
 
     >>> file_name_of(ParsedPolicy("mine", "fixed:norm@3:r0c0,r0c1", "fixed"))
     'fixed-norm-3-r0c0-r0c1'
@@ -38,14 +38,14 @@ def file_name_of(policy: ParsedPolicy) -> str:
 
 
 def report_train(config: Train, result: RunResult) -> None:
-    """The report of a run under a policy that does not learn."""
-    picture, numbers = place_of_report(config, result.task)
-    shown = Shown(
+    """Write and print the report."""
+    picture, numbers = report_paths(config, result.task)
+    report = RunReport(
         policy=config.parsed.label,
         episodes=config.population.envs * config.rounds,
         picture=picture,
         numbers=numbers,
-        settings=settings_of(config),
+        settings=settings_json(config),
     )
-    with written_first(*files_of(shown, result)):
-        show(shown, result)
+    with write_before_printing(*report_files(report, result)):
+        print_report(report, result)

@@ -1,10 +1,10 @@
-"""One run of `train` under a policy that does not learn."""
+"""Runs `esper train` with a policy that does not learn."""
 
 from __future__ import annotations
 
 from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.train.config import Train
-from esper.scripts.train.recording import event_files, shown_progress
+from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.telemetry.run_telemetry import run_telemetry
@@ -20,7 +20,7 @@ from esper.tolaria.round_results import (
 
 
 def run(config: Train, spec: TaskSpec) -> RunResult:
-    """Train all rounds."""
+    """Train all rounds; returns the result."""
     parsed, recording = config.parsed, config.recording
     longer = spec.lengthened(parsed.longer)
     policy = config.make_policy(longer, ScoreReward(spec.upkeep))
@@ -28,7 +28,7 @@ def run(config: Train, spec: TaskSpec) -> RunResult:
     diary, folder = StageRecorder(), recording.telemetry_dir
     level = TelemetryConfig(level=recording.level)
     with (
-        shown_progress(recording),
+        show_progress(recording),
         event_files(recording, folder) as hub,
         run_telemetry(hub, level, longer, engine.device, config.rounds) as telemetry,
     ):

@@ -1,4 +1,4 @@
-"""The PPO agent: what it is set to, what it remembers of a rollout, how it learns from it."""
+"""The PPO agent: config, rollout buffer, update, saving."""
 
 from __future__ import annotations
 

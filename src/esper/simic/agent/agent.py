@@ -1,11 +1,12 @@
-"""The learner: a policy network with everything it takes to act, to learn, and to go on later.
+"""`PPOAgent`: policy network, optimizer and normalisers, with acting, updating and saving.
 
     act = agent.act(obs, masks, state, round_index, step)   act.decision to the engine
     rollout.record(act.trace); rollout.reward(...)          ... T times; rollout.finish(...)
     metrics = run_ppo_updates(agent, 1, rollout, agent.obs_normalizer)
 
-Random draws follow from (seed, round, step, member, head) and (seed, update, epoch): no generator
-is kept, so a loaded agent goes on bit for bit. Shape letters: E members, A heads, O operations.
+Random draws are keyed by (seed, round, step, member, head) and (seed, update, epoch). There is no
+generator state, so a loaded agent resumes bit for bit. Shape letters: E members, A heads, O
+operations.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.records import PolicyDecision
 from esper.leyline.streams import stream_seed
-from esper.simic.agent.acting import Answer, Question, ReplayedSteps, run_eager
+from esper.simic.agent.acting import ActRequest, ActResult, ReplayedSteps, run_eager
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
@@ -48,7 +49,7 @@ PathLike = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Act:
-    """What was decided, the state after it, and what the learner needs to remember."""
+    """Decision, recurrent state after the step, and trace for the buffer."""
 
     decision: PolicyDecision
     state: PolicyState
@@ -56,7 +57,7 @@ class Act:
 
 
 class PPOAgent:
-    """PPO with a recurrent, masked, factored policy. Fixed at birth: spec, seed, network size."""
+    """PPO with a recurrent, masked, factored policy. Spec, seed and network size are fixed."""
 
     def __init__(
         self,
@@ -76,35 +77,35 @@ class PPOAgent:
         self.obs_normalizer = ObservationNormalizer(spec.global_features, spec.slot_features)
         self.reward_normalizer = RewardNormalizer(self.config.gamma)
         self.updates_done = 0
-        """Passes over rollouts so far, with those the KL limit left out; schedules count these."""
+        """Update passes so far, including those skipped by the KL limit; schedules count these."""
         self.run_updates: int | None = None
-        """What `updates_done` will be at the end of the run; a trainer sets it."""
+        """`updates_done` at the end of the run; set by the trainer."""
         on_gpu = self.device.type == "cuda"
         self.use_graphs(GraphCache(CudaRecorder(self.device), reason="CUDA") if on_gpu else None)
 
     # ---- acting -------------------------------------------------------------------------------
 
     def initial_state(self, members: int) -> PolicyState:
-        """The state before the first step of an episode."""
+        """Recurrent state at the start of an episode."""
         return self.network.initial_state(members)
 
     def reset_state(self, state: PolicyState, reset_E: Bools) -> PolicyState:
-        """The state with the rows of `reset_E` as at the start."""
+        """Reset the recurrent state of the members in `reset_E`."""
         return state.reset(reset_E)
 
     def make_buffer(self, steps: int, members: int, slots: int) -> RolloutBuffer:
-        """Room for rollouts of this agent."""
+        """Create a rollout buffer for this agent."""
         width = self.config.network.width
         return RolloutBuffer(steps, members, slots, self.spec, width, self.device)
 
     @property
     def exploration(self) -> float:
-        """Share of the masked uniform distribution in every head, now."""
+        """Current fraction of the masked uniform distribution in every head."""
         return self._now(self.config.exploration)
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """Learning rate of the next update."""
         return self._now(self.config.learning_rate)
 
     @property
@@ -128,9 +129,9 @@ class PPOAgent:
     ) -> Act:
         """Choose an action for each member.
 
-        `members` are their numbers in the whole run (0 .. E-1 where not given), which their draws
-        depend on. `greedy` takes the likeliest choice of each head. Where it is greedy or not
-        `learning`, nothing is mixed in to explore, and the running statistics are left alone.
+        `members`: indices keying the random draws (default 0..E-1). `greedy`: take the most likely
+        choice of each head. If `greedy` or not `learning`, there is no exploration and the running
+        statistics are not updated.
         """
         obs.require_finite()
         self._require_fit(obs, masks)
@@ -144,48 +145,48 @@ class PPOAgent:
             epsilon = self.exploration if learning else 0.0
         legal_O = np.asarray(masks.op_EO.any(axis=0))
         needed = required_heads(legal_O)
-        question = Question(self._scaled(obs), masks, state, epsilon, uniform_EA, needed)
-        answer = self._answer(question)
-        decision = _to_host(answer.outputs_EX)
+        request = ActRequest(self._scaled(obs), masks, state, epsilon, uniform_EA, needed)
+        result = self._run_step(request)
+        decision = _to_host(result.outputs_EX)
         value_E = decision.value_E.astype(np.float64)
         trace = Trace(
-            answer.inputs,
+            result.inputs,
             state,
-            answer.choice_EA,
-            answer.log_prob_EA,
+            result.choice_EA,
+            result.log_prob_EA,
             value_E,
             epsilon,
             legal_O,
             forced_members(masks),
         )
-        return Act(decision, answer.state, trace)
+        return Act(decision, result.state, trace)
 
     def value(self, obs: Observation, masks: ActionMasks, state: PolicyState) -> Floats:
-        """V of each member's state `[E]`: what a return is worth where a rollout cuts it."""
+        """State values `[E]`, to bootstrap truncated returns."""
         obs.require_finite()
         self._require_fit(obs, masks)
-        only_op = frozenset({ActionHead.OP})  # values need no other head
-        question = Question(self._scaled(obs), masks, state, 0.0, None, only_op)
-        outputs_EX = run_eager(self.network, self.device, question).outputs_EX
-        # SYNC: one copy a rollout that was cut, in the update; never in the step.
+        only_op = frozenset({ActionHead.OP})  # the value needs no other head
+        request = ActRequest(self._scaled(obs), masks, state, 0.0, None, only_op)
+        outputs_EX = run_eager(self.network, self.device, request).outputs_EX
+        # SYNC: one copy per truncated rollout, in the update; never in the step.
         return np.asarray(outputs_EX[:, VALUE].cpu().numpy())
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
-        """Capture the steps of `act` there from now on; None: run them eagerly."""
+        """Replay `act` with CUDA graphs captured in `graphs`; None: run eagerly."""
         self._replayed = None
         if graphs is not None:
             self._replayed = ReplayedSteps(self.network, self.device, graphs)
 
     @property
     def graphs(self) -> GraphCache | None:
-        """Where the steps of `act` are captured: on a CUDA device, unless it was told otherwise."""
+        """Cache of the captured graphs; None if `act` runs eagerly."""
         return None if self._replayed is None else self._replayed.graphs
 
-    def _answer(self, question: Question) -> Answer:
-        """By replay where there are graphs; weights that autocast copied would not be followed."""
+    def _run_step(self, request: ActRequest) -> ActResult:
+        """Replay a graph if enabled; not under autocast: a graph would keep stale cast weights."""
         if self._replayed is None or torch.is_autocast_enabled(self.device.type):
-            return run_eager(self.network, self.device, question)
-        return self._replayed.step(question)
+            return run_eager(self.network, self.device, request)
+        return self._replayed.step(request)
 
     def _scaled(self, obs: Observation) -> Observation:
         return self.obs_normalizer.normalize(obs) if self.config.normalize_observations else obs
@@ -206,7 +207,7 @@ class PPOAgent:
     # ---- learning -----------------------------------------------------------------------------
 
     def targets(self, rollout: RolloutBuffer) -> Targets:
-        """Advantages and returns of a complete rollout; its rewards enter the running scale."""
+        """Advantages and returns of a finished rollout; updates the reward normaliser."""
         rollout.require_finished()
         reward_TE = rollout.reward_TE[: rollout.filled]
         if self.config.normalize_rewards:
@@ -226,7 +227,7 @@ class PPOAgent:
         return make_targets(advantage_TE, value_TE, rollout.decided_TE, normalize, self.device)
 
     def update(self, rollout: RolloutBuffer, targets: Targets, use_amp: bool = False) -> list[Row]:
-        """One pass of K epochs over a rollout; figures as rows for `aggregate_ppo_metrics`."""
+        """One update pass over a rollout; returns metric rows for `aggregate_ppo_metrics`."""
         settings = PassSettings(
             number=self.updates_done,
             seed=self.seed,
@@ -238,20 +239,20 @@ class PPOAgent:
         self.updates_done += 1
         return rows
 
-    # ---- going elsewhere ----------------------------------------------------------------------
+    # ---- transfer -----------------------------------------------------------------------------
 
     def for_blueprints(self, blueprints: Sequence[str], allow_new: bool = False) -> PPOAgent:
-        """An agent for hosts that offer `blueprints`, in this order; this one stays as it is.
+        """Return a copy for hosts with these `blueprints`; this agent is not changed.
 
-        Known names keep what was learnt of them. Others are refused, or start from a fresh
-        embedding (`allow_new`). The number of slots needs no such step: no weight depends on it.
+        Known names keep their embeddings. New ones raise, or get a fresh embedding if `allow_new`.
+        No weight depends on the number of slots, so that needs no conversion.
         """
         return adapt_agent(type(self), self, tuple(blueprints), allow_new)
 
-    # ---- going on later -----------------------------------------------------------------------
+    # ---- saving -------------------------------------------------------------------------------
 
     def save(self, path: PathLike) -> None:
-        """Write the agent into a folder, in place of the save that may be there."""
+        """Write the agent to a folder, replacing an existing save."""
         save_agent(self, path)
 
     @classmethod
@@ -262,17 +263,17 @@ class PPOAgent:
         spec: PolicySpec | None = None,
         config: PPOConfig | None = None,
     ) -> PPOAgent:
-        """The agent a folder holds, to go on from there.
+        """Load an agent from a folder.
 
-        `spec`: what the features and blueprints must be; a save of others is refused. `config`:
-        other settings to go on with; the network's size cannot change.
+        `spec`: expected features and blueprints; a mismatch raises. `config`: replaces the saved
+        settings; the network size must be the same.
         """
         return load_agent(cls, path, device, spec, config)
 
 
 def _to_host(outputs_EX: Tensor) -> PolicyDecision:
-    """The decision, in one copy from the device (transfer 2)."""
-    packed = outputs_EX.cpu().numpy()  # SYNC: transfer 2, the one copy of a step's decisions
+    """Copy the outputs to the host (transfer 2) and decode the decision."""
+    packed = outputs_EX.cpu().numpy()  # SYNC: transfer 2, the only copy of a step's decisions
     choice_EA, log_prob_EA = packed[:, CHOICE_A].astype(np.int64), packed[:, LOG_PROB_A]
     lost = np.argwhere(~np.isfinite(log_prob_EA))
     if lost.size:

@@ -1,9 +1,9 @@
-"""What the learner remembers of a rollout: tensors `[T, E, ...]`, allocated once, written in place.
+"""`RolloutBuffer`: tensors `[T, E, ...]` of one rollout, allocated once and written in place.
 
-What the network needs again lies on its device (normalised observations, masks, choices,
-log-probabilities, the state at the start); what returns are made of lies on the host in float64
-(rewards, values, ends). Shape letters: T steps, E members, M members of a minibatch, S slots, K
-blueprints, O operations, N choices of the fixed heads, A heads, G, F features, D width.
+Network inputs are kept on the device (normalised observations, masks, choices, log-probabilities,
+the initial state); rewards, values and episode ends on the host in float64. Shape letters: T steps,
+E members, M members of a minibatch, S slots, K blueprints, O operations, N choices of the fixed
+heads, A heads, G, F features, D width.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from esper.tamiyo.sequences import SequenceSplit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
-    """What one `act` leaves for the learner."""
+    """What the buffer stores of one `act`."""
 
     inputs: PolicyInputs
     state: PolicyState
-    """Before the step."""
+    """Recurrent state before the step."""
     choice_EA: Tensor
     log_prob_EA: Tensor
     value_E: Doubles
     epsilon: float
     legal_O: Bools
-    """Operations that were legal for any member."""
+    """Operations that are legal for at least one member."""
     forced_E: Bools
-    """Members that had one legal action only."""
+    """Members with a single legal action."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Minibatch:
-    """Whole sequences of some members."""
+    """Full sequences of some members."""
 
     inputs: PolicyInputs
     start: PolicyState
@@ -55,7 +55,7 @@ class Minibatch:
 
 
 class RolloutBuffer:
-    """One rollout: each step `record`, then `reward`; at the end `finish`; then learn from it."""
+    """Buffer of one rollout: `record` and `reward` at each step, `finish` at the end."""
 
     def __init__(
         self,
@@ -74,19 +74,19 @@ class RolloutBuffer:
         self.filled = 0
         blueprints, ops, heads = len(spec.blueprints), len(LifecycleOp), len(ActionHead)
 
-        def room(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(steps, *shape, dtype=dtype, device=self.device)
 
-        self.global_TEG = room(members, spec.global_features)
-        self.slot_TESF = room(members, slots, spec.slot_features)
-        self.blueprint_TES = room(members, slots, dtype=torch.int64)
-        self.op_TEO = room(members, ops, dtype=torch.bool)
-        self.slot_TEOS = room(members, ops, slots, dtype=torch.bool)
-        self.blueprint_T1SK = room(1, slots, blueprints, dtype=torch.bool)
-        self.fixed_T1N = room(1, FIXED_CHOICES, dtype=torch.bool)
-        self.choice_TEA = room(members, heads, dtype=torch.int64)
-        self.log_prob_TEA = room(members, heads)
-        self.epsilon_T11 = room(1, 1)
+        self.global_TEG = zeros(members, spec.global_features)
+        self.slot_TESF = zeros(members, slots, spec.slot_features)
+        self.blueprint_TES = zeros(members, slots, dtype=torch.int64)
+        self.op_TEO = zeros(members, ops, dtype=torch.bool)
+        self.slot_TEOS = zeros(members, ops, slots, dtype=torch.bool)
+        self.blueprint_T1SK = zeros(1, slots, blueprints, dtype=torch.bool)
+        self.fixed_T1N = zeros(1, FIXED_CHOICES, dtype=torch.bool)
+        self.choice_TEA = zeros(members, heads, dtype=torch.int64)
+        self.log_prob_TEA = zeros(members, heads)
+        self.epsilon_T11 = zeros(1, 1)
         self.hidden_ED = torch.zeros(members, width, device=self.device)
         self.cell_ED = torch.zeros(members, width, device=self.device)
         self.legal_O: Bools = np.zeros(ops, dtype=bool)
@@ -97,17 +97,17 @@ class RolloutBuffer:
         self.truncated_TE: Bools = np.zeros((steps, members), dtype=bool)
         self.forced_TE: Bools = np.zeros((steps, members), dtype=bool)
         self.void_TE: Bools = np.zeros((steps, members), dtype=bool)
-        self.runs_on_E: Bools = np.zeros(members, dtype=bool)
-        """Episodes that `finish` found under way: they go on in the next rollout."""
+        self.unfinished_E: Bools = np.zeros(members, dtype=bool)
+        """Members whose episode continues in the next rollout; set by `finish`."""
         self._recorded = 0
 
     def record(self, trace: Trace) -> None:
-        """Keep what `act` saw and chose; `reward` must follow before the next."""
+        """Store inputs and choices of a step; call `reward` before the next `record`."""
         t = self._recorded
         if t != self.filled:
             raise EsperError(f"rollout step {t - 1} has no reward yet: call reward() first")
         if t == self.steps:
-            raise EsperError(f"the rollout buffer holds {t} steps already: learn and clear() it")
+            raise EsperError(f"the rollout buffer holds {t} steps already: update and clear() it")
         inputs, masks = trace.inputs, trace.inputs.masks
         pairs = (
             (self.global_TEG, inputs.global_G),
@@ -120,13 +120,13 @@ class RolloutBuffer:
             (self.choice_TEA, trace.choice_EA),
             (self.log_prob_TEA, trace.log_prob_EA),
         )
-        for kept, new in pairs:
-            if kept[t].shape != new.shape:
+        for stored, new in pairs:
+            if stored[t].shape != new.shape:
                 raise EsperError(
                     f"rollout step {t}: shape {tuple(new.shape)} does not fit the buffer's "
-                    f"{tuple(kept[t].shape)} (members {self.members}, slots {self.slots})"
+                    f"{tuple(stored[t].shape)} (members {self.members}, slots {self.slots})"
                 )
-            kept[t].copy_(new)
+            stored[t].copy_(new)
         self.epsilon_T11[t] = trace.epsilon
         self.value_TE[t] = trace.value_E
         self.legal_O |= trace.legal_O
@@ -144,11 +144,11 @@ class RolloutBuffer:
         bootstrap_E: Doubles | None = None,
         void_E: Bools | None = None,
     ) -> None:
-        """Complete the step that was recorded last.
+        """Complete the last recorded step.
 
-        Where `truncated_E`, the episode was cut and the return goes on with `bootstrap_E`. Behind
-        either end the policy's state must start anew. Where `void_E`, the action was not carried
-        out, whatever it was.
+        `truncated_E`: the episode was truncated, its return is bootstrapped with `bootstrap_E`. The
+        policy state must be reset after a terminal or truncated step. `void_E`: the action was not
+        executed.
         """
         t = self.filled
         if self._recorded != t + 1:
@@ -159,56 +159,58 @@ class RolloutBuffer:
         self.reward_TE[t], self.terminal_TE[t] = reward_E, terminal_E
         self.truncated_TE[t] = False if truncated_E is None else truncated_E & ~terminal_E
         if self.truncated_TE[t].any() and bootstrap_E is None:
-            raise EsperError(f"rollout step {t} was truncated: give bootstrap_E, the value beyond")
+            raise EsperError(
+                f"rollout step {t} was truncated: give bootstrap_E, the value after it"
+            )
         self.bootstrap_TE[t] = 0.0 if bootstrap_E is None else bootstrap_E
         self.void_TE[t] = False if void_E is None else void_E
         self.filled += 1
 
     def finish(self, value_E: Doubles) -> None:
-        """The rollout stops here; what runs on is worth `value_E` (read only where it does)."""
+        """End the rollout; unfinished episodes are bootstrapped with `value_E`."""
         if not self.filled:
             raise EsperError("finish() of an empty rollout: record steps first")
         last = self.filled - 1
-        self.runs_on_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
-        self.truncated_TE[last] |= self.runs_on_E
-        self.bootstrap_TE[last] = np.where(self.runs_on_E, value_E, self.bootstrap_TE[last])
+        self.unfinished_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
+        self.truncated_TE[last] |= self.unfinished_E
+        self.bootstrap_TE[last] = np.where(self.unfinished_E, value_E, self.bootstrap_TE[last])
 
     def clear(self) -> None:
-        """Forget the rollout; the memory stays."""
+        """Empty the buffer without freeing its memory."""
         self.filled = self._recorded = 0
-        self.legal_O[:] = self.runs_on_E[:] = False
+        self.legal_O[:] = self.unfinished_E[:] = False
 
     @property
     def ended_TE(self) -> Bools:
-        """Where an episode ended or was cut, over the steps that are filled."""
+        """Steps after which the return is terminal or truncated, over the filled steps."""
         return np.asarray(self.terminal_TE[: self.filled] | self.truncated_TE[: self.filled])
 
     @property
     def episode_over_TE(self) -> Bools:
-        """As `ended_TE`, but not where only the rollout stopped."""
+        """As `ended_TE`, without episodes that only the end of the rollout truncated."""
         over_TE = self.ended_TE
-        over_TE[-1] &= ~self.runs_on_E
+        over_TE[-1] &= ~self.unfinished_E
         return over_TE
 
     @property
     def decided_TE(self) -> Bools:
-        """Where the policy had a choice and its action was carried out: what it can learn from."""
+        """Steps at which the policy had a choice and its action was executed."""
         return np.asarray(~(self.forced_TE[: self.filled] | self.void_TE[: self.filled]))
 
     def require_finished(self) -> None:
-        """Refuse a rollout whose last step leaves returns open."""
+        """Raise unless all returns are terminal or bootstrapped at the last step."""
         if not self.filled or not self.ended_TE[-1].all():
             raise EsperError(
                 f"the rollout of {self.filled} steps ends within episodes: "
-                f"call finish() with the value of what comes next"
+                f"call finish() with the bootstrap values"
             )
 
     def minibatch(self, members: Tensor) -> Minibatch:
-        """All steps of these members."""
+        """Return all steps of these members."""
         steps = self.filled
 
-        def of(kept: Tensor) -> Tensor:
-            return kept[:steps].index_select(1, members)
+        def of(stored: Tensor) -> Tensor:
+            return stored[:steps].index_select(1, members)
 
         masks = MaskTensors(
             of(self.op_TEO),

@@ -1,4 +1,4 @@
-"""What the learner is set to. `docs/ppo.md` says why each is what it is."""
+"""`PPOConfig`, the settings of PPO; docs/ppo.md explains the defaults."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
 
 NO_PREFIX: Final = tyro.conf.arg(name="")
-"""On a command line the settings of such a part go by their own names."""
+"""Flags of a nested config are named without its prefix."""
 LARGEST_WEIGHT: Final = 1e6
-"""Of a part of the loss; far beyond what is useful, and float32 does not overflow."""
+"""Maximum weight of a loss term; below it float32 does not overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class PPOConfig:
-    """Settings of PPO. Schedules count update passes."""
+    """PPO settings. Schedules count update passes."""
 
     network: Annotated[NetworkConfig, NO_PREFIX] = field(default_factory=NetworkConfig)
-    """How large the policy network is; fixed for the life of an agent."""
+    """Size of the policy network; cannot change after an agent is created."""
     gamma: float = 1.0
-    """Discount of a step; 1 where episodes have a fixed length."""
+    """Discount factor; 1 suits episodes of fixed length."""
     gae_lambda: float = 0.95
-    """How far advantages look along the rollout (1) rather than to the value estimate (0)."""
+    """GAE lambda: 0 uses one-step value estimates, 1 the full return."""
     learning_rate: Schedule = field(default_factory=lambda: Schedule(1e-3))
-    """Step size of Adam."""
+    """Adam learning rate."""
     epochs: int = 4
-    """Passes over the rollout in one update."""
+    """Epochs over the rollout per update."""
     minibatches: int = 4
-    """Parts the members are dealt into; fewer where there are fewer members."""
+    """Minibatches per epoch, split by members; at most one per member."""
     clip: float = 0.2
-    """How far the probability of a joint action may move before its gradient stops."""
+    """PPO clip range of the joint action's probability ratio."""
     value_clip: float | None = None
-    """How far a value may move in one update, in scaled reward; None does not limit it."""
+    """Clip range of the value, in scaled reward; None: no clipping."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     entropy: Schedule = field(default_factory=lambda: Schedule(0.01))
     """Weight of the entropy bonus."""
     head_entropy: tuple[float, ...] = (1.0,) * len(ActionHead)
-    """Weight of each head in the bonus, in the order of `ActionHead`."""
+    """Weight of each head in the entropy bonus, in the order of `ActionHead`."""
     exploration: Schedule = field(default_factory=lambda: Schedule(0.0))
-    """Share of the masked uniform distribution mixed into every head, 0..1."""
+    """Fraction of the masked uniform distribution mixed into every head, 0..1."""
     max_grad_norm: float = 0.5
-    """Gradients longer than this are shortened to it."""
+    """Maximum gradient norm."""
     target_kl: float | None = 0.05
-    """An update stops where it is further than this from the rollout's policy; None: never."""
+    """KL divergence from the rollout policy at which an update stops early; None: no limit."""
     normalize_advantages: bool = True
-    """Bring a rollout's advantages to mean 0 and deviation 1."""
+    """Normalise the advantages of a rollout to mean 0 and standard deviation 1."""
     normalize_observations: bool = True
-    """Bring each feature to mean 0 and deviation 1, by running statistics."""
+    """Normalise each feature by its running mean and standard deviation."""
     normalize_rewards: bool = True
-    """Divide rewards by the running deviation of the return."""
+    """Divide rewards by the running standard deviation of the return."""
 
     def __post_init__(self) -> None:
         require_at_most("PPOConfig.epochs=", self.epochs, MAX_EPOCHS)
@@ -80,7 +80,7 @@ class PPOConfig:
     @staticmethod
     def _check_head_entropy(weights: Sequence[float]) -> None:
         found, heads = len(weights), len(ActionHead)
-        _require("head_entropy", weights, found == heads, f"one number a head, {heads} of them")
+        _require("head_entropy", weights, found == heads, f"one number per head, {heads} of them")
         for head, weight in zip(ActionHead, weights, strict=True):
             _require_within(f"head_entropy of {head.name}", weight, LARGEST_WEIGHT)
 

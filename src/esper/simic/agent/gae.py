@@ -1,9 +1,9 @@
-"""How good was each action? Generalised advantage estimation over `[T, E]`, in float64.
+"""Generalised advantage estimation over `[T, E]`, in float64.
 
     delta_t = r_t + gamma * V_next - V_t          A_t = delta_t + gamma * lambda * A_(t+1)
 
-Behind a terminal nothing follows: V_next = 0 and the sum stops. Behind a truncation the sum stops
-too, but the return goes on: V_next is the bootstrap value given for that step.
+At a terminal step V_next = 0 and the sum stops. At a truncated step the sum stops, too, and V_next
+is the bootstrap value of that step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def advantages(
     gamma: float,
     gae_lambda: float,
 ) -> Doubles:
-    """A of every step; returns are `A + value`. The last step must be an end of either kind."""
+    """Advantage of every step; returns are `A + value`. The last step must end all returns."""
     ended_TE = terminal_TE | truncated_TE
     value_next_TE = np.concatenate([value_TE[1:], np.zeros_like(value_TE[:1])])
     value_next_TE = np.where(truncated_TE, bootstrap_TE, value_next_TE)

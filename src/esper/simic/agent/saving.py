@@ -1,8 +1,8 @@
-"""What is saved of an agent, and what must fit when it is loaded.
+"""Saving and loading of agents.
 
-A save holds all it takes to go on as if it had never stopped: weights, Adam's moments, the running
-statistics, the count of updates, seed and settings. A load builds a new agent from the settings,
-lists its tensors under the same names as the save does, and copies.
+A save holds everything needed to resume bit for bit: weights, Adam's moments, running statistics,
+update count, seed and settings. Loading builds a new agent from the settings and copies the tensors
+by name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from esper.tamiyo.network_config import PolicySpec
 
 
 class AgentState(Protocol):
-    """What there is to save of an agent; `PPOAgent` has it."""
+    """Attributes that are saved; implemented by `PPOAgent`."""
 
     spec: PolicySpec
     config: PPOConfig
@@ -45,40 +45,40 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True)
 class AgentContent:
-    """An agent without its tensors."""
+    """The JSON part of a save: everything but tensors."""
 
     spec: PolicySpec
     config: PPOConfig
     seed: int
     updates_done: int
     moments: tuple[str, ...]
-    """Parameters that Adam has moments of: those that a gradient has reached."""
+    """Names of the parameters that have Adam moments."""
     run_updates: int | None = None
-    """Updates of the whole run, where it was trained in one."""
+    """Updates of the whole run; None outside a training run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AgentCapture:
-    """An agent as it stood at one moment, on the host; it may learn on meanwhile."""
+    """Copy of an agent on the host; the agent may keep training meanwhile."""
 
     content: AgentContent
     tensors: dict[str, Tensor]
-    """Copies, by the names of the save."""
+    """Copies by tensor name."""
 
     def write(self, path: PathLike) -> None:
-        """Into a folder, in place of the save that may be there."""
+        """Write to a folder, replacing an existing save."""
         write_save(path, "controller", self.content, self.tensors)
 
 
 def capture_agent(agent: AgentState) -> AgentCapture:
-    """All that a save holds, in memory: a copy of a few megabytes at most."""
+    """Copy an agent to host memory; a few megabytes at most."""
     # SYNC: waits for the device, between rounds; never in the step.
     tensors = {n: t.to("cpu", copy=True) for n, t in _tensors(agent).items()}
     return AgentCapture(_content(agent), tensors)
 
 
 def save_agent(agent: AgentState, path: PathLike) -> None:
-    """Write an agent into a folder, in place of the save that may be there."""
+    """Write an agent to a folder, replacing an existing save."""
     write_save(path, "controller", _content(agent), _tensors(agent))
 
 
@@ -99,7 +99,7 @@ def load_agent(
     spec: PolicySpec | None,
     config: PPOConfig | None,
 ) -> A:
-    """The agent a folder holds; `build` makes a fresh one."""
+    """Load the agent from a folder; `build` creates a fresh one to fill."""
     saved = read_save(path, "controller")
     content = read_record(AgentContent, saved.content, saved.where)
     if spec is not None:
@@ -108,19 +108,19 @@ def load_agent(
         _require_same(content.config.network, config.network, "NetworkConfig", saved.where)
     agent = build(content.spec, config or content.config, content.seed, device)
     agent.updates_done, agent.run_updates = content.updates_done, content.run_updates
-    _start_moments(agent, content.moments)
-    _fill(agent, saved)
+    _init_moments(agent, content.moments)
+    _copy_tensors(agent, saved)
     return agent
 
 
 def _require_same(found: object, wanted: object, kind: str, where: str) -> None:
-    """Both are of one dataclass; the first field that differs is named."""
+    """Raise on the first field in which two instances of a dataclass differ."""
     for field in fields(wanted):  # type: ignore[arg-type]
         ours, theirs = getattr(wanted, field.name), getattr(found, field.name)
         if ours != theirs:
             raise EsperError(
                 f"{where}: {kind}.{field.name} is {theirs!r} in the save, {ours!r} here: "
-                f"load it with what it was made with, or train a new agent"
+                f"load it with the value it was saved with, or train a new agent"
             )
 
 
@@ -138,8 +138,8 @@ def _moments(agent: AgentState) -> dict[str, Tensor]:
     }
 
 
-def _start_moments(agent: AgentState, moved: tuple[str, ...]) -> None:
-    """Adam's moments of a fresh agent, to be filled; fused Adam keeps its step on the device."""
+def _init_moments(agent: AgentState, moved: tuple[str, ...]) -> None:
+    """Create zero Adam moments to copy into; fused Adam keeps `step` on the device."""
     for name, parameter in agent.network.named_parameters():
         if name not in moved:
             continue
@@ -162,8 +162,8 @@ def _statistics(agent: AgentState) -> dict[str, Tensor]:
     }
 
 
-def _fill(agent: AgentState, saved: Saved) -> None:
-    """Copy every tensor of the save into the agent; all must fit."""
+def _copy_tensors(agent: AgentState, saved: Saved) -> None:
+    """Copy all tensors of the save into the agent; raises on any mismatch."""
     own = _weights(agent) | _moments(agent)
     statistics = _statistics(agent)
     names = own.keys() | statistics.keys()
@@ -171,24 +171,24 @@ def _fill(agent: AgentState, saved: Saved) -> None:
         lacks = "the save" if name in names else "this agent"
         raise EsperError(f"{saved.where}: {lacks} has no tensor {name!r}; load another save")
     for name, tensor in own.items():
-        _require_form(name, tensor, saved)
+        _require_shape(name, tensor, saved)
         with torch.no_grad():
             tensor.copy_(saved.tensors[name])
     for name, tensor in statistics.items():
-        if name != "reward/return":  # one number per member of the run that was saved
-            _require_form(name, tensor, saved)
+        if name != "reward/return":  # its size is the number of members of the saved run
+            _require_shape(name, tensor, saved)
     agent.obs_normalizer.restore(_group(saved, "observation"))
     agent.reward_normalizer.restore(_group(saved, "reward"))
 
 
 def _group(saved: Saved, group: str) -> Arrays:
-    """The arrays of one normaliser."""
+    """Arrays of one normaliser."""
     prefix = f"{group}/"
     named = saved.tensors.items()
     return {n.removeprefix(prefix): t.numpy() for n, t in named if n.startswith(prefix)}
 
 
-def _require_form(name: str, tensor: Tensor, saved: Saved) -> None:
+def _require_shape(name: str, tensor: Tensor, saved: Saved) -> None:
     found = saved.tensors[name]
     if (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
         raise EsperError(

@@ -1,7 +1,7 @@
-"""What is the host told of a step of the policy, and in which column of `outputs_EX` does it lie?
+"""Column layout of `outputs_EX`, the policy outputs of a step that are copied to the host.
 
-One row a member, float32 throughout (choices are small enough to be exact), so that one copy takes
-all of it. The columns are the same of a tensor on the device and of its copy on the host.
+One row per member, all float32 (choices are small enough to be exact), so that one copy transfers
+everything. Device tensor and host copy have the same columns.
 
 Shape letters: E members, A heads, O operations, X columns.
 """
@@ -20,19 +20,19 @@ _HEADS: Final = len(ActionHead)
 _OPS: Final = len(LifecycleOp)
 
 CHOICE_A: Final = slice(0, _HEADS)
-"""What each head chose."""
+"""Choice of each head."""
 LOG_PROB_A: Final = slice(_HEADS, 2 * _HEADS)
-"""The log-probability of that."""
+"""Log-probability of the choice."""
 OP_P_O: Final = slice(2 * _HEADS, 2 * _HEADS + _OPS)
-"""The chances of the operations."""
+"""Probability of each operation."""
 VALUE: Final = 2 * _HEADS + _OPS
-"""V of the state."""
-TOLD: Final = VALUE + 1
-"""X: all of it."""
+"""State value."""
+OUTPUT_COLUMNS: Final = VALUE + 1
+"""X: number of columns."""
 
 
-def tell(output: PolicyOutput) -> Tensor:
-    """`outputs_EX` of what the network put out, in the order of the columns above."""
+def pack_outputs(output: PolicyOutput) -> Tensor:
+    """Pack network outputs into `outputs_EX`."""
     choices = output.choices
     parts = [choices.choice_A.to(torch.float32), choices.log_prob_A, choices.op_p_O]
     return torch.cat([*parts, output.value.unsqueeze(-1)], dim=-1)

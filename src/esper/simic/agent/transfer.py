@@ -1,9 +1,8 @@
-"""How a controller comes to act on hosts with other blueprints than it was trained with.
+"""Adapts an agent to hosts with other blueprints than it was trained with.
 
-Only one tensor of the network knows blueprints: their embeddings, one row each. So a controller
-moves by name: a blueprint it knows keeps its embedding (and Adam's moments of it) wherever it
-stands in the new list, one that is gone takes its embedding along, and one it has never seen has
-nothing learnt to start from: it is refused, or starts from a fresh embedding where that is allowed.
+Only the blueprint embeddings depend on the blueprints, one row each. They are matched by name: a
+known blueprint keeps its embedding and Adam moments at its new index, removed ones are dropped, and
+new ones raise, or get a fresh embedding if `allow_new`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from esper.simic.agent.saving import A, AgentState
 from esper.tamiyo.network_config import PolicySpec
 
 TABLE: Final = "blueprints.weight"
-"""The embeddings; row 0 is no seed, row 1 + i is blueprint i."""
+"""Name of the embeddings; row 0 is no seed, row 1 + i is blueprint i."""
 
 
 def adapt_agent(
@@ -30,16 +29,16 @@ def adapt_agent(
     blueprints: tuple[str, ...],
     allow_new: bool,
 ) -> A:
-    """An agent of its own that knows `blueprints`, and is otherwise what `agent` is now.
+    """Return a copy of `agent` for `blueprints`.
 
-    `build` makes a fresh one.
+    `build` creates a fresh agent.
     """
     known = agent.spec.blueprints
     new = [name for name in blueprints if name not in known]
     if new and not allow_new:
         raise EsperError(
             f"blueprints {', '.join(new)}: this controller was trained with {', '.join(known)} "
-            f"alone; leave them out, or allow_new=True to start from fresh embeddings"
+            f"only; leave them out, or pass allow_new=True to start from fresh embeddings"
         )
     if len(set(blueprints)) != len(blueprints):
         raise EsperError(f"blueprints {', '.join(blueprints)}: each may be named once")
@@ -55,7 +54,7 @@ def adapt_agent(
 
 
 def _copy_network(agent: AgentState, other: AgentState, rows: list[tuple[int, int]]) -> None:
-    """Weights and Adam's moments; of the embeddings, `rows` (from, to)."""
+    """Copy weights and Adam moments; of the embeddings only `rows` (from, to)."""
     theirs = dict(other.network.named_parameters())
     for name, parameter in agent.network.named_parameters():
         target = theirs[name]

@@ -1,7 +1,7 @@
-"""How a rollout changes the policy: PPO's losses, and the loop of epochs and minibatches over it.
+"""PPO losses, and the loop over epochs and minibatches.
 
-Value errors are averaged over all steps; everything about the policy over the steps it decided
-(`RolloutBuffer.decided_TE`): an action that was void or the only legal one says nothing about it.
+The value loss is averaged over all steps, policy terms over the steps at which the policy had a
+choice and its action was executed (`RolloutBuffer.decided_TE`).
 
 Shape letters: T steps, E members, M members of a minibatch, A heads.
 """
@@ -30,7 +30,7 @@ from esper.tamiyo.network import PolicyNetwork, PolicyOutput
 Row = dict[str, Figure]
 
 _LOG_RATIO_LIMIT: Final = 20.0
-"""Log-ratios are cut off here, far beyond the clip, so that no exponential overflows."""
+"""Log-ratios are clamped to this, far beyond the clip range, so that `exp` does not overflow."""
 _FIGURES: Final = (
     "policy_loss",
     "value_loss",
@@ -42,30 +42,30 @@ _FIGURES: Final = (
     "ratio_max",
     "grad_norm",
 )
-"""Figures of a minibatch, in the order they lie in its tensor; the heads' entropies follow."""
+"""Metrics of a minibatch, in tensor order; followed by the entropy of each head."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Targets:
-    """What a rollout says should be: computed once, whatever the number of passes over it."""
+    """Training targets of a rollout, computed once for all passes."""
 
     advantage_TE: Tensor
-    """Normalised over the steps that were decided, where the config says so."""
+    """Normalised over `decided_TE` if the config says so."""
     return_TE: Tensor
     value_TE: Tensor
-    """As estimated during the rollout."""
+    """Estimated during the rollout."""
     decided_TE: Tensor
-    """Steps that the policy learns from."""
+    """See `RolloutBuffer.decided_TE`."""
     figures: Row
-    """About all of the rollout, before normalisation."""
+    """Metrics of the whole rollout, before normalisation."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassSettings:
-    """What the schedules say about one pass."""
+    """Scheduled settings of one pass."""
 
     number: int
-    """Passes before this one, over the agent's life."""
+    """Passes the agent has done before this one."""
     seed: int
     learning_rate: float
     entropy_coef: float
@@ -74,14 +74,14 @@ class PassSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Losses:
-    """One minibatch's loss and what is reported of it."""
+    """Loss and metrics of one minibatch."""
 
     total: Tensor
     approx_kl: Tensor
     figures: list[Tensor]
-    """In the order of `_FIGURES`, without the gradient norm."""
+    """In the order of `_FIGURES`, without `grad_norm`."""
     head_entropy_A: Tensor
-    """NaN for heads that did not count."""
+    """NaN for heads that were not used."""
 
 
 def make_targets(
@@ -91,7 +91,7 @@ def make_targets(
     normalize: bool,
     device: torch.device,
 ) -> Targets:
-    """Advantages, returns and what they look like."""
+    """Build the targets and their metrics."""
     return_TE = advantage_TE + value_TE
     decided_N = advantage_TE[decided_TE]
     mean, deviation = (decided_N.mean(), decided_N.std()) if decided_N.size else (0.0, 0.0)
@@ -120,13 +120,13 @@ def run_pass(
     config: PPOConfig,
     settings: PassSettings,
 ) -> list[Row]:
-    """K epochs over the rollout, or fewer where the KL limit says stop; figures as rows."""
+    """Run up to `config.epochs` epochs, fewer if the KL limit stops; returns metric rows."""
     for group in optimizer.param_groups:
         group["lr"] = settings.learning_rate
     figures: list[Tensor] = []
     stopped, epoch = False, 0
     for epoch in range(config.epochs):
-        for members in _dealt(rollout.members, config.minibatches, settings, epoch):
+        for members in _minibatches(rollout.members, config.minibatches, settings, epoch):
             members = members.to(rollout.device)
             batch = rollout.minibatch(members)
             output = evaluate(network, batch, settings.use_amp)
@@ -150,8 +150,8 @@ def run_pass(
     return [*_rows(torch.stack(figures), settings.number), targets.figures | about]
 
 
-def _dealt(members: int, parts: int, settings: PassSettings, epoch: int) -> Iterator[Tensor]:
-    """The members in a new order, dealt into minibatches of as equal a size as can be."""
+def _minibatches(members: int, parts: int, settings: PassSettings, epoch: int) -> Iterator[Tensor]:
+    """Yield a random partition of the members into minibatches of near-equal size."""
     seed = stream_seed(settings.seed, "minibatch", settings.number, epoch)
     order = np.random.default_rng(seed).permutation(members)
     for part in np.array_split(order, min(parts, members)):
@@ -159,7 +159,7 @@ def _dealt(members: int, parts: int, settings: PassSettings, epoch: int) -> Iter
 
 
 def evaluate(network: PolicyNetwork, batch: Minibatch, use_amp: bool) -> PolicyOutput:
-    """The rollout's choices under the present weights."""
+    """Evaluate the rollout's choices under the current weights."""
     device = batch.choice_TMA.device.type
     with torch.autocast(device, dtype=torch.bfloat16, enabled=use_amp):
         chooser = Chooser(given_A=batch.choice_TMA)
@@ -177,7 +177,7 @@ def ppo_losses(
     config: PPOConfig,
     entropy_coef: float,
 ) -> Losses:
-    """Clipped surrogate, value error and entropy bonus of one minibatch."""
+    """Clipped surrogate, value loss and entropy bonus of one minibatch."""
     choices, decided_TM = output.choices, targets.decided_TE.index_select(1, members)
     log_ratio_TMA = choices.log_prob_A - batch.log_prob_TMA
     log_ratio_TMA = log_ratio_TMA.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
@@ -196,32 +196,32 @@ def ppo_losses(
         clip_fraction = _mean((moved_TM.abs() > config.clip).float(), decided_TM)
         figures = [policy_loss, value_loss, entropy_A.sum(), approx_kl, clip_fraction]
         figures += [1.0 + x for x in (_mean(moved_TM, decided_TM), moved_TM.min(), moved_TM.max())]
-        used_A = _mean(choices.used_A.float(), decided_TM)  # 0 / 0: never used, NaN
+        used_A = _mean(choices.used_A.float(), decided_TM)  # 0 / 0 = NaN for unused heads
     known_A = entropy_A.detach() / used_A
     return Losses(total, approx_kl, [figure.detach() for figure in figures], known_A)
 
 
 def _mean(x: Tensor, decided_TM: Tensor) -> Tensor:
-    """Mean over the steps that were decided, of `[T, M]` or, head by head, `[T, M, A]`."""
+    """Mean over the decided steps of `[T, M]`, or per head of `[T, M, A]`."""
     weight = decided_TM if x.dim() == decided_TM.dim() else decided_TM.unsqueeze(-1)
     return torch.where(weight, x, 0.0).sum((0, 1)) / decided_TM.sum().clamp(min=1)
 
 
 def _value_loss(value_TM: Tensor, targets: Targets, members: Tensor, clip: float | None) -> Tensor:
-    """Mean squared error; with a clip, the worse of the value and the value held back."""
+    """Mean squared error; with `clip`, the larger of clipped and unclipped error."""
     return_TM = targets.return_TE.index_select(1, members)
     error_TM = (value_TM - return_TM) ** 2
     if clip is not None:
         before_TM = targets.value_TE.index_select(1, members)
-        held_TM = before_TM + (value_TM - before_TM).clamp(-clip, clip)
-        error_TM = torch.maximum(error_TM, (held_TM - return_TM) ** 2)
+        clipped_TM = before_TM + (value_TM - before_TM).clamp(-clip, clip)
+        error_TM = torch.maximum(error_TM, (clipped_TM - return_TM) ** 2)
     return error_TM.mean()
 
 
 def _step(
     network: nn.Module, optimizer: torch.optim.Optimizer, losses: Losses, config: PPOConfig
 ) -> Tensor:
-    """Follow the gradient; its norm before clipping."""
+    """Take an optimizer step; returns the gradient norm before clipping."""
     optimizer.zero_grad(set_to_none=True)
     losses.total.backward()  # type: ignore[no-untyped-call]
     grad_norm = nn.utils.clip_grad_norm_(network.parameters(), config.max_grad_norm)
@@ -234,7 +234,7 @@ def _no_step(losses: Losses) -> Tensor:
 
 
 def _rows(figures: Tensor, number: int) -> Iterator[Row]:
-    """One row per minibatch; the figures come to the host in one copy."""
+    """Yield one metric row per minibatch; one copy to the host."""
     for line in figures.tolist():  # SYNC: one copy a pass of the update; never in the step
         row: Row = dict(zip(_FIGURES, line, strict=False))
         row["head_entropy"] = tuple(line[len(_FIGURES) :])
@@ -243,6 +243,6 @@ def _rows(figures: Tensor, number: int) -> Iterator[Row]:
             if not math.isfinite(line[_FIGURES.index(name)]):
                 raise EsperError(
                     f"PPO update {number}: {name} is {line[_FIGURES.index(name)]}, so the weights "
-                    f"are lost; go on from a save with a lower learning_rate"
+                    f"are lost; resume from a checkpoint with a lower learning_rate"
                 )
         yield row

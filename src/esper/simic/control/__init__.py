@@ -1,4 +1,4 @@
-"""What keeps the learner's numbers at a moderate size: running normalisers, checkpointed."""
+"""Running normalisers of observations and rewards, saved in checkpoints."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""How large are the numbers the learner sees? Running statistics that scale them, in float64.
+"""Running mean and variance, and the normalisers of observations and rewards, in float64.
 
-What normalises a rollout does not change while it is gathered: new observations wait until
-`commit`, and rewards are scaled when the rollout is complete, all by one factor. Every normaliser
-gives its state as named arrays and takes it back, so that a loaded run goes on bit for bit.
+The statistics do not change during a rollout: new observations are pending until `commit`, and
+rewards are scaled by one factor when the rollout is complete. Every normaliser saves and restores
+its state as named arrays, so that a loaded run resumes bit for bit.
 
 Shape letters: E members, T steps, D features; G, F features of a member, of a slot.
 """
@@ -22,13 +22,13 @@ from esper.tamiyo.inputs import Observation
 Arrays = dict[str, Doubles]
 
 OBSERVATION_LIMIT: Final = 10.0
-"""Normalised observations are cut off here: no feature may shout the others down."""
+"""Clip range of normalised observations."""
 MIN_DEVIATION: Final = 1e-8
-"""Where a quantity varies less than this, it is not divided by its deviation."""
+"""Features with a smaller standard deviation are not scaled."""
 
 
 class RunningMeanStd:
-    """Mean and variance of everything seen so far, per feature (Welford's method, merged in bulk).
+    """Running mean and variance per feature (Welford's method, batched).
 
     >>> seen = RunningMeanStd(1)
     >>> seen.update(np.array([[1.0], [3.0]])); seen.update(np.array([[5.0]]))
@@ -40,24 +40,24 @@ class RunningMeanStd:
         self.count = 0.0
         self.mean_D: Doubles = np.zeros(features)
         self.squares_D: Doubles = np.zeros(features)
-        """Sum of squared distances from the mean."""
+        """Sum of squared deviations from the mean."""
 
     @property
     def variance_D(self) -> Doubles:
-        """Over everything seen; 1 before anything was."""
+        """Variance; 1 before the first update."""
         return self.squares_D / self.count if self.count else np.ones_like(self.mean_D)
 
     @property
     def deviation_D(self) -> Doubles:
-        """Square root of the variance; 1 where nothing varies."""
+        """Standard deviation; 1 for constant features."""
         deviation_D = np.sqrt(self.variance_D)
         return np.where(deviation_D > MIN_DEVIATION, deviation_D, 1.0)
 
     def update(self, x: npt.NDArray[np.floating]) -> None:
-        """Take in values `[.., D]`."""
+        """Add values `[.., D]`."""
         flat = np.asarray(x, dtype=np.float64).reshape(-1, len(self.mean_D))
         if not np.isfinite(flat).all():
-            raise EsperError("running statistics of a value that is not finite: it would stay")
+            raise EsperError("running statistics got a value that is not finite")
         batch = RunningMeanStd(len(self.mean_D))
         batch.count = float(len(flat))
         batch.mean_D = flat.mean(axis=0)
@@ -65,7 +65,7 @@ class RunningMeanStd:
         self.merge(batch)
 
     def merge(self, other: RunningMeanStd) -> None:
-        """As if everything the other has seen had been seen here too."""
+        """Add the statistics of `other`."""
         total = self.count + other.count
         if not other.count:
             return
@@ -77,7 +77,7 @@ class RunningMeanStd:
         self.count = total
 
     def state(self) -> Arrays:
-        """Everything it knows, by name."""
+        """State as named arrays."""
         return {
             "count": np.array([self.count]),
             "mean": self.mean_D.copy(),
@@ -85,13 +85,13 @@ class RunningMeanStd:
         }
 
     def restore(self, state: Mapping[str, Doubles]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self.count = float(state["count"][0])
         self.mean_D, self.squares_D = state["mean"].copy(), state["squares"].copy()
 
 
 class ObservationNormalizer:
-    """Observations to mean 0 and deviation 1 per feature, all members (and slots) together."""
+    """Normalises each feature to mean 0 and standard deviation 1 over members (and slots)."""
 
     def __init__(self, global_features: int, slot_features: int) -> None:
         self.parts = {
@@ -101,25 +101,25 @@ class ObservationNormalizer:
         self.pending = {name: RunningMeanStd(len(part.mean_D)) for name, part in self.parts.items()}
 
     def observe(self, obs: Observation) -> None:
-        """Remember what was seen; it counts from the next `commit` on."""
+        """Add an observation to the pending statistics."""
         self.pending["global"].update(obs.global_EG)
         self.pending["slot"].update(obs.slot_ESF)
 
     def normalize(self, obs: Observation) -> Observation:
-        """The observation in deviations from the mean, by the statistics last committed."""
+        """Normalise by the committed statistics."""
         whole, slots = self.parts["global"], self.parts["slot"]
         return Observation(
             _scaled(obs.global_EG, whole), _scaled(obs.slot_ESF, slots), obs.blueprint_ES
         )
 
     def commit(self) -> None:
-        """Between rollouts: let what was seen count."""
+        """Merge the pending statistics; call between rollouts."""
         for name, pending in self.pending.items():
             self.parts[name].merge(pending)
             self.pending[name] = RunningMeanStd(len(pending.mean_D))
 
     def state(self) -> Arrays:
-        """Everything it knows, what is pending included, by name."""
+        """State as named arrays, including pending statistics."""
         groups = {"": self.parts, "pending_": self.pending}
         return {
             f"{prefix}{name}_{key}": array
@@ -129,7 +129,7 @@ class ObservationNormalizer:
         }
 
     def restore(self, state: Mapping[str, Doubles]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         for prefix, group in (("", self.parts), ("pending_", self.pending)):
             for name, part in group.items():
                 part.restore({k: state[f"{prefix}{name}_{k}"] for k in part.state()})
@@ -141,25 +141,25 @@ def _scaled(x: npt.NDArray[np.floating], seen: RunningMeanStd) -> npt.NDArray[np
 
 
 class RewardNormalizer:
-    """Divides rewards by the running deviation of the return; never shifts them.
+    """Divides rewards by the running standard deviation of the return, without shifting them.
 
-    The return of a member so far, `g = gamma * g + r`, begins again at 0 behind each end. Shifting
-    would pay for, or punish, merely going on; dividing leaves the best policy what it was.
+    The return so far, `g = gamma * g + r`, is reset to 0 at each episode end. Shifting rewards
+    would change the value of longer episodes; scaling leaves the optimal policy unchanged.
     """
 
     def __init__(self, gamma: float) -> None:
         self.gamma = gamma
         self.seen = RunningMeanStd(1)
         self.return_E: Doubles = np.zeros(0)
-        """Return so far of each member's running episode; empty before the first rollout."""
+        """Return so far of each member's current episode; empty before the first rollout."""
 
     @property
     def scale(self) -> float:
-        """What rewards are divided by: 1 until returns vary."""
+        """Divisor of rewards; 1 until returns vary."""
         return float(self.seen.deviation_D[0])
 
     def update(self, reward_TE: Doubles, ended_TE: Bools) -> None:
-        """Take in a whole rollout. Another number of members begins anew at returns of 0."""
+        """Add a rollout; if the number of members changed, returns start at 0."""
         members = reward_TE.shape[1]
         running_E = self.return_E if len(self.return_E) == members else np.zeros(members)
         returns_TE = np.empty_like(reward_TE, dtype=np.float64)
@@ -170,14 +170,14 @@ class RewardNormalizer:
         self.seen.update(returns_TE[..., None])
 
     def normalize(self, reward_TE: Doubles) -> Doubles:
-        """Rewards in deviations of the return."""
+        """Scale rewards."""
         return np.asarray(reward_TE / self.scale)
 
     def state(self) -> Arrays:
-        """Everything it knows, by name."""
+        """State as named arrays."""
         return self.seen.state() | {"return": self.return_E.copy()}
 
     def restore(self, state: Mapping[str, Doubles]) -> None:
-        """Go on from what `state` gave."""
+        """Restore what `state` returned."""
         self.seen.restore(state)
         self.return_E = state["return"].copy()

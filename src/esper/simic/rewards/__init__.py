@@ -1,1 +1,1 @@
-"""What controllers are paid: families measure, modes pay; `factory.make_reward` makes one."""
+"""Rewards: families measure progress, modes turn it into a reward; see `factory.make_reward`."""

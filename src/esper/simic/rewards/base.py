@@ -1,7 +1,7 @@
-"""What every mode but `score` is built on: a family that measures, and what everyone is charged.
+"""`ModeReward`, the base class of all reward modes but plain `score`.
 
-A mode says what it pays (`paid`) and which charges it makes; this class keeps the order of an
-episode, adds the charges, and saves and loads.
+A mode defines its payments (`paid`) and which charges apply; this class checks the order of steps,
+adds the charges and handles the state.
 
 Shape letters: E members.
 """
@@ -22,26 +22,26 @@ from esper.simic.rewards.config import RewardConfig
 from esper.simic.rewards.contribution import ContributionFamily
 from esper.simic.rewards.family import Family, Progress, growth
 from esper.simic.rewards.loss import LossFamily
-from esper.simic.rewards.memory import Remembers, State, refuse_other
-from esper.simic.rewards.score import upkeep_paid
+from esper.simic.rewards.memory import EpisodeMemory, State, require_arrays
+from esper.simic.rewards.score import step_upkeep
 from esper.tasks.scoring import Upkeep
 
 _NEXT_STEP = "next_step"
 
 
 def make_family(config: RewardConfig) -> Family:
-    """The family a config names."""
+    """Create the family named by the config."""
     return LossFamily(config.rent) if config.family == "loss" else ContributionFamily()
 
 
-class ModeReward(Remembers, ABC):
-    """A `RewardProtocol` that goes through an episode step by step."""
+class ModeReward(EpisodeMemory, ABC):
+    """A `RewardProtocol` with per-episode state."""
 
     CHARGES_UPKEEP: ClassVar[bool] = True
     CHARGES_RENT: ClassVar[bool] = False
 
     def __init__(self, config: RewardConfig, rule: Upkeep) -> None:
-        """`rule`: what live seeds cost, the task's."""
+        """`rule`: the task's upkeep of seeds."""
         self.config = config
         self.rule = rule
         self.family = make_family(config)
@@ -49,29 +49,29 @@ class ModeReward(Remembers, ABC):
 
     @abstractmethod
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """What the step pays, by part, before charges."""
+        """Payments of the step by component, before charges."""
 
     def __call__(self, inputs: RewardInputs, /) -> tuple[Doubles, RewardComponentsTelemetry]:
-        self._keep_order(inputs)
+        self._check_step_order(inputs)
         parts = self.paid(inputs, self.family.measure(inputs)) | self._charges(inputs)
         components = RewardComponentsTelemetry.of(parts, inputs.members)
         return components.total, components
 
-    def _keep_order(self, inputs: RewardInputs) -> None:
-        """Start an episode at step 0; every later step comes once, in its turn."""
+    def _check_step_order(self, inputs: RewardInputs) -> None:
+        """Begin an episode at step 0; raise on a repeated or skipped step."""
         if inputs.step == 0:
             self.family.begin(inputs)
             self.begin(inputs)
         elif inputs.step != self._next_step:
             raise EsperError(
-                f"reward {self.config.mode!r} is asked for step {inputs.step}, but step "
-                f"{self._next_step} is next: start at step 0, or load_state what state() gave"
+                f"reward {self.config.mode!r} called for step {inputs.step}, expected step "
+                f"{self._next_step}: start at step 0, or call load_state with what state() returned"
             )
         remembered = len(getattr(self.family, self.family.ARRAYS[0]))
         if remembered != inputs.members:
             raise EsperError(
-                f"reward {self.config.mode!r} is asked for {inputs.members} members in the middle "
-                f"of an episode of {remembered}: the number changes between episodes only"
+                f"reward {self.config.mode!r} called for {inputs.members} members in the middle "
+                f"of an episode of {remembered}: the number may change between episodes only"
             )
         self._next_step = inputs.step + 1
 
@@ -79,7 +79,7 @@ class ModeReward(Remembers, ABC):
         back_E = inputs.rolled_back_E
         charges = {}
         if self.CHARGES_UPKEEP:
-            charges["upkeep"] = -upkeep_paid(inputs, self.rule)
+            charges["upkeep"] = -step_upkeep(inputs, self.rule)
         if self.CHARGES_RENT:
             rate = self.config.rent / inputs.episode_length
             grown_E = growth(inputs.added_params_E, inputs.host_params)
@@ -88,16 +88,16 @@ class ModeReward(Remembers, ABC):
         return charges
 
     def state(self) -> State:
-        """What it and its family remember; empty before the first episode."""
+        """State of the mode and its family; empty before the first episode."""
         if not self._next_step:
             return {}
         step = np.array(self._next_step, dtype=np.int64)
         return super().state() | self.family.state() | {_NEXT_STEP: step}
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on where `state` was taken; one of another mode or family is refused."""
+        """Restore `state`; raises for one of another mode or family."""
         own, measured = self.ARRAYS, self.family.ARRAYS
-        refuse_other(f"reward {self.config.mode!r}", state, (*own, *measured, _NEXT_STEP))
+        require_arrays(f"reward {self.config.mode!r}", state, (*own, *measured, _NEXT_STEP))
         super().load_state({name: state[name] for name in own if state})
         self.family.load_state({name: state[name] for name in measured if state})
         self._next_step = int(state[_NEXT_STEP]) if state else 0

@@ -1,4 +1,4 @@
-"""Rewards for plain progress: `basic`, and `basic_plus` with a drip for permanent seeds.
+"""Reward modes `basic` (progress) and `basic_plus` (progress plus a drip for permanent seeds).
 
 Shape letters: E members, S slots.
 """
@@ -22,19 +22,19 @@ class BasicReward(ModeReward):
     CHARGES_RENT: ClassVar[bool] = True
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """What the member has learnt, host and seeds together."""
+        """Change of merit of the whole member, host and seeds."""
         return {"progress": progress.merit_change_E}
 
 
 class BasicPlusReward(BasicReward):
-    """`basic`, and each step a T-th of what every permanent seed is worth at that step.
+    """`basic` plus, at each of T steps, 1/T of the current worth of every permanent seed.
 
-    A seed that is permanent for n of T steps so gets n / T of its mean worth: keeping good ones
-    early pays, and none gets more than it is worth.
+    A seed that is permanent for n of T steps earns n / T of its mean worth, so fossilising good
+    seeds early pays off, and no seed earns more than it is worth.
     """
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """Progress and drip; none where a member was set back."""
+        """Progress and drip; no drip for members that were rolled back."""
         drips_ES = (inputs.stage_ES == SeedStage.FOSSILIZED) & ~inputs.rolled_back_E[:, None]
         worth_E = np.where(drips_ES, progress.worth_ES, 0.0).sum(axis=1)
         drip_E = self.config.contribution_weight / inputs.episode_length * worth_E

@@ -1,4 +1,4 @@
-"""Which reward a controller learns from, and with which weights."""
+"""`RewardConfig`: reward mode, family and weights."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ REWARD_FAMILIES: Final[tuple[RewardFamily, ...]] = get_args(RewardFamily)
 
 @dataclass(frozen=True, slots=True)
 class RewardConfig:
-    """What a controller is paid for. `score` is what is reported; the others study shaping."""
+    """Reward settings. `score` is the reported metric; the other modes are for shaping studies."""
 
     mode: RewardMode = "score"
-    """When and for what it is paid; docs/rewards.md has the formulas."""
+    """Reward mode; docs/rewards.md has the formulas."""
     family: RewardFamily = "contribution"
-    """How progress is measured: accuracy, and seeds by their counterfactual `contribution`; or the
-    fall of the `loss`, shared by the seeds that are blended in."""
+    """How progress is measured: `contribution`: accuracy, and counterfactual contribution of seeds;
+    `loss`: decrease of the loss, shared by the blended seeds."""
     rollback_penalty: float = 0.1
-    """Taken off where the governor set a member back, in score."""
+    """Penalty for a rollback by the governor, in score."""
     contribution_weight: float = 1.0
-    """shaped, simplified, basic_plus, escrow: what a seed's worth counts, per unit of accuracy."""
+    """shaped, simplified, basic_plus, escrow: weight of a seed's worth, per unit of accuracy."""
     stage_weight: float = 0.02
-    """shaped: potential of a seed that has gone all the way; earlier stages have a part of it."""
+    """shaped: potential of a fossilised seed; earlier stages get a fraction of it."""
     rent: float = 0.02
-    """simplified, basic, basic_plus, escrow: what standing for a whole episode costs, per doubling
-    of the parameters; in the loss family it is also the price of growth in the score."""
+    """simplified, basic, basic_plus, escrow: cost of added parameters over a whole episode, per
+    doubling of the parameters; in the loss family also the price of growth in the score."""
     advance: float = 0.5
-    """escrow: share of a live seed's account that is paid ahead, and taken back if it is pruned."""
+    """escrow: fraction of an active seed's account paid in advance, taken back if it is pruned."""
     wait_baseline: bool = False
-    """score: take off what waiting would have brought, measured in one episode before training. A
-    function of the step alone: less variance, the same best policy."""
+    """score: subtract the score gain of hosts that never grow, measured in one episode before
+    training. Depends on the step only: less variance, same optimal policy."""
 
     def __post_init__(self) -> None:
         if self.mode not in REWARD_MODES:
@@ -60,5 +60,5 @@ class RewardConfig:
 
     @property
     def pays_plain_score(self) -> bool:
-        """What is paid is the change of the task's own score."""
+        """Whether the reward is the change of the task's own score."""
         return self.mode == "score" and self.family == "contribution"

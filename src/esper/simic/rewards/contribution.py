@@ -1,7 +1,7 @@
-"""The contribution family: accuracy counts, and seeds are worth what leaving them out costs.
+"""The contribution family: progress is accuracy, the worth of a seed its contribution to it.
 
-A seed's worth is its last measured counterfactual contribution, so it earns nothing from what the
-host learns by itself. A member's own progress is its accuracy on `val_control`, or its score.
+A seed's worth is its last measured counterfactual contribution, so it earns nothing for progress of
+the host alone. The progress of a member is its accuracy on `val_control`, or its score.
 
 Shape letters: E members, S slots.
 """
@@ -14,34 +14,36 @@ import numpy as np
 
 from esper.leyline.arrays import Doubles
 from esper.leyline.rewards import RewardInputs
-from esper.simic.rewards.family import OCCUPIED, Family, Progress, settled
-from esper.simic.rewards.score import score_reached
+from esper.simic.rewards.family import OCCUPIED, Family, Progress, current_value
+from esper.simic.rewards.score import score_after_step
 
 
 class ContributionFamily(Family):
-    """Remembers the accuracy that has been paid."""
+    """Keeps the accuracy that was already paid for."""
 
     ARRAYS: ClassVar[tuple[str, ...]] = ("accuracy_E",)
     accuracy_E: Doubles
 
     def begin(self, inputs: RewardInputs) -> None:
-        """From the accuracy of the fresh host."""
+        """Start from the accuracy of the initial host."""
         self.accuracy_E = np.nan_to_num(inputs.accuracy_before_E, posinf=0.0, neginf=0.0)
 
     def measure(self, inputs: RewardInputs) -> Progress:
-        """Changes of score and accuracy, contributions of seeds."""
-        score_E = score_reached(inputs)
-        accuracy_E = settled(inputs.accuracy_E, inputs.snapshot_accuracy_E, self.accuracy_E, inputs)
+        """Changes of score and accuracy, and contributions of seeds."""
+        score_E = score_after_step(inputs)
+        accuracy_E = current_value(
+            inputs.accuracy_E, inputs.snapshot_accuracy_E, self.accuracy_E, inputs
+        )
         change_E = accuracy_E - self.accuracy_E
         self.accuracy_E = accuracy_E
         return Progress(score_E, score_E - inputs.score_before_E, change_E, contributions(inputs))
 
 
 def contributions(inputs: RewardInputs) -> Doubles:
-    """`[E, S]`: of seeds that stand, 0 where nothing is measured.
+    """Contribution `[E, S]` of each seed; 0 for empty slots and unmeasured seeds.
 
-    Where a member was set back, the seeds that are left are worth what they were a step before:
-    what was measured since is of the state that was given up.
+    For a member that was rolled back, seeds keep their value of the step before: the current
+    measurement is of the discarded state.
     """
     back_E1 = inputs.rolled_back_E[:, None]
     found_ES = np.where(back_E1, inputs.contribution_before_ES, inputs.contribution_ES)

@@ -1,10 +1,10 @@
-"""Rewards held back until a seed is permanent: `escrow`.
+"""Reward mode `escrow`: payments held back until a seed is permanent.
 
-Every live seed has an account that holds what it is worth. A share of it (`advance`) is paid ahead
-and follows the account up and down. When the seed is made permanent, the rest is paid and the
-account is closed; when it is pruned, set back by the governor, or still uncommitted when the
-episode ends, what was paid ahead is taken back. So in sum a seed gets what it was worth when it was
-made permanent, once, or nothing.
+Every active seed has an account that holds its worth. A fraction of it (`advance`) is paid in
+advance and follows the account up and down. When the seed is fossilised, the rest is paid and the
+account is closed; when it is pruned, rolled back by the governor, or not fossilised by the end of
+the episode, the advance is taken back. In total a seed earns its worth at fossilisation, once, or
+nothing.
 
 Shape letters: E members, S slots.
 """
@@ -32,20 +32,20 @@ class EscrowReward(ModeReward):
     ARRAYS: ClassVar[tuple[str, ...]] = ("paid_ES", "closed_ES", "forfeited_ES")
 
     paid_ES: Doubles
-    """What has been paid for the seed that stands there."""
+    """Paid so far for the seed in the slot."""
     closed_ES: Bools
-    """It was made permanent and paid out."""
+    """The seed was fossilised and paid out."""
     forfeited_ES: Bools
-    """Its removal was asked for; alpha may take some steps down."""
+    """Pruning was requested; alpha may take some steps to reach 0."""
 
     def begin(self, inputs: RewardInputs) -> None:
-        """No accounts. Seeds that members are born with have none."""
+        """Reset the accounts; seeds present at the start have none."""
         self.paid_ES = np.zeros(inputs.stage_ES.shape)
         self.closed_ES = np.zeros(inputs.stage_ES.shape, dtype=np.bool_)
         self.forfeited_ES = np.zeros(inputs.stage_ES.shape, dtype=np.bool_)
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """What accounts of all slots pay, by what happened to their seeds."""
+        """Advance, payout and clawback summed over slots."""
         live_ES = _LIVE[inputs.stage_ES]
         self.forfeited_ES = (self.forfeited_ES | executed(inputs, LifecycleOp.PRUNE)) & live_ES
         open_ES = live_ES & ~self.forfeited_ES
@@ -66,7 +66,7 @@ class EscrowReward(ModeReward):
 
 
 def executed(inputs: RewardInputs, op: LifecycleOp) -> Bools:
-    """`[E, S]`: slots in which this step carried out `op`."""
+    """Slots `[E, S]` in which this step executed `op`."""
     done_E = (inputs.actions.op == op) & inputs.outcome.executed
     slots = np.arange(inputs.stage_ES.shape[1])
     return np.asarray(done_E[:, None] & (inputs.outcome.target_slot[:, None] == slots))

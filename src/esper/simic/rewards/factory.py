@@ -1,10 +1,9 @@
-"""Which class stands behind a reward's name; `make_reward` is the way to one.
+"""`make_reward`: builds a reward from its config.
 
     reward = make_reward(RewardConfig(mode="escrow"), spec.upkeep)
     rewards_E, components = reward(inputs)
 
-A reward of one's own needs no entry here: anything of `RewardProtocol`'s signature can be given to
-a policy client in place of these.
+A custom reward needs no entry here: any `RewardProtocol` can be passed to a policy client.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ def make_reward(
     upkeep_rule: Upkeep,
     baseline_curve: Sequence[float] | None = None,
 ) -> ScoreReward | ModeReward:
-    """The reward a config names, for a task with this upkeep.
+    """Build the reward of a config, for a task with this upkeep.
 
-    `baseline_curve`: mean score of `wait` after each step, the fresh host's first (T + 1 values);
-    `score` of the contribution family alone can take it off.
+    `baseline_curve`: mean score of `wait` initially and after each step (T + 1 values), to be
+    subtracted; only for mode `score` of the contribution family.
     """
     if baseline_curve is not None and not config.pays_plain_score:
         raise EsperError(

@@ -1,7 +1,7 @@
-"""What all families answer: how far has a member come, and what is each of its seeds worth?
+"""`Family`, the interface of reward families: progress of a member and worth of its seeds.
 
-A family measures, a mode pays: `contribution.py` and `loss.py` are the families, the other modules
-the modes. All parts of a reward that depend on a seed go through `worth_ES`.
+Families (`contribution.py`, `loss.py`) measure, modes (the other modules) pay. All components that
+depend on a seed use `worth_ES`.
 
 Shape letters: E members, S slots.
 """
@@ -17,43 +17,45 @@ import numpy as np
 from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.rewards import RewardInputs
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
-from esper.simic.rewards.memory import Remembers
+from esper.simic.rewards.memory import EpisodeMemory
 
 OCCUPIED: Final[Bools] = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
-"""By stage: a seed stands there."""
+"""By stage: whether the slot holds a seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a step has brought, in units of accuracy (0..1)."""
+    """Progress of a step, in units of accuracy (0..1)."""
 
     score_E: Doubles
-    """Where the member stands, the price of growth taken off."""
+    """Score after the step, net of the price of growth."""
     score_change_E: Doubles
     merit_change_E: Doubles
-    """Change of what it can do, whatever it has grown for it."""
+    """Change of performance, regardless of growth."""
     worth_ES: Doubles
-    """What each seed that stands is worth now; 0 where none does, or none is measured."""
+    """Current worth of each seed; 0 for empty slots and unmeasured seeds."""
 
 
-class Family(Remembers, ABC):
-    """One way to measure progress."""
+class Family(EpisodeMemory, ABC):
+    """Measures progress."""
 
     @abstractmethod
     def measure(self, inputs: RewardInputs) -> Progress:
-        """The step's progress; once a step, `begin` before the first of an episode."""
+        """Progress of the step; call once per step, after `begin` at the start of an episode."""
 
 
 def growth(added_params_E: Doubles, host_params: int) -> Doubles:
-    """Doublings `[E]` of the host's parameters by what was added to them."""
+    """Growth `[E]` in doublings of the host's parameters."""
     return np.asarray(np.log2(1.0 + added_params_E / host_params))
 
 
-def settled(now_E: Doubles, snapshot_E: Doubles, paid_E: Doubles, inputs: RewardInputs) -> Doubles:
-    """What a value that has been paid up to `paid_E` has come to.
+def current_value(
+    now_E: Doubles, snapshot_E: Doubles, paid_E: Doubles, inputs: RewardInputs
+) -> Doubles:
+    """Value after the step: the snapshot's for members that were rolled back.
 
-    A member that was set back stands where its snapshot stood. A value that is not finite changes
-    nothing: the next one that is settles the rest, so in sum nothing is paid twice.
+    A value that is not finite is replaced by `paid_E`, the last one paid for; the next finite value
+    makes up the difference, so that nothing is paid twice.
     """
     reached_E = np.where(inputs.rolled_back_E, snapshot_E, now_E)
     return np.where(np.isfinite(reached_E), reached_E, paid_E)

@@ -1,4 +1,4 @@
-"""What a reward remembers of an episode: arrays over members, saved and loaded by name."""
+"""Per-episode state of rewards: arrays over members, saved and loaded by name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ State = dict[str, npt.NDArray[Any]]
 """Copies of the arrays by name; empty before the first episode."""
 
 
-class Remembers:
-    """Keeps the arrays named in `ARRAYS` as attributes; `begin` makes them anew."""
+class EpisodeMemory:
+    """Holds the arrays named in `ARRAYS` as attributes; `begin` resets them."""
 
     ARRAYS: ClassVar[tuple[str, ...]] = ()
 
@@ -24,20 +24,20 @@ class Remembers:
         """Start an episode of `inputs.members` members."""
 
     def state(self) -> State:
-        """All it takes to go on in the middle of an episode."""
+        """Copies of the arrays, to resume in the middle of an episode."""
         return {name: getattr(self, name).copy() for name in self.ARRAYS if hasattr(self, name)}
 
     def load_state(self, state: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Go on where `state` was taken; one of another kind of reward is refused."""
-        refuse_other(type(self).__name__, state, self.ARRAYS)
+        """Restore `state`; raises for one of another kind of reward."""
+        require_arrays(type(self).__name__, state, self.ARRAYS)
         for name in state:
             setattr(self, name, np.array(state[name]))
 
 
-def refuse_other(
+def require_arrays(
     kind: str, state: Mapping[str, npt.NDArray[Any]], expected: tuple[str, ...]
 ) -> None:
-    """Refuse a state that is neither empty nor made of exactly the `expected` arrays."""
+    """Raise unless `state` is empty or holds exactly the `expected` arrays, of equal length."""
     if state and set(state) != set(expected):
         raise EsperError(
             f"state of {kind} has {', '.join(sorted(state))}; expected "
@@ -47,4 +47,4 @@ def refuse_other(
     sizes = {name: value.shape[:1] for name, value in state.items() if value.ndim}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{name} {size[0]}" for name, size in sorted(sizes.items()))
-        raise EsperError(f"state of {kind} is of different numbers of members: {listed}")
+        raise EsperError(f"state of {kind} has different numbers of members: {listed}")

@@ -1,13 +1,13 @@
-"""Rewards with a potential: `shaped` (the score, and hints on the way) and `simplified`.
+"""Potential-based reward modes `shaped` and `simplified`.
 
-One potential, summed over all slots at every step, whatever the action was; each step pays its
-change, so it telescopes (gamma = 1):
+The potential is summed over all slots at every step; each step pays its change, so it telescopes
+(gamma = 1):
 
     potential = sum over slots of  stage_weight * stage  +  contribution_weight * worth
 
-In `shaped` it is a hint: it is 0 at every terminal (end of the episode, rollback), so over an
-episode it pays nothing, and which policy is best is left as it was. In `simplified` it is the aim:
-what seeds are worth at the end is what was paid for them.
+In `shaped` it is added to the score and is 0 at every terminal (episode end, rollback), so it sums
+to 0 over an episode and leaves the optimal policy unchanged. In `simplified` it is the objective:
+seeds are paid their final worth.
 
 Shape letters: E members, S slots.
 """
@@ -34,29 +34,29 @@ _PATH: Final = (
 STAGE_POTENTIAL: Final[Doubles] = np.array(
     [(_PATH.index(stage) + 1) / len(_PATH) if stage in _PATH else 0.0 for stage in SeedStage]
 )
-"""By stage: how far a seed has come, 0 (none stands there) to 1 (permanent)."""
+"""Progress of a seed by stage, from 0 (none) to 1 (fossilised)."""
 
 
 class ScoreChangeReward(ModeReward):
-    """`score` of any family: change of score - upkeep. For accuracy, `ScoreReward` is the same."""
+    """`score` for any family: change of score - upkeep. Equals `ScoreReward` for contribution."""
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """The change of score."""
+        """Change of score."""
         return {"score": progress.score_change_E}
 
 
 class _WithPotential(ModeReward):
-    """Remembers the potential that has been paid; 0 before the first step."""
+    """Keeps the potential that was already paid."""
 
     ARRAYS: ClassVar[tuple[str, ...]] = ("potential_E",)
     potential_E: Doubles
 
     def begin(self, inputs: RewardInputs) -> None:
-        """Nothing paid."""
+        """Reset the potential to 0."""
         self.potential_E = np.zeros(inputs.members)
 
     def _move_to(self, potential_E: Doubles) -> Doubles:
-        """The way from the last potential to this one."""
+        """Change from the last potential to this one."""
         change_E = potential_E - self.potential_E
         self.potential_E = potential_E
         return change_E
@@ -66,7 +66,7 @@ class ShapedReward(_WithPotential):
     """Change of score + change of potential (0 at terminals) - upkeep."""
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """Score and potential."""
+        """Changes of score and potential."""
         per_slot_ES = (
             self.config.stage_weight * STAGE_POTENTIAL[inputs.stage_ES]
             + self.config.contribution_weight * progress.worth_ES
@@ -76,11 +76,11 @@ class ShapedReward(_WithPotential):
 
 
 class SimplifiedReward(_WithPotential):
-    """Change of what all seeds together are worth - rent - upkeep; nothing for the host."""
+    """Change of the total worth of seeds - rent - upkeep; nothing for the host."""
 
     CHARGES_RENT: ClassVar[bool] = True
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """Worth."""
+        """Change of worth."""
         worth_E = self.config.contribution_weight * progress.worth_ES.sum(axis=1)
         return {"worth": self._move_to(worth_E)}

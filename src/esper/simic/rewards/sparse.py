@@ -1,6 +1,6 @@
-"""Rewards for the result alone: `sparse`, and `minimal`, which charges upkeep on the way.
+"""Reward modes `sparse` (final score only) and `minimal` (final score minus upkeep).
 
-A step that is a rollback pays the penalty and is a terminal: what led to it has no part in the end.
+A rollback pays the penalty and is terminal: steps before it get no part of the final score.
 
 Shape letters: E members.
 """
@@ -18,14 +18,14 @@ from esper.simic.rewards.family import Progress
 
 
 class MinimalReward(ModeReward):
-    """The final score at the end of the episode; upkeep at every step."""
+    """Final score at the end of the episode, minus upkeep at every step."""
 
     def paid(self, inputs: RewardInputs, progress: Progress) -> dict[str, Doubles]:
-        """The score where the episode is over; a rollout that is merely cut pays no end."""
+        """Score at the end of the episode; nothing where only the rollout ends."""
         return {"score": np.where(inputs.episode_over, progress.score_E, 0.0)}
 
 
 class SparseReward(MinimalReward):
-    """The final score at the end of the episode, nothing else but penalties."""
+    """Final score at the end of the episode, minus penalties."""
 
     CHARGES_UPKEEP: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""How figures of many minibatches become those of one update: one declared reducer per key."""
+"""Aggregates minibatch metrics to those of one update, with one reducer per key."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = MappingProxy
         "value_loss": _mean,
         "entropy": _mean,
         "head_entropy": _mean_of_known,  # head by head
-        "approx_kl": max,  # what the KL limit is compared with
+        "approx_kl": max,  # compared with the KL limit
         "clip_fraction": _mean,
         "ratio_mean": _mean,
         "ratio_min": min,
@@ -47,7 +47,7 @@ REDUCERS: Final[Mapping[str, Callable[[Sequence[float]], float]]] = MappingProxy
         "return_std": _last,
         "advantage_mean": _last,
         "advantage_std": _last,
-        "grad_norm": _mean_of_known,  # no step, no gradient
+        "grad_norm": _mean_of_known,  # NaN where the KL limit skipped the step
         "learning_rate": _last,
         "entropy_coef": _last,
         "exploration": _last,
@@ -60,9 +60,9 @@ _WHOLE: Final = {f.name: f.type for f in fields(PPOUpdateMetrics) if f.type in (
 
 
 def aggregate_ppo_metrics(update_metrics: Rows) -> PPOUpdateMetrics:
-    """The figures of an update from rows that each hold some of them (a minibatch's, a pass's).
+    """Reduce metric rows (of minibatches and passes) to the metrics of an update.
 
-    A key without a reducer is an error, and so is a figure that no row holds.
+    Raises on a key without a reducer, and on a metric that no row holds.
     """
     gathered: dict[str, list[Figure]] = {}
     for row in update_metrics:

@@ -1,12 +1,11 @@
-"""What is wrong with a run, how loudly is it recorded, and for how long?
+"""Anomaly detection after each round, and the telemetry level it raises.
 
     report = detect_anomalies(AnomalyConfig(), metrics=metrics, rounds=summaries, outcome=outcome)
     emit_anomaly_diagnostics(hub, report, round_index, None)
     hub.level = clock.after_round(report)
 
-Detection reads figures that are on the host anyway, once a round, and changes nothing. A figure
-that does not apply (NaN by its own definition) is never an anomaly. Shape letters: A heads, E
-members, N things that are ranked.
+Detection is read-only and uses values that are already on the host. A metric that is NaN by
+definition is never an anomaly. Shape letters: A heads, E members, N ranked values.
 """
 
 from __future__ import annotations
@@ -53,44 +52,44 @@ WORST_FIRST: Final = (
     _Kind.REWARD_HACKING,
     _Kind.PERFORMANCE_DEGRADATION,
 )
-"""The order of a report: what can destroy the weights, what stops learning, what misleads it."""
+"""Order of a report, most severe first."""
 
 _MAY_BE_NAN: Final[Mapping[type, frozenset[str]]] = {
     PPOUpdateMetrics: frozenset({"head_entropy", "explained_variance"}),
     BatchSummary: frozenset({"learning_rate", "entropy_coef", "member_steps_per_second"}),
 }
-"""Figures of which NaN says that they do not apply: the head never counted, all returns are the
-same, nothing learns, no time was measured."""
+"""Metrics for which NaN means not applicable: head never used, constant returns, nothing learns, no
+time measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnomalyConfig:
-    """From where on a figure is an anomaly."""
+    """Thresholds of anomalies."""
 
     max_ratio: float = 5.0
-    """Largest probability ratio of an update, new policy over old."""
+    """Maximum probability ratio of an update, new policy over old."""
     min_ratio: float = 0.1
-    """Smallest one."""
+    """Minimum probability ratio."""
     max_kl: float = 0.2
-    """Largest KL divergence of a minibatch, in nats; well above where an update stops."""
+    """Maximum KL divergence of a minibatch, in nats; well above `target_kl`."""
     min_head_entropy: float = 0.02
-    """Least entropy of a head, in nats, over steps at which it had more than one choice."""
+    """Minimum entropy of a head, in nats, over steps with more than one choice."""
     min_value_spread: float = 0.01
-    """Least deviation of the values, as a share of the deviation of the returns."""
+    """Minimum standard deviation of the values, as a fraction of that of the returns."""
     min_explained_variance: float = -1.0
-    """Below 0, the values are worse than one number for all states."""
+    """Minimum explained variance; below 0, values are worse than a constant."""
     max_grad_norm: float = 100.0
-    """Largest gradient norm, before clipping."""
+    """Maximum gradient norm before clipping."""
     min_grad_norm: float = 1e-7
-    """Smallest one."""
+    """Minimum gradient norm."""
     max_dead_layers: float = 0.5
-    """Largest share of layers whose gradient is all but zero everywhere (debug level)."""
+    """Maximum fraction of layers with a (nearly) zero gradient, at DEBUG level."""
     window: int = 20
-    """Rounds that are looked at together, the present one included."""
+    """Rounds in the trend window, including the current one."""
     hacking_deviations: float = 3.0
-    """How many standard deviations beyond chance pay and score must part to be no accident."""
+    """Standard deviations from chance at which reward and score diverge significantly."""
     max_degradation: float = 0.05
-    """How far mean accuracy (0..1) may lie below that of the earlier rounds of the window."""
+    """Maximum drop of mean accuracy (0..1) below the earlier rounds of the window."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -116,32 +115,32 @@ def detect_anomalies(
     layers: Sequence[LayerGradientStats] = (),
     non_finite: Mapping[str, int] | None = None,
 ) -> AnomalyReport:
-    """Everything that is wrong, worst first; what is not given is not looked at.
+    """Detect anomalies, worst first; inputs that are not given are not checked.
 
-    `metrics`: of the update. `rounds`: summaries of the run, oldest first, the present round last;
-    more than the window are not read. `outcome`: how the members of this round ended.
-    `mask_stats`: what the masks left over in this round, so that a head without a choice is no
-    collapse. `layers`: of `collect_per_layer_gradients`. `non_finite`: of
+    `metrics`: of the update. `rounds`: summaries, oldest first, the current round last; only the
+    window is used. `outcome`: episode outcomes of this round. `mask_stats`: of this round, so that
+    a head without a choice does not count as collapsed. `layers`: from
+    `collect_per_layer_gradients`. `non_finite`: from
     `check_numerical_stability`.
     """
-    found = [*_broken_tensors(non_finite or {}, layers)]
+    found = [*_non_finite_tensors(non_finite or {}, layers)]
     if metrics is not None:
-        found += _broken_figures(metrics, "PPO update")
+        found += _non_finite_metrics(metrics, "PPO update")
         found += _of_policy(config, metrics)
         found += _of_heads(config, metrics, mask_stats)
         found += _of_values(config, metrics)
         found += _of_gradient(config, metrics)
     found += _of_layers(config, layers)
     if rounds:
-        found += _broken_figures(rounds[-1], "round")
+        found += _non_finite_metrics(rounds[-1], "round")
         found += _of_rounds(config, rounds[-config.window :])
     if outcome is not None:
         found += _of_members(config, outcome)
-    return AnomalyReport(tuple(sorted(found, key=_gravity)))
+    return AnomalyReport(tuple(sorted(found, key=_severity_key)))
 
 
-def _gravity(anomaly: AnomalyDetected) -> tuple[int, float]:
-    """By kind; within a kind, what is furthest beyond its threshold comes first."""
+def _severity_key(anomaly: AnomalyDetected) -> tuple[int, float]:
+    """Sort key: by kind, then by distance from the threshold."""
     return WORST_FIRST.index(anomaly.kind), -abs(anomaly.value - anomaly.threshold)
 
 
@@ -151,25 +150,25 @@ def _anomaly(
     return AnomalyDetected(kind, float(value), float(threshold), head, detail)
 
 
-# ---- numbers that are none --------------------------------------------------------------------
+# ---- non-finite values ------------------------------------------------------------------------
 
 
-def _broken(count: int, detail: str) -> AnomalyDetected:
-    """Its value is how many numbers are not finite: the number itself could not be compared."""
+def _non_finite(count: int, detail: str) -> AnomalyDetected:
+    """Anomaly whose value is the number of non-finite values."""
     return _anomaly(_Kind.NON_FINITE, count, 0.0, detail)
 
 
-def _broken_tensors(
+def _non_finite_tensors(
     non_finite: Mapping[str, int], layers: Sequence[LayerGradientStats]
 ) -> Iterator[AnomalyDetected]:
-    """Each tensor once, even where both ways of looking found it."""
+    """Report each tensor once, even if both checks found it."""
     by_layer = {f"gradient {s.layer}": s.nan_count + s.inf_count for s in layers}
     for name, count in (by_layer | dict(non_finite)).items():
         if count:
-            yield _broken(count, f"{name}: numbers that are not finite: {count}")
+            yield _non_finite(count, f"{name}: numbers that are not finite: {count}")
 
 
-def _broken_figures(
+def _non_finite_metrics(
     record: PPOUpdateMetrics | BatchSummary, owner: str
 ) -> Iterator[AnomalyDetected]:
     for f in fields(record):
@@ -178,11 +177,11 @@ def _broken_figures(
         if f.name in _MAY_BE_NAN[type(record)] or (f.name == "grad_norm" and _took_no_step(record)):
             broken &= ~np.isnan(given)
         if broken.any():
-            yield _broken(int(broken.sum()), f"{owner}: {f.name} is {given[broken][0]}")
+            yield _non_finite(int(broken.sum()), f"{owner}: {f.name} is {given[broken][0]}")
 
 
 def _took_no_step(record: PPOUpdateMetrics | BatchSummary) -> bool:
-    """The KL limit may stop an update before its first step; there is no gradient then."""
+    """Whether the KL limit may have stopped the update before its first step."""
     return isinstance(record, PPOUpdateMetrics) and record.early_stopped
 
 
@@ -190,7 +189,7 @@ def _took_no_step(record: PPOUpdateMetrics | BatchSummary) -> bool:
 
 
 def _of_policy(config: AnomalyConfig, metrics: PPOUpdateMetrics) -> Iterator[AnomalyDetected]:
-    """How far the update moved the policy; a NaN is beyond no threshold."""
+    """Change of the policy by the update; NaN exceeds no threshold."""
     highest, lowest, kl = metrics.ratio_max, metrics.ratio_min, metrics.approx_kl
     if highest > config.max_ratio:
         detail = f"an action became {highest:.3g} times as likely in one update"
@@ -206,7 +205,7 @@ def _of_policy(config: AnomalyConfig, metrics: PPOUpdateMetrics) -> Iterator[Ano
 def _of_heads(
     config: AnomalyConfig, metrics: PPOUpdateMetrics, mask_stats: MaskStats | None
 ) -> Iterator[AnomalyDetected]:
-    """Steps with a single choice have entropy 0, so the mean over all is spread over the others."""
+    """Entropy per head, rescaled to the steps with more than one choice."""
     entropy_A = np.asarray(metrics.head_entropy, dtype=np.float64)
     if mask_stats is not None:
         free_A = mask_stats.steps_A - mask_stats.forced_A
@@ -262,17 +261,17 @@ def _of_layers(
         yield _anomaly(_Kind.GRADIENT_VANISHING, dead, config.max_dead_layers, detail)
 
 
-# ---- pay and score ----------------------------------------------------------------------------
+# ---- reward and score -------------------------------------------------------------------------
 
 
 def _of_members(config: AnomalyConfig, outcome: EpisodeOutcome) -> Iterator[AnomalyDetected]:
-    """What single members were paid, and whether it goes against what they reached."""
+    """Non-finite rewards and scores, and negative rank correlation between them."""
     for name, values_E in (("return", outcome.episode_return_E), ("score", outcome.score_E)):
         broken = ~np.isfinite(values_E)
         if broken.any():
             first = int(np.flatnonzero(broken)[0])
             detail = f"{name} of {broken.sum()} members, first of member {first}, is not finite"
-            yield _broken(int(broken.sum()), detail)
+            yield _non_finite(int(broken.sum()), detail)
     agreement = rank_agreement(outcome.episode_return_E, outcome.score_E)
     if agreement < -config.hacking_deviations:
         detail = "members with the worse scores were paid more in this round"
@@ -280,7 +279,7 @@ def _of_members(config: AnomalyConfig, outcome: EpisodeOutcome) -> Iterator[Anom
 
 
 def _of_rounds(config: AnomalyConfig, rounds: Sequence[BatchSummary]) -> Iterator[AnomalyDetected]:
-    """What the last rounds say together; `rounds` are those of the window."""
+    """Trends over the rounds of the window."""
     time = np.arange(len(rounds))
     paid = rank_agreement(time, [r.mean_reward for r in rounds])
     reached = rank_agreement(time, [r.mean_score for r in rounds])
@@ -298,10 +297,10 @@ def _of_rounds(config: AnomalyConfig, rounds: Sequence[BatchSummary]) -> Iterato
 
 
 def rank_agreement(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
-    """Spearman's rank correlation in standard deviations from chance; NaN where there is no order.
+    """Spearman's rank correlation as a z-score; NaN for constant values.
 
-    Under chance it has mean 0 and deviation 1, whatever is measured and in whatever units; pairs
-    that are not finite do not count.
+    Under independence it has mean 0 and standard deviation 1. Pairs that are not finite are
+    ignored.
 
     >>> round(rank_agreement([1, 2, 3, 4, 5], [10, 100, 1e3, 1e4, 1e5]), 6)
     2.0
@@ -316,21 +315,21 @@ def rank_agreement(left: npt.ArrayLike, right: npt.ArrayLike) -> float:
 
 
 def _ranks(values_N: Doubles) -> Doubles:
-    """Ranks from 0; equal values share the mean of theirs."""
+    """Ranks from 0; ties share their mean rank."""
     _, place_N, count = np.unique(values_N, return_inverse=True, return_counts=True)
     last = np.cumsum(count)
     return np.asarray((last - (count + 1) / 2)[place_N], dtype=np.float64)
 
 
-# ---- what comes of it -------------------------------------------------------------------------
+# ---- escalation -------------------------------------------------------------------------------
 
 
 def handle_telemetry_escalation(
     anomaly_report: AnomalyReport, telemetry_config: TelemetryConfig
 ) -> TelemetryLevel:
-    """The level to record at after this report: raised by an anomaly, never lowered.
+    """Return the telemetry level after this report: raised on an anomaly, never lowered.
 
-    Who records nothing (OFF) goes on recording nothing.
+    OFF stays OFF.
     """
     escalates = anomaly_report.has_anomaly and telemetry_config.escalation_rounds > 0
     return _raised(telemetry_config) if escalates else telemetry_config.level
@@ -342,7 +341,7 @@ def _raised(config: TelemetryConfig) -> TelemetryLevel:
 
 
 class EscalationClock:
-    """How long the level stays raised: n rounds after the last anomaly.
+    """Keeps the level raised for n rounds after the last anomaly.
 
     >>> clock = EscalationClock(TelemetryConfig(escalation_rounds=1))
     >>> bad = AnomalyReport((_anomaly(AnomalyKind.KL_EXPLOSION, 0.5, 0.2, "too far"),))
@@ -351,18 +350,18 @@ class EscalationClock:
     """
 
     def __init__(self, config: TelemetryConfig, rounds_left: int = 0) -> None:
-        """`rounds_left`: where a run goes on, that of its checkpoint."""
+        """`rounds_left`: that of the checkpoint in a resumed run."""
         self.config = config
         self.rounds_left = rounds_left
-        """Rounds to come that are recorded at the raised level."""
+        """Remaining rounds at the raised level."""
 
     @property
     def level(self) -> TelemetryLevel:
-        """Of the next round."""
+        """Level of the next round."""
         return _raised(self.config) if self.rounds_left else self.config.level
 
     def after_round(self, report: AnomalyReport) -> TelemetryLevel:
-        """The level of the next round; an anomaly starts the clock again."""
+        """Return the level of the next round; an anomaly restarts the clock."""
         if report.has_anomaly:
             self.rounds_left = self.config.escalation_rounds
             return handle_telemetry_escalation(report, self.config)
@@ -373,6 +372,6 @@ class EscalationClock:
 def emit_anomaly_diagnostics(
     hub: TelemetryHub, anomaly_report: AnomalyReport, batch_idx: int, epoch_idx: int | None
 ) -> None:
-    """One event per anomaly, worst first; `epoch_idx` is the step, None for the whole round."""
+    """Emit one event per anomaly, worst first; `epoch_idx`: step, None for the whole round."""
     for anomaly in anomaly_report.anomalies:
         hub.emit(TelemetryEvent.of(anomaly, batch_idx, epoch_idx))

@@ -1,12 +1,11 @@
-"""How is what happened put into an event?
+"""Emitters: one function per telemetry event, each formats a payload and emits it.
 
-Each emitter formats and emits, and changes nothing else: arrays of a record that go into an event
-are copied, because the hub's writer reads them later; payloads are handed on as they are. Nothing
-is built that the hub would not record. An emitter with a `telemetry_level` also skips below the
-level its event belongs to.
+Emitters never change training state. Arrays of a record are copied, because the hub's writer reads
+them later; payloads are passed on as they are. Nothing is built that the hub would not record. An
+emitter with a `telemetry_level` also skips below the level of its event.
 
-Where the founding documents name one member, arrays over all members may stand; `env_id` is then
-None (or the array of members). Shape letters: E members, N occurrences, O operations, S slots.
+Arguments for one member may also be arrays over all members; `env_id` is then None (or the array of
+members). Shape letters: E members, N occurrences, O operations, S slots.
 """
 
 from __future__ import annotations
@@ -74,27 +73,29 @@ SLOT_EVENTS: Final = frozenset(
         SeedPruned,
     )
 )
-"""What can happen in a slot, as event types."""
+"""Event types of slots."""
 
 DEAD_FRACTION: Final = 0.9
-"""A layer is dead when more than this share of its gradient is exactly 0."""
+"""A layer is dead if more than this fraction of its gradient is exactly 0."""
 EXPLODING_FRACTION: Final = 0.1
-"""A layer explodes when more than this share of its gradient is above 10 in size."""
+"""A layer explodes if more than this fraction of its gradient exceeds 10 in magnitude."""
 
 
-def _wanted(hub: TelemetryHub, kind: TelemetryEventType, telemetry_level: TelemetryLevel) -> bool:
+def _is_recorded(
+    hub: TelemetryHub, kind: TelemetryEventType, telemetry_level: TelemetryLevel
+) -> bool:
     return kind.recorded_at(telemetry_level) and hub.records(kind)
 
 
 def _column(values: npt.ArrayLike, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """A copy as a column of an event; one value is a column of length 1."""
+    """Copy values to an event column; a scalar becomes a column of length 1."""
     return np.atleast_1d(np.array(values, dtype=dtype))
 
 
 def emit_with_env_context(
     hub: TelemetryHub, event: TelemetryEvent, env_id: int | None, device: str | None
 ) -> None:
-    """Emit `event` as one about this member (None: its columns name members) on this device."""
+    """Emit `event` with this member (None: its columns name the members) and device."""
     if hub.records(event.type):
         hub.emit(replace(event, env_id=env_id, device=device))
 
@@ -104,10 +105,10 @@ def emit_with_env_context(
 
 @dataclass(frozen=True, slots=True)
 class SlotTelemetry:
-    """What is recorded about slots, and the place their events are stamped with."""
+    """Recorded slot events, and the step and round they are stamped with."""
 
     kinds: frozenset[TelemetryEventType] = frozenset()
-    """Event types that are recorded."""
+    """Recorded event types."""
     inner_epoch: int = 0
     """Step of the episode."""
     global_epoch: int = 0
@@ -120,7 +121,7 @@ def apply_slot_telemetry(
     inner_epoch: int,
     global_epoch: int,
 ) -> SlotTelemetry:
-    """`slot_config` at another step and round, at the level of `telemetry_config`."""
+    """Return `slot_config` for this step and round, at the level of `telemetry_config`."""
     level = telemetry_config.level
     kinds = frozenset(kind for kind in SLOT_EVENTS if kind.recorded_at(level))
     return replace(slot_config, kinds=kinds, inner_epoch=inner_epoch, global_epoch=global_epoch)
@@ -129,19 +130,19 @@ def apply_slot_telemetry(
 def emit_slot_events(
     hub: TelemetryHub, slot_config: SlotTelemetry, device: str, payload: SlotPayload
 ) -> None:
-    """Seeds were born, moved, judged or removed; no event where there were none."""
+    """Emit a slot event; no event if the payload is empty."""
     if EVENT_TYPE_OF[type(payload)] in slot_config.kinds and len(payload.member_N):
         event = TelemetryEvent.of(payload, slot_config.global_epoch, slot_config.inner_epoch)
         emit_with_env_context(hub, event, None, device)
 
 
-def _emit_of_step(hub: TelemetryHub, device: str, record: StepRecord, payload: Payload) -> None:
+def _emit_step_event(hub: TelemetryHub, device: str, record: StepRecord, payload: Payload) -> None:
     at = record.signals
     emit_with_env_context(hub, TelemetryEvent.of(payload, at.round_index, at.step), None, device)
 
 
 def emit_step_completed(hub: TelemetryHub, device: str, record: StepRecord) -> None:
-    """What every member measured; live seeds are those that stood there when it was measured."""
+    """Emit the measurements of all members; active seeds are counted at measurement time."""
     if not hub.records(_Kind.STEP_COMPLETED):
         return
     seen = record.signals
@@ -155,7 +156,7 @@ def emit_step_completed(hub: TelemetryHub, device: str, record: StepRecord) -> N
         live_seeds_E=live_E,
         params_over_host_E=seen.params_over_host_E.copy(),
     )
-    _emit_of_step(hub, device, record, payload)
+    _emit_step_event(hub, device, record, payload)
 
 
 def emit_last_action(
@@ -174,8 +175,8 @@ def emit_last_action(
     round_index: int,
     step: int,
 ) -> None:
-    """What was asked of one member, or of all in order, and what it was paid."""
-    if not _wanted(hub, _Kind.LAST_ACTION, telemetry_level):
+    """Emit the actions and rewards of one member, or of all in order."""
+    if not _is_recorded(hub, _Kind.LAST_ACTION, telemetry_level):
         return
     payload = LastAction(
         op_E=_column(action, np.int8),
@@ -190,7 +191,7 @@ def emit_last_action(
 
 
 def emit_counterfactuals(hub: TelemetryHub, device: str, record: StepRecord) -> None:
-    """What the seeds that were switched off are worth; no event where none was."""
+    """Emit measured contributions of seeds; no event if none was measured."""
     if not hub.records(_Kind.COUNTERFACTUALS_MEASURED):
         return
     found = record.counterfactuals
@@ -209,7 +210,7 @@ def emit_counterfactuals(hub: TelemetryHub, device: str, record: StepRecord) -> 
         coalitions_N=found.coalitions_E[at[0]],
         exact_N=found.exact_E[at[0]],
     )
-    _emit_of_step(hub, device, record, payload)
+    _emit_step_event(hub, device, record, payload)
 
 
 def emit_cf_unavailable(
@@ -221,7 +222,7 @@ def emit_cf_unavailable(
     round_index: int,
     step: int,
 ) -> None:
-    """Members whose seeds were not measured, and why; no event where there are none."""
+    """Emit members whose seeds were not measured, and why; no event if there are none."""
     member_N = _column(env_id, np.int64)
     if not hub.records(_Kind.COUNTERFACTUAL_UNAVAILABLE) or not len(member_N):
         return
@@ -231,7 +232,7 @@ def emit_cf_unavailable(
 
 
 def emit_governor(hub: TelemetryHub, device: str, record: StepRecord) -> None:
-    """Members the governor stepped in for, and those it set back."""
+    """Emit panics and rollbacks of the governor."""
     found = record.governor
     (panicked,) = np.nonzero(found.panic_E != PanicKind.NONE)
     if len(panicked) and hub.records(_Kind.GOVERNOR_PANIC):
@@ -242,7 +243,7 @@ def emit_governor(hub: TelemetryHub, device: str, record: StepRecord) -> None:
             limit_N=found.loss_limit_E[panicked],
             strikes_N=found.strikes_E[panicked],
         )
-        _emit_of_step(hub, device, record, panic)
+        _emit_step_event(hub, device, record, panic)
     (set_back,) = np.nonzero(found.rolled_back_E)
     if len(set_back) and hub.records(_Kind.GOVERNOR_ROLLBACK):
         rollback = GovernorRollback(
@@ -253,7 +254,7 @@ def emit_governor(hub: TelemetryHub, device: str, record: StepRecord) -> None:
             snapshot_score_N=found.snapshot_score_E[set_back],
             seeds_pruned_N=found.seeds_pruned_E[set_back],
         )
-        _emit_of_step(hub, device, record, rollback)
+        _emit_step_event(hub, device, record, rollback)
 
 
 # ---- rounds -----------------------------------------------------------------------------------
@@ -262,15 +263,15 @@ def emit_governor(hub: TelemetryHub, device: str, record: StepRecord) -> None:
 def emit_episode_outcome(
     hub: TelemetryHub, device: str, outcome: EpisodeOutcome, round_index: int
 ) -> None:
-    """How the episode of every member ended."""
+    """Emit the outcome of every member's episode."""
     emit_with_env_context(hub, TelemetryEvent.of(outcome, round_index), None, device)
 
 
 def emit_batch_completed(
     hub: TelemetryHub, summary: BatchSummary, telemetry_level: TelemetryLevel
 ) -> None:
-    """A round in figures."""
-    if _wanted(hub, _Kind.ROUND_COMPLETED, telemetry_level):
+    """Emit the summary of a round."""
+    if _is_recorded(hub, _Kind.ROUND_COMPLETED, telemetry_level):
         hub.emit(TelemetryEvent.of(summary, summary.round_index))
 
 
@@ -284,7 +285,7 @@ def emit_action_distribution(
     by_stage: Ints,
     round_index: int,
 ) -> None:
-    """What the controller did in a round; arrays over operations, `by_stage` `[O, Z]`."""
+    """Emit the operation counts of a round; arrays over operations, `by_stage` `[O, Z]`."""
     if not hub.records(_Kind.ACTION_DISTRIBUTION):
         return
     payload = ActionDistribution(
@@ -298,7 +299,7 @@ def emit_action_distribution(
 
 
 def emit_mask_hit_rates(hub: TelemetryHub, mask_stats: MaskStats, *, round_index: int) -> None:
-    """How much the masks took away from each head in a round."""
+    """Emit the masked and forced fractions of each head in a round."""
     if not hub.records(_Kind.MASK_HIT_RATES):
         return
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -321,7 +322,7 @@ def emit_reward_summary(
     *,
     round_index: int,
 ) -> None:
-    """What every member was paid in a round, by part."""
+    """Emit the reward of every member in a round, by component."""
     if not hub.records(_Kind.REWARD_SUMMARY):
         return
     payload = RewardSummary(
@@ -347,7 +348,7 @@ def emit_throughput(
     step_seconds_p95: float,
     round_index: int,
 ) -> None:
-    """How fast a round was."""
+    """Emit the throughput of a round."""
     if not hub.records(_Kind.THROUGHPUT):
         return
     payload = Throughput(
@@ -370,7 +371,7 @@ def emit_phase_profile(
     total_seconds: float,
     round_index: int,
 ) -> None:
-    """Where the time of a round went. A round has up to two: its rollout's, and its update's."""
+    """Emit the time per phase; up to two events per round, for rollout and update."""
     if hub.records(_Kind.PHASE_PROFILE):
         event = TelemetryEvent.of(PhaseProfile(tuple(phases), total_seconds), round_index)
         emit_with_env_context(hub, event, None, device)
@@ -387,17 +388,17 @@ def emit_ppo_update_event(
     *,
     round_index: int,
 ) -> None:
-    """One update of the controller; its layers at DEBUG only."""
-    if not _wanted(hub, _Kind.PPO_UPDATED, telemetry_level):
+    """Emit the metrics of an update; per-layer statistics at DEBUG only."""
+    if not _is_recorded(hub, _Kind.PPO_UPDATED, telemetry_level):
         return
     layers = tuple(layer_stats) if telemetry_level >= TelemetryLevel.DEBUG else ()
     hub.emit(TelemetryEvent.of(PPOUpdated(ppo_metrics, layers), round_index))
 
 
 def compute_grad_norm_surrogate(module_or_grads: nn.Module | Iterable[Tensor | None]) -> float:
-    """Norm of all gradients together, without touching them; 0 where there are none.
+    """Total norm of all gradients, without changing them; 0 if there are none.
 
-    A surrogate, because it is read whenever asked, not when the optimiser clips.
+    A surrogate: computed when called, not when the optimizer clips.
     """
     import torch
 
@@ -411,30 +412,30 @@ def compute_grad_norm_surrogate(module_or_grads: nn.Module | Iterable[Tensor | N
     if not norms:
         return 0.0
     together = torch.linalg.vector_norm(torch.stack([n.to(norms[0].device) for n in norms]))
-    return float(together)  # SYNC: one number, where the caller asked for it; never in the step
+    return float(together)  # SYNC: one number, on request; never in the step
 
 
 class LayerGradientHealth(TypedDict):
-    """The gradients of all layers in a few figures."""
+    """Summary of the gradients of all layers."""
 
     layers: int
     dead_layers: int
     """More than `DEAD_FRACTION` of the gradient is exactly 0."""
     exploding_layers: int
-    """More than `EXPLODING_FRACTION` of the gradient is above 10 in size."""
+    """More than `EXPLODING_FRACTION` of the gradient exceeds 10 in magnitude."""
     non_finite_layers: int
     nan_count: int
     inf_count: int
     max_grad_norm: float
-    """NaN where there are no layers."""
+    """NaN without layers."""
     healthy_fraction: float
-    """Share of layers that are none of the three; 1 where there are no layers."""
+    """Fraction of layers that are none of the three; 1 without layers."""
 
 
 def aggregate_layer_gradient_health(
     layer_stats: Sequence[LayerGradientStats],
 ) -> LayerGradientHealth:
-    """How many layers are dead, explode or are not finite."""
+    """Count dead, exploding and non-finite layers."""
     dead = [s.zero_fraction > DEAD_FRACTION for s in layer_stats]
     exploding = [s.large_fraction > EXPLODING_FRACTION for s in layer_stats]
     broken = [s.nan_count + s.inf_count > 0 for s in layer_stats]
@@ -457,7 +458,7 @@ def check_performance_degradation(
 ) -> tuple[bool, float]:
     """Whether accuracy (0..1) lies more than `threshold` below the baseline, and the difference.
 
-    A NaN on either side is no degradation; what is not finite is an anomaly of its own.
+    NaN on either side is no degradation; non-finite values are a separate anomaly.
     """
     delta = current_accuracy - baseline_accuracy
     return bool(delta < -threshold), delta

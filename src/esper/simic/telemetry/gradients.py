@@ -1,7 +1,6 @@
-"""How do the gradients of the controller look, and is everything in it finite?
+"""Per-layer gradient statistics and finiteness checks of the network, for DEBUG level.
 
-For debug level and for post-mortems: it reads, changes nothing, and waits for the device once,
-whatever the number of layers. Shape letters: L layers, F figures of a layer.
+Read-only; one device synchronisation for all layers. Shape letters: L layers, F statistics.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from torch import Tensor, nn
 from esper.leyline.payloads import LayerGradientStats
 
 SMALL: Final = 1e-6
-"""Elements below this in size are counted as small."""
+"""Elements below this magnitude count as small."""
 LARGE: Final = 10.0
-"""Elements above this in size are counted as large."""
+"""Elements above this magnitude count as large."""
 
 
 def collect_per_layer_gradients(module: nn.Module) -> tuple[LayerGradientStats, ...]:
-    """The gradient of every parameter tensor that has one, by name, in the module's order.
+    """Gradient statistics of every parameter that has a gradient, in the module's order.
 
-    A gradient that is not finite makes its own norm, mean and deviation so; shares are of all its
-    elements. The deviation is that of the elements themselves (one element: 0).
+    Norm, mean and standard deviation of a non-finite gradient are not finite. Fractions are of all
+    elements. The standard deviation is uncorrected (0 for one element).
     """
     layers = {
         name: parameter
@@ -45,7 +44,7 @@ def _stats(layer: str, figures_F: list[float]) -> LayerGradientStats:
 
 
 def _figures(parameter: Tensor) -> Tensor:
-    """`[F]` on the device, as `_stats` reads them."""
+    """Statistics `[F]` on the device, in the order `_stats` reads them."""
     assert parameter.grad is not None
     grad = parameter.grad.detach().to_dense().to(torch.float64)
     size = grad.abs()
@@ -67,9 +66,9 @@ def _figures(parameter: Tensor) -> Tensor:
 def check_numerical_stability(
     module: nn.Module, losses: Mapping[str, float | Tensor] | None = None
 ) -> dict[str, int]:
-    """What is not finite, by name, and how many numbers of it; empty where all is sound.
+    """Number of non-finite values by tensor name; empty if all are finite.
 
-    Names say what they are of: `parameter core.weight`, `gradient core.weight`, `loss policy`.
+    Names are prefixed: `parameter core.weight`, `gradient core.weight`, `loss policy`.
     """
     tensors: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
@@ -86,7 +85,7 @@ def check_numerical_stability(
 
 
 def _to_host(figures: list[Tensor]) -> Tensor:
-    """All figures, wherever they lie, in one copy."""
+    """Copy all tensors to the host at once."""
     home = figures[0].device
     together = torch.stack([part.to(home, non_blocking=True) for part in figures])
     return together.cpu()  # SYNC: one copy for all layers, after an update; never in the step

@@ -1,7 +1,7 @@
-"""What did an update leave in the network? Looked at as closely as the level of recording asks.
+"""Gradient and weight checks of the network after an update, by telemetry level.
 
-It reads and changes nothing; at NORMAL it waits for one number, at DEBUG for two small copies,
-after the update and never in the step.
+Read-only. It synchronises for one number at NORMAL and two small copies at DEBUG, after the update
+and never in the step.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from esper.simic.telemetry.gradients import check_numerical_stability, collect_p
 
 @dataclass(frozen=True, slots=True)
 class NetworkHealth:
-    """What was found; nothing where nothing was looked for."""
+    """Result of `inspect_network`; empty if nothing was inspected."""
 
     layers: tuple[LayerGradientStats, ...] = ()
-    """The gradients of the last step, layer by layer, as the optimiser clipped them."""
+    """Per-layer statistics of the last step's clipped gradients."""
     non_finite: Mapping[str, int] = field(default_factory=dict)
-    """Weights and gradients that are not finite, by name, and how many numbers of each."""
+    """Number of non-finite values by weight or gradient name."""
 
 
 def inspect_network(network: nn.Module, level: TelemetryLevel) -> NetworkHealth:
-    """Layer by layer at DEBUG, or where the gradient as a whole is not finite."""
+    """Inspect each layer at DEBUG, or if the total gradient norm is not finite."""
     if level < TelemetryLevel.NORMAL:
         return NetworkHealth()
     sound = math.isfinite(compute_grad_norm_surrogate(network))

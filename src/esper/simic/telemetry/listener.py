@@ -1,10 +1,9 @@
-"""How does what the engine tells become events?
+"""`TelemetryListener`: turns engine and trainer callbacks into telemetry events.
 
-`TelemetryListener` is told everything and decides nothing but how much is recorded: records are
-read, never changed, and an event is built only where the hub records it. `hub.level` is the level
-of the moment: after every update the round is looked through for anomalies, and one raises it for
-some rounds. Of the config only `step_events` is read beside it. What adds up over a round does so
-only if something would record it at the round's start; a level raised later shows no half totals.
+It never changes the records it reads, and builds an event only if the hub records it. `hub.level`
+is the current level: after every update the round is checked for anomalies, and one raises the
+level for some rounds. Of the config only `step_events` is used besides. Round totals are kept only
+if some event records them at the start of the round, so a level raised later emits no partial sums.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
 
 _Kind = TelemetryEventType
 
-SUMMED: Final = frozenset(
+ROUND_TOTAL_EVENTS: Final = frozenset(
     {
         _Kind.LAST_ACTION,
         _Kind.ACTION_DISTRIBUTION,
@@ -65,24 +64,24 @@ SUMMED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunTally:
-    """How far a run is; a resumed run goes on from the tally of its checkpoint."""
+    """Progress of a run; a resumed run starts with that of its checkpoint."""
 
     rounds_done: int = 0
     episodes_done: int = 0
     best_score: float = math.nan
-    """Best mean score of any round so far; NaN before the first."""
+    """Best mean score of a round so far; NaN before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerFigures:
-    """What ROUND_COMPLETED says about the learner; NaN where nothing learns."""
+    """Learner settings reported in ROUND_COMPLETED; NaN if nothing learns."""
 
     learning_rate: float = math.nan
     entropy_coef: float = math.nan
 
 
 class TelemetryListener:
-    """Turns what the engine tells into events of a hub.
+    """Emits the events of a run to a hub.
 
     listener = TelemetryListener(hub, config, "cpu", rounds_total=100, batches_per_step=8,
                                  batch_size=64)
@@ -114,25 +113,25 @@ class TelemetryListener:
         self._totals: RoundTotals | None = None
         self.anomalies = anomalies or AnomalyConfig()
         self.clock = EscalationClock(replace(config, level=hub.level))
-        """How long the level stays raised; then it falls back to what the hub was given."""
+        """Tracks how long the level stays raised above the hub's initial level."""
         self._rounds: deque[BatchSummary] = deque(maxlen=self.anomalies.window)
         self._outcome: EpisodeOutcome | None = None
         self._masks: MaskStats | None = None
 
     @property
     def level(self) -> TelemetryLevel:
-        """How much is recorded at the moment."""
+        """Current telemetry level."""
         return self.hub.level
 
-    # ---- what the trainer tells -----------------------------------------------------------------
+    # ---- called by the trainer ------------------------------------------------------------------
 
     def run_started(self, started: RunStarted) -> None:
-        """Before the first round."""
+        """Emit RUN_STARTED, before the first round."""
         event = TelemetryEvent.of(started)
         emitters.emit_with_env_context(self.hub, event, None, self.device)
 
     def set_learner(self, learning_rate: float, entropy_coef: float) -> None:
-        """What ROUND_COMPLETED says from now on; never called where nothing learns."""
+        """Set the learner settings that ROUND_COMPLETED reports."""
         self._learner = LearnerFigures(learning_rate, entropy_coef)
 
     def on_update(
@@ -142,17 +141,19 @@ class TelemetryListener:
         seconds: float,
         health: NetworkHealth | None = None,
     ) -> None:
-        """After the update of a round, which took `seconds` and left the network in `health`."""
+        """Emit the events of an update, and check the round for anomalies."""
         health = health or NetworkHealth()
         emitters.emit_ppo_update_event(
             self.hub, metrics, health.layers, self.hub.level, round_index=round_index
         )
         spent = (PhaseTime(StepPhase.UPDATE, seconds),)
         emitters.emit_phase_profile(self.hub, self.device, spent, seconds, round_index)
-        self._watch(round_index, metrics, health)
+        self._check_anomalies(round_index, metrics, health)
 
-    def _watch(self, round_index: int, metrics: PPOUpdateMetrics, health: NetworkHealth) -> None:
-        """Record what is wrong with the round, and the next rounds more closely if anything is."""
+    def _check_anomalies(
+        self, round_index: int, metrics: PPOUpdateMetrics, health: NetworkHealth
+    ) -> None:
+        """Emit the anomalies of the round, and raise the level if there are any."""
         if self.hub.level is TelemetryLevel.OFF:
             return
         report = detect_anomalies(
@@ -168,7 +169,7 @@ class TelemetryListener:
         self.hub.level = self.clock.after_round(report)
 
     def run_finished(self, status: RunStatus, seconds: float) -> None:
-        """After the last round, while the hub is open."""
+        """Emit RUN_FINISHED, while the hub is still open."""
         finished = RunFinished(
             status=status,
             rounds_done=self.tally.rounds_done,
@@ -180,15 +181,15 @@ class TelemetryListener:
         event = TelemetryEvent.of(finished)
         emitters.emit_with_env_context(self.hub, event, None, self.device)
 
-    # ---- what the engine tells (EngineListener) -------------------------------------------------
+    # ---- EngineListener -------------------------------------------------------------------------
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        """Totals start at 0, or are left out where nothing would record them."""
-        counting = any(map(self.hub.records, SUMMED))
+        """Reset the round totals; none are kept if no event records them."""
+        counting = any(map(self.hub.records, ROUND_TOTAL_EVENTS))
         self._totals = RoundTotals(members) if counting else None
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """Handed on as they are."""
+        """Emit slot events."""
         if self.hub.level is TelemetryLevel.OFF:
             return
         now = replace(self.config, level=self.hub.level)
@@ -197,7 +198,7 @@ class TelemetryListener:
 
     @np.errstate(all="ignore")
     def on_step(self, record: StepRecord) -> None:
-        """Adds the step to the round; emits what belongs to the step alone."""
+        """Add the step to the round totals, and emit its step events."""
         if self.hub.level is TelemetryLevel.OFF:
             self._totals = None
             return
@@ -211,7 +212,7 @@ class TelemetryListener:
 
     @np.errstate(all="ignore")
     def on_round_end(self, rollout: Rollout[object]) -> None:
-        """Emits what belongs to the round; its summary comes last, when all else is known."""
+        """Emit the round events; the summary comes last."""
         summary = self._summary(rollout)
         self._rounds.append(summary)
         self._outcome = rollout.outcome
@@ -264,9 +265,9 @@ class TelemetryListener:
     # ---- one round ------------------------------------------------------------------------------
 
     def _summary(self, rollout: Rollout[object]) -> BatchSummary:
-        """A figure that one member lacks (NaN) is NaN; only the best score passes over it.
+        """Summary of the round. A NaN of one member makes a mean NaN; the best score ignores NaN.
 
-        Episodes and the best score count whole episodes, not the pieces that rollouts cut them to.
+        Episodes and best score count complete episodes, not truncated rollouts.
         """
         ended, members = rollout.outcome, len(rollout.outcome.score_E)
         stage_ES = rollout.final_signals.slots.stage_ES
@@ -337,32 +338,32 @@ class TelemetryListener:
 
 
 def _rate(count: float, seconds: float) -> float:
-    """Per second; NaN where no time was measured."""
+    """Rate per second; NaN if no time was measured."""
     return count / seconds if seconds > 0 else math.nan
 
 
 class ListenerGroup:
-    """Tells several listeners, in order."""
+    """Forwards every callback to several listeners, in order."""
 
     def __init__(self, listeners: Sequence[EngineListener]) -> None:
         self.listeners = tuple(listeners)
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        """Told to each."""
+        """Notify all listeners."""
         for listener in self.listeners:
             listener.on_round_start(round_index, members)
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """Told to each."""
+        """Notify all listeners."""
         for listener in self.listeners:
             listener.on_slot_events(round_index, step, payload)
 
     def on_step(self, record: StepRecord) -> None:
-        """Told to each."""
+        """Notify all listeners."""
         for listener in self.listeners:
             listener.on_step(record)
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
-        """Told to each."""
+        """Notify all listeners."""
         for listener in self.listeners:
             listener.on_round_end(rollout)

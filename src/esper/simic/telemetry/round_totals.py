@@ -1,6 +1,6 @@
-"""What adds up over the steps of a round?
+"""`RoundTotals`: sums over the steps of a round.
 
-A fixed number of array operations per step, whatever E is; nothing of a record is kept or changed.
+A fixed number of array operations per step, independent of E; records are neither kept nor changed.
 Shape letters: E members, S slots, O operations, A heads, Z stages, P reward parts, F phases.
 """
 
@@ -24,23 +24,23 @@ _O, _A, _Z, _F = len(LifecycleOp), len(ActionHead), len(SeedStage), len(StepPhas
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MaskStats(ArrayStruct):
-    """What the masks left over, summed over the steps at which a head counted."""
+    """Mask statistics per head, summed over the steps at which the head was used."""
 
     steps_A: Ints
-    """Member-steps at which the head counted."""
+    """Member-steps at which the head was used."""
     masked_A: Doubles
-    """Sum of the shares of its choices that were masked."""
+    """Sum of the fraction of its choices that were masked."""
     forced_A: Ints
-    """Of these member-steps, those with a single choice left."""
+    """Of these member-steps, those with a single legal choice."""
 
     @classmethod
     def none(cls) -> MaskStats:
-        """Before the first step."""
+        """All zeros."""
         return cls(np.zeros(_A, np.int64), np.zeros(_A), np.zeros(_A, np.int64))
 
     @classmethod
     def of(cls, masks: ActionMasks, actions: ActionSpec) -> MaskStats:
-        """One step of all members."""
+        """Statistics of one step."""
         counts_EA = HEAD_USED_OA[actions.op]
         left_EA, size_A = _choices_left(masks, actions, counts_EA)
         return cls(
@@ -58,9 +58,9 @@ class MaskStats(ArrayStruct):
 
 
 def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> tuple[Ints, Ints]:
-    """Choices each head had left `[E, A]` given the choices before it, and its choices in all."""
+    """Legal choices `[E, A]` of each head given the choices before it, and its total choices."""
     members = np.arange(actions.members)
-    # Where no slot is meant the index may be anything.
+    # The slot index is arbitrary for operations without a slot.
     slot_E = np.where(counts_EA[:, ActionHead.SLOT], actions.slot, 0)
     of_slots_ES = masks.slot_EOS[members, actions.op]
     of_blueprints_EK = masks.blueprint_SK[slot_E]
@@ -85,7 +85,7 @@ def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> 
 
 
 class RoundTotals:
-    """The running sums of one round.
+    """Running sums of one round.
 
     totals = RoundTotals(members)
     totals.add(record)  # at each step
@@ -107,7 +107,7 @@ class RoundTotals:
         self._step_seconds: list[float] = []
 
     def add(self, record: StepRecord) -> None:
-        """One more step."""
+        """Add a step."""
         self.steps += 1
         self.rows += record.rows
         self._add_actions(record)
@@ -129,7 +129,7 @@ class RoundTotals:
         self.chosen_OZ += np.bincount(cell_N, minlength=_O * _Z).reshape(_O, _Z)
 
     def _add_rewards(self, rewards: RewardComponentsTelemetry) -> None:
-        # By name, because a reward may pay some parts at some steps only (the end, a rollback).
+        # By name, because some components occur at some steps only (episode end, rollback).
         for name, paid_E in zip(rewards.names, rewards.value_PE, strict=True):
             self._parts[name] = self._parts.get(name, 0.0) + paid_E
         self.reward_E += rewards.total
@@ -141,21 +141,21 @@ class RoundTotals:
 
     @property
     def probability_O(self) -> Doubles:
-        """Mean probability the controller gave each operation; NaN before the first step."""
+        """Mean policy probability of each operation; NaN before the first step."""
         return self._probability_O / (self.member_steps or np.nan)
 
     @property
     def rows_per_member(self) -> float:
-        """Mean rows a member cost at a step; NaN before the first."""
+        """Mean computed rows per member and step; NaN before the first step."""
         return self.rows / (self.member_steps or np.nan)
 
     @property
     def rewards(self) -> RewardComponentsTelemetry:
-        """What each part paid each member so far."""
+        """Sum of each reward component per member."""
         return RewardComponentsTelemetry.of(self._parts, self.members)
 
     def step_seconds(self, percent: float) -> float:
-        """Percentile of the steps' measured time; NaN where no phase was measured."""
+        """Percentile of the measured step time; NaN if no phase was measured."""
         if not self._step_seconds:
             return np.nan
         return float(np.percentile(self._step_seconds, percent))

@@ -1,4 +1,4 @@
-"""The telemetry of one run: listeners for its sinks and for the process's hub, start and end.
+"""Telemetry of one run: listeners for its sinks and the process hub, start and end events.
 
 with run_telemetry(sinks, TelemetryConfig(), spec, device, rounds) as telemetry:
     engine = VectorizedEngine(...)
@@ -27,7 +27,7 @@ from esper.tolaria.env_factory import configure_slot_telemetry
 
 
 class RunTelemetry:
-    """The listeners of one run; all of them see the same events."""
+    """The telemetry listeners of one run, one per hub."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class RunTelemetry:
         )
 
     def run_started(self, engine: VectorizedEngine, policy: str) -> None:
-        """Emit RUN_STARTED with what the engine runs on."""
+        """Emit RUN_STARTED."""
         configure_slot_telemetry(engine.slot_events, self._config)
         started = describe_run(engine, policy, self._rounds)
         for listener in self.listeners:
@@ -74,10 +74,10 @@ def run_telemetry(
     rounds: int,
     tally: RunTally | None = None,
 ) -> Iterator[RunTelemetry]:
-    """The telemetry of a run, from before its engine is built to RUN_FINISHED.
+    """Context of a run's telemetry; enter before the engine is built, emits RUN_FINISHED at exit.
 
-    `sinks` get a hub at the level of `config`, closed at the end; an open hub stays the caller's
-    to close. The process's hub (`get_hub`) hears the run as well. `tally`: where a resumed run was.
+    `sinks` get a hub at the level of `config`, closed at the end; a hub that is passed in is left
+    open. The process hub (`get_hub`) gets the events, too. `tally`: progress of a resumed run.
     """
     own = sinks if isinstance(sinks, TelemetryHub) else TelemetryHub.from_config(sinks, config)
     hubs = [hub for hub in (get_hub(), own) if hub.level is not TelemetryLevel.OFF]
@@ -96,9 +96,9 @@ def run_telemetry(
 
 
 def describe_run(engine: VectorizedEngine, policy: str, rounds: int) -> RunStarted:
-    """The payload of RUN_STARTED."""
+    """Build the payload of RUN_STARTED."""
     spec, config, choice = engine.spec, engine.config, engine.env.model.choice
-    assert choice is not None  # the engine showed the population an input
+    assert choice is not None  # chosen when the engine was built
     machine = describe_device(engine.device)
     return RunStarted(
         run_name=f"{policy} on {spec.name}",

@@ -1,4 +1,4 @@
-"""How a run of the learner goes: schedules, the update of a round, and (to come) the trainer."""
+"""PPO training of a controller: configs, schedules, trainer and run folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does waiting bring on a task, step by step? Measured once, before training.
+"""Score of hosts that never grow, per step; measured once before training.
 
 Shape letters: T steps, E members.
 """
@@ -16,19 +16,18 @@ if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
     from esper.tolaria.engine_config import EngineConfig
 
-SEED_BITS: Final = 0x7FFFFFFF
-"""Seeds that are drawn from a stream are cut to this, so that they can be typed as a flag."""
+SEED_MASK: Final = 0x7FFFFFFF
+"""Mask for seeds drawn from a stream, so that they can be passed as a flag."""
 
 
-def wait_curve(
+def measure_wait_baseline(
     spec: TaskSpec, config: EngineConfig, data: TaskData | None = None
 ) -> tuple[float, ...]:
-    """Mean score of hosts that are left alone: of the fresh ones, then after each step.
+    """Mean score `[T + 1]` of hosts under `WaitPolicy`: at initialisation, then after each step.
 
-    They are drawn from a stream of their own, so that what a controller meets while it learns does
-    not depend on whether this was measured.
+    Uses its own random stream, so that training does not depend on whether it was measured.
     """
-    seed = stream_seed(config.seed, "wait baseline") & SEED_BITS
+    seed = stream_seed(config.seed, "wait baseline") & SEED_MASK
     engine = VectorizedEngine(spec, replace(config, seed=seed, rollout_steps=None), data=data)
     engine.run_rollout(WaitPolicy())
     return tuple(map(float, engine.episode.score_TE.mean(axis=1)))

@@ -1,6 +1,6 @@
-"""What is a run of the learner set to? Nested frozen dataclasses; presets are functions.
+"""`TrainingConfig`, the settings of a PPO training run, and its presets.
 
-No torch here, so that a command line can show it quickly.
+Does not import torch, so that `--help` is fast.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ PLAIN_BLEND: Final[FrozenHeads] = (
     (ActionHead.ALPHA_SPEED, ALPHA_SPEEDS.index(0)),
     (ActionHead.ALPHA_CURVE, int(AlphaCurve.LINEAR)),
 )
-"""Seeds are added, blended in fully within three steps and pruned at once: what to grow, where and
-when is left to choose."""
+"""Freezes how seeds blend: added, fully blended within three steps, pruned at once. The policy
+still chooses what to grow, where and when."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskConfig:
-    """What is trained on, and for how long."""
+    """The task, and changes to its settings."""
 
     name: Annotated[str, tyro.conf.arg(name="task")] = field(
         default="digits_impaired", metadata=ALWAYS_WRITTEN
     )
-    """What is trained on: a task that `esper tasks` lists, or your own as FILE.py[:NAME]."""
+    """Task to train on: a name that `esper tasks` lists, or your own as FILE.py[:NAME]."""
     blueprints: tuple[str, ...] = ()
-    """Blueprints that may be grown; all of the task's where none are given."""
+    """Blueprints that may be grown; default: all of the task's."""
     episode_length: int | None = None
-    """Steps of an episode; the task's own where not given."""
+    """Steps per episode; default: the task's."""
     batch_size: int | None = None
-    """Samples in a batch of each member; the task's own where not given."""
+    """Samples per batch and member; default: the task's."""
     batches_per_step: int | None = None
-    """Train batches in a step; the task's own where not given."""
+    """Training batches per step; default: the task's."""
     rent: float = 1.0
-    """What growth costs: multiplies the task's score constants (parameters, MACs, FLOPs)."""
+    """Price of growth: multiplies the task's score constants (parameters, MACs, FLOPs)."""
     data: Literal["files", "synthetic"] = "files"
-    """files: the task's own data; synthetic: made-up data of the same shape."""
+    """files: the task's data; synthetic: generated data of the same shape."""
 
     def __post_init__(self) -> None:
         require_at_most("episode_length=", self.episode_length, MAX_EPISODE_LENGTH)
@@ -84,7 +84,7 @@ class TaskConfig:
             raise EsperError(f"rent={self.rent}: must be 0 or more, and finite")
 
     def spec(self) -> TaskSpec:
-        """The task with what is changed about it."""
+        """Build the task spec with these changes applied."""
         from esper.tasks.registry import get_task_spec
         from esper.tasks.synthetic_data import with_synthetic_data
 
@@ -106,16 +106,16 @@ class TaskConfig:
 
 @dataclass(frozen=True, slots=True)
 class PopulationConfig(ComputeSettings):
-    """How the hosts are run that the controller learns on."""
+    """The population of hosts that the controller is trained on."""
 
     envs: int = field(default=16, metadata=ALWAYS_WRITTEN)
-    """E: members that train side by side; E episodes make a round."""
+    """E: members trained in parallel; E episodes make a round."""
     rollout_steps: int | None = None
-    """Steps between updates; None: whole episodes."""
+    """Steps per rollout; None: whole episodes."""
     counterfactual_stride: int = 1
-    """Steps from one measurement of what seeds are worth to the next."""
+    """Steps between counterfactual evaluations of seeds."""
     frozen_heads: FrozenHeads = ()
-    """Action heads with one choice only: (head, index of the choice)."""
+    """Action heads fixed to one choice: (head, index of the choice)."""
 
     def __post_init__(self) -> None:
         require_at_most("envs=", self.envs, MAX_MEMBERS)
@@ -131,7 +131,7 @@ class PopulationConfig(ComputeSettings):
             )
 
     def check(self, spec: TaskSpec) -> None:
-        """Refuse settings that do not go with a task."""
+        """Raise if the settings do not fit the task."""
         if self.rollout_steps is not None and self.rollout_steps > spec.episode_length:
             raise EsperError(
                 f"rollout_steps={self.rollout_steps}: an episode of {spec.name} has "
@@ -143,13 +143,13 @@ class PopulationConfig(ComputeSettings):
                 raise EsperError(f"frozen head {head.name}: named twice, a head has one choice")
         check_frozen(dict(self.frozen_heads), len(spec.blueprints))
 
-    def choose_graphs(self, agent: PPOAgent) -> None:
-        """Where graphs are off, the agent's steps run eagerly, too."""
+    def configure_graphs(self, agent: PPOAgent) -> None:
+        """Run the agent eagerly, too, if `graphs` is off."""
         if self.graphs == "off":
             agent.use_graphs(None)
 
     def engine_config(self, seed: int) -> EngineConfig:
-        """The settings in the engine's words."""
+        """Convert to an `EngineConfig`."""
         from esper.tolaria.counterfactual_eval import CounterfactualConfig
         from esper.tolaria.engine_config import EngineConfig
 
@@ -165,28 +165,28 @@ class PopulationConfig(ComputeSettings):
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """Everything a run of the learner depends on."""
+    """All settings of a PPO training run."""
 
     task: Annotated[TaskConfig, NO_PREFIX] = field(
         default_factory=TaskConfig, metadata=ALWAYS_WRITTEN
     )
-    """What is trained on."""
+    """The task."""
     population: Annotated[PopulationConfig, NO_PREFIX] = field(
         default_factory=PopulationConfig, metadata=ALWAYS_WRITTEN
     )
-    """How the hosts are run."""
+    """The population."""
     rounds: int = field(default=100, metadata=ALWAYS_WRITTEN)
-    """Episodes of each member, one after the other; a round ends with an update."""
+    """Training rounds; each is one episode per member, followed by an update."""
     seed: int = field(default=0, metadata=ALWAYS_WRITTEN)
-    """Every random draw follows from it: hosts, batches, actions, the policy's first weights."""
+    """Seed of all random draws: hosts, batches, actions, initial policy weights."""
     updates_per_rollout: int = 1
-    """Update passes over each rollout; the KL limit may end them early."""
+    """Update passes per rollout; the KL limit may end them early."""
     use_amp: bool = False
-    """Run encoder and core of the update in bfloat16."""
+    """Run the encoder and core in bfloat16 during updates."""
     ppo: Annotated[PPOConfig, NO_PREFIX] = field(default_factory=PPOConfig, metadata=ALWAYS_WRITTEN)
-    """How the controller learns."""
+    """PPO settings."""
     reward: RewardConfig = field(default_factory=RewardConfig, metadata=ALWAYS_WRITTEN)
-    """What it is paid."""
+    """Reward settings."""
 
     def __post_init__(self) -> None:
         for name in ("rounds", "updates_per_rollout"):
@@ -196,11 +196,11 @@ class TrainingConfig:
         require_training_seed(self.seed, "TrainingConfig.seed")
 
     def engine_config(self) -> EngineConfig:
-        """The settings in the engine's words; it refuses what cannot be run."""
+        """Convert to an `EngineConfig`; raises on settings that cannot run."""
         return self.population.engine_config(self.seed)
 
     def check(self) -> TaskSpec:
-        """Refuse what no run could be set to, before anything is loaded; the task."""
+        """Check the settings before anything is loaded; returns the task spec."""
         spec = self.task.spec()
         self.population.check(spec)
         return spec
@@ -210,37 +210,37 @@ class TrainingConfig:
 
 
 def plain(rounds: int = 100) -> TrainingConfig:
-    """The defaults, every head free."""
+    """The defaults; no frozen heads."""
     return TrainingConfig(rounds=rounds)
 
 
 GROWING_PRIOR: Final = (1.0, -1.0, 2.0, -2.0, -3.0, 0.0)
-"""A fresh policy that lets seeds live: it waits and advances readily and seldom prunes. Under even
-chances nearly every seed is pruned within a few steps, long before it pays, and what is learnt
-first is to prune. It germinates at about one step in ten: more often, and every slot is filled
-early whatever it learns; more seldom, and most seeds come too late to pay (docs/ppo.md)."""
+"""Initial op logits that favour waiting and advancing over pruning. With a uniform prior nearly
+every seed is pruned within a few steps, long before it pays off, and the policy first learns to
+prune. It germinates at about one step in ten: with more, all slots fill early whatever it learns;
+with less, most seeds come too late to pay off (docs/ppo.md)."""
 
 
 def digits_impaired(rounds: int = 100) -> TrainingConfig:
-    """Digits on a host of 1x1 kernels, the first thing a controller is taught.
+    """Digits on a host of 1x1 kernels: the first task to train a controller on.
 
-    Three blueprints, and the heads that say how a seed is blended are frozen: what, where and when
-    is left to learn. Learning rate and entropy bonus fall over the run.
+    Three blueprints; the blending heads are frozen, so the policy learns what, where and when.
+    Learning rate and entropy bonus decay over the run.
     """
     population = PopulationConfig(envs=16, counterfactual_stride=3, frozen_heads=PLAIN_BLEND)
     return TrainingConfig(
         task=TaskConfig("digits_impaired", blueprints=("depthwise", "conv_light", "conv_heavy")),
         population=population,
         rounds=rounds,
-        ppo=_growing(),
+        ppo=_growing_ppo(),
     )
 
 
 def digits_quick(rounds: int = 10) -> TrainingConfig:
-    """The same at a quarter of the price of growth, for a first look of a few minutes.
+    """`digits_impaired` at a quarter of the price of growth, for a demo of a few minutes.
 
-    Where seeds cost little, filling slots early pays and is soon found: the fresh policy germinates
-    at every fourth step, and updates go further.
+    With cheap seeds, filling slots early pays off and is learnt fast: the initial policy germinates
+    at every fourth step, and updates are larger.
     """
     base = digits_impaired(rounds)
     eager = (GROWING_PRIOR[0], 0.0, *GROWING_PRIOR[2:])
@@ -256,8 +256,8 @@ def digits_quick(rounds: int = 10) -> TrainingConfig:
 def cifar_baseline(rounds: int = 100) -> TrainingConfig:
     """CIFAR-10 on the host of 8-16-32 channels, for a GPU: all blueprints, 32 members.
 
-    The learner is set as for digits; `fast`, because the runs are long and a GPU has to be asked
-    for exact sums before Python starts.
+    PPO settings as for digits. Profile `fast`, because runs are long and `exact` on a GPU needs
+    an environment variable set before Python starts.
     """
     population = PopulationConfig(
         envs=32, profile="fast", counterfactual_stride=3, frozen_heads=PLAIN_BLEND
@@ -266,15 +266,15 @@ def cifar_baseline(rounds: int = 100) -> TrainingConfig:
         task=TaskConfig("cifar_baseline"),
         population=population,
         rounds=rounds,
-        ppo=_growing(),
+        ppo=_growing_ppo(),
     )
 
 
-def _growing() -> PPOConfig:
-    """A learner that starts from `GROWING_PRIOR` and settles down over the run."""
+def _growing_ppo() -> PPOConfig:
+    """PPO settings with `GROWING_PRIOR` and decaying learning rate and entropy bonus."""
     heads = dict.fromkeys(ActionHead, 1.0)
-    heads[ActionHead.OP] = 0.3  # to leave a slot empty is to wait, and wait again
-    heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # they count at few steps
+    heads[ActionHead.OP] = 0.3  # leaving a slot empty takes WAIT at every step
+    heads |= {ActionHead.SLOT: 0.3, ActionHead.BLUEPRINT: 0.2}  # used at few steps
     return PPOConfig(
         network=NetworkConfig(op_prior=GROWING_PRIOR),
         gae_lambda=0.98,
@@ -291,11 +291,11 @@ PRESETS: Final[dict[str, Callable[[int], TrainingConfig]]] = {
     "digits_quick": digits_quick,
     "cifar_baseline": cifar_baseline,
 }
-"""By name; each takes the number of rounds."""
+"""Preset functions by name; each takes the number of rounds."""
 
 
 def preset(name: str, rounds: int) -> TrainingConfig:
-    """The preset of that name; an unknown one is refused with the nearest valid name."""
+    """Return the preset; an unknown name raises and suggests the closest one."""
     if name not in PRESETS:
         raise unknown_name("preset", name, PRESETS)
     return PRESETS[name](rounds)

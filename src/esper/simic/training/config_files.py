@@ -1,4 +1,4 @@
-"""How settings of the learner come from a file: TOML or JSON, laid over what stands before it.
+"""Reads `TrainingConfig` settings from TOML or JSON files, on top of a preset.
 
     rounds = 50
     [task]
@@ -7,10 +7,9 @@
     epochs = 8
     learning_rate = { start = 2e-3, end = 5e-4, steps = 50 }
 
-The sections are those of `TrainingConfig`; what a file does not name stays as it was. Strict: an
-unknown setting or a wrong type is refused with the file's path. A schedule may be one number, which
-stays; the word "none" unsets what may be unset (TOML has no null). What `to_json` makes of a config
-is such a file too.
+The sections are those of `TrainingConfig`; settings that a file does not name keep their values. An
+unknown setting or a wrong type raises with the file's path. A schedule may be one number
+(constant); "none" means None (TOML has no null). The output of `to_json(config)` is a valid file.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ Entries = Mapping[str, Any]
 C = TypeVar("C")
 
 UNSET: Final = "none"
-"""What a file says for None."""
+"""Spelling of None in a file."""
 
 
 def read_entries(path: Path) -> Entries:
-    """What a file says, as sections and values; nothing is checked but its form."""
+    """Parse a file into nested dicts; only its syntax is checked."""
     readers = {".toml": _parse_toml, ".json": _parse_json}
     if path.suffix not in readers:
         raise EsperError(f"config file {path}: its name must end in {' or '.join(readers)}")
@@ -48,7 +47,7 @@ def read_entries(path: Path) -> Entries:
         raise EsperError(f"config file {path} cannot be read: {error.strerror}") from None
     except EsperError as error:
         raise EsperError(f"config file {path} {error}") from None
-    except ValueError as error:  # of both parsers, and of text that is not UTF-8
+    except ValueError as error:  # from both parsers, and from text that is not UTF-8
         kind = path.suffix[1:].upper()
         raise EsperError(f"config file {path} is not {kind}: {parse_error_line(error)}") from None
     if not isinstance(entries, dict):
@@ -59,7 +58,7 @@ def read_entries(path: Path) -> Entries:
 
 
 def _parse_json(raw: bytes) -> Json:
-    """What the text says; a run's config.json carries a checksum."""
+    """Parse JSON and remove the checksum that a run's config.json carries."""
     return unseal(parse_json(raw))
 
 
@@ -73,7 +72,7 @@ def _parse_toml(raw: bytes) -> dict[str, Any]:
 
 
 def overlay(base: C, entries: Entries, where: object, section: str = "") -> C:
-    """`base` with what a file says on top; `where` is its path, `section` where `base` stands."""
+    """Return `base` updated with `entries` of file `where`; `section`: dotted path of `base`."""
     hints = get_type_hints(type(base))
     changes = {}
     for name, data in entries.items():
@@ -88,7 +87,7 @@ def overlay(base: C, entries: Entries, where: object, section: str = "") -> C:
 
 
 def _value(hint: Any, base: Any, data: object, where: object, dotted: str) -> object:
-    """One setting, of the type its field has."""
+    """Convert one setting to the type of its field."""
     if hint is Schedule and isinstance(data, int | float) and not isinstance(data, bool):
         return overlay(Schedule(0.0), {"start": data}, where, dotted)
     if is_dataclass(hint):
@@ -102,7 +101,7 @@ def _value(hint: Any, base: Any, data: object, where: object, dotted: str) -> ob
 
 
 def _unknown(name: str, section: str, where: object) -> UnknownNameError:
-    """The error for a name that no setting has: the nearest one, in this section or another."""
+    """Error for an unknown setting, suggesting the closest name in this section or another."""
     known = list(setting_names(TrainingConfig))
     inside = [path for path in known if path.rpartition(".")[0] == section]
     place = f" in [{section}]" if section else ""
@@ -119,7 +118,7 @@ def _unknown(name: str, section: str, where: object) -> UnknownNameError:
 
 
 def setting_names(config: type, section: str = "") -> Iterator[str]:
-    """Every setting and section, as `section.name`; a section comes before what is in it.
+    """Yield all settings and sections as `section.name`; a section precedes its settings.
 
     >>> [name for name in setting_names(TrainingConfig) if name.startswith("task.n")]
     ['task.name']
@@ -138,10 +137,10 @@ def resolve(
     rounds: int | None = None,
     task: str | None = None,
 ) -> TrainingConfig:
-    """The settings before flags: a preset, with what a file says on top.
+    """Return the settings before flags: a preset updated with a file.
 
-    `rounds` and `task` are what flags say, where they do: what a preset says about its task is for
-    that task alone. Without a name it is the preset called like the task, or `plain`.
+    `rounds` and `task`: values given as flags. The task settings of a preset apply to its own task
+    only. Without `preset_name`, the preset named like the task is used, or `plain`.
     """
     entries = read_entries(file) if file is not None else {}
     named = entries.get("task", {})

@@ -1,12 +1,12 @@
-"""Which of two rewards teaches better? Both are trained in lockstep on the same seeds.
+"""A/B comparison of two rewards: train both in lockstep on the same seeds.
 
     found = dual_ab(config, RewardConfig(), RewardConfig(mode="shaped"))
-    found.judged()                     # the score of b minus that of a, with its 95 % interval
+    found.judged()                     # score of b minus score of a, with a 95 % interval
 
-Hosts, batches, first weights and random draws of the two runs are the same; only the pay differs,
-and what is compared is the score, never the pay. A reward against itself differs by exactly 0.
+Hosts, batches, initial weights and random draws of the two runs are identical; only the reward
+differs. Scores are compared, not rewards. A reward against itself differs by exactly 0.
 
-Shape letters: U rounds, E members, N members that judge.
+Shape letters: U rounds, E members, N evaluation members.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from esper.leyline.statistics import t_interval
 from esper.leyline.streams import stream_seed
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.config import RewardConfig
-from esper.simic.training.baseline import SEED_BITS
+from esper.simic.training.baseline import SEED_MASK
 from esper.simic.training.config import TrainingConfig
-from esper.simic.training.runs.checkpoints import whole_rounds
+from esper.simic.training.runs.checkpoints import completed_rounds
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tasks.spec import TaskData, TaskSpec
@@ -35,16 +35,16 @@ from esper.tolaria.engine import VectorizedEngine
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How far b is ahead of a, in score."""
+    """Mean score of b minus that of a, with a confidence interval."""
 
     mean: float
     low: float
-    """Lower end of the 95 % interval of Student's t; NaN where one value says nothing of spread."""
+    """Lower end of the 95 % Student t interval; NaN with a single value."""
     high: float
     count: int
-    """Pairs the interval is over."""
+    """Number of pairs."""
     over: Literal["members", "training seeds"]
-    """What a pair is: a member met by both controllers, or two whole trainings on one seed."""
+    """What a pair is: one member under both controllers, or two trainings on one seed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,37 +53,37 @@ class Pair(ArrayStruct):
 
     seed: int
     score_a_UE: Doubles
-    """At the end of each member's episode, while learning."""
+    """Training score at the end of each episode."""
     score_b_UE: Doubles
     judged_a_N: Doubles
-    """Score of the likeliest actions on fresh members, once trained."""
+    """Score of the greedy trained policy on fresh members."""
     judged_b_N: Doubles
 
     @property
     def learning_UE(self) -> Doubles:
-        """b minus a while learning: the same member of the same round, in pairs."""
+        """Training score of b minus a, paired by round and member."""
         return self.score_b_UE - self.score_a_UE
 
     @property
     def judged_N(self) -> Doubles:
-        """b minus a on the same fresh members."""
+        """Evaluation score of b minus a, paired by member."""
         return self.judged_b_N - self.judged_a_N
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DualAB:
-    """What two rewards came to."""
+    """Result of `dual_ab`."""
 
     reward_a: RewardConfig
     reward_b: RewardConfig
     evaluation_seed: int
-    """What the fresh members were drawn from."""
+    """Seed of the fresh members."""
     pairs: tuple[Pair, ...]
-    """One for each training seed."""
+    """One per training seed."""
 
     @property
     def learning_scores(self) -> tuple[float, float]:
-        """Mean score of a and of b while learning."""
+        """Mean training score of a and of b."""
         return (
             float(np.mean([pair.score_a_UE for pair in self.pairs])),
             float(np.mean([pair.score_b_UE for pair in self.pairs])),
@@ -91,22 +91,22 @@ class DualAB:
 
     @property
     def judged_scores(self) -> tuple[float, float]:
-        """Mean score of a and of b on fresh members."""
+        """Mean evaluation score of a and of b."""
         return (
             float(np.mean([pair.judged_a_N for pair in self.pairs])),
             float(np.mean([pair.judged_b_N for pair in self.pairs])),
         )
 
     def judged(self) -> Difference:
-        """On fresh members, after training: the answer.
+        """Difference on fresh members after training: the main result.
 
-        Over training seeds where there are several; of a single one only the members can be
-        counted, and the interval says nothing about another training.
+        With several training seeds, the interval is over seeds. With one it is over members and
+        does not cover the variation between trainings.
         """
         return _difference([pair.judged_N for pair in self.pairs])
 
     def learning(self) -> Difference:
-        """Over the whole of training, in pairs; with several seeds, over seeds."""
+        """Difference over all of training; the interval is over seeds if there are several."""
         return _difference([pair.learning_UE.mean(axis=0) for pair in self.pairs])
 
 
@@ -122,24 +122,23 @@ def dual_ab(
     data: TaskData | None = None,
     on_round: Callable[[int, int, tuple[float, float]], None] | None = None,
 ) -> DualAB:
-    """Train under both rewards, round by round in turn, on `repeats` seeds from the config's on.
+    """Train with both rewards, alternating rounds, on `repeats` seeds starting at the config's.
 
-    `evaluation_seed`: fresh members are drawn from it, so it may not be trained on; where none is
-    given, it is a stream of the config's seed. `on_round` is told the repeat, the round and both
-    mean scores.
+    `evaluation_seed`: seed of the fresh members, must not be a training seed; by default derived
+    from the config's seed. `on_round` is called with the repeat, the round and both mean scores.
     """
     for name, value in (("repeats", repeats), ("evaluation_envs", evaluation_envs)):
         if value < 1:
             raise EsperError(f"dual_ab {name}={value}: must be 1 or more")
     if evaluation_seed is None:
-        evaluation_seed = stream_seed(config.seed, "dual_ab evaluation") & SEED_BITS
+        evaluation_seed = stream_seed(config.seed, "dual_ab evaluation") & SEED_MASK
     seeds = range(config.seed, config.seed + repeats)
     for seed in seeds:
         require_training_seed(seed, "dual_ab seed")
     if evaluation_seed in seeds:
         raise EsperError(
             f"dual_ab trains on seeds {seeds.start} to {seeds.stop - 1}, and {evaluation_seed} is "
-            f"kept for evaluation: take another seed"
+            f"reserved for evaluation: take another seed"
         )
     spec = spec or config.task.spec()
     data = data if data is not None else spec.load()
@@ -153,7 +152,7 @@ def dual_ab(
         judged = [
             _judge(trainer, spec, data, evaluation_seed, evaluation_envs) for trainer in trainers
         ]
-        learnt = [np.stack([r.score_E for r in whole_rounds(t.history)]) for t in trainers]
+        learnt = [np.stack([r.score_E for r in completed_rounds(t.history)]) for t in trainers]
         pairs.append(Pair(seed, *learnt, *judged))
     return DualAB(reward_a, reward_b, evaluation_seed, tuple(pairs))
 
@@ -163,7 +162,7 @@ def _train_in_lockstep(
     repeat: int,
     on_round: Callable[[int, int, tuple[float, float]], None] | None,
 ) -> None:
-    """A round of each, then the next: a run that is ended early has gone as far with both."""
+    """Alternate rounds, so that both have trained equally long if the run is interrupted."""
     for round_index in range(trainers[0].rounds):
         for trainer in trainers:
             trainer.run(until=round_index + 1)
@@ -175,7 +174,7 @@ def _train_in_lockstep(
 def _judge(
     trainer: VectorizedPPOTrainer, spec: TaskSpec, data: TaskData, seed: int, members: int
 ) -> Doubles:
-    """Score `[N]` of a trained controller's likeliest actions on fresh members."""
+    """Score `[N]` of the greedy policy on fresh members."""
     config = replace(trainer.engine.config, seed=seed, members=members, rollout_steps=None)
     client = SimicClient(trainer.client.agent, trainer.client.reward, ActingMode.GREEDY)
     return VectorizedEngine(spec, config, data=data).run_rollout(client).outcome.score_E

@@ -1,4 +1,4 @@
-"""What is remembered of a round once it is over: a typed record each.
+"""`RoundRecord`, the training history of one round, and the listener that counts its actions.
 
 Shape letters: E members, S slots, O operations, Z stages.
 """
@@ -18,35 +18,35 @@ from esper.leyline.stages import SeedStage
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundRecord(ArrayStruct):
-    """One rollout and the update behind it."""
+    """One rollout and its update."""
 
     round_index: int
     steps: int
     """Steps of the rollout."""
     episodes_done: int
-    """Of the whole run, this round included."""
+    """Episodes of the run so far, including this round."""
     score_E: Doubles
-    """At the end of the rollout."""
+    """Score at the end of the rollout."""
     accuracy_E: Doubles
-    """On `val_score`."""
+    """Accuracy on `val_score`."""
     return_E: Doubles
-    """Sum of the rewards of the episode so far, before any scaling."""
+    """Sum of the unscaled rewards of the episode so far."""
     added_params_E: Ints
     rollbacks_E: Ints
     blueprint_ES: Ints
-    """What would be exported; -1 where nothing."""
+    """Blueprint index of each slot that would be exported; -1 for none."""
     waited: int
     """Member-steps at which WAIT was chosen."""
     chosen_OZ: Ints
-    """Member-steps at which each operation was chosen, by the stage its slot was in; WAIT in no
-    column."""
+    """Member-steps at which each operation was chosen, by the stage of its slot; WAIT is not
+    counted here."""
     metrics: PPOUpdateMetrics
     rollout_seconds: float
     update_seconds: float
 
     @property
     def mean_score(self) -> float:
-        """Over members."""
+        """Mean score over members."""
         return float(self.score_E.mean())
 
     @property
@@ -58,19 +58,19 @@ class RoundRecord(ArrayStruct):
 
 
 class ActionTally:
-    """An engine listener that counts what was chosen, and in which stage."""
+    """Engine listener that counts chosen operations by stage."""
 
     def __init__(self) -> None:
         self.waited = 0
         self.chosen_OZ: Ints = np.zeros((len(LifecycleOp), len(SeedStage)), dtype=np.int64)
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        """Count from 0."""
+        """Reset the counts."""
         self.waited = 0
         self.chosen_OZ = np.zeros_like(self.chosen_OZ)
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """Not counted: actions are."""
+        """No-op."""
 
     def on_step(self, record: StepRecord) -> None:
         """Add the actions of one step."""
@@ -80,7 +80,7 @@ class ActionTally:
         np.add.at(self.chosen_OZ, (op_E[placed_E], outcome.stage_before[placed_E]), 1)
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
-        """The counts stay until the next round starts."""
+        """No-op: the counts are kept until the next round starts."""
 
     def record(
         self,
@@ -89,7 +89,7 @@ class ActionTally:
         episodes_done: int,
         update_seconds: float,
     ) -> RoundRecord:
-        """The round that is over."""
+        """Build the record of the finished round."""
         outcome = rollout.outcome
         return RoundRecord(
             round_index=rollout.round_index,

@@ -1,4 +1,4 @@
-"""How a rollout is learnt from: one or more update passes, and what they did in figures."""
+"""`run_ppo_updates`: one or more PPO update passes over a rollout."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run_ppo_updates(
     obs_normalizer: ObservationNormalizer | None,
     use_amp: bool = False,
 ) -> PPOUpdateMetrics:
-    """Learn from a complete rollout and forget it.
+    """Update the agent on a finished rollout, clear it and return aggregated metrics.
 
-    A pass that the KL limit stopped is the last one; those left out count for the schedules.
-    Afterwards, what was observed in the rollout counts for `obs_normalizer`.
+    The KL limit ends the remaining passes, too; skipped passes still advance the schedules.
+    Afterwards `obs_normalizer` takes in the observations of the rollout.
     """
     if ppo_updates_per_batch < 1:
         raise EsperError(f"ppo_updates_per_batch={ppo_updates_per_batch}: must be 1 or more")

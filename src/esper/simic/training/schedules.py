@@ -1,4 +1,4 @@
-"""How settings of the learner change over a run; counted in PPO updates, not in episodes."""
+"""Linear schedules of PPO settings, counted in PPO updates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Final, Literal
 from esper.leyline.errors import EsperError
 
 WHOLE_RUN: Final = "run"
-"""As the steps of a schedule: as many as the run has updates."""
+"""Value of `Schedule.steps` for all updates of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A straight line from `start` to `end`, flat afterwards.
+    """Linear from `start` to `end` over `steps` updates, then constant.
 
     >>> Schedule(0.01, 0.0, steps=10).at(5)
     0.005
@@ -23,11 +23,11 @@ class Schedule:
     """
 
     start: float
-    """The value before the first update."""
+    """Value at the first update."""
     end: float = 0.0
-    """The value from update `steps` on; not read where `steps` is 0."""
+    """Value from update `steps` on; ignored if `steps` is 0."""
     steps: int | Literal["run"] = 0
-    """Updates from `start` to `end`; 0 keeps `start` for ever, "run" takes those of the run."""
+    """Updates from `start` to `end`; 0: constant `start`; "run": all updates of the run."""
 
     def __post_init__(self) -> None:
         if isinstance(self.steps, str) and self.steps != WHOLE_RUN:
@@ -38,7 +38,7 @@ class Schedule:
             raise EsperError(f"{self}: start and end must be finite")
 
     def at(self, updates_done: int, run_updates: int | None = None) -> float:
-        """The value for the update after so many; `run_updates`: those of the whole run."""
+        """Value after `updates_done` updates; `run_updates`: updates of the whole run."""
         steps = run_updates if self.steps == WHOLE_RUN else self.steps
         if steps is None:
             raise EsperError(f"{self}: the run's length is not known here; give a number of steps")
@@ -48,7 +48,7 @@ class Schedule:
         return self.start + (self.end - self.start) * share
 
     def require_within(self, name: str, low: float, high: float) -> None:
-        """Refuse a schedule that leaves `low`..`high` on its way."""
+        """Raise unless all values lie in `low`..`high`."""
         ends = (self.start, self.end) if self.steps else (self.start,)
         for value in ends:
             if not low <= value <= high:
@@ -56,7 +56,7 @@ class Schedule:
 
 
 def calculate_entropy_anneal_steps(episodes: int, members: int, ppo_updates_per_batch: int) -> int:
-    """PPO updates that `episodes` episodes take: E of them a round, some updates behind each.
+    """Number of PPO updates in `episodes` episodes; `members` episodes make a round.
 
     >>> calculate_entropy_anneal_steps(episodes=100, members=16, ppo_updates_per_batch=2)
     14

@@ -1,7 +1,7 @@
-"""The entry point of the learner: `train_ppo_vectorized`, the one place where a run is assembled.
+"""`train_ppo_vectorized`, the entry point of PPO training and the only place that assembles a run.
 
-A config becomes engine, agent, client and trainer (`make_trainer`); a run folder adds checkpoints,
-resume and clean stops; sinks add telemetry. `esper train ppo` calls it, too.
+`make_trainer` builds engine, agent, client and trainer from a config; a run folder adds
+checkpoints, resume and stop signals; sinks add telemetry. `esper train ppo` calls it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def train_ppo_vectorized(
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> tuple[PPOAgent, list[RoundRecord]]:
-    """Train a controller with PPO; returns the agent and a record of each round.
+    """Train a controller with PPO; returns the agent and one record per round.
 
     run_dir: folder of the run, created here, or an open `RunFolder`; None writes nothing. SIGINT,
         SIGTERM and SIGHUP then stop the run after the current step, saved (`Interrupted`).
@@ -70,7 +70,7 @@ def train_ppo_vectorized(
     from esper.simic.telemetry.run_telemetry import run_telemetry
     from esper.simic.training.runs.session import FolderSession
 
-    with _opened(run_dir, resume, config) as folder:
+    with _open_folder(run_dir, resume, config) as folder:
         config, spec = _config_and_spec(config, spec, folder if resume else None)
         session = None
         if folder is not None:
@@ -99,7 +99,7 @@ def make_trainer(
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> VectorizedPPOTrainer:
-    """Engine, agent, client and trainer of a run, for callers that drive rounds themselves."""
+    """Build engine, agent, client and trainer, for callers that drive the rounds themselves."""
     from esper.simic.agent.agent import PPOAgent
     from esper.simic.client import SimicClient, policy_spec
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -111,7 +111,7 @@ def make_trainer(
     agent = PPOAgent(
         policy_spec(engine.env.model.blueprints), config.ppo, config.seed, engine.device
     )
-    config.population.choose_graphs(agent)
+    config.population.configure_graphs(agent)
     client = SimicClient(
         agent,
         reward or _reward(config, spec, data),
@@ -122,18 +122,18 @@ def make_trainer(
 
 
 def _reward(config: TrainingConfig, spec: TaskSpec, data: TaskData | None) -> RewardProtocol:
-    """The config's reward; the learning curve of the bare host is measured if it needs one."""
+    """Build the config's reward; measures the wait baseline if the reward needs it."""
     from esper.simic.rewards.factory import make_reward
-    from esper.simic.training.baseline import wait_curve
+    from esper.simic.training.baseline import measure_wait_baseline
 
     curve = None
     if config.reward.wait_baseline:
-        curve = wait_curve(spec, config.engine_config(), data)
+        curve = measure_wait_baseline(spec, config.engine_config(), data)
     return make_reward(config.reward, spec.upkeep, curve)
 
 
 @contextlib.contextmanager
-def _opened(
+def _open_folder(
     run_dir: Path | RunFolder | None, resume: bool, config: TrainingConfig | None
 ) -> Iterator[RunFolder | None]:
     """The folder of the run, locked; one that the caller opened stays open."""
@@ -153,7 +153,7 @@ def _opened(
         try:
             yield folder
         except BaseException:
-            folder.discard_unused()  # refused before it trained: leave nothing behind
+            folder.discard_unused()  # failed before training: leave nothing behind
             raise
 
 

@@ -1,4 +1,4 @@
-"""How a controller is trained: rollout, update, emit; round after round.
+"""`VectorizedPPOTrainer`: the training loop of rollout, update and hooks.
 
 trainer = VectorizedPPOTrainer(engine, client, rounds=100)
 history = trainer.run()
@@ -25,13 +25,13 @@ from esper.tolaria.env_factory import configure_slot_telemetry
 
 
 class RoundHook(Protocol):
-    """Called after every round: checkpoints, early stops (raise), pictures while it runs."""
+    """Called after every round, for checkpoints, early stopping (raise) or plots."""
 
     def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None: ...
 
 
 class VectorizedPPOTrainer:
-    """Owns the rounds of a run. Engine, client and listeners are given to it."""
+    """Runs the rounds of a training run."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class VectorizedPPOTrainer:
         listeners: Sequence[EngineListener] = (),
         hooks: Sequence[RoundHook] = (),
     ) -> None:
-        """`rounds`: of the whole run; an engine with some of them done does the rest.
+        """`rounds`: total rounds of the run, including those the engine has already done.
 
-        `listeners` hear every rollout; `TelemetryListener`s among them hear updates as well.
+        `listeners` are notified of every rollout; `TelemetryListener`s of updates as well.
         """
         if rounds < 1:
             raise EsperError(f"rounds={rounds}: must be 1 or more")
@@ -58,22 +58,22 @@ class VectorizedPPOTrainer:
         self.hooks = tuple(hooks)
         self.history: list[RoundRecord] = []
         self.listeners = tuple(it for it in listeners if isinstance(it, TelemetryListener))
-        """Those that also hear updates."""
+        """Telemetry listeners; also notified of updates."""
         self._tally = ActionTally()
         self._all_listeners = ListenerGroup([self._tally, *listeners])
 
     def run(self, until: int | None = None) -> list[RoundRecord]:
-        """Train until all rounds are done, or `until` of them; a record of each."""
+        """Train all rounds, or up to round `until`; returns the records of all rounds."""
         last = self.rounds if until is None else min(until, self.rounds)
         self._set_run_updates()
         while self.engine.round < last:
-            self._announce()
+            self._configure_telemetry()
             rollout = self.engine.run_rollout(self.client, self._all_listeners)
 
             began = perf_counter()
             metrics = self.client.update(rollout)
             seconds = perf_counter() - began
-            assert metrics is not None  # the client learns: checked at the start
+            assert metrics is not None  # the client is in LEARN mode: checked in __init__
 
             self._report(rollout.round_index, metrics, seconds)
             episodes = self.engine.round * self.engine.env.members
@@ -84,19 +84,19 @@ class VectorizedPPOTrainer:
         return self.history
 
     def _set_run_updates(self) -> None:
-        """Schedules over the run end with it, with however many updates a round it goes on."""
+        """Set the agent's total updates, so that `steps="run"` schedules end with the run."""
         engine, agent, length = self.engine, self.client.agent, self.engine.spec.episode_length
         rollout_steps = engine.config.rollout_steps or length
         per_rollout = self.client.updates_per_rollout
         per_round = per_rollout * math.ceil(length / rollout_steps)
         members, rounds_left = engine.env.members, self.rounds - engine.round
         left = calculate_entropy_anneal_steps(rounds_left * members, members, per_round)
-        left -= per_rollout * (engine.step // rollout_steps)  # of an episode under way
+        left -= per_rollout * (engine.step // rollout_steps)  # of the episode in progress
         agent.run_updates = agent.updates_done + left
 
-    def _announce(self) -> None:
-        """Tell listeners what the next update will be set to; show them slots as closely as they
-        record."""
+    def _configure_telemetry(self) -> None:
+        """Set slot telemetry to the listeners' level and pass them the next learning rate and
+        entropy coefficient."""
         if self.listeners:
             level = max(listener.level for listener in self.listeners)
             configure_slot_telemetry(self.engine.slot_events, TelemetryConfig(level=level))
@@ -105,7 +105,7 @@ class VectorizedPPOTrainer:
             listener.set_learner(agent.learning_rate, agent.entropy_coef)
 
     def _report(self, round_index: int, metrics: PPOUpdateMetrics, seconds: float) -> None:
-        """Tell listeners of the update; they look for anomalies and may record more."""
+        """Notify telemetry listeners of the update; they may raise their level on anomalies."""
         network = self.client.agent.network
         for listener in self.listeners:
             health = inspect_network(network, listener.level)

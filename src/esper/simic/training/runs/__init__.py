@@ -1,1 +1,1 @@
-"""Run folders: where a run lives, what it resumes from, how it is stopped."""
+"""Run folders: checkpoints, resuming and stop signals."""

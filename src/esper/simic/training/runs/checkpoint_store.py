@@ -1,19 +1,19 @@
-"""How do checkpoints lie on disk? Folders that are whole or not there, the manifest written last.
+"""On-disk store of a run's checkpoints: atomic folders with checksums, retention and search.
 
     checkpoints/round-000012/
-        agent/                the controller, a save of its own (`PPOAgent.load` reads it)
-        state.json            where the engine stands, settings, facts of the task
-        history.jsonl         the record of every round so far, one a line
-        checkpoint.json       what it is, with size and checksum of every file, and its own
-    checkpoints/aside-round-000013/     one that could not be read when the run went on without it
+        agent/                the controller (`PPOAgent.load` reads it)
+        state.json            engine state, settings, task facts
+        history.jsonl         one record per round
+        checkpoint.json       the manifest: summary, size and checksum of every file; written last
+    checkpoints/aside-round-000013/     an unreadable checkpoint that a resumed run skipped
 
-A checkpoint is made under a hidden name, each file synced, and renamed; one that is removed is
-renamed first. Whenever the process dies, what stands under a `round-` name is whole. What happens
-to it afterwards is found by its checksums. One writer at a time (the folder's lock). No torch here.
+A checkpoint is written under a hidden name, each file synced, then renamed; to delete one, it is
+renamed first. Every `round-` folder is therefore complete, whenever the process dies; later damage
+is detected by its checksums. One writer at a time (the folder lock). Does not import torch.
 
-All that stand under a `round-` name belong to one history. One that cannot be read is never
-removed, because it may be whole again when a disk is back; where the run goes on without it, it is
-set aside, and nothing looks at it again.
+All `round-` folders belong to one history. An unreadable one is never deleted, because it may be
+readable again once a disk is back; if the run resumes without it, it is moved aside and ignored
+from then on.
 """
 
 from __future__ import annotations
@@ -43,58 +43,58 @@ from esper.storage.manifest import (
 )
 
 SCHEMA: Final = 1
-"""Grows with every change that old readers would not understand, and with a new field whose default
-is not what was done before."""
+"""Incremented by every change that older readers cannot parse, and by a new field whose default
+differs from the earlier behaviour."""
 FORMAT: Final = FolderFormat("esper-checkpoint", SCHEMA, "checkpoint")
 MANIFEST: Final = "checkpoint.json"
 STATE: Final = "state.json"
 KEEP: Final = 3
-"""Checkpoints that are kept besides the best one."""
+"""Default number of checkpoints kept besides the best."""
 
 _NAME: Final = re.compile(r"round-(\d{6,})")
 _DRAFT: Final = re.compile(rf"\.{_NAME.pattern}\.tmp")
-_GONE: Final = re.compile(rf"\.{_NAME.pattern}\.gone")
+_REMOVED: Final = re.compile(rf"\.{_NAME.pattern}\.gone")
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a checkpoint says of itself, without being loaded."""
+    """Progress and scores of a checkpoint, readable without loading it."""
 
     round: int
-    """Rounds that are done: episodes of each member."""
+    """Rounds completed."""
     rounds: int
-    """Rounds the run was to have when it was written."""
+    """Total rounds of the run when it was written."""
     score: float
     """Mean score of the last round."""
     best_round: int
-    """Rounds that were done when the best score so far was reached."""
+    """Rounds completed when the best score was reached."""
     best_score: float
     """Highest mean score of a round so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of `checkpoint.json`, but for its envelope."""
+    """The content of `checkpoint.json` without its envelope."""
 
     summary: Summary
     files: tuple[FileRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A search among checkpoints."""
+class CheckpointSearch:
+    """Result of a search for a valid checkpoint."""
 
     path: Path | None
-    """The one that was found, whole; None: there is none."""
+    """The valid checkpoint; None if there is none."""
     skipped: tuple[str, ...]
-    """What is wrong with those that would have come first, a line each."""
+    """One error line per invalid checkpoint that was skipped."""
 
 
 class CheckpointStore:
-    """The checkpoints of one run: the last few, and the best one."""
+    """The checkpoints of one run: the last `keep` and the best."""
 
     def __init__(self, path: Path, keep: int = KEEP) -> None:
-        """`path`: their folder, made when the first one is written."""
+        """`path`: the checkpoint folder, created on the first write."""
         if keep < 1:
             raise EsperError(f"keep={keep}: keep 1 checkpoint or more")
         self.path = path
@@ -103,49 +103,49 @@ class CheckpointStore:
     # ---- finding ------------------------------------------------------------------------------
 
     def paths(self) -> list[Path]:
-        """All that stand there, oldest first; nothing is said about what is in them."""
+        """Paths of all checkpoints, oldest first, not verified."""
         if not self.path.is_dir():
             return []
         names = [name for name in os.listdir(self.path) if _NAME.fullmatch(name)]
         return [self.path / name for name in sorted(names, key=_number)]
 
-    def newest_valid(self) -> Found:
-        """The newest one that is whole, every byte checked.
+    def newest_valid(self) -> CheckpointSearch:
+        """Find the newest checkpoint whose checksums match.
 
-        One of a newer Esper is not passed over but refused: there is nothing wrong with it.
+        Raises for one written by a newer Esper instead of skipping it: it is not damaged.
         """
-        return _first_whole(reversed(self.paths()))
+        return _first_valid(reversed(self.paths()))
 
-    def best(self) -> Found:
-        """The one with the highest score that is whole; of equals the earliest."""
+    def best(self) -> CheckpointSearch:
+        """Find the valid checkpoint with the highest score; ties go to the earliest."""
         scored, unreadable = [], []
         for path in self.paths():
             try:
-                scored.append((-_order(read_summary(path).score), path))
+                scored.append((-_rank(read_summary(path).score), path))
             except EsperError as error:
                 unreadable.append(str(error))
         scored.sort(key=lambda entry: entry[0])
-        found = _first_whole(path for _, path in scored)
-        return Found(found.path, (*unreadable, *found.skipped))
+        found = _first_valid(path for _, path in scored)
+        return CheckpointSearch(found.path, (*unreadable, *found.skipped))
 
     # ---- writing ------------------------------------------------------------------------------
 
-    def set_aside_newer(self, than: Path) -> list[Path]:
-        """Take what is newer out of the history, for a run that goes on from `than`; where it is.
+    def move_newer_aside(self, than: Path) -> list[Path]:
+        """Move checkpoints newer than `than` aside before resuming from it; returns the new paths.
 
-        The newest goes first: whenever the process dies, those left are older.
+        Newest first, so that the history stays contiguous whenever the process dies.
         """
         newer = [path for path in self.paths() if _number(path.name) > _number(than.name)]
         try:
-            return [self._set_aside(path) for path in reversed(newer)]
+            return [self._move_aside(path) for path in reversed(newer)]
         except OSError as error:
             raise EsperError(
                 f"cannot set unreadable checkpoints aside in {self.path}: "
                 f"{error.strerror or error}; {write_advice(error)}, then resume again"
             ) from error
 
-    def _set_aside(self, path: Path) -> Path:
-        """Give a checkpoint that cannot be read the first name of its own that is free."""
+    def _move_aside(self, path: Path) -> Path:
+        """Rename a checkpoint to the first free `aside-` name."""
         place, number = path.with_name(f"aside-{path.name}"), 1
         while place.exists():
             number += 1
@@ -154,20 +154,21 @@ class CheckpointStore:
         sync_folder(self.path)
         return place
 
-    def write(self, summary: Summary, fill: Callable[[Path], None]) -> Path:
-        """Keep what `fill` puts into a folder as the checkpoint of that round; its path.
+    def write(self, summary: Summary, write_files: Callable[[Path], None]) -> Path:
+        """Write the checkpoint of a round and delete outdated ones; returns its path.
 
-        A failure is one line and leaves all others as they were. What is too old goes.
+        `write_files` is called with the folder to write to. A failure raises a one-line error and
+        leaves existing checkpoints unchanged.
         """
         final = self.path / f"round-{summary.round:06d}"
         draft = self.path / f".{final.name}.tmp"
         try:
-            self._make_room()
+            self._prepare_folder()
             draft.mkdir()
-            fill(draft)
+            write_files(draft)
             _write_manifest(draft, summary)
-            if final.exists():  # done again
-                self._clear(final)
+            if final.exists():  # the round was repeated
+                self._replace_existing(final)
             draft.rename(final)
             sync_folder(self.path)
         except BaseException as error:
@@ -176,43 +177,43 @@ class CheckpointStore:
             if isinstance(cause, OSError):
                 raise self._unwritable(summary.round, cause) from cause
             raise
-        with contextlib.suppress(OSError):  # the new one is whole; the next one tries again
+        with contextlib.suppress(OSError):  # the new one is complete; the next write retries
             self._remove_old(summary.round)
         return final
 
     def _unwritable(self, number: int, error: OSError) -> EsperError:
         return EsperError(
             f"cannot save round {number} to {self.path}: {error.strerror or error}; "
-            f"{write_advice(error)}, then go on with --resume {self.path.parent} (older "
-            f"checkpoints are as they were)"
+            f"{write_advice(error)}, then continue with --resume {self.path.parent} (older "
+            f"checkpoints are unchanged)"
         )
 
-    def _make_room(self) -> None:
-        """Make the folder; remove what an interrupted write or removal left in it."""
+    def _prepare_folder(self) -> None:
+        """Create the folder; delete leftovers of interrupted writes and deletions."""
         if not self.path.is_dir():
             self.path.mkdir(parents=True)
             sync_folder(self.path.parent)
         for name in os.listdir(self.path):
-            if _DRAFT.fullmatch(name) or _GONE.fullmatch(name):
+            if _DRAFT.fullmatch(name) or _REMOVED.fullmatch(name):
                 shutil.rmtree(self.path / name)
 
-    def _clear(self, path: Path) -> None:
-        """Make way for another checkpoint of that name."""
+    def _replace_existing(self, path: Path) -> None:
+        """Free the name: delete a valid checkpoint, move an invalid one aside."""
         try:
             verify(path)
         except EsperError:
-            self._set_aside(path)
+            self._move_aside(path)
         else:
-            path.rename(_gone(path))
+            path.rename(_removed_name(path))
 
-    def _put_away(self, path: Path) -> None:
-        """Remove a checkpoint; it is none from the first moment on."""
-        path.rename(_gone(path))
-        shutil.rmtree(_gone(path))
+    def _remove(self, path: Path) -> None:
+        """Delete a checkpoint; renamed first, so that it is never half deleted."""
+        path.rename(_removed_name(path))
+        shutil.rmtree(_removed_name(path))
 
     def _remove_old(self, written: int) -> None:
-        """Keep the last few and the best; what is newer than `written` is another's affair."""
-        for name in filter(_GONE.fullmatch, os.listdir(self.path)):
+        """Delete all but the last `keep` and the best, ignoring those newer than `written`."""
+        for name in filter(_REMOVED.fullmatch, os.listdir(self.path)):
             shutil.rmtree(self.path / name)
         summaries = {}
         for path in self.paths():
@@ -222,32 +223,32 @@ class CheckpointStore:
                 summaries[path] = _check_sizes(path).summary
             except EsperError:
                 if _number(path.name) < written:  # there is a newer one
-                    self._set_aside(path)
+                    self._move_aside(path)
         if not summaries:
             return
-        best = max(summaries, key=lambda path: _order(summaries[path].score))
+        best = max(summaries, key=lambda path: _rank(summaries[path].score))
         for path in [*summaries][: -self.keep]:
             if path != best:
-                self._put_away(path)
+                self._remove(path)
 
 
-def _gone(path: Path) -> Path:
-    """What a checkpoint is called that is about to be removed."""
+def _removed_name(path: Path) -> Path:
+    """Name of a checkpoint while it is being deleted."""
     return path.with_name(f".{path.name}.gone")
 
 
 def _number(name: str) -> int:
     match = _NAME.fullmatch(name)
-    assert match is not None  # only called for names that match
+    assert match is not None  # callers pass matching names only
     return int(match[1])
 
 
-def _order(score: float) -> float:
-    """Scores as they are ranked: one that is not a number is below all."""
+def _rank(score: float) -> float:
+    """Sort key of a score; NaN ranks lowest."""
     return -math.inf if math.isnan(score) else score
 
 
-def _first_whole(paths: Iterator[Path]) -> Found:
+def _first_valid(paths: Iterator[Path]) -> CheckpointSearch:
     skipped = []
     for path in paths:
         try:
@@ -257,15 +258,15 @@ def _first_whole(paths: Iterator[Path]) -> Found:
         except EsperError as error:
             skipped.append(str(error))
         else:
-            return Found(path, tuple(skipped))
-    return Found(None, tuple(skipped))
+            return CheckpointSearch(path, tuple(skipped))
+    return CheckpointSearch(None, tuple(skipped))
 
 
 # ---- one checkpoint -----------------------------------------------------------------------------
 
 
 def verify(path: Path) -> Summary:
-    """Check every byte of a checkpoint; what is wrong with it is refused in one line."""
+    """Verify all checksums of a checkpoint; raises a one-line error on damage."""
     manifest = _check_sizes(path)
     for file in manifest.files:
         where = path / file.name
@@ -274,22 +275,22 @@ def verify(path: Path) -> Summary:
 
 
 def read_summary(path: Path) -> Summary:
-    """What a checkpoint says of itself; its files are not looked at."""
-    return _read_contents(path).summary
+    """Read the summary from the manifest; files are not verified."""
+    return _read_manifest(path).summary
 
 
-def _read_contents(path: Path) -> Manifest:
+def _read_manifest(path: Path) -> Manifest:
     where = path / MANIFEST
     return read_record(Manifest, read_manifest(where, FORMAT).get("content"), str(where))
 
 
 def _check_sizes(path: Path) -> Manifest:
-    """The manifest of a checkpoint whose files are all there, in their sizes."""
-    manifest = _read_contents(path)
+    """Read the manifest and check that every file exists with the right size."""
+    manifest = _read_manifest(path)
     for file in manifest.files:
         parts = PurePosixPath(file.name).parts
         if not parts or ".." in parts or parts[0] == "/":
-            raise EsperError(f"{path / MANIFEST}: {file.name!r} is no file of a checkpoint")
+            raise EsperError(f"{path / MANIFEST}: {file.name!r} is not a checkpoint file")
         try:
             size = (path / file.name).stat().st_size
         except OSError as error:

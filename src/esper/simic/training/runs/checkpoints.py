@@ -1,8 +1,8 @@
-"""What does a run go on from? The state between two rounds, captured, written and read back.
+"""Checkpoints of a run: capture the state between two rounds, write it and read it back.
 
-Members start every episode from streams named by their round, so between episodes a run is its
-agent, a few counters and its history. In the middle of one (`rollout_steps`) nothing can be saved:
-the state of the last whole episode is what a checkpoint holds.
+Every episode starts from random streams keyed by its round, so between episodes the state of a run
+is its agent, a few counters and its history. With `rollout_steps`, nothing can be saved in the
+middle of an episode: a checkpoint holds the state after the last completed one.
 
 Shape letters: E members.
 """
@@ -37,7 +37,7 @@ from esper.simic.training.runs.checkpoint_store import (
     verify,
 )
 from esper.simic.training.runs.folder import (
-    checkpoints_of,
+    checkpoints_dir,
     read_checkpoint_config,
     require_run,
 )
@@ -59,26 +59,26 @@ HISTORY: Final = "history.jsonl"
 
 EngineState = dict[str, int | str]
 
-_NOT_FACTS: Final = ("description", "load_data")
-"""Fields of a task that may differ: words for people, and how the data are found."""
+_NOT_COMPARED: Final = ("description", "load_data")
+"""Task fields that may differ on resume."""
 
 
 # ---- history ------------------------------------------------------------------------------------
 
 
-def whole_rounds(history: Sequence[RoundRecord]) -> list[RoundRecord]:
-    """The records that end an episode: all of them, unless rollouts are shorter."""
+def completed_rounds(history: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """Records of the rollouts that end an episode; all of them unless `rollout_steps` is set."""
     return [r for r in history if r.episodes_done == (r.round_index + 1) * len(r.score_E)]
 
 
 def best_round(history: Sequence[RoundRecord]) -> RoundRecord | None:
-    """The whole round with the highest mean score, of equals the first; None: there is none."""
-    scored = [r for r in whole_rounds(history) if not math.isnan(r.mean_score)]
+    """The completed round with the highest mean score, the first of ties; None if there is none."""
+    scored = [r for r in completed_rounds(history) if not math.isnan(r.mean_score)]
     return max(scored, key=lambda record: record.mean_score, default=None)
 
 
-def tally_of(history: Sequence[RoundRecord]) -> RunTally:
-    """How far a run is, for a telemetry listener of a run that goes on."""
+def run_tally(history: Sequence[RoundRecord]) -> RunTally:
+    """Progress counters for the telemetry listener of a resumed run."""
     if not history:
         return RunTally()
     best, last = best_round(history), history[-1]
@@ -86,21 +86,21 @@ def tally_of(history: Sequence[RoundRecord]) -> RunTally:
     return RunTally(last.round_index + 1, last.episodes_done, score)
 
 
-class HistoryLines:
-    """Records as lines of JSON, each written out once however often the history is saved."""
+class HistoryEncoder:
+    """Encodes records as JSON lines and caches them, so that each is encoded once."""
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
 
-    def of(self, history: Sequence[RoundRecord]) -> tuple[bytes, ...]:
-        """All lines; records are only ever added to a history."""
+    def encode(self, history: Sequence[RoundRecord]) -> tuple[bytes, ...]:
+        """Return all lines; `history` must extend the one passed before."""
         for record in history[len(self._lines) :]:
             self._lines.append(json.dumps(to_json(record), separators=(",", ":")).encode() + b"\n")
         return tuple(self._lines)
 
 
 def read_history(path: Path) -> list[RoundRecord]:
-    """The records of a history file."""
+    """Read the records of a history file."""
     lines = path.read_bytes().splitlines()
     return [
         read_record(RoundRecord, parse_json(line), f"{path} line {number}")
@@ -113,28 +113,28 @@ def read_history(path: Path) -> list[RoundRecord]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Capture:
-    """A run between two rounds, in memory; the run may go on meanwhile."""
+    """In-memory copy of a run's state between two rounds; training may continue meanwhile."""
 
     summary: Summary
     agent: AgentCapture
     state: dict[str, Json]
-    """Of the engine, with settings and facts of the task."""
+    """Engine state, settings and task facts."""
     history: tuple[bytes, ...]
-    """A line for each record."""
+    """One JSON line per record."""
 
-    def fill(self, folder: Path) -> None:
-        """Write everything into a folder; the manifest is the store's."""
+    def write_files(self, folder: Path) -> None:
+        """Write all files but the manifest, which `CheckpointStore.write` adds."""
         self.agent.write(folder / AGENT)
         write_atomic(folder / STATE, (json.dumps(self.state, indent=1) + "\n").encode())
         write_atomic(folder / HISTORY, b"".join(self.history))
 
 
 def capture(
-    trainer: VectorizedPPOTrainer, config: TrainingConfig, lines: HistoryLines | None = None
+    trainer: VectorizedPPOTrainer, config: TrainingConfig, encoder: HistoryEncoder | None = None
 ) -> Capture:
-    """The run as it stands between two rounds; in the middle of an episode it is refused."""
+    """Capture the state of a run between two rounds; raises in the middle of an episode."""
     engine, history = trainer.engine, trainer.history
-    done = whole_rounds(history)
+    done = completed_rounds(history)
     best = best_round(history)
     summary = Summary(
         round=engine.round,
@@ -148,44 +148,44 @@ def capture(
         "task": task_facts(engine.spec),
         "config": to_json(config),
     }
-    lines = lines or HistoryLines()
-    return Capture(summary, capture_agent(trainer.client.agent), state, lines.of(history))
+    encoder = encoder or HistoryEncoder()
+    return Capture(summary, capture_agent(trainer.client.agent), state, encoder.encode(history))
 
 
 def task_facts(spec: TaskSpec) -> dict[str, Json]:
-    """What must be the same about a task to go on with it, as JSON."""
+    """Properties of a task that must not change on resume, as JSON."""
     facts: dict[str, Json] = {}
     for field in fields(spec):
-        if field.name in _NOT_FACTS:
+        if field.name in _NOT_COMPARED:
             continue
         try:
             facts[field.name] = to_json(getattr(spec, field.name))
-        except EsperError:  # a function of the user's: cannot be compared
+        except EsperError:  # a user's function cannot be compared
             continue
     return facts
 
 
-def with_later_facts(saved: Json, now: object) -> Json:
-    """Facts that were saved, and the defaults of what a task (or a part of it) came to have since.
+def with_new_defaults(saved: Json, now: object) -> Json:
+    """Add defaults for fields that the task's dataclasses gained since `saved` was written.
 
-    Only what the dataclasses of the task as it is `now` give a default is filled in.
+    Only fields of `now` that have a default are added.
     """
     if not isinstance(saved, dict) or not is_dataclass(now):
         return saved
     facts = dict(saved)
     for field in fields(now):
         if field.name in saved:
-            facts[field.name] = with_later_facts(saved[field.name], getattr(now, field.name))
-        elif field.name not in _NOT_FACTS and default_of(field) is not MISSING:
-            with contextlib.suppress(EsperError):  # has no JSON form: is not compared
+            facts[field.name] = with_new_defaults(saved[field.name], getattr(now, field.name))
+        elif field.name not in _NOT_COMPARED and default_of(field) is not MISSING:
+            with contextlib.suppress(EsperError):  # no JSON form: not compared
                 facts[field.name] = to_json(default_of(field))
     return facts
 
 
 def save(trainer: VectorizedPPOTrainer, config: TrainingConfig, store: CheckpointStore) -> Path:
-    """Write a checkpoint of a run that stands between two rounds."""
+    """Write a checkpoint of a run between two rounds; returns its path."""
     captured = capture(trainer, config)
-    return store.write(captured.summary, captured.fill)
+    return store.write(captured.summary, captured.write_files)
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -193,16 +193,16 @@ def save(trainer: VectorizedPPOTrainer, config: TrainingConfig, store: Checkpoin
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """A checkpoint as read, its checksums right."""
+    """A checkpoint that passed verification."""
 
     path: Path
     summary: Summary
     config: TrainingConfig
-    """What the run was set to when it was written."""
+    """Settings of the run when it was written."""
     engine: EngineState
-    """For `VectorizedEngine.load_state_dict`."""
+    """State dict for `VectorizedEngine.load_state_dict`."""
     task: Json
-    """Facts of the task, as `task_facts` gives them."""
+    """Task facts; see `task_facts`."""
 
     def load_agent(
         self,
@@ -210,39 +210,39 @@ class Checkpoint:
         spec: PolicySpec | None = None,
         config: PPOConfig | None = None,
     ) -> PPOAgent:
-        """The controller; see `PPOAgent.load`."""
+        """Load the agent; see `PPOAgent.load`."""
         return PPOAgent.load(self.path / AGENT, device, spec, config)
 
     def load_history(self) -> list[RoundRecord]:
-        """The record of every round until then."""
+        """Load the records of all rounds up to this checkpoint."""
         return read_history(self.path / HISTORY)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint, every byte of it checked before any is believed."""
+    """Verify the checksums of a checkpoint, then read it."""
     summary, where = verify(path), path / STATE
     state = read_document(where)
     if not isinstance(state, dict):
         raise EsperError(f"{where}: expected an object")
     engine = state.get("engine")
     if not isinstance(engine, dict):
-        raise EsperError(f"{where}: no state of an engine")
+        raise EsperError(f"{where}: no engine state")
     config = read_checkpoint_config(path)
-    standing = {name: value for name, value in engine.items() if isinstance(value, int | str)}
-    return Checkpoint(path, summary, config, standing, state.get("task"))
+    engine_state = {name: value for name, value in engine.items() if isinstance(value, int | str)}
+    return Checkpoint(path, summary, config, engine_state, state.get("task"))
 
 
 def find_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint that is meant: a folder of one, or the best one of a run."""
+    """Read the checkpoint in `path`, or the best one if `path` is a run folder."""
     if (path / MANIFEST).exists():
         return read_checkpoint(path)
     require_run(path)
-    found = CheckpointStore(checkpoints_of(path)).best()
+    found = CheckpointStore(checkpoints_dir(path)).best()
     if found.path is None:
         why = f" ({found.skipped[0]})" if found.skipped else ""
-        raise EsperError(f"{path} has no whole checkpoint{why}: give another run")
+        raise EsperError(f"{path} has no valid checkpoint{why}: give another run")
     for line in found.skipped:
-        logger.warning("%s; %s is taken instead", line, found.path)
+        logger.warning("%s; using %s instead", line, found.path)
     return read_checkpoint(found.path)
 
 
@@ -250,10 +250,10 @@ def find_checkpoint(path: Path) -> Checkpoint:
 
 
 class CheckpointHook:
-    """A `RoundHook`: saves every `every` rounds, at the best score, and at the end.
+    """A `RoundHook` that saves every `every` rounds, at each new best score and after the last.
 
-    The state of the last whole round is kept in memory as well, for `flush`: whatever ends the run
-    costs at most the round under way.
+    It also keeps the state of the last completed round in memory for `flush`, so that an
+    interruption loses at most the round in progress.
     """
 
     def __init__(self, store: CheckpointStore, config: TrainingConfig, every: int = 1) -> None:
@@ -262,29 +262,29 @@ class CheckpointHook:
         self.store = store
         self.config = config
         self.every = every
-        self._lines = HistoryLines()
+        self._encoder = HistoryEncoder()
         self._unwritten: Capture | None = None
 
     def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:
-        """After a round; in the middle of an episode nothing can be saved."""
+        """Capture the state and save it if due; a no-op in the middle of an episode."""
         if trainer.engine.step:
             return
-        self._unwritten = capture(trainer, self.config, self._lines)
+        self._unwritten = capture(trainer, self.config, self._encoder)
         reason = self._reason(self._unwritten.summary)
         if reason is not None:
             self.flush(trainer, reason)
 
     def flush(self, trainer: VectorizedPPOTrainer, reason: CheckpointReason) -> Path | None:
-        """Write the state of the last whole round, unless that was done; its path."""
+        """Write the state of the last completed round if it is not saved yet; returns the path."""
         captured = self._unwritten
         if captured is None:
             return None
         began = perf_counter()
-        path = self.store.write(captured.summary, captured.fill)
+        path = self.store.write(captured.summary, captured.write_files)
         self._unwritten = None
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         saved = CheckpointSaved(str(path), reason, size, perf_counter() - began)
-        tell(trainer, saved, captured.summary.round - 1)
+        emit_checkpoint_event(trainer, saved, captured.summary.round - 1)
         return path
 
     def _reason(self, summary: Summary) -> CheckpointReason | None:
@@ -295,8 +295,10 @@ class CheckpointHook:
         return CheckpointReason.PERIODIC if summary.round % self.every == 0 else None
 
 
-def tell(trainer: VectorizedPPOTrainer, payload: Payload, round_index: int | None = None) -> None:
-    """Make an event of something that happened to a run's checkpoints."""
+def emit_checkpoint_event(
+    trainer: VectorizedPPOTrainer, payload: Payload, round_index: int | None = None
+) -> None:
+    """Emit a checkpoint event to the hub of every telemetry listener."""
     for listener in trainer.listeners:
         event = TelemetryEvent.of(payload, round_index)
         emit_with_env_context(listener.hub, event, None, listener.device)

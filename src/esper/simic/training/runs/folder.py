@@ -1,19 +1,18 @@
-"""Where does a run of the learner live? One folder, one trainer at a time.
+"""Run folders: layout, settings, session records and the lock of one training process.
 
     runs/<task>__<name>__<seed>__<time>/
-        run.json        what the run is, and each session that trained it: versions, how it ended
-        config.json     everything it is set to
-        retention.json  how often checkpoints are written and how many are kept, unless default
-        session.json    data folder, what is recorded and where, hosts it is judged on, unless
-                        default
-        lock            held by the process that trains
-        checkpoints/    what it goes on from
-        events.jsonl, events/     telemetry, where it is recorded
-        report/         tables and pictures
+        run.json        task, name, seed, and each training session: versions, how it ended
+        config.json     the `TrainingConfig`
+        retention.json  checkpoint interval and number kept, unless default
+        session.json    data folder, telemetry level and folder, evaluation members, unless default
+        lock            held by the training process
+        checkpoints/    `CheckpointStore`
+        events.jsonl, events/     telemetry
+        report/         tables and plots
 
-A folder appears whole: it is made under a hidden name and renamed. Its JSON files carry a checksum;
-one that does not match is refused, because these files decide how a run resumes. No torch here, so
-that runs are listed quickly.
+A folder is created under a hidden name and renamed when complete. Its JSON files carry a checksum;
+a mismatch raises, because these files decide how a run resumes. Does not import torch, so that
+listing runs is fast.
 """
 
 from __future__ import annotations
@@ -49,106 +48,106 @@ SESSION: Final = "session.json"
 _FORMER_NAMES: Final = {RETENTION: "keeping.json", SESSION: "surroundings.json"}
 """Names of these files in older run folders; still read."""
 SCHEMA: Final = 2
-"""Of `run.json` and the files beside it; grows with every change that old readers would not
-understand, and with a new field whose default is not what was done before."""
+"""Schema version of `run.json` and the files beside it. Incremented by every change that older
+readers cannot parse, and by a new field whose default differs from the earlier behaviour."""
 
-LevelWord = Literal["off", "minimal", "normal", "debug"]
-"""A `TelemetryLevel`, as people write it."""
+LevelName = Literal["off", "minimal", "normal", "debug"]
+"""Lower-case name of a `TelemetryLevel`."""
 
 LONGEST_NAME: Final = 80
-"""Characters of a run's name, and of its task's in the name of the folder, which has 255."""
+"""Maximum characters of a run name and of the task part of its folder name."""
 
 _Record = TypeVar("_Record")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class SessionEnd(Enum):
-    """How a process stopped training a run."""
+    """How a training session ended."""
 
     FINISHED = "finished"
-    """All rounds are done."""
+    """All rounds were trained."""
     INTERRUPTED = "interrupted"
-    """It was asked to stop, and saved."""
+    """Stopped by a signal; a checkpoint was saved."""
     FAILED = "failed"
-    """An error ended it."""
+    """Ended by an exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One process that trained, or trains, the run."""
+    """One process that trained, or is training, the run."""
 
     started: str
-    """In UTC."""
+    """UTC."""
     host: str
-    """Name of the machine."""
+    """Host name of the machine."""
     pid: int
-    """Its process."""
+    """Process id."""
     versions: tuple[tuple[str, str], ...]
-    """(package, version) of what the numbers depend on."""
+    """(package, version) pairs that results depend on."""
     revision: str | None
-    """Git commit of Esper's source, `-dirty` where files differ from it; None: no repository."""
+    """Git commit of Esper's source, with `-dirty` if files differ; None outside a repository."""
     from_round: int
-    """Rounds that were done when it began."""
+    """Rounds completed before this session."""
     changed: tuple[str, ...]
-    """Settings that were changed for it, as they were and as they are."""
+    """Settings changed for this session, as `name: old -> new`."""
     end: SessionEnd | None
-    """None: it still runs, or it was killed."""
+    """None while it runs, or if the process was killed."""
     failure: str
-    """The error that ended it; empty where none did."""
+    """The exception that ended it; empty if none did."""
     task_file: str = ""
-    """SHA-256 of the file its task came from; empty where it came from none."""
+    """SHA-256 of the task file; empty for built-in tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a run is."""
+    """Identity of a run and its sessions; the content of `run.json`."""
 
     schema: int
-    """Of the file this was read from."""
+    """Schema version of the file this was read from."""
     task: str
-    """What it learns on."""
+    """Task name."""
     name: str
-    """What people call it."""
+    """Run name."""
     seed: int
-    """Every random draw follows from it."""
+    """Seed of all random streams."""
     created: str
-    """In UTC."""
+    """UTC."""
     sessions: tuple[Session, ...]
-    """In the order they came."""
+    """Oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How a run's checkpoints are kept; a run that goes on keeps them the same way."""
+    """Checkpoint interval and retention; a resumed run reuses them."""
 
     every: int = 1
-    """Rounds from one to the next."""
+    """Rounds between checkpoints."""
     keep: int = KEEP
-    """How many stay besides the best."""
+    """Checkpoints kept besides the best."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSettings:
-    """What is around a run and changes nothing about it; one that goes on has the same."""
+    """Session settings that do not affect training; a resumed run reuses them."""
 
     evaluation_envs: int | None = None
-    """Fresh members it is judged on at its end; None: as many as it trains on."""
+    """Members of the final evaluation; None: as many as in training."""
     data_dir: str | None = None
-    """Folder of the data sets, from the root on; None: wherever they are found."""
-    telemetry: LevelWord = "normal"
-    """How much is recorded."""
+    """Absolute path of the data sets; None: default lookup."""
+    telemetry: LevelName = "normal"
+    """Telemetry level."""
     telemetry_dir: str | None = None
-    """Folder of the events, from the root on; None: the run's own."""
+    """Absolute path of the events folder; None: the run folder."""
 
     @property
     def data_place(self) -> Path | None:
-        """Where its data lie, if there is such a folder: on another machine they lie elsewhere."""
-        told = None if self.data_dir is None else Path(self.data_dir)
-        return told if told is not None and told.is_dir() else None
+        """`data_dir` if it exists on this machine, else None."""
+        path = None if self.data_dir is None else Path(self.data_dir)
+        return path if path is not None and path.is_dir() else None
 
 
 class RunFolder:
-    """A run folder this process trains in; others are kept out until it is closed.
+    """A locked run folder for training; other processes cannot open it until it is closed.
 
     with RunFolder.create(Path("runs"), "first", config) as folder:
         agent, history = train_ppo_vectorized(config, run_dir=folder)
@@ -159,7 +158,7 @@ class RunFolder:
         self.path = path
         self.info = info
         self.config = config
-        """As last used; `begin` changes it."""
+        """Settings of the last session; `begin` updates it."""
         self._lock = lock
         self._in_session = False
         self._unused: tuple[Path, ...] = ()
@@ -173,7 +172,7 @@ class RunFolder:
         config: TrainingConfig,
         session: SessionSettings | None = None,
     ) -> RunFolder:
-        """A new folder for this run in `root`, locked; its first session begins."""
+        """Create a locked folder in `root` and begin the first session."""
         if not _NAME.fullmatch(name):
             raise EsperError(
                 f"run name {shown(name)}: use letters, digits, '.', '_' and '-', the first a "
@@ -186,13 +185,13 @@ class RunFolder:
         task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).name)[:LONGEST_NAME]
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         path = root / f"{task}__{name}__{config.seed}__{stamp}"
-        return cls._create(path, name, config, session, _rename_unused)
+        return cls._create(path, name, config, session, _rename_to_free_name)
 
     @classmethod
     def create_at(
         cls, path: Path, config: TrainingConfig, session: SessionSettings | None = None
     ) -> RunFolder:
-        """The new folder `path` for this run, locked; its first session begins."""
+        """Create the locked folder `path` and begin the first session."""
         if path.exists():
             raise EsperError(f"{path} exists: resume the run in it, or name another folder")
         return cls._create(path, path.name, config, session, _rename)
@@ -206,7 +205,7 @@ class RunFolder:
         session: SessionSettings | None,
         rename: Callable[[Path, Path], Path],
     ) -> RunFolder:
-        """Fill a hidden draft beside `path`, then rename it."""
+        """Write the files to a hidden draft beside `path`, then rename it."""
         created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         info = RunInfo(SCHEMA, config.task.name, name, config.seed, created, ())
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -218,14 +217,14 @@ class RunFolder:
                 lock = FolderLock(draft)
                 undo.callback(lock.release)
                 folder = cls(draft, info, config, lock)
-                folder.note_session_settings(session or SessionSettings())
+                folder.save_session_settings(session or SessionSettings())
                 folder.begin(config)
                 folder.path = rename(draft, path)
                 sync_folder(path.parent)
-                undo.pop_all()  # it is whole: nothing is undone
+                undo.pop_all()  # complete: keep it
         except (OSError, EsperError) as error:
             cause = error.__cause__ if isinstance(error, EsperError) else error
-            if isinstance(cause, OSError):  # name the place, not the hidden draft in it
+            if isinstance(cause, OSError):  # name the parent folder, not the hidden draft in it
                 raise _unwritable(path.parent, cause) from cause
             raise
         folder._unused = (folder.path, *created_parents)
@@ -233,7 +232,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of a run, locked, to go on in; a session begins with `begin`."""
+        """Open and lock an existing run folder; call `begin` to start a session."""
         require_run(path)
         lock = FolderLock(path)
         try:
@@ -244,25 +243,25 @@ class RunFolder:
 
     @property
     def telemetry(self) -> Path:
-        """What sinks are given: they put `events.jsonl` and `events/` in it."""
+        """Folder that telemetry sinks write `events.jsonl` and `events/` to."""
         return self.path
 
     @property
     def checkpoints(self) -> Path:
-        """What the run goes on from."""
-        return checkpoints_of(self.path)
+        """Folder of the checkpoints."""
+        return checkpoints_dir(self.path)
 
     @property
     def report(self) -> Path:
-        """Tables and pictures; made when something is put there."""
-        return report_of(self.path)
+        """Folder of the report; created on first write."""
+        return report_dir(self.path)
 
     # ---- sessions -----------------------------------------------------------------------------
 
     def begin(
         self, config: TrainingConfig, from_round: int = 0, changed: tuple[str, ...] = ()
     ) -> None:
-        """This process trains from now on, with these settings."""
+        """Begin a session of this process with these settings, and record it."""
         session = Session(
             started=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
             host=socket.gethostname(),
@@ -283,7 +282,7 @@ class RunFolder:
         self._in_session = True
 
     def end(self, end: SessionEnd, failure: str = "") -> None:
-        """Note how the session ended; only the first end counts."""
+        """Record how the session ended; later calls are no-ops."""
         if not self._in_session:
             return
         self._in_session = False
@@ -305,18 +304,18 @@ class RunFolder:
                 parent.rmdir()
         self._unused = ()
 
-    def note_retention(self, retention: Retention) -> None:
-        """How checkpoints are kept from now on, for sessions to come."""
+    def save_retention(self, retention: Retention) -> None:
+        """Save the retention settings for later sessions, if they changed."""
         if retention != read_retention(self.path):
             self._write(RETENTION, to_json(retention))
 
-    def note_session_settings(self, session: SessionSettings) -> None:
-        """What is around the run from now on, for sessions to come."""
+    def save_session_settings(self, session: SessionSettings) -> None:
+        """Save the session settings for later sessions, if they changed."""
         if session != read_session_settings(self.path):
             self._write(SESSION, to_json(session))
 
     def close(self) -> None:
-        """Let others in; a session that was not ended counts as interrupted."""
+        """Release the lock; a session still open is recorded as interrupted."""
         try:
             self.end(SessionEnd.INTERRUPTED)
         finally:
@@ -334,13 +333,13 @@ class RunFolder:
         if error is None:
             self.close()
             return
-        with contextlib.suppress(EsperError):  # what went wrong first is what counts
+        with contextlib.suppress(EsperError):  # report the first error only
             if isinstance(error, Exception):
                 self.end(SessionEnd.FAILED, one_line(error))
             self.close()
 
     def _write(self, name: str, data: Json) -> None:
-        assert isinstance(data, dict)  # records are
+        assert isinstance(data, dict)  # records encode to objects
         try:
             write_atomic(self.path / name, (json.dumps(seal(data), indent=1) + "\n").encode())
         except OSError as error:
@@ -351,7 +350,7 @@ class RunFolder:
 
 
 def require_run(path: Path) -> None:
-    """Refuse what is not the folder of a run."""
+    """Raise unless `path` is a run folder."""
     if not path.is_dir():
         found = "is a file" if path.exists() else "does not exist"
         raise EsperError(f"{path} {found}: give the folder of a run (`esper runs` lists them)")
@@ -360,47 +359,47 @@ def require_run(path: Path) -> None:
 
 
 def read_info(path: Path) -> RunInfo:
-    """What a run is."""
+    """Read `run.json`."""
     return _read_record(RunInfo, path / RUN, "restore it from a copy", _require_known_schema)
 
 
 def read_config(path: Path) -> TrainingConfig:
-    """What a run was last set to; without its file, what its newest checkpoint says."""
+    """Read the run's last settings; without `config.json`, those of the newest checkpoint."""
     where = path / CONFIG
     if where.exists():
         advice = "delete it to take the settings of the newest checkpoint"
         return _read_record(TrainingConfig, where, advice)
-    found = CheckpointStore(checkpoints_of(path)).newest_valid().path
+    found = CheckpointStore(checkpoints_dir(path)).newest_valid().path
     if found is None:
         raise EsperError(
-            f"{where} is missing, and no whole checkpoint has the settings: start a new run"
+            f"{where} is missing, and no valid checkpoint has the settings: start a new run"
         )
     return read_checkpoint_config(found)
 
 
 def read_checkpoint_config(path: Path) -> TrainingConfig:
-    """What a run was set to when it wrote a checkpoint; torch is not needed to know."""
+    """Read the settings stored in a checkpoint, without importing torch."""
     state = read_document(path / STATE)
     settings = state.get("config") if isinstance(state, dict) else None
     return read_record(TrainingConfig, settings, f"{path / STATE} config")
 
 
 def read_retention(path: Path) -> Retention:
-    """How the checkpoints of a run were last kept."""
+    """Read the retention settings of the last session."""
     where = _existing(path, RETENTION)
-    advice = "delete it to keep checkpoints as by default"
+    advice = "delete it to keep checkpoints by the defaults"
     return Retention() if where is None else _read_record(Retention, where, advice)
 
 
 def read_session_settings(path: Path) -> SessionSettings:
-    """What the last session of a run had of its own."""
+    """Read the session settings of the last session."""
     where = _existing(path, SESSION)
-    advice = "delete it, and set with flags what differs from the defaults"
+    advice = "delete it, and pass flags for what differs from the defaults"
     return SessionSettings() if where is None else _read_record(SessionSettings, where, advice)
 
 
 def _existing(path: Path, name: str) -> Path | None:
-    """That file of a run, under its name or its former one; None: there is none."""
+    """Path of a run's file under its current or former name; None if missing."""
     places = (path / name, path / _FORMER_NAMES[name])
     return next((place for place in places if place.exists()), None)
 
@@ -420,9 +419,9 @@ def _read_record(
     advice: str,
     check: Callable[[Path, Json], None] | None = None,
 ) -> _Record:
-    """What a JSON file of a run says; `advice`: what to do where it cannot be believed.
+    """Parse a JSON file of a run folder; `advice` is appended to errors.
 
-    A file without a checksum is of an older Esper, or was edited on purpose: what it says is
+    A file without a checksum was written by an older Esper or edited on purpose; its settings are
     compared with the checkpoint when the run resumes.
     """
     try:
@@ -437,18 +436,18 @@ def _read_record(
         raise EsperError(f"{error}; {advice}") from None
 
 
-def checkpoints_of(path: Path) -> Path:
-    """Where the checkpoints of a run lie."""
+def checkpoints_dir(path: Path) -> Path:
+    """Checkpoint folder of a run."""
     return path / "checkpoints"
 
 
-def report_of(path: Path) -> Path:
-    """Where the report of a run lies."""
+def report_dir(path: Path) -> Path:
+    """Report folder of a run."""
     return path / "report"
 
 
 def one_line(error: BaseException) -> str:
-    """An error in one line, with its kind unless it is one of ours."""
+    """The error message on one line, prefixed by its type unless it is an `EsperError`."""
     text = " ".join(str(error).split())
     return text if isinstance(error, EsperError) else f"{type(error).__name__}: {text}"
 
@@ -458,8 +457,8 @@ def _rename(draft: Path, path: Path) -> Path:
     return path
 
 
-def _rename_unused(draft: Path, path: Path) -> Path:
-    """Give a draft the name, or the first numbered one that is free; what it is called now."""
+def _rename_to_free_name(draft: Path, path: Path) -> Path:
+    """Rename to `path`, or to the first free numbered name; returns the new path."""
     number = 1
     while True:
         final = path if number == 1 else path.with_name(f"{path.name}-{number}")
@@ -468,7 +467,7 @@ def _rename_unused(draft: Path, path: Path) -> Path:
                 draft.rename(final)
                 return final
         except OSError:
-            if not final.exists():  # somebody else took it meanwhile otherwise
+            if not final.exists():  # otherwise another process took the name: try the next
                 raise
         number += 1
 

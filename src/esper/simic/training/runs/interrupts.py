@@ -1,12 +1,11 @@
-"""What happens when a run is asked to stop? The step is finished, then everything is saved.
+"""Stop signals during training: finish the current step, raise `Interrupted`, save.
 
-SIGINT, SIGTERM or SIGHUP once: `Interrupted` is raised behind the step under way. A second SIGINT
-or SIGTERM ends the process at once, by the system's own default, even in the middle of a
-computation: checkpoints that are written are whole whenever that happens. A second SIGHUP is
-ignored, because a terminal that closes sends two.
+The first SIGINT, SIGTERM or SIGHUP raises `Interrupted` after the current step. A second SIGINT or
+SIGTERM kills the process at once (the default handler); checkpoints are atomic, so none is damaged.
+A second SIGHUP is ignored, because a closing terminal sends two.
 
     with Interrupts() as interrupts:
-        ...                     the engine tells it of steps, the trainer of rounds
+        ...                     pass it to the engine as a listener, to the trainer as a hook
 """
 
 from __future__ import annotations
@@ -30,27 +29,26 @@ _STDERR: Final = 2
 
 
 class Interrupted(KeyboardInterrupt):
-    """A run that was asked to stop, and did; what it says is for people."""
+    """Training stopped on a signal; the message is shown to the user."""
 
 
 class Interrupts:
-    """An engine listener that ends a run behind the step in which it was asked to stop.
+    """Engine listener and `RoundHook` that raises `Interrupted` after a stop signal.
 
-    Signals are heard between `with` and its end, in the main thread alone (elsewhere Python does
-    not allow it); one that was ignored before, or is handled outside of Python, is left alone.
-    Handlers of before come back.
+    Handlers are installed by `with`, in the main thread only (Python allows no other), and restored
+    at its end. Signals that were ignored, or are handled outside Python, are left alone.
     """
 
     def __init__(self) -> None:
-        self.asked: str | None = None
-        """Name of the signal that asked; None: none did."""
+        self.signal_name: str | None = None
+        """Name of the stop signal received; None if none was."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 if signal.getsignal(number) not in (signal.SIG_IGN, None):
-                    self._before[number] = signal.signal(number, self._hear)
+                    self._before[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -63,34 +61,35 @@ class Interrupts:
             signal.signal(number, handler)
         self._before.clear()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         for heard in self._before:
             signal.signal(heard, second_stop_handler(heard))
-        self.asked = signal.Signals(number).name
-        line = f"{self.asked}: stopping behind this step, then saving; once more exits at once\n"
-        with contextlib.suppress(OSError):  # nobody may be reading: Ctrl-C ends `| tee` as well
-            os.write(_STDERR, line.encode())  # print is not safe here
+        self.signal_name = signal.Signals(number).name
+        name = self.signal_name
+        line = f"{name}: stopping after this step, then saving; a second signal exits at once\n"
+        with contextlib.suppress(OSError):  # the reader may be gone: Ctrl-C ends `| tee` as well
+            os.write(_STDERR, line.encode())  # print is not safe in a signal handler
 
     def check(self) -> None:
-        """Stop here if it was asked for."""
-        if self.asked is not None:
-            raise Interrupted(self.asked)
+        """Raise `Interrupted` if a stop signal was received."""
+        if self.signal_name is not None:
+            raise Interrupted(self.signal_name)
 
     def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:
-        """A `RoundHook`: a round is over, learnt from and saved."""
+        """Check after a round is trained and saved."""
         self.check()
 
-    # ---- what the engine tells (EngineListener) -----------------------------------------------
+    # ---- EngineListener -----------------------------------------------------------------------
 
     def on_round_start(self, round_index: int, members: int) -> None:
-        """Asked behind the round before."""
+        """No-op: checked after the previous round."""
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """In the middle of a step: not here."""
+        """No-op: in the middle of a step."""
 
     def on_step(self, record: StepRecord) -> None:
-        """A step is over."""
+        """Check after each step."""
         self.check()
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
-        """Not before the round is learnt from and saved."""
+        """No-op: the round is not trained and saved yet."""

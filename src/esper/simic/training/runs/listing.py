@@ -1,4 +1,4 @@
-"""Which runs are there, and how far are they? Read from their folders, without torch."""
+"""Lists runs and their progress from their folders, without importing torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from esper.simic.training.runs.checkpoint_store import CheckpointStore, Summary,
 from esper.simic.training.runs.folder import (
     RunInfo,
     SessionEnd,
-    checkpoints_of,
+    checkpoints_dir,
     read_config,
     read_info,
     require_run,
@@ -21,45 +21,45 @@ from esper.storage.folder_lock import is_locked
 
 
 class RunState(Enum):
-    """What is going on in a run folder."""
+    """State of a run."""
 
     RUNNING = "running"
-    """A process trains there now."""
+    """A process holds its lock."""
     FINISHED = "finished"
     """All rounds are done."""
     INTERRUPTED = "interrupted"
-    """It was asked to stop, and saved."""
+    """Stopped by a signal; a checkpoint was saved."""
     CRASHED = "crashed"
-    """It was killed, or an error ended it."""
+    """Killed, or ended by an exception."""
     BROKEN = "broken"
     """The folder cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A line of the list."""
+    """One run of the list."""
 
     path: Path
-    """The folder."""
+    """Run folder."""
     state: RunState
-    """What is going on there."""
+    """State of the run."""
     problem: str
-    """What is wrong with the folder, or the error that ended the run; empty: nothing."""
+    """Error of the folder or of the run; empty if none."""
     info: RunInfo | None
-    """Task, name, seed and time; None where the folder is broken."""
+    """Content of `run.json`; None if the folder is broken."""
     summary: Summary | None
-    """Rounds done, last and best score, as of the newest checkpoint; None: there is none yet."""
+    """Summary of the newest checkpoint; None if there is none."""
     rounds: int | None
-    """Rounds it is to have; None where the folder is broken."""
+    """Total rounds of the run; None if the folder is broken."""
 
     @property
     def created(self) -> str:
-        """When it began, in UTC; empty where that is not known."""
+        """Creation time in UTC; empty if unknown."""
         return "" if self.info is None else self.info.created
 
 
 def list_runs(root: Path) -> list[ListedRun]:
-    """Every run in a folder of runs, oldest first; broken ones say what is wrong with them."""
+    """List all runs in `root`, oldest first; broken ones carry their `problem`."""
     if not root.is_dir():
         found = "is a file" if root.exists() else "does not exist"
         raise EsperError(f"{root} {found}: give the folder that runs are in (--runs)")
@@ -70,23 +70,23 @@ def list_runs(root: Path) -> list[ListedRun]:
 def newest_run(
     root: Path, task: str | None = None, name: str | None = None, seed: int | None = None
 ) -> Path:
-    """The youngest run in a folder of runs, of this task, name and seed where they are given."""
-    wanted = {"task": task, "name": name, "seed": seed}
-    asked = {what: value for what, value in wanted.items() if value is not None}
+    """Return the newest run in `root`, filtered by task, name and seed if given."""
+    given = {"task": task, "name": name, "seed": seed}
+    filters = {what: value for what, value in given.items() if value is not None}
     for run in reversed(list_runs(root)):
         if run.info is None:
             continue
-        if all(getattr(run.info, what) == value for what, value in asked.items()):
+        if all(getattr(run.info, what) == value for what, value in filters.items()):
             return run.path
-    told = ", ".join(f"{what} {value}" for what, value in asked.items())
-    raise EsperError(f"{root} holds no run{f' of {told}' if told else ''} to resume: start one")
+    wanted = ", ".join(f"{what} {value}" for what, value in filters.items())
+    raise EsperError(f"{root} holds no run{f' of {wanted}' if wanted else ''} to resume: start one")
 
 
 def _listed(path: Path) -> ListedRun:
     try:
         require_run(path)
         info, config = read_info(path), read_config(path)
-        summary, damaged = _newest_summary(CheckpointStore(checkpoints_of(path)).paths())
+        summary, damaged = _newest_summary(CheckpointStore(checkpoints_dir(path)).paths())
     except (EsperError, OSError) as error:
         return ListedRun(path, RunState.BROKEN, str(error), None, None, None)
     state, failure = _state_of(path, info)
@@ -105,7 +105,7 @@ def _state_of(path: Path, info: RunInfo) -> tuple[RunState, str]:
 
 
 def _newest_summary(paths: Sequence[Path]) -> tuple[Summary | None, str]:
-    """Of the newest checkpoint that can be read, and what is wrong with the newest of all."""
+    """Summary of the newest readable checkpoint, and the error of the newest one if unreadable."""
     problem = ""
     for path in reversed(paths):
         try:

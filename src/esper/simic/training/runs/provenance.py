@@ -1,4 +1,4 @@
-"""What code did a run compute with? Versions of packages, and the commit of Esper's source."""
+"""Package versions and the git commit of Esper's source, recorded with every session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PACKAGES: Final = ("torch", "numpy", "safetensors")
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """(package, version) of what the numbers of a run depend on."""
+    """(package, version) pairs that results depend on."""
     own = [("esper", esper.__version__), ("python", python_version())]
     return (*own, *((name, _version(name)) for name in _PACKAGES))
 
@@ -27,10 +27,10 @@ def _version(package: str) -> str:
 
 
 def git_revision() -> str | None:
-    """Commit of the repository this source belongs to; None where it belongs to none."""
+    """Git commit of Esper's source; None if it is not in its own repository."""
     home = Path(esper.__file__).parent
     if _git(home, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return None  # installed, or in a repository of something else
+        return None  # installed, or inside another repository
     return _git(home, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 

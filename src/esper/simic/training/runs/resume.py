@@ -1,7 +1,7 @@
-"""How does a run go on? The newest whole checkpoint, put into a trainer of the same settings.
+"""Resuming a run: find its newest valid checkpoint, check settings and task, load it.
 
-What may be changed on the way stands in one table; any other difference is refused by name. Newer
-checkpoints that cannot be read are set aside, so that none of them is the newest some other day.
+`MAY_CHANGE` lists the settings that may differ; any other difference raises and is named. Newer
+checkpoints that cannot be read are moved aside, so that a later resume does not pick them up.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError, shorten, shown
 from esper.leyline.payloads import CheckpointLoaded
 from esper.simic.client import policy_spec
-from esper.simic.training.runs.checkpoint_store import CheckpointStore, Found
+from esper.simic.training.runs.checkpoint_store import CheckpointSearch, CheckpointStore
 from esper.simic.training.runs.checkpoints import (
     Checkpoint,
+    emit_checkpoint_event,
     read_checkpoint,
     task_facts,
-    tell,
-    with_later_facts,
+    with_new_defaults,
 )
-from esper.simic.training.runs.folder import CONFIG, checkpoints_of, read_info
+from esper.simic.training.runs.folder import CONFIG, checkpoints_dir, read_info
 from esper.simic.training.runs.provenance import versions
 from esper.tasks.task_files import is_file_reference, task_file_digest
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
 
 MAY_CHANGE: Final = (
-    # how long
+    # length
     "rounds",
-    # how the controller learns
+    # PPO
     "updates_per_rollout",
     "use_amp",
     "ppo.learning_rate",
@@ -52,7 +52,7 @@ MAY_CHANGE: Final = (
     "ppo.max_grad_norm",
     "ppo.target_kl",
     "ppo.gae_lambda",
-    # where and how it is computed
+    # compute
     "population.device",
     "population.profile",
     "population.executor",
@@ -61,110 +61,114 @@ MAY_CHANGE: Final = (
     "population.graphs",
     "population.data_placement",
 )
-"""Settings, or whole groups of them, that a run may be resumed with other values of. The rest says
-what is learnt on, by whom, and what for: with another value it would be another run."""
+"""Settings, or sections, that may change when a run is resumed. The rest define the experiment:
+task, population, network, reward, seed."""
 
 
 LONGEST_VALUE: Final = 200
-"""Characters of a setting's value that are printed and recorded."""
+"""Characters of a setting's value that are printed and recorded at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resumed:
-    """A run that goes on."""
+    """A resumed run."""
 
     trainer: VectorizedPPOTrainer
-    """Ready for `run`; its history is that of all rounds so far."""
+    """Ready to `run`; its history holds all rounds so far."""
     checkpoint: Path | None
-    """What it goes on from; None: the run had none yet, and begins anew."""
+    """The checkpoint it resumed from; None: the run had none and starts over."""
     changed: tuple[str, ...]
-    """Settings that differ from the checkpoint, or from the session before; a task file that was
-    edited since."""
+    """Changed settings and an edited task file, relative to the checkpoint or the last session."""
     notes: tuple[str, ...]
-    """What people should know, a line each: damaged checkpoints, other versions."""
+    """Warnings to print, one line each: damaged checkpoints, other package versions."""
 
     @property
     def line(self) -> str:
-        """Where it goes on."""
+        """One line on where the run resumes."""
         done, rounds = self.trainer.engine.round, self.trainer.rounds
-        start = "no checkpoint yet, begins anew" if self.checkpoint is None else self.checkpoint
+        start = "no checkpoint yet, starts over" if self.checkpoint is None else self.checkpoint
         return f"resume: {done} of {rounds} rounds are done ({start})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
-    """From where a run would go on; nothing was built or written to find it."""
+class ResumePoint:
+    """The checkpoint a run would resume from; finding it builds and writes nothing."""
 
-    found: Found
-    """Its newest whole checkpoint, if it has one, and those that are not whole."""
+    found: CheckpointSearch
+    """The newest valid checkpoint, and errors of newer ones."""
     checkpoint: Checkpoint | None
-    """What that holds."""
+    """Its content; None if there is none."""
     changed: tuple[str, ...]
-    """As in `Resumed`."""
+    """See `Resumed.changed`."""
 
     @property
-    def done(self) -> int:
-        """Rounds behind it."""
+    def rounds_done(self) -> int:
+        """Rounds completed."""
         return 0 if self.checkpoint is None else self.checkpoint.summary.round
 
 
-def find_start(path: Path, before: TrainingConfig, config: TrainingConfig) -> Start:
-    """From where the run in a folder, set to `before`, would go on with `config`, if it may."""
+def find_resume_point(path: Path, before: TrainingConfig, config: TrainingConfig) -> ResumePoint:
+    """Find where the run in `path` resumes; raises if `config` changes what must not change.
+
+    `before`: settings of the last session.
+    """
     changes = _changes(before, config, "the run")
-    found = CheckpointStore(checkpoints_of(path)).newest_valid()
+    found = CheckpointStore(checkpoints_dir(path)).newest_valid()
     if found.path is None and found.skipped:
         raise EsperError(
-            f"{path}: none of its {len(found.skipped)} checkpoints is whole "
+            f"{path}: none of its {len(found.skipped)} checkpoints is valid "
             f"({found.skipped[0]}): start a new run"
         )
     checkpoint = None if found.path is None else read_checkpoint(found.path)
-    if checkpoint is not None:  # what its rounds were trained with is what counts
+    if checkpoint is not None:  # its rounds were trained with its own settings
         changes |= _changes(checkpoint.config, config, str(checkpoint.path))
     lines = [str(changes[name]) for name in sorted(changes)]
-    start = Start(found, checkpoint, (*lines, *_edited_task_file(path, config)))
-    if config.rounds < start.done:
+    start = ResumePoint(found, checkpoint, (*lines, *_task_file_change(path, config)))
+    if config.rounds < start.rounds_done:
         raise EsperError(
-            f"rounds={config.rounds}: {path} has {start.done} rounds behind it; ask for "
-            f"{start.done} or more"
+            f"rounds={config.rounds}: {path} already has {start.rounds_done} rounds; use "
+            f"{start.rounds_done} or more"
         )
     return start
 
 
 def restore(
-    trainer: VectorizedPPOTrainer, folder: RunFolder, start: Start, config: TrainingConfig
+    trainer: VectorizedPPOTrainer, folder: RunFolder, start: ResumePoint, config: TrainingConfig
 ) -> Resumed:
-    """Put the run in `folder` into a fresh trainer; newer checkpoints that are damaged go aside."""
+    """Load the checkpoint into a fresh trainer and move newer, damaged checkpoints aside."""
     if start.checkpoint is not None:
-        put_into(trainer, start.checkpoint, config)
+        load_checkpoint(trainer, start.checkpoint, config)
     skipped, path = start.found.skipped, start.found.path
     store = CheckpointStore(folder.checkpoints)
-    aside = [] if path is None else store.set_aside_newer(path)
+    aside = [] if path is None else store.move_newer_aside(path)
     notes = (
-        *_skipped(skipped, path),
-        *_kept(aside),
-        *_without_config(folder.path, path),
-        *_other_versions(folder),
+        *_fallback_notes(skipped, path),
+        *_aside_notes(aside),
+        *_missing_config_note(folder.path, path),
+        *_version_notes(folder),
     )
     return Resumed(trainer, path, start.changed, notes)
 
 
-def put_into(trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig) -> None:
-    """Set a fresh trainer to the state of a checkpoint; what does not fit is refused by name."""
+def load_checkpoint(
+    trainer: VectorizedPPOTrainer, checkpoint: Checkpoint, config: TrainingConfig
+) -> None:
+    """Load a checkpoint into a fresh trainer; raises on a mismatch."""
     engine = trainer.engine
     check_task(checkpoint, engine.spec)
     engine.load_state_dict(checkpoint.engine)
     spec = policy_spec(engine.env.model.blueprints)
     agent = checkpoint.load_agent(engine.device, spec, config.ppo)
-    config.population.choose_graphs(agent)
+    config.population.configure_graphs(agent)
     trainer.client.agent = agent
     trainer.history[:] = checkpoint.load_history()
 
 
-def announce(resumed: Resumed) -> None:
-    """Make an event of it, once the trainer's listeners are there."""
+def emit_resumed(resumed: Resumed) -> None:
+    """Emit `CheckpointLoaded` to the trainer's telemetry listeners."""
     if resumed.checkpoint is not None:
         loaded = CheckpointLoaded(str(resumed.checkpoint), resumed.trainer.engine.round)
-        tell(resumed.trainer, loaded)
+        emit_checkpoint_event(resumed.trainer, loaded)
 
 
 # ---- what may change ----------------------------------------------------------------------------
@@ -173,15 +177,15 @@ def announce(resumed: Resumed) -> None:
 def check_changes(
     before: TrainingConfig, now: TrainingConfig, where: str = "the run"
 ) -> tuple[str, ...]:
-    """What differs, in words; a difference that would make another run of it is refused.
+    """Return the changed settings as lines; raises for one that must not change.
 
-    `where`: what was set to `before`.
+    `where`: what `before` belongs to, for the error message.
     """
     return tuple(map(str, _changes(before, now, where).values()))
 
 
 def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[str, _Difference]:
-    """As `check_changes`, by name."""
+    """Changed settings by name; see `check_changes`."""
     found = [*_differences("", to_json(before), to_json(now))]
     refused = [change for change in found if not _may_change(change)]
     if refused:
@@ -190,8 +194,8 @@ def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[st
 
 
 def check_task(checkpoint: Checkpoint, spec: TaskSpec) -> None:
-    """Refuse a task that is not the one a checkpoint was trained on, whatever it is called."""
-    saved = with_later_facts(checkpoint.task, spec)
+    """Raise if `spec` differs from the task the checkpoint was trained on."""
+    saved = with_new_defaults(checkpoint.task, spec)
     found = [*_differences("task", saved, task_facts(spec))]
     if found:
         raise _mismatch(str(checkpoint.path), found)
@@ -202,7 +206,7 @@ class _Difference:
     """A setting with two values."""
 
     name: str
-    """From the top down, joined by dots."""
+    """Dotted path."""
     before: Json
     now: Json
 
@@ -211,13 +215,13 @@ class _Difference:
 
 
 def _value(value: Json) -> str:
-    """As it is printed and recorded."""
+    """Printable, shorten_label text of a value."""
     text = str(value)
     return shorten(text if text.isprintable() else repr(text), LONGEST_VALUE)
 
 
 def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
-    """Where two documents differ; lists are one value each."""
+    """Yield the differences of two JSON documents; lists are compared as single values."""
     if isinstance(before, dict) and isinstance(now, dict):
         for key in sorted(before.keys() | now.keys()):
             inner = f"{name}.{key}" if name else key
@@ -227,7 +231,7 @@ def _differences(name: str, before: Json, now: Json) -> Iterator[_Difference]:
 
 
 def _may_change(change: _Difference) -> bool:
-    if change.name == "task.name":  # a file may be moved; what it says of the task is compared
+    if change.name == "task.name":  # a task file may be moved; `check_task` compares its content
         return is_file_reference(str(change.before)) and is_file_reference(str(change.now))
     return any(change.name == free or change.name.startswith(f"{free}.") for free in MAY_CHANGE)
 
@@ -239,31 +243,31 @@ def _mismatch(where: str, found: Sequence[_Difference]) -> EsperError:
         for it in found
     )
     return EsperError(
-        f"resume of {where}: {listed}: go on with the same, or start a new run (docs/runs.md lists "
-        f"what may change)"
+        f"resume of {where}: {listed}: resume with the same values, or start a new run "
+        f"(docs/runs.md lists what may change)"
     )
 
 
-def _skipped(skipped: Sequence[str], path: Path | None) -> tuple[str, ...]:
+def _fallback_notes(skipped: Sequence[str], path: Path | None) -> tuple[str, ...]:
     return tuple(f"{line}; falling back to {path}" for line in skipped)
 
 
-def _kept(aside: Sequence[Path]) -> tuple[str, ...]:
-    """Where checkpoints are that the run goes on without."""
+def _aside_notes(aside: Sequence[Path]) -> tuple[str, ...]:
+    """One line per checkpoint that was moved aside."""
     return tuple(
-        f"{path} is what could not be read: the run never takes it again" for path in aside
+        f"{path} could not be read and was moved aside: the run ignores it" for path in aside
     )
 
 
-def _without_config(folder: Path, checkpoint: Path | None) -> tuple[str, ...]:
-    """Where the settings come from if the run's own file is gone."""
+def _missing_config_note(folder: Path, checkpoint: Path | None) -> tuple[str, ...]:
+    """A line naming the source of the settings if the run's config file is missing."""
     if (folder / CONFIG).exists():
         return ()
     return (f"{folder / CONFIG} is missing: the settings are those of {checkpoint}",)
 
 
-def _edited_task_file(path: Path, config: TrainingConfig) -> tuple[str, ...]:
-    """Whether the file of the run's task is another one than in the session before."""
+def _task_file_change(path: Path, config: TrainingConfig) -> tuple[str, ...]:
+    """A line if the task file changed since the last session."""
     digests = [session.task_file for session in read_info(path).sessions if session.task_file]
     now = task_file_digest(config.task.name)
     if not digests or not now or digests[-1] == now:
@@ -272,8 +276,8 @@ def _edited_task_file(path: Path, config: TrainingConfig) -> tuple[str, ...]:
     return (f"task file {name} changed: SHA-256 {digests[-1][:12]}... -> {now[:12]}...",)
 
 
-def _other_versions(folder: RunFolder) -> tuple[str, ...]:
-    """Packages that changed since the session before: bit for bit is not promised across them."""
+def _version_notes(folder: RunFolder) -> tuple[str, ...]:
+    """One line per package whose version changed: results may not be bit-identical."""
     if not folder.info.sessions:
         return ()
     before = dict(folder.info.sessions[-1].versions)

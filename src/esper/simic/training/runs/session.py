@@ -1,4 +1,4 @@
-"""One session of a run in its folder: checkpoints, resume, and a clean end whatever ends it."""
+"""One training session in a run folder: resume, checkpoints, and a recorded end."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointReason
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
-from esper.simic.training.runs.checkpoints import CheckpointHook, tally_of
+from esper.simic.training.runs.checkpoints import CheckpointHook, run_tally
 from esper.simic.training.runs.folder import Retention, SessionEnd, one_line, read_retention
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
-from esper.simic.training.runs.resume import Resumed, announce, find_start, restore
+from esper.simic.training.runs.resume import Resumed, emit_resumed, find_resume_point, restore
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class FolderSession:
-    """Trains a run in its folder, from its newest checkpoint if it is resumed.
+    """Trains a run in its folder, starting from its newest checkpoint if `resume`.
 
     session = FolderSession(folder, config, resume=True)
     trainer = ...             with `session.checkpoints` and `session.interrupts` among its hooks,
@@ -39,13 +39,13 @@ class FolderSession:
         every: int | None = None,
         keep: int | None = None,
     ) -> None:
-        """`every`, `keep`: of checkpoints; None takes the values of the session before."""
+        """`every`, `keep`: checkpoint interval and retention; None: those of the last session."""
         before = read_retention(folder.path)
         self._retention = Retention(
             before.every if every is None else every, before.keep if keep is None else keep
         )
         self._folder, self._config = folder, config
-        self._start = find_start(folder.path, folder.config, config) if resume else None
+        self._start = find_resume_point(folder.path, folder.config, config) if resume else None
         store = CheckpointStore(folder.checkpoints, self._retention.keep)
         self.checkpoints = CheckpointHook(store, config, self._retention.every)
         self.interrupts = Interrupts()
@@ -53,38 +53,38 @@ class FolderSession:
 
     @property
     def tally(self) -> RunTally:
-        """How far the run is before this session."""
+        """Progress of the run before this session."""
         checkpoint = None if self._start is None else self._start.checkpoint
-        return tally_of([] if checkpoint is None else checkpoint.load_history())
+        return run_tally([] if checkpoint is None else checkpoint.load_history())
 
     def begin(self, trainer: VectorizedPPOTrainer) -> Resumed | None:
-        """Restore the trainer if the run is resumed, and record the session in the folder."""
+        """Restore the trainer if resuming, and record the session in the folder."""
         folder, start = self._folder, self._start
         if start is not None:
             self._resumed = restore(trainer, folder, start, self._config)
-            folder.begin(self._config, start.done, start.changed)
+            folder.begin(self._config, start.rounds_done, start.changed)
         folder.mark_used()
-        folder.note_retention(self._retention)
+        folder.save_retention(self._retention)
         return self._resumed
 
     def run(self, trainer: VectorizedPPOTrainer) -> list[RoundRecord]:
-        """Train until all rounds are done, saving on the way; the records of all rounds.
+        """Train all remaining rounds with checkpoints; returns the records of all rounds.
 
-        A run that was asked to stop raises `Interrupted` once it is saved. Where saving fails, the
-        run ends with that error: training on would be lost work.
+        Raises `Interrupted` after a stop signal, once a checkpoint is saved. A failed save ends the
+        run: further training would be lost.
         """
         folder = self._folder
         if self._resumed is not None:
-            announce(self._resumed)
+            emit_resumed(self._resumed)
         with self.interrupts:
             try:
                 history = trainer.run()
                 self.interrupts.check()
-            except Interrupted as asked:
+            except Interrupted as interrupted:
                 self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
                 done = trainer.engine.round >= trainer.rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
-                raise Interrupted(_stopped(asked, trainer, folder)) from None
+                raise Interrupted(_stopped(interrupted, trainer, folder)) from None
             except BaseException as error:
                 self._save_last_round(trainer, error)
                 raise
@@ -92,7 +92,7 @@ class FolderSession:
         return history
 
     def _save_last_round(self, trainer: VectorizedPPOTrainer, error: BaseException) -> None:
-        """After an error: save the last whole round if possible; the error is what is reported."""
+        """After an exception: save the last completed round if possible, and record the failure."""
         with contextlib.suppress(EsperError):
             self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
         with contextlib.suppress(EsperError):
@@ -101,10 +101,10 @@ class FolderSession:
             self._folder.end(end, one_line(error) if failed else "")
 
 
-def _stopped(asked: Interrupted, trainer: VectorizedPPOTrainer, folder: RunFolder) -> str:
+def _stopped(interrupted: Interrupted, trainer: VectorizedPPOTrainer, folder: RunFolder) -> str:
     done, rounds = trainer.engine.round, trainer.rounds
     if done >= rounds:
-        return f"stopped by {asked}: all {rounds} rounds are done and saved in {folder.path}"
+        return f"stopped by {interrupted}: all {rounds} rounds are done and saved in {folder.path}"
     found = CheckpointStore(folder.checkpoints).paths()
-    kept = f"{found[-1].name} is saved" if found else "no round was complete"
-    return f"stopped by {asked}: {kept}; resume with --resume {folder.path}"
+    saved = f"{found[-1].name} is saved" if found else "no round was complete"
+    return f"stopped by {interrupted}: {saved}; resume with --resume {folder.path}"
