@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.leyline.codec import default_of, read_record, to_json
-from esper.scripts.evaluate import trained_with
+from esper.scripts.evaluate import training_config
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import read_checkpoint, task_facts, with_new_defaults
@@ -84,9 +84,9 @@ def test_an_older_run_is_listed_and_can_be_judged(copied):
     made_older(copied)
     (run,) = list_runs(copied.parent)
     assert (run.problem, run.summary.round) == ("", 2)
-    assert trained_with(copied) == small_run(2)
+    assert training_config(copied) == small_run(2)
     for path in CheckpointStore(copied / "checkpoints").paths():
-        assert trained_with(path) == small_run(2)
+        assert training_config(path) == small_run(2)
         assert read_checkpoint(path).load_agent().config == small_run(2).ppo
 
 
