@@ -229,7 +229,7 @@ def assert_same_run(runs: list[tuple[VectorizedEngine, Diary]]) -> None:
         np.testing.assert_allclose(
             a.counterfactuals.contribution_ES, b.counterfactuals.contribution_ES, atol=1e-6
         )
-    for left, right in zip(graphed.books, plain.books, strict=True):
+    for left, right in zip(graphed.episodes, plain.episodes, strict=True):
         for name, values in left.items():
             np.testing.assert_allclose(values, right[name], rtol=1e-4, atol=1e-5, err_msg=name)
     left, right = weights_of(graphed), weights_of(plain)

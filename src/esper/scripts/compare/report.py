@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.karn.display import say
+from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shorten_label
 from esper.leyline.codec import Json, to_json
 from esper.leyline.statistics import Estimate
 from esper.scripts.cli.console import console_for_report
