@@ -150,7 +150,7 @@ def shorten_label(text: str, length: int = 700) -> str:
 
 
 def in_words(words: Sequence[str]) -> str:
-    """A command line to be typed, long words shorten_label; exact in the case of its seed."""
+    """A command line to be typed, long words shortened; exact in the case of its seed."""
     return " ".join(shorten_label(shlex.quote(word), 120) for word in words)
 
 

@@ -126,7 +126,7 @@ def test_a_truncated_tensor_file(folder):
     path = tensor_file(folder)
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-100])
-    assert f"{size - 100} bytes of {size}" in refused(folder)
+    assert f"{size - 100} bytes, expected {size}" in refused(folder)
 
 
 def test_a_foreign_tensor_file(folder):

@@ -24,7 +24,7 @@ from esper.leyline.actions import (
     ActionSpec,
     VetoReason,
 )
-from esper.tolaria.action_execution import execute_actions, veto_reasons
+from esper.tolaria.action_execution import action_vetoes, execute_actions
 from support import bring_to, good_signals, make_population, refused
 
 
@@ -136,10 +136,10 @@ def test_the_reason_is_named(stage, op, life, reason):
 def test_budget_and_misfit_are_named():
     population = population_for_actions(seed_budget=0)
     germinate = action(2, LifecycleOp.GERMINATE, 1, blueprint=1)
-    assert veto_reasons(population, germinate, calm())[2] == VetoReason.BUDGET_SPENT
+    assert action_vetoes(population, germinate, calm())[2] == VetoReason.BUDGET_SPENT
     population = population_for_actions()
     population.lifecycle.fits_SK[1, 1] = False
-    assert veto_reasons(population, germinate, calm())[2] == VetoReason.BLUEPRINT_MISFIT
+    assert action_vetoes(population, germinate, calm())[2] == VetoReason.BLUEPRINT_MISFIT
 
 
 def test_a_closed_gate_keeps_a_seed_on_probation():

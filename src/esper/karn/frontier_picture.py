@@ -34,7 +34,7 @@ COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e
 """Okabe-Ito palette, distinguishable for colour-blind readers; without yellow, which fades."""
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 LONGEST: Final = 42
-"""Longest label in characters; longer ones are shorten_label in the middle."""
+"""Longest label in characters; longer ones are shortened in the middle."""
 LONGEST_AT_POINT: Final = 22
 """The same beside a point, where there is less room."""
 MARKER_POINTS: Final = 6.0

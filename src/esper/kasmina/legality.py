@@ -1,7 +1,8 @@
 """Veto reasons of lifecycle operations.
 
 An operation is legal where there is no reason against it, so legality and its explanation cannot
-disagree.
+disagree. Reasons that depend on the whole action (the chosen blueprint, a rollback, the last step)
+are added by tolaria/action_execution.py.
 
 Shape letters: E members, S slots.
 """
@@ -72,7 +73,7 @@ def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bool
 
 
 def _germination_vetoes(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
-    """Vetoes of GERMINATE. Here any blueprint may fit; the chosen one is checked later."""
+    """Vetoes of GERMINATE. Here any blueprint may fit; `action_vetoes` checks the chosen one."""
     shape = life.stage_ES.shape
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
     yield VetoReason.BUDGET_SPENT, np.broadcast_to(life.budget_left()[:, None] <= 0, shape)

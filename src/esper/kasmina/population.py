@@ -7,7 +7,8 @@
         stats = population.train_batch(x_EB, y_EB)
     population.end_step(signals)
 
-No step of this loops over members in Python (with the vmap executor) or synchronises the device.
+None of this loops over members in Python (with the vmap executor) or synchronises the device. A row
+is one forward pass of one member with chosen alphas (rows.py).
 
 Shape letters: E members, R rows, S slots, B batch, K blueprints.
 """
@@ -292,7 +293,7 @@ class Population:
 
     def _run(self, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         self._probe_input(x)
-        assert self.choice is not None, "set when the first input came"
+        assert self.choice is not None, "set by _probe_input"
         key_R = self._pass_keys(plan) if training else None
         return self.choice.executor.run(self.network, x, plan, training, key_R)
 

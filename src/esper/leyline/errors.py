@@ -42,7 +42,7 @@ def shorten(text: str, most: int = MAX_SHOWN_CHARS) -> str:
 
 
 def shown(value: object, most: int = MAX_SHOWN_CHARS) -> str:
-    """Return the shorten_label `repr` of a value.
+    """Return the shortened `repr` of a value.
 
     >>> shown(["a", 2]), shown(10**5000)
     ("['a', 2]", '<int, about 5,000 digits>')

@@ -58,7 +58,7 @@ def record_of(name: str, blob: bytes) -> FileRecord:
 def check_file(record: FileRecord, path: Path, blob: bytes, advice: str = "") -> None:
     """Raise unless the content matches the record."""
     if len(blob) != record.bytes:
-        raise EsperError(f"{path} is damaged, {len(blob)} bytes of {record.bytes}{advice}")
+        raise EsperError(f"{path} is damaged: {len(blob)} bytes, expected {record.bytes}{advice}")
     if hashlib.sha256(blob).hexdigest() != record.sha256:
         raise EsperError(f"{path} is damaged, its checksum is wrong{advice}")
 

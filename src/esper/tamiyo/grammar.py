@@ -236,8 +236,8 @@ def _parse_controller(text: str) -> ParsedPolicy:
     path = Path(rest if sampled else text)
     if not os.path.isdir(path) or not text:
         raise _no_such_policy(text, path, sampled)
-    shown = "/".join(path.resolve().parts[-2:])
-    label = f"{shown}, sampled" if sampled else shown
+    short_path = "/".join(path.resolve().parts[-2:])
+    label = f"{short_path}, sampled" if sampled else short_path
     return ParsedPolicy(label, text, "controller", path=path, sampled=sampled)
 
 

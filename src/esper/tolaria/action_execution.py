@@ -52,7 +52,7 @@ def execute_actions(
     """
     _check_indices(population, actions)
     _check_frozen(actions, frozen or {})
-    veto_E = veto_reasons(population, actions, rolled_back_E)
+    veto_E = action_vetoes(population, actions, rolled_back_E)
     targets_slot_E = actions.op != _Op.WAIT
     if signals.step == signals.episode_length - 1:
         veto_E[(veto_E == VetoReason.NONE) & targets_slot_E] = VetoReason.EPISODE_OVER
@@ -105,7 +105,7 @@ def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools
     return np.where(targets_slot_E, stage_E, np.int8(-1))
 
 
-def veto_reasons(population: Population, actions: ActionSpec, rolled_back_E: Bools) -> Codes:
+def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bools) -> Codes:
     """`[E]`: first veto reason of each action, in the order of `VetoReason`."""
     life, everyone = population.lifecycle, np.arange(actions.members)
     veto_OES = np.stack([life.veto(op) for op in LifecycleOp])

@@ -169,7 +169,7 @@ class VectorizedEngine:
     # ---- rounds ---------------------------------------------------------------------------
 
     def train(self, client: PolicyProtocol[Any], rounds: int) -> list[Rollout[Any]]:
-        """Rollouts and updates, one after the other: the bare loop."""
+        """Alternate rollouts and updates, without hooks or telemetry."""
         history = []
         for _ in range(rounds):
             rollout = self.run_rollout(client)
@@ -180,7 +180,7 @@ class VectorizedEngine:
     def run_rollout(
         self, client: PolicyProtocol[Any], listener: EngineListener | None = None
     ) -> Rollout[Any]:
-        """One episode of all members, or the next part of one where rollouts are shorter.
+        """One episode of all members, or its next `rollout_steps` steps where that is set.
 
         `listener`: notified of this rollout, after the engine's own. The return of a truncated
         rollout is bootstrapped with the value of the next observation, so the next step is already
@@ -326,7 +326,7 @@ class VectorizedEngine:
         return record, observed.train_accuracy_E
 
     def _observe_step(self) -> _ObservedStep:
-        """Run the next step up to the point where the policy acts: train, validate, review."""
+        """Train, validate, score, evaluate gates, govern, observe: a step until the policy acts."""
         env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
         with _timed_phase(phases, StepPhase.TRAIN), self.timer.span("train"):
             shadow_rows = self._train_pass()

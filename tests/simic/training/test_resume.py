@@ -284,7 +284,7 @@ def test_other_versions_are_told(copied, monkeypatch):
     other = [(name, "0.0" if name == "torch" else value) for name, value in resume.versions()]
     monkeypatch.setattr(resume, "versions", lambda: tuple(other))
     (note,) = resumed_run(copied, run=False).notes
-    assert "torch is 0.0 here" in note
+    assert "is now 0.0" in note
     assert resumed_run(copied, run=False).line.startswith("resume: 2 of 2 rounds are done (")
 
 

@@ -9,6 +9,9 @@ To add one, write a module in this folder with one decorator:
 
 The module maps an activation to a delta of the same shape. Initially the delta must be tiny, and
 every parameter must receive a gradient within two steps. Parameters and MACs are counted.
+
+It is found without another entry; a task offers it once its `TaskSpec.blueprints` names it
+(built-in tasks: tasks/hosts.py).
 """
 
 from __future__ import annotations

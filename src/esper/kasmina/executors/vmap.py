@@ -1,7 +1,7 @@
 """Executor that runs all rows of a segment, and all rows of a seed, in one vmapped call.
 
 The number of Python calls depends on the host's segments and on the live (slot, blueprint) pairs,
-not on the number of members or rows.
+not on the number of members or rows. Rows and plans are defined in kasmina/rows.py.
 
 Shape letters: R rows, G rows of one group, B batch; `...` the activation.
 """

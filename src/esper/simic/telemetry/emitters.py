@@ -1,8 +1,9 @@
 """Emitters: one function per telemetry event, each formats a payload and emits it.
 
-Emitters never change training state. Arrays of a record are copied, because the hub's writer reads
-them later; payloads are passed on as they are. Nothing is built that the hub would not record. An
-emitter with a `telemetry_level` also skips below the level of its event.
+`TelemetryListener` (listener.py) calls them. They never change training state. Arrays of a record
+are copied, because the hub's writer reads them later; payloads are passed on as they are. Nothing
+is built that the hub would not record. An emitter with a `telemetry_level` also skips below the
+level of its event.
 
 Arguments for one member may also be arrays over all members; `env_id` is then None (or the array of
 members). Shape letters: E members, N occurrences, O operations, S slots.

@@ -50,14 +50,14 @@ def train_ppo_vectorized(
 ) -> tuple[PPOAgent, list[RoundRecord]]:
     """Train a controller with PPO; returns the agent and one record per round.
 
-    run_dir: folder of the run, created here, or an open `RunFolder`; None writes nothing. SIGINT,
-        SIGTERM and SIGHUP then stop the run after the current step, saved (`Interrupted`).
-    resume: continue from the newest whole checkpoint in `run_dir`, with its own config if None.
-    sinks, telemetry: where events go, and how many; the process's hub (`get_hub`) gets them, too.
-    checkpoint_every, keep: rounds between checkpoints, and how many stay besides the best.
-    listeners: hear every rollout; `TelemetryListener`s among them hear updates as well.
-    on_begin: called before the first round, with what was restored if the run is resumed.
-    reward, spec, data: replace the config's reward, its task, and the task's data.
+    run_dir: folder to create, or an open `RunFolder`; None writes nothing. With a folder, SIGINT,
+        SIGTERM and SIGHUP stop the run after the current step; it is saved, then `Interrupted`.
+    resume: continue from the newest valid checkpoint; `config=None` uses the run's saved config.
+    sinks, telemetry: event sinks and recording level; events also go to the process-wide hub.
+    checkpoint_every, keep: rounds between checkpoints, and how many are kept besides the best.
+    listeners, hooks: notified of every step and rollout; called after every round.
+    on_begin: called before the first round; its argument is None unless the run was resumed.
+    reward, spec, data: override the config's reward and task, and the task's data.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
     >>> task = TaskConfig("synthetic", episode_length=4, batches_per_step=1)
@@ -80,9 +80,9 @@ def train_ppo_vectorized(
         with run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
             stops = [] if session is None else [session.interrupts]
             saves = [] if session is None else [session.checkpoints]
-            heard = [*listeners, *events.listeners, *stops]
-            called = [*saves, *hooks, *stops]
-            trainer = make_trainer(config, reward, heard, called, spec, data)
+            all_listeners = [*listeners, *events.listeners, *stops]
+            all_hooks = [*saves, *hooks, *stops]
+            trainer = make_trainer(config, reward, all_listeners, all_hooks, spec, data)
             resumed = None if session is None else session.begin(trainer)
             events.run_started(trainer.engine, POLICY)
             if on_begin is not None:

@@ -296,7 +296,7 @@ def _check_sizes(path: Path) -> Manifest:
         except OSError as error:
             raise EsperError(f"{path / file.name} is missing ({error.strerror})") from None
         if size != file.bytes:
-            raise EsperError(f"{path / file.name} is damaged, {size} bytes of {file.bytes}")
+            raise EsperError(f"{path / file.name} is damaged: {size} bytes, expected {file.bytes}")
     return manifest
 
 

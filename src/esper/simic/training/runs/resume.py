@@ -66,7 +66,7 @@ task, population, network, reward, seed."""
 
 
 LONGEST_VALUE: Final = 200
-"""Characters of a setting's value that are printed and recorded at most."""
+"""Maximum characters of a setting's value to print or record."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,9 +84,9 @@ class Resumed:
 
     @property
     def line(self) -> str:
-        """One line on where the run resumes."""
+        """One-line summary of where the run resumes."""
         done, rounds = self.trainer.engine.round, self.trainer.rounds
-        start = "no checkpoint yet, starts over" if self.checkpoint is None else self.checkpoint
+        start = self.checkpoint or "no checkpoint yet, starting from round 0"
         return f"resume: {done} of {rounds} rounds are done ({start})"
 
 
@@ -215,7 +215,7 @@ class _Difference:
 
 
 def _value(value: Json) -> str:
-    """Printable, shorten_label text of a value."""
+    """Printable text of a value, shortened."""
     text = str(value)
     return shorten(text if text.isprintable() else repr(text), LONGEST_VALUE)
 
@@ -282,7 +282,7 @@ def _version_notes(folder: RunFolder) -> tuple[str, ...]:
         return ()
     before = dict(folder.info.sessions[-1].versions)
     return tuple(
-        f"{name} is {now} here and was {before[name]} before: figures may differ in the last bits"
+        f"{name} was {before[name]}, is now {now}: results may not be bit-identical"
         for name, now in versions()
         if before.get(name, now) != now
     )
