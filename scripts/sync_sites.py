@@ -47,6 +47,7 @@ ON_THE_HOST: Final = {
     "kasmina/population.py": ("np.argwhere(self.network.fits_SK)",),
     "kasmina/rows.py": ("table.member_R", "late", "source"),
     "kasmina/training.py": ("values",),
+    "simic/telemetry/emitters.py": ("slot_counts", "slot_successes", "slot_reward"),
     "simic/telemetry/listener.py": (
         "np.bincount(stage_ES.ravel(), minlength=len(SeedStage))",
         "totals.seconds_F",

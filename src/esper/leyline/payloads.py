@@ -401,6 +401,10 @@ class ActionDistribution(Payload):
     """Mean probability given by the controller."""
     chosen_OZ: Ints
     """Operation counts by `SeedStage` of the target slot; WAIT is in no column."""
+    slot_chosen: tuple[int, ...] = ()
+    """Member-steps at which an operation targeted each slot; empty in events of older versions."""
+    slot_executed: tuple[int, ...] = ()
+    """How many of these were executed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -424,6 +428,8 @@ class RewardSummary(Payload):
     value_EP: Doubles
     """Sum over the steps of each component."""
     total_E: Doubles
+    slot_reward: tuple[float, ...] = ()
+    """Reward of steps whose operation targeted each slot, all members; empty in older events."""
 
 
 # ---- performance and anomalies ----------------------------------------------------------------

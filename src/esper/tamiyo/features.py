@@ -5,9 +5,9 @@ quantities (losses, norms, counts) are scaled by symlog(x) = sign(x) log(1 + |x|
 `MAX_SIZE`; fractions are clipped to [-1, 1]. NaN (not measured) becomes 0; where 0 is also a valid
 measurement, a separate feature tells them apart. Features are always finite.
 
-To add one, append a row to `GLOBAL_FEATURES` or `SLOT_FEATURES`; the network's input width follows, and saved
-controllers of another width are refused. Never reorder rows: a saved controller would not notice. A
-new quantity is a field of `TrainingSignals` (leyline/signals.py), filled by tolaria/observation.py.
+To add one, append a row to `GLOBAL_FEATURES` or `SLOT_FEATURES`; the network's input width follows,
+and saved controllers of another width are refused. Never reorder rows: a saved controller would not
+notice. A new quantity is a field of `TrainingSignals`, filled by tolaria/observation.py.
 
 Shape letters: E members, S slots, G global features, F features of a slot, Z stages.
 """

@@ -343,6 +343,8 @@ def test_action_distribution():
         legal=legal,
         probability=np.linspace(0, 1, 6),
         by_stage=by_stage,
+        slot_counts=np.array([4, 0]),
+        slot_successes=np.array([3, 0]),
         round_index=3,
     )
     said = recorder.event.payload
@@ -353,6 +355,7 @@ def test_action_distribution():
     assert np.allclose(said.probability_O, [0, 0.2, 0.4, 0.6, 0.8, 1])
     assert said.probability_O.dtype == np.float32
     assert said.chosen_OZ.tolist() == by_stage.tolist()
+    assert (said.slot_chosen, said.slot_executed) == ((4, 0), (3, 0))
 
 
 def test_mask_hit_rates_are_shares_and_nan_where_a_head_never_counted():
@@ -395,13 +398,17 @@ def test_reward_summary_has_members_as_rows():
     recorder = Recorder()
     parts = {"score": np.array([1.0, 2.0, NAN]), "upkeep": np.array([-0.5, 0.0, 1.0])}
     paid = RewardComponentsTelemetry.of(parts, 3)
-    emitters.emit_reward_summary(recorder.hub, None, "cpu", paid, paid.total, round_index=2)
+    slots = np.array([0.25, -1.0])
+    emitters.emit_reward_summary(
+        recorder.hub, None, "cpu", paid, paid.total, slot_reward=slots, round_index=2
+    )
     paid.value_PE[:] = 77
     said = recorder.event.payload
     assert said.parts == ("score", "upkeep")
     assert said.value_EP[:2].tolist() == [[1.0, -0.5], [2.0, 0.0]]
     assert said.total_E[:2].tolist() == [0.5, 2.0]
     assert np.isnan(said.total_E[2])
+    assert said.slot_reward == (0.25, -1.0)
 
 
 def test_throughput_puts_every_figure_in_its_field():

@@ -40,6 +40,7 @@ from esper.leyline import (
     TelemetryLevel,
     VetoReason,
 )
+from esper.leyline.actions import NO_SLOT
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
 from loop_support import ANYTHING_GOES
@@ -231,6 +232,27 @@ def test_summary_of_a_round_is_that_of_its_outcome(script):
 
 
 # ---- figures in closed form -------------------------------------------------------------------
+
+
+def test_slots_are_told_apart_by_operations_and_rewards():
+    script = Script(members=4, steps=3)
+    events = recorded(script, TelemetryConfig(NORMAL))
+    actions, rewards = (
+        payload(events, Kind.ACTION_DISTRIBUTION),
+        payload(events, Kind.REWARD_SUMMARY),
+    )
+    chosen, executed, paid = (np.zeros(script.slots) for _ in range(3))
+    for record in records_of(script, 0):
+        outcome = record.result.outcome
+        for member, slot in enumerate(outcome.target_slot):
+            if slot != NO_SLOT:
+                chosen[slot] += 1
+                executed[slot] += outcome.executed[member]
+                paid[slot] += record.rewards.total[member]
+    assert chosen.sum() > 0
+    assert list(actions.slot_chosen) == chosen.tolist()
+    assert list(actions.slot_executed) == executed.tolist()
+    np.testing.assert_allclose(rewards.slot_reward, paid)
 
 
 def test_throughput_follows_from_the_sizes():

@@ -284,6 +284,8 @@ def emit_action_distribution(
     legal: Ints,
     probability: Doubles,
     by_stage: Ints,
+    slot_counts: Ints,
+    slot_successes: Ints,
     round_index: int,
 ) -> None:
     """Emit the operation counts of a round; arrays over operations, `by_stage` `[O, Z]`."""
@@ -295,6 +297,8 @@ def emit_action_distribution(
         legal_O=legal.copy(),
         probability_O=probability.astype(np.float32),
         chosen_OZ=by_stage.copy(),
+        slot_chosen=tuple(slot_counts.tolist()),
+        slot_executed=tuple(slot_successes.tolist()),
     )
     hub.emit(TelemetryEvent.of(payload, round_index))
 
@@ -321,6 +325,7 @@ def emit_reward_summary(
     reward_components: RewardComponentsTelemetry,
     total_reward: Doubles,
     *,
+    slot_reward: Doubles,
     round_index: int,
 ) -> None:
     """Emit the reward of every member in a round, by component."""
@@ -330,6 +335,7 @@ def emit_reward_summary(
         parts=reward_components.names,
         value_EP=reward_components.value_PE.T.copy(),
         total_E=_column(total_reward, np.float64),
+        slot_reward=tuple(slot_reward.tolist()),
     )
     emit_with_env_context(hub, TelemetryEvent.of(payload, round_index), env_id, device)
 

@@ -306,11 +306,19 @@ class TelemetryListener:
             legal=totals.legal_O,
             probability=totals.probability_O,
             by_stage=totals.chosen_OZ,
+            slot_counts=totals.slot_chosen_S,
+            slot_successes=totals.slot_executed_S,
             round_index=at,
         )
         emitters.emit_mask_hit_rates(self.hub, totals.masks, round_index=at)
         emitters.emit_reward_summary(
-            self.hub, None, self.device, totals.rewards, totals.reward_E, round_index=at
+            self.hub,
+            None,
+            self.device,
+            totals.rewards,
+            totals.reward_E,
+            slot_reward=totals.slot_reward_S,
+            round_index=at,
         )
         self._emit_speed(rollout, totals)
         phases = map(PhaseTime, StepPhase, totals.seconds_F.tolist())

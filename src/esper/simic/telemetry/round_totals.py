@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.actions import NO_SLOT, ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import StepPhase
@@ -100,6 +100,10 @@ class RoundTotals:
         self.chosen_OZ: Ints = np.zeros((_O, _Z), dtype=np.int64)
         self.masks = MaskStats.none()
         self.reward_E: Doubles = np.zeros(members)
+        self.slot_chosen_S: Ints = np.zeros(0, dtype=np.int64)
+        """Operations that targeted each slot; like the next two, sized by the first step."""
+        self.slot_executed_S: Ints = np.zeros(0, dtype=np.int64)
+        self.slot_reward_S: Doubles = np.zeros(0)
         self.rows = 0
         self.seconds_F: Doubles = np.zeros(_F)
         self._probability_O: Doubles = np.zeros(_O)
@@ -111,6 +115,7 @@ class RoundTotals:
         self.steps += 1
         self.rows += record.rows
         self._add_actions(record)
+        self._add_slots(record)
         self.masks += MaskStats.of(record.masks, record.decision.actions)
         self._add_rewards(record.rewards)
         for spent in record.phases:
@@ -127,6 +132,20 @@ class RoundTotals:
         placed_E = outcome.stage_before >= 0
         cell_N = op_E[placed_E] * _Z + outcome.stage_before[placed_E]
         self.chosen_OZ += np.bincount(cell_N, minlength=_O * _Z).reshape(_O, _Z)
+
+    def _add_slots(self, record: StepRecord) -> None:
+        slots, outcome = record.masks.slot_EOS.shape[2], record.result.outcome
+        if len(self.slot_chosen_S) != slots:
+            self.slot_chosen_S = np.zeros(slots, dtype=np.int64)
+            self.slot_executed_S = np.zeros(slots, dtype=np.int64)
+            self.slot_reward_S = np.zeros(slots)
+        placed_E = outcome.target_slot != NO_SLOT
+        slot_N = outcome.target_slot[placed_E]
+        self.slot_chosen_S += np.bincount(slot_N, minlength=slots)
+        self.slot_executed_S += np.bincount(slot_N[outcome.executed[placed_E]], minlength=slots)
+        self.slot_reward_S += np.bincount(
+            slot_N, weights=record.rewards.total[placed_E], minlength=slots
+        )
 
     def _add_rewards(self, rewards: RewardComponentsTelemetry) -> None:
         # By name, because some components occur at some steps only (episode end, rollback).
