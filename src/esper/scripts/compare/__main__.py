@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from esper.scripts.compare import main
+from esper.scripts.compare.command import main
 
 if __name__ == "__main__":
     sys.exit(main())
