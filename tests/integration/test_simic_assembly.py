@@ -130,6 +130,30 @@ def test_what_is_refused_before_training_leaves_no_folder(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_is_refused_while_it_is_assembled_leaves_no_folder_and_no_event(tmp_path):
+    sink, run = MemorySink(), tmp_path / "runs" / "run"
+
+    def broken():
+        raise RuntimeError("no such host")
+
+    spec = replace(SPEC, host_factory=broken)
+    line = refused(lambda: train_ppo_vectorized(small_run(1), run_dir=run, sinks=[sink], spec=spec))
+    assert "no such host" in line
+    assert list(tmp_path.iterdir()) == []
+    assert sink.events == []
+
+
+def test_a_refused_resume_leaves_the_settings_of_the_session_before(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(_as_json(tiny_config(rounds=2, envs=2)))
+    words = ["ppo", "--config", "config.json", "--evaluation-envs", "1", "--quiet"]
+    assert train.main(words) == 0, capsys.readouterr().err
+    (run,) = Path("runs").iterdir()
+    before = {path: path.read_bytes() for path in run.glob("*.json")}
+    assert train.main(["ppo", "--resume", str(run), "--rounds", "1", "--telemetry", "off"]) == 2
+    assert {path: path.read_bytes() for path in run.glob("*.json")} == before
+
+
 def test_misuse_is_named(tmp_path):
     run = tmp_path / "run"
     train_ppo_vectorized(small_run(1), run_dir=run, spec=SPEC)

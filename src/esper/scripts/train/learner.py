@@ -53,7 +53,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
                 telemetry=TelemetryConfig(level=recording.level),
                 checkpoint_every=config.checkpoint_every,
                 keep=config.keep,
-                on_begin=lambda resumed: _print_start(config, folder, resumed),
+                on_begin=lambda resumed: _note_start(config, folder, resumed),
                 spec=spec,
                 data=data,
             )
@@ -67,17 +67,18 @@ def _open_folder(config: TrainPPO) -> Iterator[RunFolder]:
     """Create the run folder, or open the one to resume."""
     if config.resume is not None:
         with RunFolder.open(config.resume) as folder:
-            folder.save_session_settings(config.session)
             yield folder
         return
     with RunFolder.create(config.runs, config.run_name, config.training, config.session) as folder:
         yield folder
 
 
-def _print_start(config: TrainPPO, folder: RunFolder, resumed: Resumed | None) -> None:
+def _note_start(config: TrainPPO, folder: RunFolder, resumed: Resumed | None) -> None:
+    """Print where the run starts; a resumed run remembers the settings of this session."""
     if resumed is None:
         if not config.recording.quiet:
             print(f"run folder: {folder.path}", flush=True)
         return
+    folder.save_session_settings(config.session)
     for line in (*resumed.notes, *resumed.changed, resumed.line):
         print(line, file=sys.stderr, flush=True)

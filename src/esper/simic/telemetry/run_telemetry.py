@@ -39,6 +39,7 @@ class RunTelemetry:
         tally: RunTally | None = None,
     ) -> None:
         self._config, self._rounds = config, rounds
+        self._started = False
         self.listeners = tuple(
             TelemetryListener(
                 hub,
@@ -58,11 +59,13 @@ class RunTelemetry:
         started = describe_run(engine, policy, self._rounds)
         for listener in self.listeners:
             listener.run_started(started)
+        self._started = True
 
     def run_finished(self, status: RunStatus, seconds: float) -> None:
-        """Emit RUN_FINISHED."""
-        for listener in self.listeners:
-            listener.run_finished(status, seconds)
+        """Emit RUN_FINISHED, unless the run never started."""
+        if self._started:
+            for listener in self.listeners:
+                listener.run_finished(status, seconds)
 
 
 @contextmanager
