@@ -131,10 +131,10 @@ def judgement_table(judged: Judged) -> Table:
     """Table of all policies, with paired differences to the learned one."""
     title = f"{judged.members} fresh members (seed {EVALUATION_SEED}), the same for all policies"
     table = Table(title=title, box=SIMPLE_HEAD)
-    columns = ("policy", "score", "on test", "accuracy, test", "parameters / host's",
-               "ppo minus policy", "95 % CI")  # fmt: skip
+    columns = ("policy", "score", "on test", "accuracy, test", "params / host",
+               "ppo minus it", "95 % CI")  # fmt: skip
     for column in columns:
-        table.add_column(column, justify="left" if column == "policy" else "right")
+        table.add_column(column, no_wrap=True, justify="left" if column == "policy" else "right")
     host = judged.result.host_params
     for name, done in judged.by_policy.items():
         outcome = done.outcome
