@@ -176,6 +176,14 @@ class StackedNetwork:
             self.banks[key] = bank
         return self.banks[key]
 
+    def seed_template(self, slot: int, blueprint: int) -> nn.Module:
+        """Return a seed with arbitrary weights, for counting; allocates no bank."""
+        if (slot, blueprint) in self.banks:
+            return self.banks[slot, blueprint].template
+        with forked_rng(0):
+            seed = _build_seed(self.blueprints[blueprint], self.slots[slot].channels)
+        return seed.to(self.device)
+
     def gate(self, slot: int) -> ParameterStore:
         """Return the gates of a slot."""
         if slot not in self.gates:

@@ -41,6 +41,8 @@ class Blueprint:
     factory: Callable[[int], nn.Module]
     """Width -> module that maps an activation to a delta of the same shape."""
     description: str
+    from_host: bool = False
+    """Whether it is made from a segment of the host."""
 
     @property
     def built_in(self) -> bool:
