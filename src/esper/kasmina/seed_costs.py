@@ -224,12 +224,12 @@ def _train_macs(
                 given.requires_grad_(input_gradient)
             out = chained(given)
             if out.requires_grad:
-                wanted: list[Tensor] = [p for p in chained.parameters() if p.requires_grad]
-                wanted += [given] if given.requires_grad else []
-                torch.autograd.grad(out.float().square().sum(), wanted, allow_unused=True)
+                # The counter's hooks do not support torch.autograd.grad.
+                out.float().square().sum().backward()
     finally:
         for parameter, learnt in learns.items():
             parameter.requires_grad_(learnt)
+            parameter.grad = None
         for part, mode in modes.items():
             part.training = mode
     return int(counter.get_total_flops()) // 2

@@ -157,7 +157,7 @@ class VectorizedEngine:
         suffix_S = suffix_macs(population, sample)
         context_ids = np.array(config.context_ids or self._member_ids, dtype=np.int64)
         self.context = ContextState(
-            config.context,
+            spec.context,
             spec,
             data,
             population,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.compute import KERNEL_MODES, ComputeSettings
-from esper.leyline.context import FIXED, ContextSpec
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.limits import MAX_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
@@ -36,8 +35,6 @@ class EngineConfig(ComputeSettings):
     """Thresholds for plateaued and stabilised members."""
     frozen_heads: tuple[tuple[ActionHead, int], ...] = ()
     """Action heads restricted to one choice, as (head, index)."""
-    context: ContextSpec = FIXED
-    """Distribution of contexts: prices, caps, budgets, data; the action space and the clock."""
     member_ids: tuple[int, ...] | None = None
     """Numbers of the members in the names of their random streams; members with the same number
     start with the same weights and see the same batches. None: their indices."""
