@@ -23,6 +23,12 @@ LAYOUTS: Final[dict[Topology, tuple[str, ...]]] = {
 """Axes of the activations at the slots, by topology; C is the `channels` of an injection spec."""
 
 
+def axes_after_channels(topology: Topology) -> int:
+    """Return the number of axes behind the channels: 2 for images, 0 if channels come last."""
+    layout = LAYOUTS[topology]
+    return len(layout) - 1 - layout.index("C")
+
+
 def as_host(module: nn.Module) -> HostProtocol:
     """Return the module as a host; raises with what it lacks."""
     if not isinstance(module, HostProtocol):

@@ -137,6 +137,11 @@ class Linear(DrawnModule):
         return f"{in_features}, {out_features}"
 
 
+def channel_groups(channels: int) -> int:
+    """Return the number of groups of a `ChannelNorm`."""
+    return math.gcd(channels, math.ceil(channels / 16))
+
+
 class ChannelNorm(nn.Module):
     """Group norm without running statistics, at most 16 channels per group.
 
@@ -147,7 +152,7 @@ class ChannelNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.groups = math.gcd(channels, math.ceil(channels / 16))
+        self.groups = channel_groups(channels)
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 

@@ -103,9 +103,9 @@ class _ChannelGate(nn.Module):
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
-        shape = (-1, 1, 1) if gate.channels_first else (-1,)
-        self.weight = nn.Parameter(gate.weight.detach().view(shape), gate.weight.requires_grad)
-        self.bias = nn.Parameter(gate.bias.detach().view(shape), gate.bias.requires_grad)
+        weight, bias = gate.weight, gate.bias
+        self.weight = nn.Parameter(weight.detach().view(gate.shape), weight.requires_grad)
+        self.bias = nn.Parameter(bias.detach().view(gate.shape), bias.requires_grad)
 
     def forward(self, h: Tensor) -> Tensor:
         return torch.sigmoid(self.weight * h + self.bias)
