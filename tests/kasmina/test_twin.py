@@ -67,13 +67,17 @@ class UsersHost(nn.Module):
 
 
 CASES = (*KINDS, "user")
+SLOTS = {
+    "user": ("r0c0", "r0c1", "r0c2", "r0c3"),
+    "resnet": ("r0c0", "r1c0", "r0c1", "r1c1", "r0c2", "r1c2"),
+}
 
 
 def twins(kind: str, executor: str = "vmap", members: int = 3, **settings: object) -> Population:
     """A population that offers twins, with hosts that have trained a little."""
     config = PopulationConfig(executor=executor, **settings)  # type: ignore[arg-type]
     host = UsersHost if kind == "user" else KINDS[kind].host
-    slots = ("r0c0", "r0c1", "r0c2", "r0c3") if kind == "user" else KINDS[kind].slots
+    slots = SLOTS[kind] if kind in SLOTS else KINDS[kind].slots
     population = Population(host, slots, ("twin",), members, config=config)
     for seed in (11, 12):
         population.train_batch(*data(kind, members, seed))
@@ -104,7 +108,7 @@ def test_outputs_are_unchanged_at_birth(kind, executor):
     assert population.network.fits_SK.all()
     x, _ = data(kind, seed=3)
     before = population.forward(x)
-    for slot, style in zip(population.slots, [*BlendStyle, BlendStyle.ADD], strict=False):
+    for slot, style in zip(population.slots, [*BlendStyle, *BlendStyle], strict=False):
         population.plant([0, 2], slot, "twin", style)
     after = population.forward(x)
     torch.testing.assert_close(after, before, rtol=0, atol=1e-6)

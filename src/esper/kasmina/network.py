@@ -341,7 +341,9 @@ def _check_seed_output(recipe: Blueprint, out: object, h: Tensor) -> None:
         )
 
 
-SAMPLEWISE_MODULES: Final = (nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU)
+SAMPLEWISE_MODULES: Final = (
+    nn.Identity, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU,
+)  # fmt: skip
 """Modules without parameters that act on each sample independently, and our subclasses."""
 
 

@@ -22,7 +22,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from esper.device.rng import forked_rng
-from esper.kasmina.layers import ChannelNorm, Conv2d, Draw, DrawnModule, Linear, channel_groups
+from esper.kasmina.layers import (
+    ChannelNorm,
+    Conv1d,
+    Conv2d,
+    Draw,
+    DrawnModule,
+    Linear,
+    channel_groups,
+)
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import format_error
 
@@ -221,7 +229,7 @@ _WIDENERS: Final[dict[Any, _Widener]] = {
 def _kind(layer: nn.Module) -> str | None:
     """Return the kind of a layer whose width can be changed; None for all others."""
     kinds: tuple[tuple[Any, str], ...] = (
-        ((_ConvNd, Conv2d), "conv"),
+        ((_ConvNd, Conv1d, Conv2d), "conv"),
         ((nn.Linear, Linear), "linear"),
         (_BatchNorm, "batch norm"),
         (nn.GroupNorm, "group norm"),

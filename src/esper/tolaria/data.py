@@ -66,8 +66,7 @@ class SharedBatchIterator:
         """`mean` and `std`: one value, or one per channel, in units of the examples.
 
         uint8 and floating-point examples are normalised in float32 and returned as `dtype`; other
-        integers are token ids and returned unchanged. Channels are axis 1 of images, else the last
-        axis.
+        integers are token ids and returned unchanged. Channels are axis 1.
 
         `placement`: `stream` keeps the data in host memory. No placement synchronises the device.
         """
@@ -91,7 +90,7 @@ class SharedBatchIterator:
         """Device of examples and permutations."""
         self.examples = torch.from_numpy(own).to(self._data_device)
         self.targets = torch.from_numpy(np.array(targets)).to(self._data_device)
-        shape = (-1, 1, 1) if examples.ndim == 4 else (-1,)
+        shape = (-1, *(1,) * (examples.ndim - 2))
         self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
         self._mean_std_C = self._fused_kernel_stats(len(mean), len(std))
