@@ -299,6 +299,31 @@ def test_twins_do_not_change_what_other_seeds_draw():
     assert torch.equal(*banks)
 
 
+def test_a_submodule_named_residual_declares_nothing():
+    class Named(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Conv2d(4, 4, 1))
+            self.residual = self[0]
+
+    class Host(OwnHost):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Conv2d(1, 4, 1))
+            self.inner = Named()
+
+        def segments(self) -> Sequence[nn.Module]:
+            return (self.first, self.inner, self.second, self.head)
+
+        def injection_specs(self) -> Sequence[InjectionSpec]:
+            return [InjectionSpec("r0c0", 4, 1, "after_block")]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.second(self.inner(self.first(x))))
+
+    population = Population(Host, ["r0c0"], ["twin"], 2)
+    assert population.network.bank(0, 0).template.residual is False
+
+
 class InPlace(nn.Module):
     """A residual segment that starts in place, and so changes the input it is compared with."""
 

@@ -24,7 +24,7 @@ class Twin(DrawnModule):
         super().__init__()
         width = source.slot.channels
         copied = copy_segment(source.module, source.sample, width)
-        self.residual = bool(getattr(source.module, "residual", False))
+        self.residual = getattr(source.module, "residual", False) is True  # not a submodule
         self.segment = copied.module
         self.scale = LayerScale(width, axes_after_channels(source.topology), initial=0.0)
         self.inherited = {f"segment.{name}": source.names[name] for name in copied.same}
