@@ -93,7 +93,7 @@ class Conv2d(DrawnModule):
         shape = (out_channels, in_channels // groups, kernel_size, kernel_size)
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
-        self.padding = kernel_size // 2
+        self.kernel_size, self.padding = kernel_size, kernel_size // 2
         self.stride, self.groups = stride, groups
         self.draws = {} if zero else {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
         self.draw_parameters()
@@ -128,7 +128,7 @@ class Conv1d(DrawnModule):
         fan_in = in_channels // groups * kernel_size
         self.weight = nn.Parameter(torch.zeros(out_channels, in_channels // groups, kernel_size))
         self.bias = None
-        self.padding = dilation * (kernel_size // 2)
+        self.kernel_size, self.padding = kernel_size, dilation * (kernel_size // 2)
         self.groups, self.dilation = groups, dilation
         self.draws = {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
         self.draw_parameters()

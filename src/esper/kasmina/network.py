@@ -188,20 +188,26 @@ class StackedNetwork:
             return "copies a segment with parameters, and none comes before the slot"
         try:
             with forked_rng(0):
-                _build_seed(recipe, source)
+                self._build_seed(slot, recipe)
         except EsperError as error:
             kind = type(source.module).__name__
             return f"cannot copy segment {source.index} ({kind}) before the slot: {error}"
         return None
+
+    def _build_seed(self, slot: int, recipe: Blueprint) -> nn.Module:
+        """Build a seed with the slot's width, or from the host."""
+        width, given = self.slots[slot].channels, "host segment" if recipe.from_host else "width"
+        what = f"blueprint {recipe.name!r} cannot be built for width {width}"
+        with user_code(what, f"it is called with the {given} alone", TypeError):
+            return recipe.factory(self._sources[slot] if recipe.from_host else width)
 
     def bank(self, slot: int, blueprint: int) -> ParameterStore:
         """Return the bank of a blueprint in a slot; the first use allocates and checks it."""
         key = (slot, blueprint)
         if key not in self.banks:
             recipe = self.blueprints[blueprint]
-            given = self._sources[slot] if recipe.from_host else self.slots[slot].channels
             initialiser = Initialiser(
-                lambda: _build_seed(recipe, given), f"blueprint {recipe.name!r}"
+                lambda: self._build_seed(slot, recipe), f"blueprint {recipe.name!r}"
             )
             sample = self.sample_activation(slot)
             writes = _try_seed(recipe, initialiser.template, sample)
@@ -290,15 +296,6 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
             f"a parameter outside the chain would never train"
         )
     return tuple(segments)
-
-
-def _build_seed(recipe: Blueprint, given: int | HostSegment) -> nn.Module:
-    alone = isinstance(given, int)
-    advice = f"it is called with the {'width' if alone else 'host segment'} alone"
-    place = f"width {given}" if isinstance(given, int) else f"slot {given.slot.slot_id}"
-    what = f"blueprint {recipe.name!r} cannot be built for {place}"
-    with user_code(what, advice, TypeError):
-        return recipe.factory(given)
 
 
 def _try_seed(recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
