@@ -206,9 +206,9 @@ def _noise(config: BenchmarkPPO, rng: np.random.Generator) -> tuple[Observation,
     slot_EOS = rng.random((members, ops, slots)) < 0.5
     op_EO = np.asarray(slot_EOS.any(axis=2))
     op_EO[:, LifecycleOp.WAIT] = True
-    blueprint_SK = np.ones((slots, config.blueprints), dtype=bool)
+    blueprint_ESK = np.ones((members, slots, config.blueprints), dtype=bool)
     fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])
-    return obs, ActionMasks(op_EO, slot_EOS, blueprint_SK, *fixed)
+    return obs, ActionMasks(op_EO, slot_EOS, blueprint_ESK, *fixed)
 
 
 if __name__ == "__main__":

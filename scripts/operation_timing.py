@@ -234,7 +234,7 @@ def _host_operations(engine: VectorizedEngine, record: StepRecord) -> Iterator[T
         "plan_coalitions": lambda: plan_coalitions(population, config, 0, 0, 0),
         "attribute": lambda: attribute(plan, *totals),
         "slot_reports": population.slot_reports,
-        "legal_ops and build_masks": lambda: build_masks(life.legal_ops(), life.fits_SK, {}),
+        "legal_ops and build_masks": lambda: build_masks(life.legal_ops(), life.fits_ESK(), {}),
         "observe": lambda: engine.observer.observe(0, metrics, status),
         "execute_actions, everyone waits": lambda: execute_actions(
             population, wait, record.signals, nobody_E
@@ -254,6 +254,8 @@ def _metrics(engine: VectorizedEngine, record: StepRecord) -> StepMetrics:
         seen.val_loss_E.astype(np.float64),
         seen.val_accuracy_E.astype(np.float64),
         tracked,
+        seen.train_accuracy_E.astype(np.float64),
+        seen.activation_grad_ES,
     )
 
 
@@ -265,6 +267,7 @@ def _status(engine: VectorizedEngine) -> MemberStatus:
         env.governor.strikes_E.copy(),
         env.governor.rollbacks_E.copy(),
         env.governor.steps_since_snapshot(engine.step),
+        np.zeros(env.members),
     )
 
 

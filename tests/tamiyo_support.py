@@ -36,7 +36,7 @@ EPISODE = 500
 
 def masks_of(population: Population, frozen: Mapping[ActionHead, int] | None = None) -> ActionMasks:
     life = population.lifecycle
-    return build_masks(life.legal_ops(), life.fits_SK, frozen)
+    return build_masks(life.legal_ops(), life.fits_ESK(), frozen)
 
 
 @cache
@@ -73,7 +73,7 @@ def choices_of(
     return {
         ActionHead.OP: masks.op_EO[member],
         ActionHead.SLOT: masks.slot_EOS[member, op],
-        ActionHead.BLUEPRINT: masks.blueprint_SK[slot : slot + 1].reshape(-1),
+        ActionHead.BLUEPRINT: masks.blueprint_ESK[member, slot],
         ActionHead.STYLE: masks.style_Y,
         ActionHead.TEMPO: masks.tempo_M,
         ActionHead.ALPHA_TARGET: masks.alpha_target_T,

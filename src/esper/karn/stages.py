@@ -21,6 +21,7 @@ STAGE_WORDS: Final[Mapping[SeedStage, str]] = MappingProxyType(
         _S.PRUNED: "pruned",
         _S.EMBARGOED: "embargoed",
         _S.RESETTING: "resetting",
+        _S.PLANTED: "planted",
     }
 )
 
@@ -45,6 +46,7 @@ STAGE_COLOURS: Final[Mapping[SeedStage, str]] = MappingProxyType(
         _S.PRUNED: "#b0a8b9",
         _S.EMBARGOED: "#cfc9d4",
         _S.RESETTING: "#dedae1",
+        _S.PLANTED: "#2a7f9e",
     }
 )
 

@@ -14,8 +14,9 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from esper.leyline.actions import AlphaMode, LifecycleOp, VetoReason
+from esper.leyline.actions import CLASSIC_OPS, AlphaMode, LifecycleOp, VetoReason
 from esper.leyline.arrays import Bools, Codes, Ints
+from esper.leyline.context import ActionSpace
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
 
 
@@ -26,10 +27,17 @@ class SlotStates(Protocol):
     age_ES: Ints
     mode_ES: Codes
     fits_SK: Bools
+    closed_ES: Bools
+    stopped_E: Bools
+    trained_E: Bools
+    planning: bool
+    action_space: ActionSpace
 
     @property
     def min_prune_age(self) -> int: ...
     def budget_left(self) -> Ints: ...
+    def fits_ESK(self) -> Bools: ...
+    def occupied(self) -> Bools: ...
     def gate_open(self, gate: Gate, /) -> Bools: ...
 
 
@@ -48,6 +56,8 @@ STAGES_FOR: Final = {
 
 def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
     """Return `[E, S]` the first `VetoReason` against `op`; NONE where it is legal."""
+    if not _offered(life, op):
+        return np.full(life.stage_ES.shape, VetoReason.NOT_IN_PHASE, dtype=np.int8)
     veto_ES = np.full(life.stage_ES.shape, VetoReason.NONE, dtype=np.int8)
     for reason, applies_ES in _rules(life, op):
         veto_ES[(veto_ES == VetoReason.NONE) & applies_ES] = reason
@@ -55,10 +65,19 @@ def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
 
 
 def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
-    """Yield reasons and where they apply `[E, S]`, in the order of `VetoReason`."""
+    """Yield reasons and where they apply `[E, S]`; the first that applies counts."""
     if op is LifecycleOp.WAIT:
         return
-    if op is LifecycleOp.GERMINATE:
+    shape = life.stage_ES.shape
+    yield VetoReason.STOPPED, np.broadcast_to(life.stopped_E[:, None], shape)
+    if op is LifecycleOp.STOP:
+        yield VetoReason.NOTHING_TRAINED, np.broadcast_to(~life.trained_E[:, None], shape)
+        return
+    if op is LifecycleOp.CLOSE:
+        yield VetoReason.SLOT_CLOSED, life.closed_ES
+        yield VetoReason.WRONG_STAGE, life.occupied()
+        return
+    if op in (LifecycleOp.GERMINATE, LifecycleOp.PLANT):
         yield from _germination_vetoes(life)
         return
     yield VetoReason.WRONG_STAGE, ~STAGES_FOR[op][life.stage_ES]
@@ -73,11 +92,21 @@ def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bool
 
 
 def _germination_vetoes(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
-    """Vetoes of GERMINATE. Here any blueprint may fit; `action_vetoes` checks the chosen one."""
+    """Vetoes of a new seed. Here any blueprint may fit; `action_vetoes` checks the chosen one."""
     shape = life.stage_ES.shape
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
     yield VetoReason.BUDGET_SPENT, np.broadcast_to(life.budget_left()[:, None] <= 0, shape)
     yield VetoReason.BLUEPRINT_MISFIT, np.broadcast_to(~life.fits_SK.any(axis=1), shape)
+    yield VetoReason.OVER_CAP, np.asarray(~life.fits_ESK().any(axis=2))
+    yield VetoReason.SLOT_CLOSED, life.closed_ES
+
+
+def _offered(life: SlotStates, op: LifecycleOp) -> bool:
+    """Whether the context has this operation, in this phase."""
+    if life.planning:
+        return op in (LifecycleOp.WAIT, LifecycleOp.PLANT)
+    extended = op in (LifecycleOp.STOP, LifecycleOp.CLOSE) and life.action_space == "full"
+    return extended or op in CLASSIC_OPS
 
 
 def _next_gate_closed(life: SlotStates) -> Bools:

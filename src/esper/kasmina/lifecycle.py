@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from esper.kasmina.alpha import ramp_alpha
+from esper.kasmina.arguments import IntLike, as_floats, as_integers, as_ints
+from esper.kasmina.caps import Caps
 from esper.kasmina.gates import GateConfig, fully_blended, ready_to_blend, worth_keeping
 from esper.kasmina.legality import veto_reasons
 from esper.leyline.actions import (
@@ -30,6 +32,7 @@ from esper.leyline.actions import (
     VetoReason,
 )
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
+from esper.leyline.context import ActionSpace
 from esper.leyline.errors import EsperError, IllegalActionError
 from esper.leyline.signals import NO_BLUEPRINT, GateSignals
 from esper.leyline.slots import InjectionSpec
@@ -38,13 +41,11 @@ from esper.leyline.stages import (
     COOLDOWN_CHAIN,
     OCCUPIED_STAGES,
     PRUNABLE_STAGES,
+    STATIC_STAGES,
     TRANSITIONS,
     Gate,
     SeedStage,
 )
-
-AnyArray = TypeVar("AnyArray", bound=npt.NDArray[np.generic])
-IntLike = int | Sequence[int] | Ints
 
 _LEGAL_MOVE: Bools = np.array([[b in TRANSITIONS[a] for b in SeedStage] for a in SeedStage])
 _OCCUPIED: Bools = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
@@ -98,6 +99,12 @@ class Lifecycle:
         self.config = config
         self.slots = tuple(slots)
         self.fits_SK = fits_SK
+        self.caps: Caps | None = None
+        """Limits on the size of members; None: none."""
+        self.action_space: ActionSpace = "grow"
+        """`full`: PLANT, STOP and CLOSE are legal, too."""
+        self.planning = False
+        """In the plan phase, where PLANT is the only operation besides WAIT."""
         self.version = 0
         """Increases whenever a stage or an alpha changes; used to invalidate caches."""
         self._allocate(members)
@@ -113,6 +120,12 @@ class Lifecycle:
         """Seeds germinated in the slot so far."""
         self.pruning_ES: Bools = np.zeros(shape, dtype=np.bool_)
         """Alpha is ramping to 0; the seed is frozen and will be removed."""
+        self.closed_ES: Bools = np.zeros(shape, dtype=np.bool_)
+        """Slots in which nothing may grow for the rest of the episode."""
+        self.stopped_E: Bools = np.zeros(members, dtype=np.bool_)
+        """Members that have stopped training: their slots stay as they are."""
+        self.trained_E: Bools = np.zeros(members, dtype=np.bool_)
+        """Members that trained on at least one batch of this episode."""
         self.alpha_ES: Floats = np.zeros(shape, dtype=np.float32)
         self.mode_ES: Codes = np.full(shape, AlphaMode.HOLD, dtype=np.int8)
         self.ramp_start_ES: Floats = np.zeros(shape, dtype=np.float32)
@@ -131,12 +144,13 @@ class Lifecycle:
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Return all mutable arrays by name; not copies, so that a load can write into them."""
-        own = {name: value for name, value in vars(self).items() if name.endswith("_ES")}
+        own = {name: value for name, value in vars(self).items() if name.endswith(("_ES", "_E"))}
         return own | {f.name: getattr(self.signals, f.name) for f in fields(self.signals)}
 
     def reset(self) -> None:
         """Reset all slots to dormant, as at the start of an episode."""
         self._allocate(self.members)
+        self.planning = False
         self.version += 1
 
     # ---- steps ----------------------------------------------------------------------------
@@ -144,21 +158,23 @@ class Lifecycle:
     def begin_step(self) -> None:
         """Before the train batches: start training of new seeds, advance ramps by one step."""
         if self.config.auto_forward_g1:
-            self._enter(self._at(SeedStage.GERMINATED), SeedStage.TRAINING)
+            self._enter(self._running(SeedStage.GERMINATED), SeedStage.TRAINING)
         self._move_ramps()
 
     def end_step(self, signals: GateSignals) -> None:
         """After validation: update counters, cooldowns, signals and automatic transitions."""
         self._store_signals(signals)
-        self.steps_in_stage_ES += 1
-        self.age_ES[self.occupied()] += 1
+        running_ES = ~self.stopped_E[:, None]
+        self.steps_in_stage_ES += running_ES
+        self.age_ES[self.occupied() & running_ES] += 1
         for stage, after in zip(COOLDOWN_CHAIN[-2::-1], COOLDOWN_CHAIN[:0:-1], strict=True):
             rested = self.steps_in_stage_ES >= self.config.cooldown_steps(stage)
-            self._enter(self._at(stage) & rested, after)
+            self._enter(self._running(stage) & rested, after)
         if self.config.auto_forward_g3:
-            self._enter(self._at(SeedStage.BLENDING) & self.gate_open(Gate.G3), SeedStage.HOLDING)
+            blended_ES = self._running(SeedStage.BLENDING) & self.gate_open(Gate.G3)
+            self._enter(blended_ES, SeedStage.HOLDING)
         if self.config.auto_forward_g2:
-            self._start_blend(self._at(SeedStage.TRAINING) & self.gate_open(Gate.G2))
+            self._start_blend(self._running(SeedStage.TRAINING) & self.gate_open(Gate.G2))
 
     def _store_signals(self, signals: GateSignals) -> None:
         """Store the newest measured value of each signal (NaN: not measured this time)."""
@@ -176,7 +192,7 @@ class Lifecycle:
         )
 
     def _move_ramps(self) -> None:
-        ramping = self.mode_ES != AlphaMode.HOLD
+        ramping = (self.mode_ES != AlphaMode.HOLD) & ~self.stopped_E[:, None]
         if not ramping.any():
             return
         self.ramp_done_ES[ramping] += 1
@@ -214,6 +230,13 @@ class Lifecycle:
         budget = self.config.seed_budget
         limit = len(self.slots) if budget is None else budget
         return np.asarray(limit - self.occupied().sum(axis=1), dtype=np.int64)
+
+    def fits_ESK(self) -> Bools:
+        """Return where a blueprint fits the slot and the member's caps."""
+        fits_ESK = np.broadcast_to(self.fits_SK, (self.members, *self.fits_SK.shape))
+        if self.caps is None:
+            return fits_ESK
+        return np.asarray(fits_ESK & self.caps.fits(self.blueprint_ES, self.style_ES))
 
     def gate_open(self, gate: Gate) -> Bools:
         """Return where a gate's conditions hold, regardless of the stage."""
@@ -288,24 +311,41 @@ class Lifecycle:
     ) -> tuple[Ints, Ints]:
         """Validate the arguments of `germinate`; return the (member, slot) pairs."""
         at = self._pairs(members, slots)
-        kind = _as_ints("blueprint", blueprints, at)
+        kind = as_ints("blueprint", blueprints, at)
         self._check_choice("blueprint", kind, range(self.fits_SK.shape[1]))
-        self._check_choice("style", _as_ints("style", style, at), list(BlendStyle))
-        self._check_choice("tempo", _as_ints("tempo", tempo, at), TEMPOS)
-        targets = _as_floats("alpha_target", alpha_target, at)
+        self._check_choice("style", as_ints("style", style, at), list(BlendStyle))
+        self._check_choice("tempo", as_ints("tempo", tempo, at), TEMPOS)
+        targets = as_floats("alpha_target", alpha_target, at)
         self._check_choice("alpha_target", targets, ALPHA_TARGETS)
-        self._check_choice("curve", _as_ints("curve", curve, at), list(AlphaCurve))
-        self._check_legal(LifecycleOp.GERMINATE, at)
+        self._check_choice("curve", as_ints("curve", curve, at), list(AlphaCurve))
+        self._check_legal(LifecycleOp.PLANT if self.planning else LifecycleOp.GERMINATE, at)
         self._check_fit(at, kind)
         self._check_budget(at[0])
         return at
 
-    def make_permanent(self, members: IntLike, slots: IntLike) -> None:
-        """Make seeds permanent without a transition, at the start of an episode."""
+    def make_static(self, members: IntLike, slots: IntLike, stage: SeedStage) -> None:
+        """Make germinated seeds part of the network at once, before an episode's first step.
+
+        `stage`: FOSSILIZED or PLANTED.
+        """
+        assert stage in STATIC_STAGES
         at = self._pairs(members, slots)
-        self.stage_ES[at] = SeedStage.FOSSILIZED
+        self.stage_ES[at] = stage
         self.alpha_ES[at] = 1.0
         self.version += 1
+
+    def stop(self, members: IntLike) -> None:
+        """Stop members for the rest of the episode: no training, no transitions, no ramps."""
+        e = self._pairs(members, 0)[0]
+        self._check_legal(LifecycleOp.STOP, (e, np.zeros_like(e)))
+        self.stopped_E[e] = True
+        self.version += 1
+
+    def close(self, members: IntLike, slots: IntLike) -> None:
+        """Close empty slots for the rest of the episode."""
+        at = self._pairs(members, slots)
+        self._check_legal(LifecycleOp.CLOSE, at)
+        self.closed_ES[at] = True
 
     def advance(self, members: IntLike, slots: IntLike) -> None:
         """Advance to TRAINING, BLENDING or HOLDING, whichever is next; the gate must pass."""
@@ -327,9 +367,9 @@ class Lifecycle:
     ) -> None:
         """Start a ramp to a new target; below 1 a HOLDING seed returns to BLENDING."""
         at = self._pairs(members, slots)
-        self._check_choice("alpha_target", _as_floats("alpha_target", target, at), ALPHA_TARGETS)
-        self._check_choice("alpha_speed", _as_ints("alpha_speed", speed, at), ALPHA_SPEEDS)
-        self._check_choice("curve", _as_ints("curve", curve, at), list(AlphaCurve))
+        self._check_choice("alpha_target", as_floats("alpha_target", target, at), ALPHA_TARGETS)
+        self._check_choice("alpha_speed", as_ints("alpha_speed", speed, at), ALPHA_SPEEDS)
+        self._check_choice("curve", as_ints("curve", curve, at), list(AlphaCurve))
         self._check_legal(LifecycleOp.SET_ALPHA_TARGET, at)
         self.target_ES[at] = target
         below = self._mask(at) & (self.target_ES < 1.0) & self._at(SeedStage.HOLDING)
@@ -345,14 +385,15 @@ class Lifecycle:
     ) -> None:
         """Remove seeds; blended ones are frozen and ramp to 0 first (`speed` steps, 0: at once)."""
         at = self._pairs(members, slots)
-        steps = _as_ints("alpha_speed", speed, at)
+        steps = as_ints("alpha_speed", speed, at)
         self._check_choice("alpha_speed", steps, ALPHA_SPEEDS)
-        self._check_choice("curve", _as_ints("curve", curve, at), list(AlphaCurve))
+        self._check_choice("curve", as_ints("curve", curve, at), list(AlphaCurve))
         self._check_legal(LifecycleOp.PRUNE, at)
         speed_ES = np.zeros_like(self.age_ES)
         speed_ES[at] = steps
         ramped = self._mask(at) & (self.alpha_ES > 0) & (speed_ES > 0)
-        self._enter(ramped & self._at(SeedStage.HOLDING), SeedStage.BLENDING)
+        settled_ES = self._at(SeedStage.HOLDING) | self._at(SeedStage.PLANTED)
+        self._enter(ramped & settled_ES, SeedStage.BLENDING)
         where = np.nonzero(ramped)
         curve_ES = np.zeros_like(self.curve_ES)
         curve_ES[at] = curve
@@ -376,6 +417,9 @@ class Lifecycle:
 
     def _at(self, stage: SeedStage) -> Bools:
         return np.asarray(self.stage_ES == stage)
+
+    def _running(self, stage: SeedStage) -> Bools:
+        return self._at(stage) & ~self.stopped_E[:, None]
 
     def _enter(self, mask: Bools, stage: SeedStage) -> None:
         """Move masked slots into a stage; raises unless the transition table allows it."""
@@ -502,32 +546,6 @@ class Lifecycle:
             raise IllegalActionError(
                 f"member {e}: {wanted[e]} seeds requested, budget left {left[e]}; prune one first"
             )
-
-
-def _as_ints(name: str, values: IntLike, at: tuple[Ints, Ints]) -> Ints:
-    """Convert an argument to int64 `[N]`; raises on fractions."""
-    return _for_each(name, as_integers(name, np.asarray(values)), at)
-
-
-def _as_floats(name: str, values: float | Floats, at: tuple[Ints, Ints]) -> Floats:
-    """Convert an argument to float32 `[N]`."""
-    return _for_each(name, np.asarray(values, dtype=np.float32), at)
-
-
-def _for_each(name: str, values: AnyArray, at: tuple[Ints, Ints]) -> AnyArray:
-    """Broadcast one value, or one per pair, to the (member, slot) pairs of a call."""
-    if values.shape not in ((), (1,), at[0].shape):
-        raise EsperError(f"{name} has shape {values.shape}: give one, or {len(at[0])}")
-    return np.broadcast_to(values, at[0].shape)  # type: ignore[return-value]
-
-
-def as_integers(name: str, values: npt.NDArray[np.generic]) -> Ints:
-    """Convert indices or counts to int64; raises on masks and fractions instead of rounding."""
-    if values.size and not np.issubdtype(values.dtype, np.integer):
-        raise EsperError(
-            f"{name} {np.ravel(values)[0]!r}: expected integers (for a mask use np.flatnonzero)"
-        )
-    return values.astype(np.int64)
 
 
 class HasLifecycle(Protocol):

@@ -229,6 +229,14 @@ class StackedNetwork:
             names: Mapping[str, str] = getattr(bank.template, "inherited", {})
             bank.inherit(self.host, names, index_N)
 
+    def seed_template(self, slot: int, blueprint: int) -> nn.Module:
+        """Return a seed with arbitrary weights, for counting; allocates no bank."""
+        if (slot, blueprint) in self.banks:
+            return self.banks[slot, blueprint].template
+        with forked_rng(0):
+            seed = self._build_seed(slot, self.blueprints[blueprint])
+        return seed.to(self.device)
+
     def gate(self, slot: int) -> ParameterStore:
         """Return the gates of a slot."""
         if slot not in self.gates:

@@ -28,9 +28,10 @@ from torch import Tensor, nn
 from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
 from esper.device.upload import upload
+from esper.kasmina.arguments import IntLike, as_integers
 from esper.kasmina.executors.base import check_input, check_tensor
 from esper.kasmina.executors.choice import ExecutorChoice, choose_executor, seed_vmap_failure
-from esper.kasmina.lifecycle import IntLike, Lifecycle, as_integers
+from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.losses import RowLoss, check_labels, count_correct, cross_entropy
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
@@ -41,6 +42,7 @@ from esper.kasmina.random_layers import row_keys
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
 from esper.kasmina.saving import load_population, save_population
 from esper.kasmina.scaling import MemberScaler
+from esper.kasmina.seed_costs import SeedSizes
 from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
@@ -48,7 +50,8 @@ from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.limits import MAX_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
-from esper.leyline.signals import NO_BLUEPRINT, GateSignals, SlotReports
+from esper.leyline.signals import GateSignals, SlotReports
+from esper.leyline.stages import SeedStage
 from esper.leyline.streams import UInt64Array, stream_keys
 
 logger = logging.getLogger(__name__)
@@ -102,11 +105,13 @@ class Population:
         self.probe: HostProbe | None = None
         self._output_shapes: dict[InputKey, tuple[int, ...]] = {}
         """Inputs probed so far -> output shape of one sample."""
-        self.passes = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.passes_E = torch.zeros(members, dtype=torch.int64, device=self.device)
         """Training passes in this episode; random layers draw new numbers in each."""
+        self.member_ids: Ints = np.arange(members, dtype=np.int64)
+        """Member numbers in the names of random streams; members with the same one start alike."""
         self._plans: dict[tuple[str, bool], tuple[int, RowPlan]] = {}
         self._plan_buffers = PlanBufferCache()
-        self._seed_macs: dict[tuple[int, int], int] = {}
+        self.seed_sizes = SeedSizes(self.network)
         self._draw_hosts()
 
     # ---- structure ------------------------------------------------------------------------
@@ -139,7 +144,7 @@ class Population:
     def reset(self, round_index: int) -> None:
         """Start an episode: draw fresh hosts from the streams of that round, all slots dormant."""
         self.round = round_index
-        self.passes.zero_()  # in place: captured graphs use this address
+        self.passes_E.zero_()  # in place: captured graphs use this address
         self.lifecycle.reset()
         self.trainer.reset()
         self._draw_hosts()
@@ -149,7 +154,8 @@ class Population:
         self.network.host.draw(self._keys(everyone, "host"), self._index(everyone))
 
     def _keys(self, members: Ints, *purpose: str | int | Ints) -> UInt64Array:
-        return stream_keys(self.seed, "round", self.round, "member", members, *purpose)
+        names = self.member_ids[members]
+        return stream_keys(self.seed, "round", self.round, "member", names, *purpose)
 
     def _members(self, members: npt.ArrayLike) -> Ints:
         """Validate member indices `[N]`."""
@@ -228,7 +234,8 @@ class Population:
     ) -> TrainBatch:
         """Train on one batch with a `train_plan`; does not read the lifecycle."""
         self._check_batch(x, target)
-        logits = self._run(x, plan, training=True)
+        with self.trainer.keeping_inactive_buffers():
+            logits = self._run(x, plan, training=True)
         self.trainer.drop_gradients()  # left by the caller or by a failed batch
         target_R = _row_targets(target, plan)
         loss_R = self.loss(logits, target_R)
@@ -238,6 +245,14 @@ class Population:
         main = slice(self.members)
         correct_E = count_correct(logits[main].detach(), target_R[main])
         return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
+
+    def set_active(self, active_E: Tensor | None) -> None:
+        """Train only the members of the mask from now on; None: all.
+
+        The others keep parameters, moments, buffers and random streams. The mask is copied to a
+        fixed address, so that it may change between replays of a captured graph.
+        """
+        self.trainer.set_active(active_E)
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
         """Set the learning rates, one for all members or one each."""
@@ -289,7 +304,7 @@ class Population:
         return make_plan(table, self.lifecycle, self.device, detach, masks, buffers, keys)
 
     def _row_keys(self, table: RowTable) -> Ints:
-        return row_keys(self.seed, self.round, table)
+        return row_keys(self.seed, self.round, table, self.member_ids)
 
     def _run(self, x: Tensor, plan: RowPlan, training: bool) -> Tensor:
         self._probe_input(x)
@@ -304,8 +319,12 @@ class Population:
             base_R = plan.key_R
             if base_R is None:  # not a train batch: nothing is captured
                 base_R = upload(self._row_keys(plan.table), self.device)
-            key_R = derive_keys(base_R, self.passes)
-        self.passes.add_(1)
+            pass_R = self.passes_E
+            if plan.member_R is not None:
+                pass_R = pass_R.index_select(0, plan.member_R)
+            key_R = derive_keys(base_R, pass_R)
+        active_E = self.trainer.active_E
+        self.passes_E.add_(1 if active_E is None else active_E)
         return key_R
 
     def _probe_input(self, x: Tensor) -> tuple[int, ...]:
@@ -389,10 +408,15 @@ class Population:
         slot: int | str | Ints,
         blueprint: int | str | Ints,
         style: IntLike = BlendStyle.ADD,
+        prunable: bool = False,
     ) -> None:
-        """Add a permanent seed at the start of an episode (static baselines)."""
+        """Add a seed to the network at the start of an episode, as in a static one.
+
+        `prunable`: it may be pruned later; otherwise it is permanent.
+        """
         self.germinate(members, slot, blueprint, style)
-        self.lifecycle.make_permanent(members, self._slot(slot))
+        stage = SeedStage.PLANTED if prunable else SeedStage.FOSSILIZED
+        self.lifecycle.make_static(members, self._slot(slot), stage)
 
     def advance(self, members: IntLike, slot: int | str | Ints) -> None:
         """Advance seeds to the next stage; the gate must pass."""
@@ -430,7 +454,7 @@ class Population:
         try:
             if fresh:
                 self._require_vmap(slot, kind)
-            self._macs_of(slot, kind, False)  # runs a seed at its slot's actual size
+            self.seed_sizes.macs(slot, kind, self.probe)  # runs it at its slot's actual size
         except EsperError:
             if fresh:
                 del self.network.banks[slot, kind]
@@ -495,6 +519,7 @@ class Population:
     def slot_reports(self) -> SlotReports:
         """Return the state of every slot of every member."""
         life = self.lifecycle
+        params_ES, macs_ES = self._seed_sizes()
         return SlotReports(
             slot_ids=self.slots,
             blueprints=self.blueprints,
@@ -509,49 +534,28 @@ class Population:
             age_ES=life.age_ES.copy(),
             pruning_ES=life.pruning_ES.copy(),
             cooldown_left_ES=life.cooldown_left(),
-            params_ES=self._per_seed(self._seed_params),
-            macs_ES=self._per_seed(self._macs_of),
+            params_ES=params_ES,
+            macs_ES=macs_ES,
             contribution_ES=life.signals.contribution_ES.copy(),
             contribution_se_ES=life.signals.contribution_se_ES.copy(),
         )
 
     def parameters_E(self) -> Ints:
         """Parameter count `[E]` of each member's export: host and blended seeds."""
-        blended = np.where(self.lifecycle.alpha_ES > 0, self._per_seed(self._seed_params), 0)
+        blended = np.where(self.lifecycle.alpha_ES > 0, self._seed_sizes()[0], 0)
         return np.asarray(self.network.host.parameters_per_member + blended.sum(axis=1))
 
     def macs_E(self) -> Ints:
         """Multiply-accumulates per sample `[E]` of each member's export."""
         if self.probe is None:
             raise EsperError("MACs are known after the first batch: they depend on the input size")
-        blended = np.where(self.lifecycle.alpha_ES > 0, self._per_seed(self._macs_of), 0)
+        blended = np.where(self.lifecycle.alpha_ES > 0, self._seed_sizes()[1], 0)
         return np.asarray(self.probe.host_macs + blended.sum(axis=1))
 
-    def _seed_params(self, slot: int, blueprint: int, gated: bool) -> int:
-        gate = self.network.gate(slot).parameters_per_member if gated else 0
-        return self.network.bank(slot, blueprint).parameters_per_member + gate
-
-    def _macs_of(self, slot: int, blueprint: int, gated: bool) -> int:
-        """Return a seed's MACs; 0 before the first input. Gates have element-wise work only."""
-        if self.probe is None:
-            return 0
-        if (slot, blueprint) not in self._seed_macs:
-            shapes = self.probe.slot_shapes
-            self._seed_macs[slot, blueprint] = probe_seed(self.network, shapes, slot, blueprint)
-        return self._seed_macs[slot, blueprint]
-
-    def _per_seed(self, count: Callable[[int, int, bool], int]) -> Ints:
-        """Return `[E, S]` a count of the seed in each slot, 0 if empty."""
+    def _seed_sizes(self) -> tuple[Ints, Ints]:
+        """Parameters and MACs `[E, S]` of the seed in each slot, 0 if empty."""
         life = self.lifecycle
-        gated_ES = life.style_ES == BlendStyle.GATE
-        out = np.zeros_like(life.blueprint_ES)
-        for s, k in self.network.banks:
-            here = life.blueprint_ES[:, s] == k
-            for gated in (False, True):
-                rows = here & (gated_ES[:, s] == gated)
-                if rows.any():
-                    out[rows, s] = count(s, k, gated)
-        return np.where(life.blueprint_ES == NO_BLUEPRINT, 0, out)
+        return self.seed_sizes.per_slot(life.blueprint_ES, life.style_ES, self.probe)
 
 
 def _row_targets(target: Tensor, plan: RowPlan) -> Tensor:

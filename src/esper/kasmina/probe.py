@@ -76,16 +76,27 @@ def probe_seed(
     network: StackedNetwork, slot_shapes: Sequence[tuple[int, ...]], slot: int, blueprint: int
 ) -> int:
     """Return the MACs of one seed per sample; raises if it does not keep the slot's shape."""
-    bank = network.bank(slot, blueprint)
-    h = torch.zeros(1, *slot_shapes[slot], device=bank.device)
+    template = network.bank(slot, blueprint).template
+    return probe_template(network, template, slot_shapes[slot], slot, blueprint)
+
+
+def probe_template(
+    network: StackedNetwork,
+    template: nn.Module,
+    slot_shape: tuple[int, ...],
+    slot: int,
+    blueprint: int,
+) -> int:
+    """Return the MACs of a seed given as a module; raises if it does not keep the slot's shape."""
+    h = torch.zeros(1, *slot_shape, device=network.device)
     name, place = network.blueprints[blueprint].name, network.slots[slot].slot_id
     with (
         user_code(f"blueprint {name!r} fails in slot {place} on an activation {tuple(h.shape)}"),
-        _mode(bank.template, training=False),
+        _mode(template, training=False),
         torch.no_grad(),
     ):
-        check_delta(network, slot, blueprint, bank.template(h.clone()), h)
-        return count_macs(bank.template, h)
+        check_delta(network, slot, blueprint, template(h.clone()), h)
+        return count_macs(template, h)
 
 
 def _pair(x: Tensor) -> Tensor:

@@ -46,11 +46,15 @@ class Site:
     """torch's fused attention draws its dropout inside a kernel: use the composite one."""
 
 
-def row_keys(seed: int, round_index: int, table: RowTable) -> Ints:
-    """Return a key per row, independent of the other rows (except repetitions of it)."""
+def row_keys(seed: int, round_index: int, table: RowTable, member_ids: Ints) -> Ints:
+    """Return a key per row, independent of the other rows (except repetitions of it).
+
+    `member_ids`: numbers of the members in the names of streams.
+    """
     begin_R = table.start_R - FROM_INPUT
     again_R = _repetitions(table.member_R * (table.alpha_RS.shape[1] + 1) + begin_R)
-    path = ("round", round_index, "member", table.member_R, "row", begin_R, again_R)
+    member_R = member_ids[table.member_R]
+    path = ("round", round_index, "member", member_R, "row", begin_R, again_R)
     return stream_keys(seed, "random layers", *path).view(np.int64)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,7 @@ from esper.kasmina.population_config import PopulationConfig
 from esper.kasmina.probe import HostProbe
 from esper.kasmina.store import ParameterStore
 from esper.kasmina.training import GATE_KEY, HOST_KEY, Trainer
+from esper.leyline.arrays import Ints
 from esper.leyline.codec import read_record
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
@@ -41,6 +43,10 @@ from esper.leyline.slots import InjectionSpec, SlotReport, Topology
 from esper.storage.saves import PathLike, Saved, read_save, write_save
 
 HostFactory = Callable[[], nn.Module]
+_NEWER = frozenset(
+    {"passes_E", "lifecycle/closed_ES", "lifecycle/stopped_E", "lifecycle/trained_E"}
+)
+"""Tensors that saves of older versions do not have."""
 _EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": LoopExecutor}
 
 
@@ -110,7 +116,10 @@ class PopulationContent:
     """In order of first use, which sums over banks follow."""
     gates: tuple[GateSpec, ...]
     passes: int = 0
-    """Training passes in this episode, where random layers resume; since schema 2."""
+    """Most training passes of a member in this episode; since schema 2. The tensor `passes_E` has
+    those of each, where random layers resume."""
+    member_ids: tuple[int, ...] | None = None
+    """Members' numbers in the names of random streams; None: their indices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +143,8 @@ class PopulationState(Protocol):
     config: PopulationConfig
     seed: int
     round: int
-    passes: Tensor
+    passes_E: Tensor
+    member_ids: Ints
     loss: RowLoss
     probe: HostProbe | None
     choice: ExecutorChoice | None
@@ -183,13 +193,17 @@ def load_population(
         host_factory, slots, content.blueprints, content.members, content.seed, device, config, loss
     )
     population.round = content.round
-    population.passes.fill_(content.passes)
+    population.passes_E.fill_(content.passes)
+    if content.member_ids is not None:
+        population.member_ids[:] = content.member_ids
     population.probe = content.probe
     if executor is None and content.executor in _EXECUTORS:  # a new trial might choose otherwise
         population.choice = ExecutorChoice(_EXECUTORS[content.executor](), "as in the save")
     _allocate(population, content)
     _check_stores(content, _describe(population), saved.where)
-    _fill(population_tensors(population), saved)
+    own = population_tensors(population)
+    # Arrays that older versions did not have keep their initial values.
+    _fill({n: t for n, t in own.items() if n in saved.tensors or n not in _NEWER}, saved)
     return population
 
 
@@ -202,6 +216,7 @@ def population_tensors(population: PopulationState) -> dict[str, Tensor]:
         out |= {f"{name}/optimizer/{moment}": value for moment, value in moments.items()}
     for array_name, array in population.lifecycle.arrays().items():
         out[f"lifecycle/{array_name}"] = torch.from_numpy(array)
+    out["passes_E"] = population.passes_E
     out["rates/host_lr_E"] = population.trainer.host_lr_E
     out["rates/seed_lr_E"] = population.trainer.seed_lr_E
     return out
@@ -240,8 +255,16 @@ def _describe(population: PopulationState) -> PopulationContent:
             for (s, k), spec in zip(network.banks, banks, strict=True)
         ),
         gates=tuple(GateSpec(slots[s], spec) for s, spec in zip(network.gates, gates, strict=True)),
-        passes=int(population.passes),  # SYNC: a save waits for the device anyway
+        passes=int(population.passes_E.max()),  # SYNC: a save waits for the device anyway
+        member_ids=_shared_ids(population),
     )
+
+
+def _shared_ids(population: PopulationState) -> tuple[int, ...] | None:
+    """Stream numbers of the members, if they are not their indices."""
+    if np.array_equal(population.member_ids, np.arange(population.members)):
+        return None
+    return tuple(population.member_ids.tolist())
 
 
 def _host_spec(network: StackedNetwork) -> HostSpec:

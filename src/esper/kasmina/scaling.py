@@ -70,13 +70,17 @@ class MemberScaler:
         """Return overflows that a lower scale may avoid, which do not indicate a bad member."""
         return overflow_E & (self.scale_E > 1.0)
 
-    def update(self, overflow_E: Tensor) -> None:
-        """Update the scales after a batch."""
+    def update(self, overflow_E: Tensor, active_E: Tensor | None = None) -> None:
+        """Update the scales after a batch, of the active members (None: all)."""
         config = self.config
         good_E = torch.where(overflow_E, 0, self.good_E + 1)
         due_E = good_E >= config.growth_interval
         grown_E = torch.where(due_E, self.scale_E * config.growth_factor, self.scale_E)
         grown_E = torch.where(torch.isfinite(grown_E), grown_E, self.scale_E)
         lower_E = self.scale_E * config.backoff_factor
-        self.scale_E.copy_(torch.where(overflow_E, lower_E, grown_E))
-        self.good_E.copy_(torch.where(due_E, 0, good_E))
+        scale_E, good_E = torch.where(overflow_E, lower_E, grown_E), torch.where(due_E, 0, good_E)
+        if active_E is not None:
+            scale_E = torch.where(active_E, scale_E, self.scale_E)
+            good_E = torch.where(active_E, good_E, self.good_E)
+        self.scale_E.copy_(scale_E)
+        self.good_E.copy_(good_E)

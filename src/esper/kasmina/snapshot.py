@@ -1,9 +1,9 @@
 """Snapshots of members to roll back to, kept on the device.
 
-A member's snapshot holds its host and its permanent seeds (parameters, buffers, gates, optimiser
-state) and the lifecycle arrays of these seeds. Live seeds are not included: a rollback removes
-them, and undoes fossilisations after the snapshot. Counters are not rolled back: births (so that
-the next seed is a new one), ages, and cooldowns.
+A member's snapshot holds its host and its permanent and planted seeds (parameters, buffers, gates,
+optimiser state) and the lifecycle arrays of these seeds. Live seeds are not included: a rollback
+removes them, and undoes fossilisations and prunes of planted seeds after the snapshot. Counters are
+not rolled back: births (so that the next seed is a new one), ages, and cooldowns.
 
 Shape letters: E members, S slots, N members chosen.
 """
@@ -27,9 +27,10 @@ from esper.kasmina.training import GATE_KEY, HOST_KEY
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
-from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.leyline.stages import LIVE_STAGES, STATIC_STAGES, SeedStage
 
 _LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
+_STATIC: Final[Bools] = np.array([stage in STATIC_STAGES for stage in SeedStage])
 _CLOCKS: Final = ("births_ES", "age_ES", "steps_in_stage_ES")
 """Lifecycle arrays that are not restored."""
 
@@ -147,7 +148,7 @@ class MemberSnapshots:
             return
         life = self.population.lifecycle
         self.taken_E |= mask_E
-        self.permanent_ES[mask_E] = life.stage_ES[mask_E] == SeedStage.FOSSILIZED
+        self.permanent_ES[mask_E] = _STATIC[life.stage_ES[mask_E]]
         for name, now in self._arrays_now().items():
             self._arrays[name][mask_E] = now[mask_E]
         for ref in _store_refs(self.population):
@@ -277,7 +278,7 @@ def finite_members(population: Population) -> Tensor:
     member must not be snapshotted.
     """
     life = population.lifecycle
-    permanent_ES = np.asarray(life.stage_ES == SeedStage.FOSSILIZED)
+    permanent_ES = _STATIC[life.stage_ES]
     finite_E = torch.ones(population.members, dtype=torch.bool, device=population.device)
     for ref in _store_refs(population):
         owners_E = ref.owners_E(permanent_ES, life.arrays())

@@ -8,7 +8,8 @@ Shape letters: E members, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -44,7 +45,7 @@ class ParameterGroup(IntEnum):
     SEED = 2
     """At the seed's learning rate."""
     FOSSIL = 3
-    """Permanent seed, at the host's learning rate; keeps its optimiser state."""
+    """Permanent or planted seed, at the host's learning rate; keeps its optimiser state."""
 
 
 _GROUP_OF_STAGE = np.array(
@@ -54,6 +55,7 @@ _GROUP_OF_STAGE = np.array(
             SeedStage.BLENDING: ParameterGroup.SEED,
             SeedStage.HOLDING: ParameterGroup.SEED,
             SeedStage.FOSSILIZED: ParameterGroup.FOSSIL,
+            SeedStage.PLANTED: ParameterGroup.FOSSIL,
         }.get(stage, ParameterGroup.FROZEN)
         for stage in SeedStage
     ],
@@ -98,6 +100,9 @@ class Trainer:
         self.seed_optimizer = StackedOptimizer(config)
         self.weight_norm_rates = False
         """Multiply a seed's rate by its RMS weight relative to the host's."""
+        self.active_E: Tensor | None = None
+        """Members that train; None: all."""
+        self._active_buffer: Tensor | None = None
         self.host_lr_E = torch.zeros(network.members, device=network.device)
         self.seed_lr_E = torch.zeros_like(self.host_lr_E)
 
@@ -116,6 +121,28 @@ class Trainer:
         if not np.isfinite(values).all() or (values < 0).any():
             raise EsperError(f"{name}={values.tolist()}: rates must be finite and 0 or more")
         return upload(np.broadcast_to(values, (self.network.members,)), self.network.device)
+
+    def set_active(self, active_E: Tensor | None) -> None:
+        """Train only these members (bool `[E]`, on the device); None: all."""
+        if active_E is None:
+            self.active_E = None
+            return
+        if self._active_buffer is None:
+            self._active_buffer = torch.empty_like(active_E)
+        self.active_E = self._active_buffer.copy_(active_E)
+
+    @contextlib.contextmanager
+    def keeping_inactive_buffers(self) -> Iterator[None]:
+        """Undo what the body does to buffers (running statistics) of inactive members."""
+        if self.active_E is None:
+            yield
+            return
+        stores = (self.network.host, *self.network.banks.values())
+        before = [(value, value.clone()) for store in stores for value in store.fixed.values()]
+        yield
+        for value, old in before:
+            active = self.active_E.view(-1, *([1] * (value.ndim - 1)))
+            value.copy_(torch.where(active, value, old))
 
     def drop_gradients(self) -> None:
         """Remove the gradients of all parameters."""
@@ -192,11 +219,13 @@ class Trainer:
             self._unscale(scaler, updates)
         host_norm_E = gradient_norm(network.host)
         slot_norms = _slot_norms(updates)
-        sound_E = None
+        sound_E = self.active_E
         if scaler is not None:
             overflow_E = self._overflow(host_norm_E, slot_norms, updates)
             retry_E, sound_E = scaler.recoverable(overflow_E), ~overflow_E
-            scaler.update(overflow_E)
+            if self.active_E is not None:
+                sound_E = sound_E & self.active_E
+            scaler.update(overflow_E, self.active_E)
         for update in updates:
             lr_E = torch.where(update.fossil_E, self.host_lr_E, self._seed_rates(update.store))
             active_E = update.active_E if sound_E is None else update.active_E & sound_E
@@ -204,7 +233,7 @@ class Trainer:
             self.seed_optimizer.step(update.key, update.store, lr_E, norm_E, active_E)
         self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E, sound_E)
         self._drop_seed_gradients()
-        if sound_E is not None:
+        if scaler is not None:
             slot_norms = {s: norm.masked_fill(retry_E, 0.0) for s, norm in slot_norms.items()}
             host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(retry_E, 0.0)
         return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms, updates)

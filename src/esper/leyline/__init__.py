@@ -85,6 +85,23 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "LIVE_STAGES",
         "OCCUPIED_STAGES",
         "BLENDED_STAGES",
+        "STATIC_STAGES",
+    ),
+    ".context": (
+        "ActionSpace",
+        "ClockKind",
+        "Range",
+        "ONE",
+        "NONE",
+        "ContextSpec",
+        "FIXED",
+        "PLANNED",
+        "VARIED",
+        "NAMED_CONTEXTS",
+        "RoundContext",
+        "MemberContexts",
+        "ContextSignals",
+        "Candidates",
     ),
     ".slots": (
         "Topology",
@@ -125,6 +142,8 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "HEADS_BY_OP",
         "HEAD_CHOICES",
         "NO_SLOT",
+        "SLOT_OPS",
+        "CLASSIC_OPS",
         "VetoReason",
         "ActionSpec",
         "ActionOutcome",
@@ -190,6 +209,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
     ".records": (
         "PolicyDecision",
         "StepRecord",
+        "PlanRecord",
         "Rollout",
         "BatchSummary",
     ),
@@ -217,6 +237,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "PolicyProtocol",
         "EngineListener",
         "PlantingPolicy",
+        "PlanListener",
         "SinkProtocol",
     ),
 }
@@ -224,9 +245,11 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
 if TYPE_CHECKING:
     from esper.leyline.actions import ALPHA_SPEEDS as ALPHA_SPEEDS
     from esper.leyline.actions import ALPHA_TARGETS as ALPHA_TARGETS
+    from esper.leyline.actions import CLASSIC_OPS as CLASSIC_OPS
     from esper.leyline.actions import HEAD_CHOICES as HEAD_CHOICES
     from esper.leyline.actions import HEADS_BY_OP as HEADS_BY_OP
     from esper.leyline.actions import NO_SLOT as NO_SLOT
+    from esper.leyline.actions import SLOT_OPS as SLOT_OPS
     from esper.leyline.actions import TEMPOS as TEMPOS
     from esper.leyline.actions import ActionHead as ActionHead
     from esper.leyline.actions import ActionOutcome as ActionOutcome
@@ -265,6 +288,20 @@ if TYPE_CHECKING:
     from esper.leyline.compute import KernelMode as KernelMode
     from esper.leyline.compute import Precision as Precision
     from esper.leyline.compute import Profile as Profile
+    from esper.leyline.context import FIXED as FIXED
+    from esper.leyline.context import NAMED_CONTEXTS as NAMED_CONTEXTS
+    from esper.leyline.context import NONE as NONE
+    from esper.leyline.context import ONE as ONE
+    from esper.leyline.context import PLANNED as PLANNED
+    from esper.leyline.context import VARIED as VARIED
+    from esper.leyline.context import ActionSpace as ActionSpace
+    from esper.leyline.context import Candidates as Candidates
+    from esper.leyline.context import ClockKind as ClockKind
+    from esper.leyline.context import ContextSignals as ContextSignals
+    from esper.leyline.context import ContextSpec as ContextSpec
+    from esper.leyline.context import MemberContexts as MemberContexts
+    from esper.leyline.context import Range as Range
+    from esper.leyline.context import RoundContext as RoundContext
     from esper.leyline.errors import MAX_SHOWN_CHARS as MAX_SHOWN_CHARS
     from esper.leyline.errors import EsperError as EsperError
     from esper.leyline.errors import IllegalActionError as IllegalActionError
@@ -325,11 +362,13 @@ if TYPE_CHECKING:
     from esper.leyline.prices import ScoreConstants as ScoreConstants
     from esper.leyline.protocols import EngineListener as EngineListener
     from esper.leyline.protocols import HostProtocol as HostProtocol
+    from esper.leyline.protocols import PlanListener as PlanListener
     from esper.leyline.protocols import PlantingPolicy as PlantingPolicy
     from esper.leyline.protocols import PolicyProtocol as PolicyProtocol
     from esper.leyline.protocols import RewardProtocol as RewardProtocol
     from esper.leyline.protocols import SinkProtocol as SinkProtocol
     from esper.leyline.records import BatchSummary as BatchSummary
+    from esper.leyline.records import PlanRecord as PlanRecord
     from esper.leyline.records import PolicyDecision as PolicyDecision
     from esper.leyline.records import Rollout as Rollout
     from esper.leyline.records import StepRecord as StepRecord
@@ -362,6 +401,7 @@ if TYPE_CHECKING:
     from esper.leyline.stages import LIVE_STAGES as LIVE_STAGES
     from esper.leyline.stages import OCCUPIED_STAGES as OCCUPIED_STAGES
     from esper.leyline.stages import PRUNABLE_STAGES as PRUNABLE_STAGES
+    from esper.leyline.stages import STATIC_STAGES as STATIC_STAGES
     from esper.leyline.stages import TRANSITIONS as TRANSITIONS
     from esper.leyline.stages import Gate as Gate
     from esper.leyline.stages import SeedStage as SeedStage

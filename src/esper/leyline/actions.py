@@ -30,6 +30,12 @@ class LifecycleOp(IntEnum):
     SET_ALPHA_TARGET = 3
     PRUNE = 4
     FOSSILIZE = 5
+    PLANT = 6
+    """Plan phase only: put a seed into the network before the first step."""
+    STOP = 7
+    """Stop training for the rest of the episode; the member and its score stay as they are."""
+    CLOSE = 8
+    """Close an empty slot for the rest of the episode."""
 
 
 class BlendStyle(IntEnum):
@@ -93,9 +99,17 @@ HEADS_BY_OP: Final[Mapping[LifecycleOp, frozenset[ActionHead]]] = MappingProxyTy
         ),
         LifecycleOp.PRUNE: frozenset({_H.OP, _H.SLOT, _H.ALPHA_SPEED, _H.ALPHA_CURVE}),
         LifecycleOp.FOSSILIZE: frozenset({_H.OP, _H.SLOT}),
+        LifecycleOp.PLANT: frozenset({_H.OP, _H.SLOT, _H.BLUEPRINT}),
+        LifecycleOp.STOP: frozenset({_H.OP}),
+        LifecycleOp.CLOSE: frozenset({_H.OP, _H.SLOT}),
     }
 )
 """Heads each operation uses; the others contribute no log-probability and no entropy."""
+
+SLOT_OPS: Final = frozenset(op for op in LifecycleOp if _H.SLOT in HEADS_BY_OP[op])
+"""Operations that act on a slot; WAIT and STOP do not."""
+CLASSIC_OPS: Final = tuple(LifecycleOp)[: LifecycleOp.PLANT]
+"""Operations without a plan phase: the action space of `ContextSpec.actions == "grow"`."""
 
 HEAD_CHOICES: Final[Mapping[ActionHead, tuple[str, ...]]] = MappingProxyType(
     {
@@ -136,6 +150,17 @@ class VetoReason(IntEnum):
     """ADVANCE, FOSSILIZE: the gate into the next stage does not pass."""
     EPISODE_OVER = 9
     """The last validation is done: a change would never be scored."""
+    OVER_CAP = 10
+    """GERMINATE, PLANT: the seed would exceed the member's parameter or MAC cap."""
+    SLOT_CLOSED = 11
+    """GERMINATE, PLANT, CLOSE: the slot was closed."""
+    STOPPED = 12
+    """The member has stopped training."""
+    NOTHING_TRAINED = 13
+    """STOP: the member has not trained on a single batch yet."""
+    NOT_IN_PHASE = 14
+    """PLANT outside the plan phase, another operation within it, or an operation that the context
+    does not offer."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

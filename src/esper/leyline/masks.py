@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
+from esper.leyline.actions import HEAD_CHOICES, SLOT_OPS, ActionHead, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools
 from esper.leyline.errors import EsperError
 
@@ -31,9 +31,9 @@ class ActionMasks(ArrayStruct):
     op_EO: Bools
     """Operations legal in at least one slot; WAIT always is."""
     slot_EOS: Bools
-    """Slots in which the chosen operation is legal. The row of WAIT is ignored."""
-    blueprint_SK: Bools
-    """Blueprints that fit the chosen slot; shared by all members."""
+    """Slots in which the chosen operation is legal. The rows of WAIT and STOP are ignored."""
+    blueprint_ESK: Bools
+    """Blueprints that fit the chosen slot within the member's caps."""
     style_Y: Bools
     tempo_M: Bools
     alpha_target_T: Bools
@@ -56,16 +56,20 @@ class ActionMasks(ArrayStruct):
         if stuck.size:
             raise EsperError(f"empty mask: member {stuck[0]} has no legal operation, not even WAIT")
         placed = self.op_EO.copy()
-        placed[:, LifecycleOp.WAIT] = False
+        placed[:, [op for op in LifecycleOp if op not in SLOT_OPS]] = False
         nowhere = np.argwhere(placed & ~self.slot_EOS.any(axis=2))
         if nowhere.size:
             member, op = nowhere[0]
             raise EsperError(f"empty mask: member {member}, {LifecycleOp(op).name} in no slot")
-        can_germinate = placed[:, LifecycleOp.GERMINATE, None]
-        reachable = (self.slot_EOS[:, LifecycleOp.GERMINATE] & can_germinate).any(axis=0)
-        barren = np.flatnonzero(reachable & ~self.blueprint_SK.any(axis=1))
-        if barren.size:
-            raise EsperError(f"empty mask: no blueprint for slot {barren[0]}, where one may grow")
+        for op in (LifecycleOp.GERMINATE, LifecycleOp.PLANT):
+            reachable_ES = self.slot_EOS[:, op] & placed[:, op, None]
+            barren = np.argwhere(reachable_ES & ~self.blueprint_ESK.any(axis=2))
+            if barren.size:
+                member, slot = barren[0]
+                raise EsperError(
+                    f"empty mask: no blueprint for slot {slot} of member {member}, where one may "
+                    f"grow"
+                )
         for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):
             if not getattr(self, name).any():
                 raise EsperError(f"empty mask: {name} allows nothing; freeze a head to one choice")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from esper.leyline.arrays import Bools, Doubles, Ints
     from esper.leyline.masks import ActionMasks
     from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
-    from esper.leyline.records import PolicyDecision, Rollout, StepRecord
+    from esper.leyline.records import PlanRecord, PolicyDecision, Rollout, StepRecord
     from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
     from esper.leyline.signals import TrainingSignals
     from esper.leyline.slots import InjectionSpec, Topology
@@ -67,9 +67,9 @@ class RewardProtocol(Protocol):
 class PolicyProtocol(Protocol[_StateT]):
     """Decides for all members at once; driven by the engine.
 
-    Order of calls in a round: `initial_state`; then each step `act`, `store`; `reset_state`
-    for members that were rolled back; `update` after the rollout (called by the trainer or
-    by `engine.train`).
+    Order of calls in a round: `initial_state`; `act`, `store` for each decision of the plan phase
+    (if there is one) and for each step; `reset_state` for members that were rolled back; `update`
+    after the rollout (called by the trainer or by `engine.train`).
     """
 
     def initial_state(self, members: int) -> _StateT:
@@ -139,6 +139,15 @@ class EngineListener(Protocol):
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """After the last step of a round, before `update`."""
+        ...
+
+
+@runtime_checkable
+class PlanListener(Protocol):
+    """Optional protocol of listeners that also want the decisions of the plan phase."""
+
+    def on_plan(self, record: PlanRecord) -> None:
+        """After each decision of the plan phase, before the first step."""
         ...
 
 

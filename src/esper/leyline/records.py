@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.actions import ActionHead, ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Doubles, Floats
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
@@ -78,6 +78,18 @@ class StepRecord(ArrayStruct):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class PlanRecord(ArrayStruct):
+    """One decision of the plan phase for all members. Read-only."""
+
+    signals: TrainingSignals
+    """Observations; `plan_slot` is the slot decided on."""
+    masks: ActionMasks
+    decision: PolicyDecision
+    outcome: ActionOutcome
+    rewards: RewardComponentsTelemetry
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Rollout(ArrayStruct, Generic[_StateT_co]):
     """Passed from `run_rollout` to `update`; the policy itself stores the transitions."""
 
@@ -101,6 +113,13 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     """Wall time."""
     device_seconds: float
     """Of these, the device spent on training and validation."""
+    plan_decisions: int = 0
+    """Decisions of the plan phase, which come before the steps; 0 without one."""
+
+    @property
+    def decisions(self) -> int:
+        """Decisions of this rollout: of the plan phase and of its steps."""
+        return self.plan_decisions + self.steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -77,6 +77,8 @@ class RewardInputs(ArrayStruct):
     """dP of that snapshot."""
     truncated_E: Bools
     """The rollout ends here but the episode does not: bootstrap, no terminal reward."""
+    planning: bool = False
+    """A decision of the plan phase, before step 0; only the scores matter."""
 
     def __post_init__(self) -> None:
         self.sizes()
@@ -100,7 +102,7 @@ class RewardInputs(ArrayStruct):
     @property
     def episode_over(self) -> bool:
         """Whether this is the last step of the episode, which is the same for all members."""
-        return self.step == self.episode_length - 1
+        return self.step == self.episode_length - 1 and not self.planning
 
     @property
     def terminal(self) -> Bools:

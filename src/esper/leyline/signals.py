@@ -11,8 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from esper.leyline.actions import BlendStyle
+from esper.leyline.actions import NO_SLOT, BlendStyle
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Floats, Ints
+from esper.leyline.context import Candidates, ContextSignals
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import SlotReport
 from esper.leyline.stages import SeedStage
@@ -215,9 +216,6 @@ class TrainingSignals(ArrayStruct):
     params_over_host_E: Floats
     """Parameters of the seeds with alpha above 0, relative to the host's."""
     macs_over_host_E: Floats
-    params_over_budget_E: Floats
-    """The same relative to the task's parameter budget; 0 without a budget."""
-    macs_over_budget_E: Floats
     seed_budget_left_E: Ints
     """Seeds the member may still germinate."""
 
@@ -256,6 +254,17 @@ class TrainingSignals(ArrayStruct):
     """Fraction of the host's segments before the slot, 0..1."""
     resolution_S: Floats
     """Height of the activation in pixels; tokens for transformers, 1 for vectors."""
+    activation_grad_ES: Floats
+    """Norm of the loss gradient at the slot's activation; NaN if not measured."""
+    train_accuracy_E: Floats
+    """On the train batches of the step, 0..1; NaN if there were none."""
+
+    context: ContextSignals
+    """Prices, caps and budget."""
+    candidates: Candidates
+    """Cost of every seed that could be grown."""
+    plan_slot: int = NO_SLOT
+    """Plan phase: the slot to decide on; `NO_SLOT` in a step."""
 
     def __post_init__(self) -> None:
         length = self.sizes()["L"]
@@ -270,3 +279,18 @@ class TrainingSignals(ArrayStruct):
     def progress(self) -> float:
         """Fraction of the episode completed after this step, in (0, 1]."""
         return (self.step + 1) / self.episode_length
+
+    @property
+    def planning(self) -> bool:
+        """Whether this is a decision of the plan phase, before step 0."""
+        return self.plan_slot != NO_SLOT
+
+    @property
+    def decision_index(self) -> int:
+        """Index that names the random streams of this decision; equal to the step in a step."""
+        return self.episode_length + self.plan_slot if self.planning else self.step
+
+    @property
+    def decisions(self) -> int:
+        """Decisions of an episode: its steps and, if it plans, one per slot."""
+        return self.episode_length + (self.slots.stage_ES.shape[1] if self.context.plans else 0)

@@ -20,6 +20,8 @@ class SeedStage(IntEnum):
     PRUNED = 6
     EMBARGOED = 7
     RESETTING = 8
+    PLANTED = 9
+    """Part of the network since the plan phase, trained like the host; may be pruned."""
 
 
 class Gate(IntEnum):
@@ -36,7 +38,7 @@ _S = SeedStage
 
 TRANSITIONS: Final[Mapping[SeedStage, frozenset[SeedStage]]] = MappingProxyType(
     {
-        _S.DORMANT: frozenset({_S.GERMINATED}),
+        _S.DORMANT: frozenset({_S.GERMINATED, _S.PLANTED}),
         _S.GERMINATED: frozenset({_S.TRAINING, _S.PRUNED}),
         _S.TRAINING: frozenset({_S.BLENDING, _S.PRUNED}),
         _S.BLENDING: frozenset({_S.HOLDING, _S.PRUNED}),
@@ -45,6 +47,7 @@ TRANSITIONS: Final[Mapping[SeedStage, frozenset[SeedStage]]] = MappingProxyType(
         _S.PRUNED: frozenset({_S.EMBARGOED}),
         _S.EMBARGOED: frozenset({_S.RESETTING}),
         _S.RESETTING: frozenset({_S.DORMANT}),
+        _S.PLANTED: frozenset({_S.BLENDING, _S.PRUNED}),  # BLENDING: its alpha ramps down
     }
 )
 """Stage -> stages that may follow it. Every other rule about stages derives from this table."""
@@ -71,11 +74,14 @@ COOLDOWN_CHAIN: Final = (_S.PRUNED, _S.EMBARGOED, _S.RESETTING, _S.DORMANT)
 PRUNABLE_STAGES: Final = frozenset(s for s, after in TRANSITIONS.items() if _S.PRUNED in after)
 """Stages a seed can be pruned from."""
 
-LIVE_STAGES: Final = PRUNABLE_STAGES
-"""The slot holds a seed that is not permanent."""
+STATIC_STAGES: Final = frozenset({_S.FOSSILIZED, _S.PLANTED})
+"""The seed trains at the host's rate and is restored with it by a rollback."""
 
-OCCUPIED_STAGES: Final = LIVE_STAGES | {_S.FOSSILIZED}
+LIVE_STAGES: Final = PRUNABLE_STAGES - STATIC_STAGES
+"""The slot holds a seed on trial: neither permanent nor planted."""
+
+OCCUPIED_STAGES: Final = LIVE_STAGES | STATIC_STAGES
 """The slot holds a seed, which counts against the seed budget."""
 
-BLENDED_STAGES: Final = frozenset({_S.BLENDING, _S.HOLDING, _S.FOSSILIZED})
+BLENDED_STAGES: Final = frozenset({_S.BLENDING, _S.HOLDING}) | STATIC_STAGES
 """The seed may contribute to the member's output (alpha may be above 0)."""

@@ -168,7 +168,7 @@ def _legal_choices(masks: ActionMasks, head: ActionHead, choice_EA: Ints) -> Boo
     if head is ActionHead.SLOT:
         return masks.slot_EOS[np.arange(members), choice_EA[:, ActionHead.OP]]
     if head is ActionHead.BLUEPRINT:
-        return masks.blueprint_SK[choice_EA[:, ActionHead.SLOT]]
+        return masks.blueprint_ESK[np.arange(members), choice_EA[:, ActionHead.SLOT]]
     mask_C = fixed_mask(masks, head)
     return np.broadcast_to(mask_C, (members, len(mask_C)))
 

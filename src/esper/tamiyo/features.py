@@ -189,8 +189,6 @@ GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
     _share("stabilised", "stabilised_E"),
     _size("params_over_host", "params_over_host_E"),
     _size("macs_over_host", "macs_over_host_E"),
-    _size("params_over_budget", "params_over_budget_E"),
-    _size("macs_over_budget", "macs_over_budget_E"),
     _size("seed_budget_left", "seed_budget_left_E"),
     *(_last_op(op) for op in LifecycleOp),
     _share("last_executed", "last_executed_E"),

@@ -177,7 +177,7 @@ class HeuristicPolicy(ScriptedPolicy):
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: HeuristicState
     ) -> tuple[PolicyDecision, HeuristicState]:
         """Return the action of each member, and the updated state."""
-        members, (slots, blueprints) = len(masks.op_EO), masks.blueprint_SK.shape
+        members, (slots, blueprints) = len(masks.op_EO), masks.blueprint_ESK.shape[1:]
         order_K = self._order(obs.slots.blueprints)
         if cannot_grow(masks):
             return PolicyDecision.deterministic(ActionSpec.wait(members)), policy_state
@@ -191,7 +191,8 @@ class HeuristicPolicy(ScriptedPolicy):
                 (LifecycleOp.GERMINATE, self._germination_slots(obs, masks, state, order_K)),
             ]
         )
-        kind_E, place_E = self._next_blueprint(masks.blueprint_SK[slot_E], state, order_K)
+        fits_EK = masks.blueprint_ESK[np.arange(members), slot_E]
+        kind_E, place_E = self._next_blueprint(fits_EK, state, order_K)
         blend = self._blend(
             masks, prune_speed=0 if _episode_ending(obs) else self.config.prune_speed
         )
@@ -244,8 +245,8 @@ class HeuristicPolicy(ScriptedPolicy):
         left = obs.episode_length - obs.step
         in_time = left >= self.config.min_steps_left
         in_time &= left >= self.config.min_share_left * obs.episode_length
-        can_grow_S = masks.blueprint_SK[:, order_K].any(axis=1)
-        open_ES = legal_slots(masks, LifecycleOp.GERMINATE) & (state.embargo_ES == 0) & can_grow_S
+        can_grow_ES = masks.blueprint_ESK[:, :, order_K].any(axis=2)
+        open_ES = legal_slots(masks, LifecycleOp.GERMINATE) & (state.embargo_ES == 0) & can_grow_ES
         return np.asarray(open_ES & (triggered_E & below_limit_E & in_time)[:, None])
 
     def _next_blueprint(

@@ -76,7 +76,7 @@ class MaskTensors:
         return {
             "op_O": masks.op_EO,
             "slot_OS": masks.slot_EOS,
-            "blueprint_SK": masks.blueprint_SK[None],
+            "blueprint_SK": masks.blueprint_ESK,
             "fixed_N": np.concatenate(fixed)[None],
         }
 

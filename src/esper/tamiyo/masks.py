@@ -20,27 +20,28 @@ UNFREEZABLE_HEADS = (ActionHead.OP, ActionHead.SLOT)
 
 
 def build_masks(
-    legal_ESO: Bools, fits_SK: Bools, frozen: Mapping[ActionHead, int] | None = None
+    legal_ESO: Bools, fits_ESK: Bools, frozen: Mapping[ActionHead, int] | None = None
 ) -> ActionMasks:
     """Build the masks of all heads.
 
-    `legal_ESO`: `Lifecycle.legal_ops()`. `fits_SK[s, k]`: blueprint k fits slot s. `frozen`: heads
-    restricted to one index; a frozen blueprint can only germinate in slots it fits.
+    `legal_ESO`: `Lifecycle.legal_ops()`. `fits_ESK`: `Lifecycle.fits_ESK()`. `frozen`: heads
+    restricted to one index; a frozen blueprint can only grow in slots it fits.
     """
     frozen = frozen or {}
-    _check_shapes(legal_ESO, fits_SK)
-    check_frozen(frozen, fits_SK.shape[1])
-    blueprint_SK = fits_SK.copy()
+    _check_shapes(legal_ESO, fits_ESK)
+    check_frozen(frozen, fits_ESK.shape[2])
+    blueprint_ESK = fits_ESK.copy()
     if ActionHead.BLUEPRINT in frozen:
-        blueprint_SK &= _one_hot(frozen[ActionHead.BLUEPRINT], fits_SK.shape[1])
+        blueprint_ESK &= _one_hot(frozen[ActionHead.BLUEPRINT], fits_ESK.shape[2])
     slot_EOS = np.array(legal_ESO.transpose(0, 2, 1), order="C")
-    slot_EOS[:, LifecycleOp.GERMINATE] &= blueprint_SK.any(axis=1)
+    for op in (LifecycleOp.GERMINATE, LifecycleOp.PLANT):
+        slot_EOS[:, op] &= blueprint_ESK.any(axis=2)
     op_EO = np.asarray(slot_EOS.any(axis=2))
     op_EO[:, LifecycleOp.WAIT] = True
     return ActionMasks(
         op_EO=op_EO,
         slot_EOS=slot_EOS,
-        blueprint_SK=blueprint_SK,
+        blueprint_ESK=blueprint_ESK,
         style_Y=_fixed_head_mask(ActionHead.STYLE, frozen),
         tempo_M=_fixed_head_mask(ActionHead.TEMPO, frozen),
         alpha_target_T=_fixed_head_mask(ActionHead.ALPHA_TARGET, frozen),
@@ -56,7 +57,7 @@ def forced_members(masks: ActionMasks) -> Bools:
     slot_ES = masks.slot_EOS[member_E, op_E]
     choices = {
         ActionHead.SLOT: slot_ES.sum(axis=1),
-        ActionHead.BLUEPRINT: (slot_ES * masks.blueprint_SK.sum(axis=1)).sum(axis=1),
+        ActionHead.BLUEPRINT: (slot_ES * masks.blueprint_ESK.sum(axis=2)).sum(axis=1),
         ActionHead.STYLE: masks.style_Y.sum(),
         ActionHead.TEMPO: masks.tempo_M.sum(),
         ActionHead.ALPHA_TARGET: masks.alpha_target_T.sum(),
@@ -80,18 +81,17 @@ def _one_hot(index: int, count: int) -> Bools:
     return np.asarray(np.arange(count) == index)
 
 
-def _check_shapes(legal_ESO: Bools, fits_SK: Bools) -> None:
-    for name, array, axes in (("legal_ESO", legal_ESO, 3), ("fits_SK", fits_SK, 2)):
+def _check_shapes(legal_ESO: Bools, fits_ESK: Bools) -> None:
+    for name, array, axes in (("legal_ESO", legal_ESO, 3), ("fits_ESK", fits_ESK, 3)):
         if array.ndim != axes or array.dtype != np.bool_:
             raise EsperError(
                 f"masks: {name} is {array.dtype} of shape {array.shape}, "
                 f"expected bool with {axes} axes"
             )
-    slots, ops = legal_ESO.shape[1:]
-    if ops != len(LifecycleOp) or slots != len(fits_SK):
+    if legal_ESO.shape != (*fits_ESK.shape[:2], len(LifecycleOp)):
         raise EsperError(
-            f"masks: legal_ESO of shape {legal_ESO.shape}, expected "
-            f"[E, {len(fits_SK)}, {len(LifecycleOp)}] with fits_SK of shape {fits_SK.shape}"
+            f"masks: legal_ESO of shape {legal_ESO.shape}, expected [E, S, {len(LifecycleOp)}] "
+            f"with fits_ESK of shape {fits_ESK.shape}, [E, S, K]"
         )
 
 

@@ -24,7 +24,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
-from esper.leyline.signals import SlotReports, TrainingSignals
+from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.scripted import (
     FULL_ALPHA,
     ScriptedPolicy,
@@ -109,11 +109,11 @@ class FixedSchedule(ScriptedPolicy):
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: Bools
     ) -> tuple[PolicyDecision, Bools]:
         """Return the scheduled action of each member, and the updated `done_EN`."""
-        places = self._places(obs.slots, masks)
+        places = self._places(obs, masks)
         if cannot_grow(masks):
             return PolicyDecision.deterministic(ActionSpec.wait(len(policy_state))), policy_state
         entry_E, due_ES = self._due(
-            obs, legal_slots(masks, LifecycleOp.GERMINATE), policy_state, places
+            obs, legal_slots(masks, LifecycleOp.GERMINATE), masks, policy_state, places
         )
         legal_fossilize_ES = legal_slots(masks, LifecycleOp.FOSSILIZE)
         failed_ES = held_at_least(obs, self.config.probation_steps) & ~legal_fossilize_ES
@@ -130,8 +130,9 @@ class FixedSchedule(ScriptedPolicy):
         actions = self._actions(op_E, slot_E, entry_E, places, masks)
         return PolicyDecision.deterministic(actions), np.asarray(policy_state | started_EN)
 
-    def _places(self, slots: SlotReports, masks: ActionMasks) -> Ints:
+    def _places(self, obs: TrainingSignals, masks: ActionMasks) -> Ints:
         """Resolve names to (slot, blueprint) indices `[N, 2]`; raises if unknown or not fitting."""
+        slots, capped = obs.slots, np.isfinite(obs.context.params_cap_E).any()
         places = [
             (
                 index_of("slot", entry.slot, slots.slot_ids, "of the schedule"),
@@ -139,15 +140,20 @@ class FixedSchedule(ScriptedPolicy):
             )
             for entry in self.entries
         ]
-        for entry, place in zip(self.entries, places, strict=True):
-            if not masks.blueprint_SK[place]:
+        for entry, (slot, kind) in zip(self.entries, places, strict=True):
+            if not masks.blueprint_ESK[:, slot, kind].any() and not capped:
                 raise EsperError(
                     f"schedule: blueprint {entry.blueprint} is not allowed in slot {entry.slot}"
                 )
         return np.array(places, dtype=np.int64).reshape(-1, 2)
 
     def _due(
-        self, obs: TrainingSignals, legal_ES: Bools, done_EN: Bools, places: Ints
+        self,
+        obs: TrainingSignals,
+        legal_ES: Bools,
+        masks: ActionMasks,
+        done_EN: Bools,
+        places: Ints,
     ) -> tuple[Ints, Bools]:
         """Return the first entry `[E]` each member can germinate, and its slot mask `[E, S]`."""
         members, slots = legal_ES.shape
@@ -155,7 +161,8 @@ class FixedSchedule(ScriptedPolicy):
             return np.zeros(members, dtype=np.int64), np.zeros_like(legal_ES)
         slot_N = places[:, 0]
         reached_N = np.array([entry.step <= obs.step for entry in self.entries])
-        ready_EN = reached_N & ~done_EN & legal_ES[:, slot_N]
+        fits_EN = masks.blueprint_ESK[:, slot_N, places[:, 1]]
+        ready_EN = reached_N & ~done_EN & legal_ES[:, slot_N] & fits_EN
         entry_E = ready_EN.argmax(axis=1)
         target_ES = slot_N[entry_E][:, None] == np.arange(slots)
         return entry_E, np.asarray(target_ES & ready_EN.any(axis=1, keepdims=True))

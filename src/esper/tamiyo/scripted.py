@@ -63,7 +63,7 @@ def nearest_allowed(masks: ActionMasks, head: ActionHead, index: int) -> int:
 
 def cannot_grow(masks: ActionMasks) -> bool:
     """Whether the host has no slots or no blueprints."""
-    return masks.blueprint_SK.size == 0
+    return masks.blueprint_ESK.size == 0
 
 
 def legal_slots(masks: ActionMasks, op: LifecycleOp) -> Bools:

@@ -129,6 +129,10 @@ class SignalTracker:
         self._update_stabilisation(val.astype(np.float64))
         return self._signals()
 
+    def current(self) -> TrackedSignals:
+        """Return the signals as of the last update; NaN histories before the first."""
+        return self._signals()
+
     def reset(self, reset_E: Bools | None = None) -> None:
         """Reset all members, or the masked ones, to the start of an episode."""
         if reset_E is None:

@@ -99,11 +99,12 @@ def score(
     host_macs: int,
     constants: ScoreConstants,
     flops_ratio_E: Doubles | float = 1.0,
+    price_E: Doubles | float = 1.0,
 ) -> Doubles:
     """Return the score `[E]` from the population's arrays (see `slot_reports()`).
 
     `host_params`, `host_macs`: P0, M0. `flops_ratio_E`: training FLOPs relative to the host alone,
-    from `TrainingFlops.ratio_E`.
+    from `TrainingFlops.ratio_E` or the compute clock. `price_E`: factor on all constants.
     """
     if min(host_params, host_macs) < 1:
         raise EsperError(
@@ -115,7 +116,7 @@ def score(
         added(alpha_ES, macs_ES) / host_macs,
         np.asarray(flops_ratio_E, dtype=np.float64) - 1.0,
     )
-    return np.asarray(np.asarray(accuracy_E, dtype=np.float64) - rent_E)
+    return np.asarray(np.asarray(accuracy_E, dtype=np.float64) - price_E * rent_E)
 
 
 # ---- upkeep ----------------------------------------------------------------------------------
@@ -189,9 +190,21 @@ class TrainingFlops:
         """Training samples per member so far."""
         self.extra_E: Doubles = np.zeros(members, dtype=np.float64)
         """MACs spent on seeds so far."""
+        self.saved_E: Doubles = np.zeros(members, dtype=np.float64)
+        """Share of the host's run that members who stopped do not train."""
 
-    def add(self, samples: int, stage_ES: Codes, alpha_ES: Floats, macs_ES: Ints) -> None:
-        """Count a step of `samples` samples, with the stages and alphas it was trained with."""
+    def add(
+        self,
+        samples: int,
+        stage_ES: Codes,
+        alpha_ES: Floats,
+        macs_ES: Ints,
+        stopped_E: Bools | None = None,
+    ) -> None:
+        """Count a step of `samples` samples, with the stages and alphas it was trained with.
+
+        `stopped_E`: members that do not train any more.
+        """
         shape = (len(self.extra_E), len(self.suffix_macs_S))
         if not (stage_ES.shape == alpha_ES.shape == macs_ES.shape == shape):
             raise EsperError(
@@ -203,19 +216,27 @@ class TrainingFlops:
         shadow_ES = MAIN_PASSES * macs_ES + SHADOW_PASSES * (self.suffix_macs_S + later_ES)
         incubating_ES = stage_ES == SeedStage.TRAINING
         per_sample_ES = MAIN_PASSES * blended_ES + np.where(incubating_ES, shadow_ES, 0)
-        self.extra_E = self.extra_E + float(samples) * per_sample_ES.sum(axis=1)
+        per_sample_E = per_sample_ES.sum(axis=1)
+        if stopped_E is not None:
+            per_sample_E = np.where(stopped_E, 0, per_sample_E)
+        self.extra_E = self.extra_E + float(samples) * per_sample_E
         self.samples += samples
 
     def reset(self) -> None:
         """Start a new episode."""
         self.samples = 0
         self.extra_E = np.zeros_like(self.extra_E)
+        self.saved_E = np.zeros_like(self.extra_E)
+
+    def save(self, members_E: Bools, share: float) -> None:
+        """Credit the share of the host's run that these members will not train."""
+        self.saved_E[members_E] = share
 
     @property
     def ratio_E(self) -> Doubles:
-        """1 + FLOPs spent on seeds so far / the host's for the episode."""
+        """1 + FLOPs spent on seeds so far / the host's for the episode, less what was saved."""
         planned = max(self.episode_samples, self.samples)
-        return 1.0 + self.extra_E / (float(MAIN_PASSES) * self.host_macs * planned)
+        return 1.0 + self.extra_E / (float(MAIN_PASSES) * self.host_macs * planned) - self.saved_E
 
 
 def suffix_macs(population: Population, x: Tensor) -> Ints:

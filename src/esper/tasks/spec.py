@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.arrays import Floats, Ints
+from esper.leyline.context import FIXED, ContextSpec
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.optim import OptimConfig
 from esper.leyline.prices import ScoreConstants
@@ -299,6 +300,8 @@ class TaskSpec:
     """Price of growth in the score."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Price of live seeds in the reward."""
+    context: ContextSpec = FIXED
+    """Distribution of prices, caps, budgets and data; the action space and the clock."""
 
     def __post_init__(self) -> None:
         self._check_callables()

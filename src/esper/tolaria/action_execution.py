@@ -15,6 +15,7 @@ from esper.leyline.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
     NO_SLOT,
+    SLOT_OPS,
     TEMPOS,
     ActionHead,
     ActionOutcome,
@@ -28,11 +29,13 @@ from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.masks import build_masks
+from esper.tolaria.context_state import ContextState
 from esper.tolaria.observation import with_slots
 
 _Op = LifecycleOp
 _TEMPOS: Ints = np.array(TEMPOS, dtype=np.int64)
 _TARGETS = np.array(ALPHA_TARGETS, dtype=np.float32)
+_USES_SLOT: Bools = np.array([op in SLOT_OPS for op in LifecycleOp])
 _SPEEDS: Ints = np.array(ALPHA_SPEEDS, dtype=np.int64)
 
 
@@ -43,21 +46,23 @@ def execute_actions(
     rolled_back_E: Bools,
     frozen: Mapping[ActionHead, int] | None = None,
     truncated: bool = False,
+    context: ContextState | None = None,
 ) -> ActionExecutionResult:
     """Apply legal actions and report a veto reason for the others.
 
     The last step of an episode vetoes everything but WAIT. `signals`: the policy's observation.
     `rolled_back_E`: members whose actions are vetoed, because their observed state was rolled back.
-    `truncated`: the rollout ends after this step, but not the episode.
+    `truncated`: the rollout ends after this step, but not the episode. `context`: updates what the
+    signals say about caps and costs; None: they keep what they said before.
     """
     _check_indices(population, actions)
     _check_frozen(actions, frozen or {})
     veto_E = action_vetoes(population, actions, rolled_back_E)
-    targets_slot_E = actions.op != _Op.WAIT
+    targets_slot_E, acts_E = _USES_SLOT[actions.op], actions.op != _Op.WAIT
     if signals.step == signals.episode_length - 1:
-        veto_E[(veto_E == VetoReason.NONE) & targets_slot_E] = VetoReason.EPISODE_OVER
+        veto_E[(veto_E == VetoReason.NONE) & acts_E] = VetoReason.EPISODE_OVER
     stage_before_E = _stage_of(population, actions, targets_slot_E)
-    _apply(population, actions, (veto_E == VetoReason.NONE) & targets_slot_E)
+    _apply(population, actions, (veto_E == VetoReason.NONE) & acts_E)
     outcome = ActionOutcome(
         veto=veto_E,
         target_slot=np.where(targets_slot_E, actions.slot, NO_SLOT),
@@ -68,8 +73,8 @@ def execute_actions(
     return ActionExecutionResult(
         outcome=outcome,
         truncated_bootstrap_targets=_bootstrap_targets(signals, rolled_back_E, truncated),
-        post_action_signals=with_slots(signals, population),
-        post_action_masks=build_masks(life.legal_ops(), life.fits_SK, frozen),
+        post_action_signals=with_slots(signals, population, context),
+        post_action_masks=build_masks(life.legal_ops(), life.fits_ESK(), frozen),
     )
 
 
@@ -100,7 +105,7 @@ def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None
 
 
 def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools) -> Codes:
-    """Stage of the slot each action targets; -1 for WAIT."""
+    """Stage of the slot each action targets; -1 for WAIT and STOP."""
     stage_E = population.lifecycle.stage_ES[np.arange(actions.members), actions.slot]
     return np.where(targets_slot_E, stage_E, np.int8(-1))
 
@@ -110,8 +115,11 @@ def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bo
     life, everyone = population.lifecycle, np.arange(actions.members)
     veto_OES = np.stack([life.veto(op) for op in LifecycleOp])
     veto_E = veto_OES[actions.op, everyone, actions.slot]
-    misfit_E = (actions.op == _Op.GERMINATE) & ~life.fits_SK[actions.slot, actions.blueprint]
+    grows_E = (actions.op == _Op.GERMINATE) | (actions.op == _Op.PLANT)
+    misfit_E = grows_E & ~life.fits_SK[actions.slot, actions.blueprint]
+    over_cap_E = grows_E & ~life.fits_ESK()[everyone, actions.slot, actions.blueprint]
     veto_E[(veto_E == VetoReason.NONE) & misfit_E] = VetoReason.BLUEPRINT_MISFIT
+    veto_E[(veto_E == VetoReason.NONE) & over_cap_E] = VetoReason.OVER_CAP
     veto_E[rolled_back_E & (actions.op != _Op.WAIT)] = VetoReason.GOVERNOR
     return veto_E
 
@@ -144,6 +152,12 @@ def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
         population.prune(e, actions.slot[e], speed=speed, curve=actions.alpha_curve[e])
     if (e := members_of[_Op.FOSSILIZE]).size:
         population.fossilize(e, actions.slot[e])
+    if (e := members_of[_Op.PLANT]).size:
+        population.plant(e, actions.slot[e], actions.blueprint[e], prunable=True)
+    if (e := members_of[_Op.CLOSE]).size:
+        population.lifecycle.close(e, actions.slot[e])
+    if (e := members_of[_Op.STOP]).size:
+        population.lifecycle.stop(e)
 
 
 def _bootstrap_targets(

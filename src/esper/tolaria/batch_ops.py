@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -22,6 +23,7 @@ from esper.kasmina.population import Population
 from esper.kasmina.rows import RowPlan, RowTable
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import TrainBatch
+from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
 
 Merit = Callable[[Tensor, Tensor], Tensor]
@@ -56,9 +58,10 @@ class TrainTotals:
     """Sum over batches, before clipping."""
     grad_norm_ES: Tensor
     """Sum over batches, before clipping; NaN where no seed trains."""
-    batches: int = 0
+    batches_E: Ints
+    """Batches each member trained on."""
     predictions: int = 0
-    """Predictions per member."""
+    """Predictions of a member per batch."""
 
     @classmethod
     def zeros(cls, members: int, slots: int, device: torch.device) -> TrainTotals:
@@ -68,12 +71,14 @@ class TrainTotals:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
         each, pair = (members,), (members, slots)
-        return cls(zeros(*each), zeros(*each), zeros(*pair), zeros(*each), zeros(*pair))
+        sums = zeros(*each), zeros(*each), zeros(*pair), zeros(*each), zeros(*pair)
+        return cls(*sums, batches_E=np.zeros(members, dtype=np.int64))
 
     def zero_(self) -> None:
         """Zero all totals, in place."""
         _zero(self)
-        self.batches = self.predictions = 0
+        self.batches_E.fill(0)
+        self.predictions = 0
 
 
 @dataclass(slots=True)
@@ -129,17 +134,24 @@ def process_train_batch(
     totals: TrainTotals,
     scaler: MemberScaler | None = None,
     graphs: GraphCache | None = None,
+    active_E: Bools | None = None,
 ) -> None:
-    """Train every member on its batch; `scaler`: for fp16, `graphs`: to replay CUDA graphs."""
+    """Train members on their batches; `scaler`: for fp16, `graphs`: to replay CUDA graphs.
+
+    `active_E`: host copy of the mask given to `population.set_active`; None: all members.
+    """
     if graphs is None or not graphs.on:
         _train(population, population.train_plan(), x_EB, target_EB, totals, scaler)
     else:
         plan = population.train_plan(padded=True)
         x, target = graphs.static_input("x", x_EB), graphs.static_input("target", target_EB)
         key = ("train", plan.buffers, x.data_ptr(), x.shape, target.data_ptr(), target.shape)
-        graphs.run(key, partial(_train, population, plan, x, target, totals, scaler))
-    totals.batches += 1
-    totals.predictions += target_EB[0].numel()
+        graphs.run(
+            (*key, active_E is not None),
+            partial(_train, population, plan, x, target, totals, scaler),
+        )
+    totals.batches_E += 1 if active_E is None else active_E
+    totals.predictions = target_EB[0].numel()
 
 
 def _train(
@@ -152,10 +164,25 @@ def _train(
 ) -> None:
     """Device work only, so that it can be captured in a CUDA graph."""
     batch = population.train_rows(plan, x_EB, target_EB, scaler)
+    active_E = population.trainer.active_E
+    if active_E is not None:
+        batch = _only(batch, active_E)
     totals.loss_E += batch.loss_E
     totals.correct_E += batch.correct_E
     totals.shadow_loss_ES += batch.shadow_loss_ES
     collect_gradient_telemetry_for_batch(batch, totals)
+
+
+def _only(batch: TrainBatch, active_E: Tensor) -> TrainBatch:
+    """Zero the results of inactive members, whatever they are; NaN stays where nothing trains."""
+    active_E1 = active_E[:, None]
+    return TrainBatch(
+        loss_E=torch.where(active_E, batch.loss_E, 0.0),
+        correct_E=torch.where(active_E, batch.correct_E, 0),
+        shadow_loss_ES=torch.where(active_E1, batch.shadow_loss_ES, 0.0),
+        host_grad_norm_E=torch.where(active_E, batch.host_grad_norm_E, 0.0),
+        grad_norm_ES=torch.where(active_E1, batch.grad_norm_ES, 0.0),
+    )
 
 
 def collect_gradient_telemetry_for_batch(batch: TrainBatch, totals: TrainTotals) -> None:

@@ -13,7 +13,7 @@ Shape letters: E members, B batch, M batches of a step, N examples, C H W.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
@@ -25,6 +25,8 @@ from torch import Tensor
 
 from esper.device.rng import random_bits
 from esper.device.triton_support import can_use_kernels
+from esper.device.upload import upload
+from esper.leyline.arrays import Ints
 from esper.leyline.compute import PLACEMENTS, DataPlacement
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
@@ -62,6 +64,7 @@ class SharedBatchIterator:
         augmentation: Augmentation = "none",
         placement: DataPlacement = "auto",
         dtype: torch.dtype = torch.float32,
+        member_ids: Ints | None = None,
     ) -> None:
         """`mean` and `std`: one value, or one per channel, in units of the examples.
 
@@ -69,6 +72,7 @@ class SharedBatchIterator:
         integers are token ids and returned unchanged. Channels are axis 1.
 
         `placement`: `stream` keeps the data in host memory. No placement synchronises the device.
+        `member_ids`: numbers of the members in the names of their streams; None: their indices.
         """
         if min(members, batch_size, batches_per_step) < 1:
             raise EsperError(
@@ -79,6 +83,7 @@ class SharedBatchIterator:
         self.device = torch.device(device)
         self.members, self.batch_size, self.batches_per_step = members, batch_size, batches_per_step
         self.seed, self.round, self.augmentation, self.dtype = seed, 0, augmentation, dtype
+        self.member_ids = np.arange(members) if member_ids is None else np.asarray(member_ids)
         if min(std) <= 0 or not np.isfinite((*mean, *std)).all():
             raise EsperError(
                 f"mean={tuple(mean)}, std={tuple(std)}: must be finite, and std above 0"
@@ -90,6 +95,8 @@ class SharedBatchIterator:
         """Device of examples and permutations."""
         self.examples = torch.from_numpy(own).to(self._data_device)
         self.targets = torch.from_numpy(np.array(targets)).to(self._data_device)
+        self.used = len(targets)
+        """Examples that batches are made of: the first ones."""
         shape = (-1, *(1,) * (examples.ndim - 2))
         self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
@@ -102,6 +109,7 @@ class SharedBatchIterator:
         if self.placement == "stream":
             self._copy_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._epochs: dict[int, Tensor] = {}
+        self._own_epochs = OwnEpochs()
         self._prefetched: tuple[int, Future[StepOrder]] | None = None
         self._process = os.getpid()
         self._pool = (
@@ -131,6 +139,15 @@ class SharedBatchIterator:
                 self._prefetched[1].result()
         self.round, self._prefetched = round_index, None
         self._epochs.clear()
+        self._own_epochs = OwnEpochs()
+
+    def replace_data(
+        self, examples: npt.NDArray[np.generic], targets: npt.NDArray[np.int64], used: int
+    ) -> None:
+        """Overwrite the data in place, between episodes; batches use the first `used` examples."""
+        self.examples.copy_(torch.from_numpy(np.ascontiguousarray(examples)))
+        self.targets.copy_(torch.from_numpy(np.ascontiguousarray(targets)))
+        self.used = used
 
     def step(
         self, step: int, out: tuple[Tensor, Tensor] | None = None
@@ -141,8 +158,31 @@ class SharedBatchIterator:
         is made on the stream that is current when it is requested.
         """
         order_EMB, first = self._order_of_step(step)
-        bits_EMB = None if self.augmentation == "none" else self._augmentation_bits(step)
-        for batch in range(self.batches_per_step):
+        first_E = np.full(self.members, step * self.batches_per_step)
+        return self._make_batches(order_EMB, first, first_E, out)
+
+    def batches(
+        self, first_E: Ints, count: int, out: tuple[Tensor, Tensor] | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield `count` batches; member e continues after its first `first_E[e]` batches."""
+        if (first_E == first_E[0]).all():
+            order = self._make_order(int(first_E[0]), count)
+        else:
+            order = self._make_own_order(first_E, count)
+        return self._make_batches(order, None, first_E, out)
+
+    def _make_batches(
+        self,
+        order_EMB: Tensor,
+        first: PinnedBatch | None,
+        first_E: Ints,
+        out: tuple[Tensor, Tensor] | None,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Make the batches of an order; `first`: the first one, if already gathered."""
+        count = order_EMB.shape[1]
+        augmented = self.augmentation != "none"
+        bits_EMB = self._augmentation_bits(first_E, count) if augmented else None
+        for batch in range(count):
             bits_EB = None if bits_EMB is None else bits_EMB[:, batch]
             source = self.examples, self.targets, order_EMB[:, batch]
             if self._copy_stream is not None:
@@ -212,25 +252,30 @@ class SharedBatchIterator:
         """Return the order of a step. On the CPU, the next step's order is computed in a thread
         during training, and its first batch gathered if data are streamed."""
         if self._pool is None or os.getpid() != self._process:  # a fork has no threads
-            return self._make_order(step), None
+            return self._step_order(step), None
         if self._prefetched is not None and self._prefetched[0] == step:
             prepared = self._prefetched[1].result()
         else:
             if self._prefetched is not None:
                 self._prefetched[1].result()
-            prepared = self._make_order(step), None
+            prepared = self._step_order(step), None
         buffers = None if self._copy_stream is None else self._pinned_buffers()
         self._prefetched = (step + 1, self._pool.submit(self._prefetch, step + 1, buffers))
         return prepared
 
     def _prefetch(self, step: int, buffers: PinnedBatch | None) -> StepOrder:
-        order_EMB = self._make_order(step)
+        order_EMB = self._step_order(step)
         return order_EMB, None if buffers is None else self._gather(order_EMB[:, 0], buffers)
 
-    def _make_order(self, step: int) -> Tensor:
-        examples = len(self.targets)
-        length = self.batches_per_step * self.batch_size
-        first, last = step * length, (step + 1) * length
+    def _step_order(self, step: int) -> Tensor:
+        return self._make_order(step * self.batches_per_step, self.batches_per_step)
+
+    def _make_order(self, first_batch: int, count: int) -> Tensor:
+        """Order of `count` batches if all members are at the same one."""
+        examples = self.used
+        length = count * self.batch_size
+        first = first_batch * self.batch_size
+        last = first + length
         epochs = range(first // examples, -(-last // examples))
         self._epochs = {e: self._epochs[e] for e in epochs if e in self._epochs} | {
             e: self._permutation(e) for e in epochs if e not in self._epochs
@@ -238,27 +283,44 @@ class SharedBatchIterator:
         joined = torch.cat([self._epochs[e] for e in epochs], dim=1)
         start = first - epochs[0] * examples
         part = joined[:, start : start + length]
-        return part.reshape(self.members, self.batches_per_step, self.batch_size)
+        return part.reshape(self.members, count, self.batch_size)
+
+    def _make_own_order(self, first_E: Ints, count: int) -> Tensor:
+        """Order of `count` batches if every member is at its own one."""
+        place_EL = first_E[:, None] * self.batch_size + np.arange(count * self.batch_size)
+        epoch_EL, within_EL = np.divmod(place_EL, self.used)
+        first_epoch_E = epoch_EL[:, 0]
+        spanned = int((epoch_EL[:, -1] - first_epoch_E).max()) + 1
+        epoch_EJ = first_epoch_E[:, None] + np.arange(spanned)
+        order_EJN = self._own_epochs.of(epoch_EJ, self._permutations)
+        index_EL = (epoch_EL - first_epoch_E[:, None]) * self.used + within_EL
+        index = upload(index_EL, self._data_device)
+        order_EL = order_EJN.flatten(1).gather(1, index)
+        return order_EL.view(self.members, count, self.batch_size)
 
     def _permutation(self, epoch: int) -> Tensor:
-        """`[E, N]`: example indices sorted by a hash of (stream, example)."""
-        keys_E = stream_keys(
-            self.seed, "round", self.round, "member", np.arange(self.members), "epoch", epoch
-        )
-        bits_EN = random_bits(keys_E, len(self.targets), self._data_device)
-        return torch.argsort(bits_EN ^ _SIGN_BIT, dim=1, stable=True)
+        """`[E, N]`: the permutations of one epoch of all members."""
+        everyone = np.arange(self.members)
+        return self._permutations(everyone, np.full_like(everyone, epoch))
+
+    def _permutations(self, members: Ints, epochs: Ints) -> Tensor:
+        """Example indices of (member, epoch) pairs, sorted by a hash of (stream, example)."""
+        names = self.member_ids[members]
+        keys = stream_keys(self.seed, "round", self.round, "member", names, "epoch", epochs)
+        bits = random_bits(keys, self.used, self._data_device)
+        return torch.argsort(bits ^ _SIGN_BIT, dim=1, stable=True)
 
     # ---- augmentation ---------------------------------------------------------------------
 
-    def _augmentation_bits(self, step: int) -> Tensor:
-        """`[E, M, B]`: 64 random bits for each image of a step."""
-        member_E1 = np.arange(self.members)[:, None]
-        batch_M = step * self.batches_per_step + np.arange(self.batches_per_step)
+    def _augmentation_bits(self, first_E: Ints, count: int) -> Tensor:
+        """`[E, M, B]`: 64 random bits for each image of the next batches."""
+        member_E1 = self.member_ids[:, None]
+        batch_EM = first_E[:, None] + np.arange(count)
         keys_EM = stream_keys(
-            self.seed, "round", self.round, "member", member_E1, "augment", batch_M
+            self.seed, "round", self.round, "member", member_E1, "augment", batch_EM
         )
         words = random_bits(keys_EM.ravel(), self.batch_size, self.device)
-        return words.view(self.members, self.batches_per_step, self.batch_size)
+        return words.view(self.members, count, self.batch_size)
 
     def _augment(self, x_EBCHW: Tensor, bits_EB: Tensor) -> Tensor:
         """Random horizontal flip; for `crop_flip` also a random shift by up to CROP_PADDING."""
@@ -270,6 +332,38 @@ class SharedBatchIterator:
         down_EB = (bits_EB >> 8 & 0xFFFF) % choices
         right_EB = (bits_EB >> 24 & 0xFFFF) % choices
         return _shift(x, down_EB, right_EB)
+
+
+class OwnEpochs:
+    """Permutations of the epochs that members are in, kept while they are."""
+
+    def __init__(self) -> None:
+        self._epoch_EJ: Ints = np.zeros((0, 0), dtype=np.int64)
+        self._order_EJN: Tensor | None = None
+
+    def of(self, epoch_EJ: Ints, permutations: Callable[[Ints, Ints], Tensor]) -> Tensor:
+        """Return `[E, J, N]` for the epochs `[E, J]`; known ones are copied."""
+        members, spanned = epoch_EJ.shape
+        known_EJ = np.zeros(epoch_EJ.shape, dtype=np.bool_)
+        source_EJ = np.zeros_like(epoch_EJ)
+        if self._order_EJN is not None:
+            same_EJJ = epoch_EJ[:, :, None] == self._epoch_EJ[:, None, :]
+            known_EJ, source_EJ = same_EJJ.any(axis=2), same_EJJ.argmax(axis=2)
+        new = np.argwhere(~known_EJ)
+        fresh = permutations(new[:, 0], epoch_EJ[~known_EJ]) if len(new) else None
+        if self._order_EJN is None:
+            assert fresh is not None
+            order_EJN = fresh.view(members, spanned, -1)
+        else:
+            row_E1 = np.arange(members)[:, None] * self._order_EJN.shape[1]
+            taken = upload((row_E1 + source_EJ).ravel(), self._order_EJN.device)
+            flat = self._order_EJN.flatten(0, 1).index_select(0, taken)
+            if fresh is not None:
+                place = upload(np.flatnonzero(~known_EJ), flat.device)
+                flat.index_copy_(0, place, fresh)
+            order_EJN = flat.view(members, spanned, -1)
+        self._epoch_EJ, self._order_EJN = epoch_EJ, order_EJN
+        return order_EJN
 
 
 def _check_data(

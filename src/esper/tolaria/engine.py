@@ -18,13 +18,16 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
+from torch import Tensor
 
 from esper.device.graphs import GraphCache, GraphReport
 from esper.device.streams import new_stream, on_stream
+from esper.device.upload import upload
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
-from esper.leyline.actions import LifecycleOp
-from esper.leyline.arrays import Doubles
+from esper.leyline.actions import ActionHead, LifecycleOp
+from esper.leyline.arrays import Bools, Doubles, Floats
+from esper.leyline.context import FIXED
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import EpisodeOutcome, PhaseTime, PruneCause, StepPhase
@@ -37,6 +40,7 @@ from esper.tasks.scoring import suffix_macs
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.action_execution import execute_actions
 from esper.tolaria.batch_ops import RowTotals, process_train_batch
+from esper.tolaria.context_state import ContextState, gates_allowed
 from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
@@ -45,11 +49,13 @@ from esper.tolaria.governor import healthy_members
 from esper.tolaria.measurements import (
     RowMeasurements,
     StepMeasurements,
+    TrainMeasurements,
     fetch_rows,
     fetch_step,
 )
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.observation import MemberStatus, Observer, StepMetrics
+from esper.tolaria.plan_phase import run_plan_phase
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
 from esper.tolaria.runtime import (
     CUDATimer,
@@ -120,6 +126,9 @@ class VectorizedEngine:
     def _build(self, data: TaskData) -> None:
         spec, config = self.spec, self.config
         require_memory(spec, data, config.members, self.device)
+        self._member_ids = np.arange(config.members)
+        if config.member_ids is not None:
+            self._member_ids = np.array(config.member_ids, dtype=np.int64)
         self.env = create_env_state(
             spec,
             config.members,
@@ -132,6 +141,7 @@ class VectorizedEngine:
             stream=new_stream(self.device),
         )
         population, device, precision = self.env.model, self.device, self.precision
+        population.member_ids[:] = self._member_ids
         self.batches = make_train_iterator(spec, data, config, population, device, precision)
         self.buffers = allocate_batch_buffers(self.batches, device)
         batch_size = config.val_batch_size or default_val_batch_size(config.members, device)
@@ -143,11 +153,23 @@ class VectorizedEngine:
         name = choice.executor.name
         graphs, self._graphs_off_reason = make_graph_cache(config.graphs, device, name)
         self.use_graphs(graphs)
-        suffix_S = suffix_macs(population, self.validator.control.sample)
-        self.episode = EpisodeTracker(spec, population, suffix_S)
-        self.observer = Observer(population, spec.episode_length)
+        sample = self.validator.control.sample
+        suffix_S = suffix_macs(population, sample)
+        context_ids = np.array(config.context_ids or self._member_ids, dtype=np.int64)
+        self.context = ContextState(
+            spec.context,
+            spec,
+            data,
+            population,
+            sample,
+            suffix_S,
+            context_ids,
+            gates_allowed(config.frozen_heads, ActionHead.STYLE),
+        )
+        self.episode = EpisodeTracker(spec, population, suffix_S, self.context)
+        self.observer = Observer(population, spec.episode_length, self.context)
         life, frozen = population.lifecycle, dict(config.frozen_heads)
-        build_masks(life.legal_ops(), life.fits_SK, frozen)  # raises early on invalid heads
+        build_masks(life.legal_ops(), life.fits_ESK(), frozen)  # raises early on invalid heads
         self.slot_events = SlotEventCollector(population)
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
@@ -199,6 +221,7 @@ class VectorizedEngine:
                     self.begin_episode(client)
                 for each in listeners:
                     each.on_round_start(self.round, self.env.members)
+                planned = self._plan(client, listeners) if self.step == 0 else 0
                 while self.step < last:
                     cut = self.step + 1 == last < length
                     record, train_accuracy_E = self._step_env(client, cut, listeners)
@@ -223,6 +246,7 @@ class VectorizedEngine:
             train_accuracy_E=train_accuracy_E,
             seconds=perf_counter() - start,
             device_seconds=device_seconds,
+            plan_decisions=planned,
         )
         if self.step == length:
             self.round, self.step = self.round + 1, 0
@@ -258,18 +282,67 @@ class VectorizedEngine:
         Called by `run_rollout`, and by benchmarks that place seeds before timing steps.
         """
         population, self._next_step = self.env.model, None
+        if self.context.begin_round(self.config.seed, self.round):
+            self._replace_data(self.context.data_parts())
+        self.env.governor.chance = self.context.chance.accuracy
         reset_env_state(self.env, self.round, client)
         self.batches.reset(self.round)
         self.observer.reset()
         self.slot_events.reset()
-        slots = population.slot_reports()
-        self.episode.reset(slots)
+        self.episode.reset(population.slot_reports())
+        self.env.governor.reset(self._score_fresh_members())
+
+    def _replace_data(self, data: TaskData) -> None:
+        """Use other data of the same shape, in place."""
+        self.batches.replace_data(data.train.inputs, data.train.labels, self.context.samples)
+        self.validator.replace_data(data)
+
+    def _score_fresh_members(self) -> Doubles:
+        """Validate the members before the first step; returns their scores."""
+        population = self.env.model
         with self.autocast():
             control = self.validator.run_control(population, None)
             scored = self.validator.run_score(population)
         control_rows, score_rows = fetch_rows(control, scored)
         validated = self._loss_and_accuracy(control_rows), self._loss_and_accuracy(score_rows)
-        self.env.governor.reset(self.episode.record_step(-1, slots, *validated))
+        return self.episode.record_step(-1, population.slot_reports(), *validated)
+
+    def _plan(self, client: PolicyProtocol[Any], listeners: Sequence[EngineListener]) -> int:
+        """Run the plan phase, if the context has one; returns the number of its decisions."""
+        if not self.context.spec.plans:
+            return 0
+        env, frozen = self.env, dict(self.config.frozen_heads)
+        planted = run_plan_phase(
+            env,
+            client,
+            self._observe_plan,
+            self._score_fresh_members,
+            self.episode,
+            frozen,
+            listeners,
+        )
+        if planted:
+            self.episode.restart(env.model.slot_reports())
+            env.governor.reset(self.episode.score_TE[0])
+        return len(env.model.slots)
+
+    def _observe_plan(self, slot: int) -> TrainingSignals:
+        """The observation of a decision of the plan phase: the members before training."""
+        env, episode = self.env, self.episode
+        unknown_E = np.full(env.members, np.nan)
+        metrics = StepMetrics(
+            unknown_E,
+            episode.loss_TE[0],
+            episode.accuracy_TE[0],
+            env.signal_tracker.current(),
+            unknown_E,
+            self._no_gradients(),
+        )
+        return self.observer.observe(0, metrics, self._status(), slot)
+
+    def _no_gradients(self) -> Floats:
+        """Activation gradients that were not measured."""
+        return np.full(self.env.model.lifecycle.stage_ES.shape, np.nan, dtype=np.float32)
 
     # ---- one step -------------------------------------------------------------------------
 
@@ -293,7 +366,10 @@ class VectorizedEngine:
                 verdicts.rolled_back_E,
                 dict(self.config.frozen_heads),
                 truncated=cut,
+                context=self.context if self.context.spec != FIXED else None,
             )
+            stopped_E = (decision.actions.op == LifecycleOp.STOP) & result.outcome.executed
+            self.episode.settle_stops(self.step + 1, stopped_E)
             fossilized_E = (decision.actions.op == LifecycleOp.FOSSILIZE) & result.outcome.executed
             env.governor.after_actions(
                 self.step, fossilized_E, self.episode.score_TE[self.step + 1]
@@ -348,19 +424,48 @@ class VectorizedEngine:
         population.begin_step()
         self._set_learning_rates()
         slots = self.slot_events.collect_changes()
-        self.episode.add_training_flops(slots)
+        if self.context.clock is None:
+            self.episode.add_training_flops(slots)
         env.train.zero_()
-        for x_EB, target_EB in self.batches.step(self.step, self.buffers):
+        batches, active_ME = self._next_batches()
+        active = None if active_ME is None else upload(active_ME, self.device)
+        for index, (x_EB, target_EB) in enumerate(batches):
+            active_E = None if active_ME is None else active_ME[index]
+            if active is not None:
+                population.set_active(active[index])
             with self.autocast():
-                process_train_batch(population, x_EB, target_EB, env.train, env.scaler, self.graphs)
+                process_train_batch(
+                    population, x_EB, target_EB, env.train, env.scaler, self.graphs, active_E
+                )
+        population.set_active(None)
+        population.lifecycle.trained_E |= env.train.batches_E > 0
         return int((slots.stage_ES == SeedStage.TRAINING).sum())
+
+    def _next_batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], Bools | None]:
+        """Batches of this step, and who trains on each of them `[M, E]`; None: everybody."""
+        stopped_E, clock = self.env.model.lifecycle.stopped_E, self.context.clock
+        if clock is not None:
+            first_E = clock.trained_E.copy()
+            batches_E = clock.advance(self.context.cost_E(), stopped_E)
+            active_ME = np.arange(batches_E.max())[:, None] < batches_E
+            if not len(active_ME):
+                return iter(()), None
+            return self.batches.batches(first_E, len(active_ME), self.buffers), active_ME
+        if stopped_E.all():
+            return iter(()), None
+        batches = self.batches.step(self.step, self.buffers)
+        if not stopped_E.any():
+            return batches, None
+        return batches, np.tile(~stopped_E, (self.spec.batches_per_step, 1))
 
     def _set_learning_rates(self) -> None:
         """Set the learning rates of this step; uploads them only if they change."""
         optim, length = self.spec.optim, self.spec.episode_length
         rates = optim.rates_at(self.step, length)
         if self.step == 0 or rates != optim.rates_at(self.step - 1, length):
-            self.env.model.set_rates(*rates)
+            factor_E = self.context.members.learning_rate_E
+            same = (factor_E == 1.0).all()
+            self.env.model.set_rates(*(rates if same else (rate * factor_E for rate in rates)))
 
     def _validate(self) -> tuple[CoalitionPlan, RowTotals]:
         """Validate members and coalitions on `val_control`, and members on `val_score`."""
@@ -377,7 +482,7 @@ class VectorizedEngine:
         self, measured: StepMeasurements, plan: CoalitionPlan
     ) -> tuple[GovernorVerdicts, Counterfactuals]:
         """Score the step, evaluate the gates, and let the governor review the members."""
-        env, train = self.env, measured.train
+        env, train = self.env, self.episode.with_idle_members(self.step, measured.train)
         loss_E, accuracy_E = self._loss_and_accuracy(measured.control)
         validated = (loss_E, accuracy_E), self._loss_and_accuracy(measured.score)
         score_E = self.episode.record_step(
@@ -386,7 +491,7 @@ class VectorizedEngine:
         healthy_E = healthy_members(
             env.model, train.host_grad_norm_E, train.grad_norm_ES, measured.finite_E
         )
-        counterfactuals = self._evaluate_gates(measured, plan)
+        counterfactuals = self._evaluate_gates(measured.control, train, plan)
         verdicts = env.governor.review(
             self.step,
             train.loss_E.astype(np.float32),
@@ -400,9 +505,11 @@ class VectorizedEngine:
         self.observer.update_contributions(counterfactuals)
         return verdicts, counterfactuals
 
-    def _evaluate_gates(self, measured: StepMeasurements, plan: CoalitionPlan) -> Counterfactuals:
+    def _evaluate_gates(
+        self, rows: RowMeasurements, train: TrainMeasurements, plan: CoalitionPlan
+    ) -> Counterfactuals:
         """Attribute contributions to seeds, evaluate the gates and end the population's step."""
-        population, rows, train = self.env.model, measured.control, measured.train
+        population = self.env.model
         counterfactuals = attribute(
             plan,
             rows.merit_sum_R,
@@ -434,22 +541,30 @@ class VectorizedEngine:
     ) -> tuple[TrainingSignals, ActionMasks]:
         """Build the policy's observation and action masks."""
         env, life = self.env, self.env.model.lifecycle
-        values = (measured.train.loss_E, *self._loss_and_accuracy(measured.control))
+        train = self.episode.with_idle_members(self.step, measured.train)
+        values = (train.loss_E, *self._loss_and_accuracy(measured.control))
         train32_E, loss32_E, accuracy32_E = (value.astype(np.float32) for value in values)
         tracked = env.signal_tracker.update(train32_E, loss32_E, accuracy32_E)
         env.signal_tracker.reset(verdicts.rolled_back_E)
-        status = MemberStatus(
+        metrics = StepMetrics(*values, tracked, train.accuracy_E, self._no_gradients())
+        signals = self.observer.observe(self.step, metrics, self._status())
+        legal_ESO = life.legal_ops()
+        if self.step == self.spec.episode_length - 1:  # the effect would never be scored
+            legal_ESO[..., LifecycleOp.WAIT + 1 :] = False
+        return signals, build_masks(legal_ESO, life.fits_ESK(), dict(self.config.frozen_heads))
+
+    def _status(self) -> MemberStatus:
+        """Last actions, governor state and compute spent."""
+        env, clock = self.env, self.context.clock
+        elapsed = self.step / self.spec.episode_length
+        return MemberStatus(
             env.last_action,
             env.last_outcome,
             env.governor.strikes_E.copy(),
             env.governor.rollbacks_E.copy(),
             env.governor.steps_since_snapshot(self.step),
+            np.full(env.members, elapsed) if clock is None else clock.share_E,
         )
-        signals = self.observer.observe(self.step, StepMetrics(*values, tracked), status)
-        legal_ESO = life.legal_ops()
-        if self.step == self.spec.episode_length - 1:  # the effect would never be scored
-            legal_ESO[..., LifecycleOp.WAIT + 1 :] = False
-        return signals, build_masks(legal_ESO, life.fits_SK, dict(self.config.frozen_heads))
 
     def _notify(self, record: StepRecord, listeners: Sequence[EngineListener]) -> None:
         self.slot_events.flush(

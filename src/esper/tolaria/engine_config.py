@@ -35,6 +35,11 @@ class EngineConfig(ComputeSettings):
     """Thresholds for plateaued and stabilised members."""
     frozen_heads: tuple[tuple[ActionHead, int], ...] = ()
     """Action heads restricted to one choice, as (head, index)."""
+    member_ids: tuple[int, ...] | None = None
+    """Numbers of the members in the names of their random streams; members with the same number
+    start with the same weights and see the same batches. None: their indices."""
+    context_ids: tuple[int, ...] | None = None
+    """Numbers of the members in the draws of their contexts; None: `member_ids`."""
 
     def __post_init__(self) -> None:
         require_at_most("members=", self.members, MAX_MEMBERS)
@@ -45,5 +50,9 @@ class EngineConfig(ComputeSettings):
             raise EsperError(f"members={self.members}: a population needs at least 1 (--envs)")
         if self.rollout_steps is not None and self.rollout_steps < 1:
             raise EsperError(f"rollout_steps={self.rollout_steps}: must be 1 or more, or None")
+        for name in ("member_ids", "context_ids"):
+            ids = getattr(self, name)
+            if ids is not None and (len(ids) != self.members or min(ids) < 0):
+                raise EsperError(f"{name}={ids}: give one number, 0 or more, for each member")
         if self.kernels not in KERNEL_MODES:
             raise unknown_name("kernels", self.kernels, KERNEL_MODES)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.kasmina.lifecycle import as_integers
+from esper.kasmina.arguments import as_integers
 from esper.kasmina.scaling import MemberScaler
 from esper.leyline.arrays import Ints
 from esper.leyline.compute import ExecutorName

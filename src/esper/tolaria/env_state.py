@@ -130,9 +130,9 @@ class ParallelEnvState:
         return self.train.correct_E
 
     @property
-    def train_total(self) -> int:
-        """Predictions per member on this step's train batches so far."""
-        return self.train.predictions
+    def train_total(self) -> Ints:
+        """`[E]`: predictions on this step's train batches so far."""
+        return self.train.batches_E * self.train.predictions
 
     @property
     def val_loss(self) -> Tensor:

@@ -8,6 +8,8 @@ Shape letters: T steps, E members, S slots.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from esper.kasmina.lifecycle import Lifecycle
@@ -19,16 +21,22 @@ from esper.leyline.rewards import RewardInputs
 from esper.leyline.signals import NO_BLUEPRINT, GovernorVerdicts, SlotReports, TrainingSignals
 from esper.tasks.scoring import TrainingFlops, added, live_mac_share, score
 from esper.tasks.spec import TaskSpec
+from esper.tolaria.context_state import ContextState
+from esper.tolaria.measurements import TrainMeasurements
 
 
 class EpisodeTracker:
     """Tracks scores, losses and FLOPs of the current episode."""
 
-    def __init__(self, spec: TaskSpec, population: Population, suffix_macs_S: Ints) -> None:
+    def __init__(
+        self, spec: TaskSpec, population: Population, suffix_macs_S: Ints, context: ContextState
+    ) -> None:
         """`population` must have run a forward pass, which determines the MACs."""
         probe = population.probe
         assert probe is not None  # the engine runs one first
         self.spec = spec
+        self.context = context
+        self._life = population.lifecycle
         self.host_params = population.network.host.parameters_per_member
         self.host_macs = probe.host_macs
         members = population.members
@@ -60,9 +68,39 @@ class EpisodeTracker:
         self._validated_slots = slots
 
     def add_training_flops(self, slots: SlotReports) -> None:
-        """Add the training FLOPs of a step with the given slots."""
+        """Add the training FLOPs of a step with the given slots; not used with a compute clock."""
         samples = self.spec.batch_size * self.spec.batches_per_step
-        self.flops.add(samples, slots.stage_ES, slots.alpha_ES, slots.macs_ES)
+        stopped_E = self._life.stopped_E
+        self.flops.add(samples, slots.stage_ES, slots.alpha_ES, slots.macs_ES, stopped_E)
+
+    @property
+    def flops_ratio_E(self) -> Doubles:
+        """Training FLOPs relative to a training run of the host alone."""
+        clock = self.context.clock
+        return self.flops.ratio_E if clock is None else clock.runs_E
+
+    def restart(self, slots: SlotReports) -> None:
+        """Take slots planted in the plan phase as those of the fresh members."""
+        self._baseline_slots = slots
+        self._validated_slots = slots
+
+    def with_idle_members(self, step: int, train: TrainMeasurements) -> TrainMeasurements:
+        """Repeat the last train loss of members that trained on no batch of this step.
+
+        Before their first batch it is the validation loss of the fresh member.
+        """
+        idle_E = train.batches_E == 0
+        if not idle_E.any():
+            return train
+        last_E = self.train_loss_TE[step]
+        last_E = np.where(np.isfinite(last_E), last_E, self.loss_TE[0])
+        idle_ES = idle_E[:, None] & np.isnan(train.grad_norm_ES)
+        return replace(
+            train,
+            loss_E=np.where(idle_E, last_E, train.loss_E),
+            host_grad_norm_E=np.where(idle_E, 0.0, train.host_grad_norm_E),
+            grad_norm_ES=np.where(idle_ES, 0.0, train.grad_norm_ES),
+        )
 
     def record_step(
         self,
@@ -88,10 +126,73 @@ class EpisodeTracker:
             self.host_params,
             self.host_macs,
             self.spec.score,
-            self.flops.ratio_E,
+            self.flops_ratio_E,
+            self.context.members.price_E,
         )
-        self.score_TE[row] = score_E
-        return score_E
+        stopped_E = self._life.stopped_E & (row > 1)
+        self._freeze(row, stopped_E)
+        self.score_TE[row] = np.where(stopped_E, self.score_TE[row - 1], score_E)
+        return np.array(self.score_TE[row])
+
+    def _freeze(self, row: int, stopped_E: Bools) -> None:
+        """Keep the last scored accuracy and loss of members that have stopped."""
+        for history in (self.score_accuracy_TE, self.score_loss_TE):
+            history[row, stopped_E] = history[row - 1, stopped_E]
+
+    def settle_stops(self, row: int, stopped_E: Bools) -> None:
+        """Credit the compute that members who stop after this row will not use."""
+        if self.context.clock is None and stopped_E.any():
+            share = 1.0 - row / self.spec.episode_length
+            self.flops.save(stopped_E, share)
+            price_E = self.context.members.price_E
+            self.score_TE[row, stopped_E] += (self.spec.score.c_f * price_E * share)[stopped_E]
+
+    def plan_inputs(
+        self,
+        signals: TrainingSignals,
+        actions: ActionSpec,
+        outcome: ActionOutcome,
+        score_before_E: Doubles,
+        score_E: Doubles,
+    ) -> RewardInputs:
+        """Return the reward inputs of a decision of the plan phase."""
+        members, slots = len(score_E), signals.slots
+        nan_E = np.full(members, np.nan)
+        nobody_E = np.zeros(members, dtype=np.bool_)
+        contribution_ES = slots.contribution_ES.astype(np.float64)
+        return RewardInputs(
+            round_index=signals.round_index,
+            step=0,
+            episode_length=signals.episode_length,
+            host_params=self.host_params,
+            host_macs=self.host_macs,
+            score_E=score_E.copy(),
+            score_before_E=score_before_E,
+            accuracy_E=self.accuracy_TE[0].copy(),
+            accuracy_before_E=self.accuracy_TE[0].copy(),
+            loss_E=self.loss_TE[0].copy(),
+            loss_before_E=self.loss_TE[0].copy(),
+            added_params_E=added(slots.alpha_ES, slots.params_ES),
+            added_macs_E=added(slots.alpha_ES, slots.macs_ES),
+            live_mac_share_E=np.zeros(members),
+            stage_ES=slots.stage_ES,
+            stage_before_ES=slots.stage_ES,
+            steps_in_stage_ES=slots.steps_in_stage_ES,
+            steps_in_stage_before_ES=slots.steps_in_stage_ES,
+            alpha_ES=slots.alpha_ES,
+            contribution_ES=contribution_ES,
+            contribution_before_ES=contribution_ES,
+            contribution_se_ES=slots.contribution_se_ES.astype(np.float64),
+            actions=actions,
+            outcome=outcome,
+            rolled_back_E=nobody_E,
+            snapshot_score_E=nan_E,
+            snapshot_accuracy_E=nan_E,
+            snapshot_loss_E=nan_E,
+            snapshot_params_E=nan_E,
+            truncated_E=nobody_E,
+            planning=True,
+        )
 
     def reward_inputs(
         self,
@@ -134,6 +235,7 @@ class EpisodeTracker:
             outcome=outcome,
             rolled_back_E=governor.rolled_back_E,
             truncated_E=np.full(members, truncated),
+            planning=False,
             **self._snapshot_values(governor),
         )
         self._set_baseline(row, governor.rolled_back_E, governor.snapshot_step_E)
@@ -178,7 +280,7 @@ class EpisodeTracker:
             loss_E=self.score_loss_TE[at],
             added_params_E=added(slots.alpha_ES, slots.params_ES).astype(np.int64),
             added_macs_E=added(slots.alpha_ES, slots.macs_ES).astype(np.int64),
-            flops_ratio_E=self.flops.ratio_E,
+            flops_ratio_E=self.flops_ratio_E,
             germinated_E=successes_EO[:, LifecycleOp.GERMINATE].copy(),
             fossilized_E=successes_EO[:, LifecycleOp.FOSSILIZE].copy(),
             pruned_E=(life.births_ES - life.occupied()).sum(axis=1),

@@ -8,16 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+import numpy as np
 from torch import Tensor
 
 from esper.device.transfer import fetch
-from esper.leyline.arrays import Bools, Doubles
+from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.tolaria.batch_ops import RowTotals, TrainTotals
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainMeasurements:
-    """Means over the train batches of a step."""
+    """Means over the train batches of a step; NaN for members that trained on none."""
 
     loss_E: Doubles
     accuracy_E: Doubles
@@ -28,6 +29,8 @@ class TrainMeasurements:
     """Before clipping."""
     grad_norm_ES: Doubles
     """Before clipping; NaN where no seed trains."""
+    batches_E: Ints
+    """Batches each member trained on."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,14 +88,16 @@ def fetch_step(
 ) -> StepMeasurements:
     """Copy the totals of a step to the host in one transfer."""
     host = fetch(transfer_tensors(train, control, score, finite_E))
-    batches = train.batches
+    batches_E = np.where(train.batches_E > 0, train.batches_E, np.nan)
+    batches_E1 = batches_E[:, None]
     return StepMeasurements(
         train=TrainMeasurements(
-            loss_E=host["train/loss_E"] / batches,
-            accuracy_E=host["train/correct_E"] / train.predictions,
-            shadow_loss_ES=host["train/shadow_loss_ES"] / batches,
-            host_grad_norm_E=host["train/host_grad_norm_E"] / batches,
-            grad_norm_ES=host["train/grad_norm_ES"] / batches,
+            loss_E=host["train/loss_E"] / batches_E,
+            accuracy_E=host["train/correct_E"] / (batches_E * train.predictions),
+            shadow_loss_ES=host["train/shadow_loss_ES"] / batches_E1,
+            host_grad_norm_E=host["train/host_grad_norm_E"] / batches_E,
+            grad_norm_ES=host["train/grad_norm_ES"] / batches_E1,
+            batches_E=train.batches_E.copy(),
         ),
         control=_rows(host, "control", control.samples),
         score=_rows(host, "score", score.samples),

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from esper.kasmina.population import Population
-from esper.leyline.actions import ActionOutcome, ActionSpec
+from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec
 from esper.leyline.arrays import Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import Counterfactuals, SlotReports, TrainingSignals
 from esper.tamiyo.signals import TrackedSignals
 from esper.tasks.scoring import added
+from esper.tolaria.context_state import ContextState
 
 DEAD_GRADIENT = 1e-10
 """Gradient norms up to this have health 0."""
@@ -27,12 +28,13 @@ HEALTHY_GRADIENT = 1e-4
 class Observer:
     """Builds observations; keeps the latest contribution of each seed between measurements."""
 
-    def __init__(self, population: Population, episode_length: int) -> None:
+    def __init__(self, population: Population, episode_length: int, context: ContextState) -> None:
         """`population` must have run a forward pass, which determines the sizes at its slots."""
         if population.probe is None:
             raise EsperError("Observer needs the sizes at the slots: run population.forward first")
         self.population = population
         self.episode_length = episode_length
+        self.context = context
         network = population.network
         self._channels_S: Ints = np.array([s.channels for s in network.slots], dtype=np.int64)
         depth = [(slot.position + 1) / len(network.segments) for slot in network.slots]
@@ -68,8 +70,13 @@ class Observer:
         self._interaction_ES[new_ES] = found.interaction_ES[new_ES]
         self._age_ES[new_ES] = 0
 
-    def observe(self, step: int, metrics: StepMetrics, status: MemberStatus) -> TrainingSignals:
-        """Build the observation of a step; call `update_contributions` first."""
+    def observe(
+        self, step: int, metrics: StepMetrics, status: MemberStatus, plan_slot: int = NO_SLOT
+    ) -> TrainingSignals:
+        """Build the observation of a step; call `update_contributions` first.
+
+        `plan_slot`: the slot to decide on in the plan phase, which is before step 0.
+        """
         population, life = self.population, self.population.lifecycle
         slots = population.slot_reports()
         tracked: dict[str, Any] = {
@@ -103,6 +110,11 @@ class Observer:
             channels_S=self._channels_S.copy(),
             depth_S=self._depth_S.copy(),
             resolution_S=self._resolution_S.copy(),
+            activation_grad_ES=metrics.activation_grad_ES,
+            train_accuracy_E=metrics.train_accuracy_E.astype(np.float32),
+            context=self.context.signals(status.spent_E),
+            candidates=self.context.candidates(slots),
+            plan_slot=plan_slot,
         )
 
 
@@ -115,6 +127,9 @@ class StepMetrics:
     val_accuracy_E: Doubles
     tracked: TrackedSignals
     """Histories, slopes, plateaus."""
+    train_accuracy_E: Doubles
+    activation_grad_ES: Floats
+    """Norm of the loss gradient at each slot's activation; NaN if not measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +141,8 @@ class MemberStatus:
     strikes_E: Ints
     rollbacks_E: Ints
     steps_since_snapshot_E: Ints
+    spent_E: Doubles
+    """Share of the compute budget spent."""
 
 
 def gradient_health(norm_ES: Floats) -> Floats:
@@ -142,9 +159,14 @@ def gradient_health(norm_ES: Floats) -> Floats:
     return np.where(np.isnan(norm_ES), np.nan, health_ES).astype(np.float32)
 
 
-def with_slots(signals: TrainingSignals, population: Population) -> TrainingSignals:
-    """Return the signals with the slots of the current population state."""
+def with_slots(
+    signals: TrainingSignals, population: Population, context: ContextState | None = None
+) -> TrainingSignals:
+    """Return the signals with the slots, costs and caps of the current population state."""
     slots = population.slot_reports()
+    if context is not None:
+        seen, candidates = context.signals(signals.context.spent_E), context.candidates(slots)
+        signals = replace(signals, context=seen, candidates=candidates)
     return replace(signals, slots=slots, **_sizes(population, slots))
 
 
@@ -159,8 +181,6 @@ def _sizes(population: Population, slots: SlotReports) -> dict[str, Any]:
     return {
         "params_over_host_E": params_E.astype(np.float32),
         "macs_over_host_E": macs_E.astype(np.float32),
-        "params_over_budget_E": np.zeros(population.members, dtype=np.float32),
-        "macs_over_budget_E": np.zeros(population.members, dtype=np.float32),
         "seed_budget_left_E": population.lifecycle.budget_left(),
     }
 

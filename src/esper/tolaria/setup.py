@@ -72,6 +72,7 @@ def make_train_iterator(
         spec.augmentation,
         config.data_placement,
         input_dtype(population, precision),
+        population.member_ids,
     )
 
 

@@ -56,6 +56,12 @@ class ValidationPart:
         self._labels = torch.from_numpy(np.ascontiguousarray(chosen.labels)).to(device)
         self._batch_size = batch_size
 
+    def overwrite(self, data: TaskData, part: TaskPart) -> None:
+        """Replace the samples in place, as captured graphs need; `part` has the same shape."""
+        chosen = TaskPart(part.inputs[: len(self)], part.labels[: len(self)])
+        self._inputs.copy_(torch.from_numpy(np.ascontiguousarray(data.normalised(chosen))))
+        self._labels.copy_(torch.from_numpy(np.ascontiguousarray(chosen.labels)))
+
     def __len__(self) -> int:
         return len(self._labels)
 
@@ -91,6 +97,12 @@ class Validator:
         """Cache of captured passes over control and score; None: run eagerly."""
         self._totals: WeakKeyDictionary[PlanBuffers, dict[str, RowTotals]] = WeakKeyDictionary()
         """Output buffers of captured passes. A replay overwrites them, so callers get copies."""
+
+    def replace_data(self, data: TaskData) -> None:
+        """Overwrite the validation parts in place, between episodes."""
+        self._data = data
+        self.control.overwrite(data, data.val_control)
+        self.score.overwrite(data, data.val_score)
 
     def run_control(self, population: Population, table: RowTable | None) -> RowTotals:
         """Validate the rows of the table (None: members only) on `val_control`."""

@@ -10,9 +10,11 @@ from typing import Final, Literal
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from esper.leyline.context import NAMED_CONTEXTS, ContextSpec
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MAX_COUNT, require_at_most
 from esper.simic.training.schedules import WHOLE_RUN, Schedule
+from esper.tasks.context_files import context_text, read_context
 
 REGISTRY: Final = ConstructorRegistry()
 """Custom tyro constructors."""
@@ -85,6 +87,20 @@ def schedule_words(schedule: Schedule) -> list[str]:
     if not schedule.steps:
         return [str(schedule.start)]
     return [str(schedule.start), str(schedule.end), str(schedule.steps)]
+
+
+@REGISTRY.primitive_rule
+def context_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[ContextSpec] | None:
+    """Parse contexts from a name, a JSON file or JSON text."""
+    if info.type is not ContextSpec:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="|".join((*NAMED_CONTEXTS, "FILE.json")),
+        instance_from_str=lambda words: read_context(words[0]),
+        is_instance=lambda value: isinstance(value, ContextSpec),
+        str_from_instance=lambda spec: [context_text(spec)],
+    )
 
 
 def flag_value(argv: Sequence[str], flag: str) -> str | None:

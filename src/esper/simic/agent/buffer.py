@@ -82,7 +82,7 @@ class RolloutBuffer:
         self.blueprint_TES = zeros(members, slots, dtype=torch.int64)
         self.op_TEO = zeros(members, ops, dtype=torch.bool)
         self.slot_TEOS = zeros(members, ops, slots, dtype=torch.bool)
-        self.blueprint_T1SK = zeros(1, slots, blueprints, dtype=torch.bool)
+        self.blueprint_TESK = zeros(members, slots, blueprints, dtype=torch.bool)
         self.fixed_T1N = zeros(1, FIXED_CHOICES, dtype=torch.bool)
         self.choice_TEA = zeros(members, heads, dtype=torch.int64)
         self.log_prob_TEA = zeros(members, heads)
@@ -115,7 +115,7 @@ class RolloutBuffer:
             (self.blueprint_TES, inputs.blueprint_S),
             (self.op_TEO, masks.op_O),
             (self.slot_TEOS, masks.slot_OS),
-            (self.blueprint_T1SK, masks.blueprint_SK),
+            (self.blueprint_TESK, masks.blueprint_SK),
             (self.fixed_T1N, masks.fixed_N),
             (self.choice_TEA, trace.choice_EA),
             (self.log_prob_TEA, trace.log_prob_EA),
@@ -215,7 +215,7 @@ class RolloutBuffer:
         masks = MaskTensors(
             of(self.op_TEO),
             of(self.slot_TEOS),
-            self.blueprint_T1SK[:steps],
+            of(self.blueprint_TESK),
             self.fixed_T1N[:steps],
         )
         restart_TE = np.concatenate([np.zeros((1, self.members), dtype=bool), self.ended_TE[:-1]])

@@ -50,10 +50,10 @@ class EnvObservations:
         op_EO[:, LifecycleOp.ADVANCE] = True
         slot_EOS = np.zeros((members, len(LifecycleOp), actions), dtype=bool)
         slot_EOS[:, LifecycleOp.ADVANCE] = self.legal_EA
-        blueprint_SK = np.ones((actions, 1), dtype=bool)
+        blueprint_ESK = np.ones((members, actions, 1), dtype=bool)
         fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])
         obs = Observation(self.feature_EG, slot_ESF, blueprint_ES)
-        return obs, ActionMasks(op_EO, slot_EOS, blueprint_SK, *fixed)
+        return obs, ActionMasks(op_EO, slot_EOS, blueprint_ESK, *fixed)
 
 
 class EnvPlayer:

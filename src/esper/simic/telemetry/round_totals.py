@@ -63,7 +63,7 @@ def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> 
     # The slot index is arbitrary for operations without a slot.
     slot_E = np.where(counts_EA[:, ActionHead.SLOT], actions.slot, 0)
     of_slots_ES = masks.slot_EOS[members, actions.op]
-    of_blueprints_EK = masks.blueprint_SK[slot_E]
+    of_blueprints_EK = masks.blueprint_ESK[members, slot_E]
     left_EA = np.empty((actions.members, _A), dtype=np.int64)
     left_EA[:, ActionHead.OP] = masks.op_EO.sum(axis=1)
     left_EA[:, ActionHead.SLOT] = of_slots_ES.sum(axis=1)
@@ -77,7 +77,7 @@ def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> 
     }
     size_A = np.empty(_A, dtype=np.int64)
     size_A[ActionHead.OP] = masks.op_EO.shape[1]
-    size_A[ActionHead.SLOT], size_A[ActionHead.BLUEPRINT] = masks.blueprint_SK.shape
+    size_A[ActionHead.SLOT], size_A[ActionHead.BLUEPRINT] = masks.blueprint_ESK.shape[1:]
     for head, mask in same_for_all.items():
         left_EA[:, head] = mask.sum()
         size_A[head] = len(mask)

@@ -21,6 +21,7 @@ from esper.leyline.actions import (
 )
 from esper.leyline.codec import ALWAYS_WRITTEN
 from esper.leyline.compute import ComputeSettings
+from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.limits import (
     MAX_BATCHES_PER_STEP,
@@ -75,6 +76,10 @@ class TaskConfig:
     """Price of growth: multiplies the task's score constants (parameters, MACs, FLOPs)."""
     data: Literal["files", "synthetic"] = "files"
     """files: the task's data; synthetic: generated data of the same shape."""
+    contexts: ContextSpec | None = None
+    """What differs between members and rounds: fixed (nothing), planned (as fixed, with a plan
+    phase and a compute clock), varied (prices, caps, budgets, data), a JSON file or JSON text of a
+    ContextSpec. Default: the task's."""
 
     def __post_init__(self) -> None:
         require_at_most("episode_length=", self.episode_length, MAX_EPISODE_LENGTH)
@@ -99,6 +104,8 @@ class TaskConfig:
         }
         if self.blueprints:
             changes["blueprints"] = self.blueprints
+        if self.contexts is not None:
+            changes["context"] = self.contexts
         prices = {c: self.rent * getattr(spec.score, c) for c in ("c_p", "c_m", "c_f")}
         spec = replace(spec, **changes, score=replace(spec.score, **prices))
         return with_synthetic_data(spec) if self.data == "synthetic" else spec

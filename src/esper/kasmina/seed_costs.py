@@ -1,0 +1,235 @@
+"""Sizes and training costs of seeds in every slot, counted on templates.
+
+Sizes are parameters and multiply-accumulates (MACs) of a forward pass. Training costs are those of
+forward and backward passes as torch computes them: a layer whose input needs no gradient computes
+none, and a layer that does not train computes no weight gradient.
+
+Shape letters: E members, S slots, K blueprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.kasmina.caps import SeedCosts
+from esper.kasmina.convolution import torch_convolutions
+from esper.kasmina.counting import count_parameters
+from esper.kasmina.network import StackedNetwork
+from esper.kasmina.probe import HostProbe, probe_template
+from esper.leyline.actions import BlendStyle
+from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
+from esper.leyline.signals import NO_BLUEPRINT
+
+_Counts = dict[Hashable, int]
+_KNOWN_PARAMS: _Counts = {}
+_KNOWN_MACS: _Counts = {}
+_KNOWN_FIELDS: _Counts = {}
+"""Counts of built-in blueprints, which depend on nothing but width and activation shape."""
+
+
+class SeedSizes:
+    """Parameters and MACs of seeds, counted at first use."""
+
+    def __init__(self, network: StackedNetwork) -> None:
+        self.network = network
+        self._params: _Counts = {}
+        self._macs: _Counts = {}
+        self._fields: _Counts = {}
+
+    def _cache(
+        self, slot: int, blueprint: int, own: _Counts, known: _Counts
+    ) -> tuple[_Counts, Hashable]:
+        """The cache for counts of a seed, and its key there, without the activation's shape."""
+        recipe = self.network.blueprints[blueprint]
+        if recipe.built_in and not recipe.from_host:
+            return known, (recipe.factory, self.network.slots[slot].channels)
+        return own, (slot, blueprint)
+
+    def params(self, slot: int, blueprint: int) -> int:
+        """Parameters of a seed, without a gate."""
+        cache, key = self._cache(slot, blueprint, self._params, _KNOWN_PARAMS)
+        if key not in cache:
+            cache[key] = count_parameters(self.network.seed_template(slot, blueprint))
+        return cache[key]
+
+    def gate_params(self, slot: int) -> int:
+        """Parameters that blend style GATE adds: a weight and a bias per channel."""
+        return 2 * self.network.slots[slot].channels
+
+    def macs(self, slot: int, blueprint: int, probe: HostProbe | None) -> int:
+        """MACs of a seed per sample; 0 before the first input."""
+        if probe is None:
+            return 0
+        shape = probe.slot_shapes[slot]
+        cache, kind = self._cache(slot, blueprint, self._macs, _KNOWN_MACS)
+        key = (kind, shape)
+        if key not in cache:
+            template = self.network.seed_template(slot, blueprint)
+            cache[key] = probe_template(self.network, template, shape, slot, blueprint)
+        return cache[key]
+
+    def receptive_field(self, slot: int, blueprint: int) -> int:
+        """Positions by which a seed widens the receptive field along one axis."""
+        cache, key = self._cache(slot, blueprint, self._fields, _KNOWN_FIELDS)
+        if key not in cache:
+            cache[key] = receptive_gain(self.network.seed_template(slot, blueprint))
+        return cache[key]
+
+    def per_slot(
+        self, blueprint_ES: Ints, style_ES: Codes, probe: HostProbe | None
+    ) -> tuple[Ints, Ints]:
+        """Parameters and MACs `[E, S]` of the seed in each slot, gate included; 0 if empty."""
+        params_ES, macs_ES = np.zeros_like(blueprint_ES), np.zeros_like(blueprint_ES)
+        for slot in range(blueprint_ES.shape[1]):
+            for kind in np.unique(blueprint_ES[:, slot]):
+                if kind == NO_BLUEPRINT:
+                    continue
+                here_E = blueprint_ES[:, slot] == kind
+                gated_E = style_ES[here_E, slot] == BlendStyle.GATE
+                size = self.params(slot, int(kind))
+                params_ES[here_E, slot] = size + gated_E * self.gate_params(slot)
+                macs_ES[here_E, slot] = self.macs(slot, int(kind), probe)
+        return params_ES, macs_ES
+
+    def table(self, probe: HostProbe) -> SeedCosts:
+        """Sizes of every blueprint in every slot it fits."""
+        network = self.network
+        params_SK = np.zeros(network.fits_SK.shape, dtype=np.int64)
+        macs_SK = np.zeros_like(params_SK)
+        for slot, kind in np.argwhere(network.fits_SK):
+            params_SK[slot, kind] = self.params(int(slot), int(kind))
+            macs_SK[slot, kind] = self.macs(int(slot), int(kind), probe)
+        gates = [self.gate_params(slot) for slot in range(len(network.slots))]
+        return SeedCosts(
+            host_params=network.host.parameters_per_member,
+            host_macs=probe.host_macs,
+            params_SK=params_SK,
+            macs_SK=macs_SK,
+            gate_params_S=np.array(gates, dtype=np.int64),
+        )
+
+    def receptive_fields(self) -> Floats:
+        """`[S, K]`: positions by which a seed widens the receptive field along one axis."""
+        network = self.network
+        out = np.zeros(network.fits_SK.shape, dtype=np.float32)
+        for slot, kind in np.argwhere(network.fits_SK):
+            out[slot, kind] = self.receptive_field(int(slot), int(kind))
+        return out
+
+
+def receptive_gain(module: nn.Module) -> int:
+    """Sum over convolutions of (kernel - 1) * dilation along the last axis.
+
+    >>> receptive_gain(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 1, 5, dilation=2)))
+    10
+    """
+    total = 0
+    for part in module.modules():
+        kernel, dilation = getattr(part, "kernel_size", 1), getattr(part, "dilation", 1)
+        kernel = kernel[-1] if isinstance(kernel, tuple) else kernel
+        dilation = dilation[-1] if isinstance(dilation, tuple) else dilation
+        if isinstance(kernel, int) and isinstance(dilation, int):
+            total += (kernel - 1) * dilation
+    return total
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingCosts:
+    """MACs of training on one sample, forward and backward."""
+
+    host: int
+    suffix_S: Ints
+    """Host after the slot, whose weights do not train there."""
+    seed_SK: Ints
+    """Seed that trains with the host: its input needs a gradient."""
+    shadow_SK: Ints
+    """Incubating seed: its input is detached."""
+    frozen_SK: Ints
+    """Seed in the suffix of a shadow row: passes the gradient on, does not train."""
+
+    def relative(self, blueprint_ES: Ints, alpha_ES: Floats, incubating_ES: Bools) -> Doubles:
+        """Cost `[E]` of a training batch relative to the bare host's."""
+        slot_S = np.arange(len(self.suffix_S))
+        held_ES = blueprint_ES != NO_BLUEPRINT
+        kind_ES = np.where(held_ES, blueprint_ES, 0)
+        blended_ES = held_ES & (alpha_ES > 0)
+        main_ES = np.where(blended_ES, self.seed_SK[slot_S, kind_ES], 0)
+        frozen_ES = np.where(blended_ES, self.frozen_SK[slot_S, kind_ES], 0)
+        later_ES = frozen_ES.sum(axis=1, keepdims=True) - np.cumsum(frozen_ES, axis=1)
+        shadow_ES = self.shadow_SK[slot_S, kind_ES] + self.suffix_S + later_ES
+        shadow_ES = np.where(held_ES & incubating_ES, shadow_ES, 0)
+        total_E = self.host + (main_ES + shadow_ES).sum(axis=1)
+        return np.asarray(total_E / self.host, dtype=np.float64)
+
+    def fullest(self, fits_SK: Bools) -> float:
+        """Relative cost of the host with the costliest seed in every slot."""
+        largest_S = np.where(fits_SK, self.seed_SK, 0).max(axis=1, initial=0)
+        return float(self.host + largest_S.sum()) / self.host
+
+
+def measure_training_costs(network: StackedNetwork, probe: HostProbe, x: Tensor) -> TrainingCosts:
+    """Count training MACs with torch's FLOP counter; `x`: `[B, ...]` inputs of the host."""
+    modules = [segment.module for segment in network.segments]
+    suffix = [
+        _train_macs(
+            modules[spec.position + 1 :], _activation(network, probe, slot), True, trains=False
+        )
+        for slot, spec in enumerate(network.slots)
+    ]
+    shape = network.fits_SK.shape
+    seed_SK, shadow_SK, frozen_SK = (np.zeros(shape, dtype=np.int64) for _ in range(3))
+    for slot, kind in np.argwhere(network.fits_SK):
+        at, template = (slot, kind), [network.seed_template(int(slot), int(kind))]
+        h = _activation(network, probe, int(slot))
+        seed_SK[at] = _train_macs(template, h, True)
+        shadow_SK[at] = _train_macs(template, h, False)
+        frozen_SK[at] = _train_macs(template, h, True, trains=False)
+    return TrainingCosts(
+        host=_train_macs(modules, x[:1], False),
+        suffix_S=np.array(suffix, dtype=np.int64),
+        seed_SK=seed_SK,
+        shadow_SK=shadow_SK,
+        frozen_SK=frozen_SK,
+    )
+
+
+def _activation(network: StackedNetwork, probe: HostProbe, slot: int) -> Tensor:
+    return torch.zeros(1, *probe.slot_shapes[slot], device=network.device)
+
+
+def _train_macs(
+    chain: list[nn.Module], x: Tensor, input_gradient: bool, trains: bool = True
+) -> int:
+    """MACs of a forward and a backward pass for one sample.
+
+    Modules run in eval mode, so that norms accept one sample and no buffer changes.
+    """
+    chained = nn.Sequential(*chain)
+    modes = {part: part.training for part in chained.modules()}
+    learns = {p: p.requires_grad for p in chained.parameters()}
+    chained.eval()
+    counter = FlopCounterMode(display=False)
+    try:
+        for parameter, learnt in learns.items():
+            parameter.requires_grad_(learnt and trains)
+        with torch.inference_mode(False), torch.enable_grad(), torch_convolutions(), counter:
+            given = x.clone()
+            if given.is_floating_point():
+                given.requires_grad_(input_gradient)
+            out = chained(given)
+            if out.requires_grad:
+                # The counter's hooks do not support torch.autograd.grad.
+                out.float().square().sum().backward()
+    finally:
+        for parameter, learnt in learns.items():
+            parameter.requires_grad_(learnt)
+            parameter.grad = None
+        for part, mode in modes.items():
+            part.training = mode
+    return int(counter.get_total_flops()) // 2

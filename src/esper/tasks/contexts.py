@@ -1,0 +1,207 @@
+"""Drawing of contexts and their effect on a task's data.
+
+Every draw is a hash of (run seed, round, name) or (run seed, round, member, name): it depends
+neither on the number of members nor on other draws.
+
+Shape letters: E members, S slots, K blueprints, N samples.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from esper.kasmina.caps import SeedCosts
+from esper.leyline.arrays import Bools, Doubles, Ints
+from esper.leyline.context import ContextSpec, MemberContexts, Range, RoundContext
+from esper.leyline.errors import EsperError
+from esper.leyline.streams import stream_keys, stream_seed
+from esper.tasks.spec import Inputs, TaskData, TaskPart, TaskSpec
+
+MIN_BATCHES: Final = 2
+"""The data share of a round never leaves less than this many batches."""
+
+
+def _uniform(seed: int, *path: str | int | Ints) -> Doubles:
+    """Uniform numbers in [0, 1), one for each stream."""
+    return np.asarray((stream_keys(seed, "context", *path) >> np.uint64(11)) * 2.0**-53)
+
+
+# ---- draws -----------------------------------------------------------------------------------
+
+
+def draw_round(
+    spec: ContextSpec, task: TaskSpec, seed: int, round_index: int, fullest_cost: float
+) -> RoundContext:
+    """Draw what all members of a round share.
+
+    `fullest_cost`: training cost of the fullest legal topology, relative to the bare host's.
+    """
+
+    def uniform(name: str) -> float:
+        return float(_uniform(seed, "round", round_index, name))
+
+    budget = spec.budget or Range(1.0, fullest_cost)
+    return RoundContext(
+        budget=float(budget.log_uniform(uniform("budget"))),
+        label_map=_draw_label_map(spec, task, seed, round_index),
+        pixel_noise=float(spec.pixel_noise.uniform(uniform("pixel noise"))),
+        permuted=uniform("permuted") < spec.permuted,
+        data_share=float(spec.data_share.log_uniform(uniform("data share"))),
+        label_noise=float(spec.label_noise.uniform(uniform("label noise"))),
+    )
+
+
+def _draw_label_map(
+    spec: ContextSpec, task: TaskSpec, seed: int, round_index: int
+) -> tuple[int, ...] | None:
+    """Group the classes at random, no group empty; None if every class is its own group."""
+    if spec.min_groups is None:
+        return None
+    classes = task.num_classes
+    if spec.min_groups > classes:
+        raise EsperError(
+            f"context min_groups={spec.min_groups}: task {task.name} has {classes} classes"
+        )
+    choices = classes - spec.min_groups + 1
+    drawn = float(_uniform(seed, "round", round_index, "groups"))
+    groups = spec.min_groups + int(drawn * choices)
+    if groups == classes:
+        return None
+    generator = np.random.default_rng(stream_seed(seed, "context", round_index, "label map"))
+    group_of = np.concatenate(
+        [np.arange(groups), generator.integers(groups, size=classes - groups)]
+    )
+    return tuple(generator.permutation(group_of).tolist())
+
+
+def draw_members(
+    spec: ContextSpec,
+    seed: int,
+    round_index: int,
+    member_ids: Ints,
+    costs: SeedCosts,
+    fits_SK: Bools,
+) -> MemberContexts:
+    """Draw the contexts of members, by their numbers."""
+
+    def uniform(name: str) -> Doubles:
+        return _uniform(seed, "round", round_index, "member", member_ids, name)
+
+    capped_E = uniform("capped") < spec.capped
+    full_params, full_macs = costs.fullest(fits_SK)
+    caps = []
+    for name, host, full in (
+        ("parameter cap", costs.host_params, full_params),
+        ("MAC cap", costs.host_macs, full_macs),
+    ):
+        place_E = spec.cap.uniform(uniform(name))
+        drawn_E = Range(float(host), float(max(host, full))).log_uniform(place_E)
+        caps.append(np.where(capped_E, np.maximum(np.ceil(drawn_E), host), np.inf))
+    return MemberContexts(
+        price_E=spec.price.log_uniform(uniform("price")),
+        learning_rate_E=spec.learning_rate.log_uniform(uniform("learning rate")),
+        params_cap_E=caps[0],
+        macs_cap_E=caps[1],
+    )
+
+
+# ---- chance ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """What guessing achieves in a context."""
+
+    accuracy: float
+    loss: float
+    groups: int
+
+
+def chance_of(task: TaskSpec, context: RoundContext) -> Chance:
+    """Chance level of a context; classes are taken as equally frequent."""
+    if context.label_map is None:
+        return Chance(task.chance, math.log(max(task.num_classes, 2)), task.num_classes)
+    share_G = np.bincount(context.label_map) / len(context.label_map)
+    loss = float(-(share_G * np.log(share_G)).sum())
+    return Chance(float(share_G.max()), loss, len(share_G))
+
+
+# ---- data ------------------------------------------------------------------------------------
+
+
+def require_contexts_fit(spec: ContextSpec, task: TaskSpec, data: TaskData) -> None:
+    """Raise if a spec cannot apply to a task."""
+    if data.kind == "tokens":
+        for name in ("min_groups", "pixel_noise", "permuted", "label_noise"):
+            if getattr(spec, name) != getattr(ContextSpec(), name):
+                raise EsperError(
+                    f"context {name}: task {task.name} is a language model, whose tokens cannot be "
+                    f"changed this way; leave {name} out"
+                )
+    needed = MIN_BATCHES * task.batch_size
+    if spec.data_share != ContextSpec().data_share and len(data.train) < needed:
+        raise EsperError(
+            f"context data_share: task {task.name} has {len(data.train)} training samples, and a "
+            f"share needs at least {MIN_BATCHES} batches of {task.batch_size}; lower the batch size"
+        )
+
+
+def train_samples(task: TaskSpec, data: TaskData, context: RoundContext) -> int:
+    """Training samples used in a context."""
+    samples = len(data.train)
+    if context.data_share >= 1.0:
+        return samples
+    wanted = round(context.data_share * samples)
+    return min(samples, max(wanted, MIN_BATCHES * task.batch_size))
+
+
+def part_in_context(
+    data: TaskData, name: str, context: RoundContext, seed: int, round_index: int
+) -> TaskPart:
+    """Return one part of the data as a round sees it.
+
+    Samples of `train` are reordered if only a share of them is used, so that a prefix is a random
+    subset. Only `train` has label noise.
+    """
+    part: TaskPart = getattr(data, name)
+    inputs, labels = part.inputs, part.labels
+    generator = np.random.default_rng(stream_seed(seed, "context", round_index, "data", name))
+    if name == "train" and context.data_share < 1.0:
+        order_N = generator.permutation(len(part))
+        inputs, labels = inputs[order_N], labels[order_N]
+    if context.permuted:
+        inputs = _permuted(inputs, stream_seed(seed, "context", round_index, "pixels"))
+    if context.pixel_noise > 0:
+        inputs = _noisy(data, inputs, context.pixel_noise, generator)
+    if context.label_map is not None:
+        labels = np.array(context.label_map, dtype=np.int64)[labels]
+    if name == "train" and context.label_noise > 0:
+        groups = int(labels.max()) + 1
+        random_N = generator.integers(groups, size=labels.shape)
+        labels = np.where(generator.random(labels.shape) < context.label_noise, random_N, labels)
+    return TaskPart(inputs, labels)
+
+
+def _permuted(inputs: Inputs, seed: int) -> Inputs:
+    """Permute positions, the same way for all samples and channels."""
+    if inputs.ndim == 2:  # vectors: features are the positions
+        return inputs[:, np.random.default_rng(seed).permutation(inputs.shape[1])]
+    flat = inputs.reshape(*inputs.shape[:2], -1)
+    order = np.random.default_rng(seed).permutation(flat.shape[2])
+    return np.ascontiguousarray(flat[:, :, order]).reshape(inputs.shape)
+
+
+def _noisy(
+    data: TaskData, inputs: Inputs, strength: float, generator: np.random.Generator
+) -> Inputs:
+    """Add normal noise with `strength` standard deviations of the training inputs."""
+    scale = data.std.reshape(-1, *(1,) * (inputs.ndim - 2))
+    noise = generator.standard_normal(inputs.shape, dtype=np.float32) * np.float32(strength) * scale
+    noisy = inputs.astype(np.float32) + noise
+    if inputs.dtype == np.uint8:
+        return np.clip(np.rint(noisy), 0, 255).astype(np.uint8)
+    return noisy.astype(inputs.dtype)

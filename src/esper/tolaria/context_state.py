@@ -1,0 +1,197 @@
+"""The context of the current round: draws it, applies it, and reports what policies may see.
+
+Shape letters: E members, S slots, K blueprints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from esper.kasmina.caps import Caps
+from esper.kasmina.population import Population
+from esper.kasmina.seed_costs import TrainingCosts, measure_training_costs
+from esper.leyline.actions import BlendStyle
+from esper.leyline.arrays import Bools, Doubles, Ints
+from esper.leyline.context import (
+    Candidates,
+    ContextSignals,
+    ContextSpec,
+    MemberContexts,
+    RoundContext,
+)
+from esper.leyline.prices import ScoreConstants
+from esper.leyline.signals import SlotReports
+from esper.leyline.stages import SeedStage
+from esper.tasks.contexts import (
+    Chance,
+    chance_of,
+    draw_members,
+    draw_round,
+    part_in_context,
+    require_contexts_fit,
+    train_samples,
+)
+from esper.tasks.scoring import MAIN_PASSES, SHADOW_PASSES, added
+from esper.tasks.spec import PARTS, TaskData, TaskSpec
+from esper.tolaria.compute_clock import ComputeClock
+
+
+class ContextState:
+    """Contexts of the members of one engine."""
+
+    def __init__(
+        self,
+        spec: ContextSpec,
+        task: TaskSpec,
+        data: TaskData,
+        population: Population,
+        sample: Tensor,
+        suffix_macs_S: Ints,
+        context_ids: Ints,
+        gates_allowed: bool = True,
+    ) -> None:
+        """`sample`: inputs `[B, ...]`; `context_ids`: numbers of the members in their draws.
+
+        `gates_allowed`: seeds may get blend style GATE, which has parameters.
+        """
+        probe = population.probe
+        assert probe is not None  # the engine runs a forward pass first
+        require_contexts_fit(spec, task, data)
+        self.spec, self.task, self.data, self.population = spec, task, data, population
+        self.context_ids = context_ids
+        self._gates_allowed = gates_allowed
+        sizes, network = population.seed_sizes, population.network
+        self.costs = sizes.table(probe)
+        self._receptive_SK = sizes.receptive_fields()
+        copies_K = np.array([recipe.from_host for recipe in network.blueprints], dtype=np.bool_)
+        self._copies_SK: Bools = network.fits_SK & copies_K
+        if spec.clock == "compute":
+            self.training_costs = measure_training_costs(network, probe, sample)
+        else:  # the counting rule of the old score (TrainingFlops)
+            macs_SK = self.costs.macs_SK
+            self.training_costs = TrainingCosts(
+                host=MAIN_PASSES * self.costs.host_macs,
+                suffix_S=SHADOW_PASSES * suffix_macs_S,
+                seed_SK=MAIN_PASSES * macs_SK,
+                shadow_SK=MAIN_PASSES * macs_SK,
+                frozen_SK=SHADOW_PASSES * macs_SK,
+            )
+        members = population.members
+        self.clock: ComputeClock | None = None
+        if spec.clock == "compute":
+            self.clock = ComputeClock(members, task.batches_per_step, task.episode_length)
+        self.round = RoundContext()
+        self.members = MemberContexts.fixed(members)
+        self.chance: Chance = chance_of(task, self.round)
+        self.samples = len(data.train)
+        """Training samples in use."""
+
+    def begin_round(self, seed: int, round_index: int) -> bool:
+        """Draw the contexts of a round; return whether its data differ from the last one's."""
+        spec, life, network = self.spec, self.population.lifecycle, self.population.network
+        fullest = self.training_costs.fullest(network.fits_SK)
+        self.round = draw_round(spec, self.task, seed, round_index, fullest)
+        self.members = draw_members(
+            spec, seed, round_index, self.context_ids, self.costs, network.fits_SK
+        )
+        life.action_space = spec.actions
+        life.caps = None
+        if spec.capped > 0:
+            caps = self.members.params_cap_E, self.members.macs_cap_E
+            life.caps = Caps(self.costs, *caps, gates_allowed=self._gates_allowed)
+        self.chance = chance_of(self.task, self.round)
+        self.samples = train_samples(self.task, self.data, self.round)
+        if self.clock is not None:
+            self.clock.reset(self.round.budget)
+        self._seed, self._round_index = seed, round_index
+        return spec.changes_data
+
+    def data_parts(self) -> TaskData:
+        """The data as this round sees them."""
+        parts = {
+            name: part_in_context(self.data, name, self.round, self._seed, self._round_index)
+            for name in PARTS
+        }
+        return TaskData(**parts, mean=self.data.mean, std=self.data.std)
+
+    # ---- prices and costs ---------------------------------------------------------------------
+
+    @property
+    def constants(self) -> ScoreConstants:
+        """The task's price of growth, before the members' factors."""
+        return self.task.score
+
+    def cost_E(self) -> Doubles:
+        """Training cost of a batch now, relative to the bare host's."""
+        life = self.population.lifecycle
+        incubating_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
+        return self.training_costs.relative(life.blueprint_ES, life.alpha_ES, incubating_ES)
+
+    # ---- observations -------------------------------------------------------------------------
+
+    def signals(self, spent_E: Doubles) -> ContextSignals:
+        """What a policy sees of the context; `spent_E`: share of the budget spent."""
+        life, costs = self.population.lifecycle, self.costs
+        params_E, macs_E = costs.reserved(life.blueprint_ES, life.style_ES)
+        return ContextSignals(
+            plans=self.spec.plans,
+            constants=self.constants,
+            price_E=self.members.price_E,
+            learning_rate_E=self.members.learning_rate_E,
+            params_cap_E=self.members.params_cap_E,
+            macs_cap_E=self.members.macs_cap_E,
+            reserved_params_E=params_E,
+            reserved_macs_E=macs_E,
+            budget=self.round.budget,
+            spent_E=spent_E,
+            cost_E=self.cost_E(),
+            stopped_E=life.stopped_E.copy(),
+            groups=self.chance.groups,
+            chance_accuracy=self.chance.accuracy,
+            chance_loss=self.chance.loss,
+            train_samples=self.samples,
+            host_params=costs.host_params,
+            host_macs=costs.host_macs,
+        )
+
+    def candidates(self, slots: SlotReports) -> Candidates:
+        """Cost of every seed that could be grown now."""
+        life, costs = self.population.lifecycle, self.costs
+        params_SK = costs.params_SK
+        if self._gates_allowed:
+            params_SK = params_SK + costs.gate_params_S[:, None]
+        return Candidates(
+            params_SK=params_SK,
+            macs_SK=costs.macs_SK,
+            receptive_SK=self._receptive_SK,
+            copies_SK=self._copies_SK,
+            fits_ESK=life.fits_ESK(),
+            rent_ESK=self._added_rent(slots, params_SK).astype(np.float32),
+            budget_share_ESK=self._budget_share().astype(np.float32),
+        )
+
+    def _added_rent(self, slots: SlotReports, params_SK: Ints) -> Doubles:
+        """Rent a seed would add at the member's price, without the rent of compute."""
+        costs = self.costs
+        params_E11 = added(slots.alpha_ES, slots.params_ES)[:, None, None] / costs.host_params
+        macs_E11 = added(slots.alpha_ES, slots.macs_ES)[:, None, None] / costs.host_macs
+        before = self.constants.rent(params_E11, macs_E11, 0.0)
+        after = self.constants.rent(
+            params_E11 + params_SK / costs.host_params,
+            macs_E11 + costs.macs_SK / costs.host_macs,
+            0.0,
+        )
+        return self.members.price_E[:, None, None] * (after - before)
+
+    def _budget_share(self) -> Doubles:
+        """Share of a batch's compute that a seed would take."""
+        seed_SK = self.training_costs.seed_SK / self.training_costs.host
+        return np.asarray(seed_SK / (self.cost_E()[:, None, None] + seed_SK))
+
+
+def gates_allowed(frozen: Sequence[tuple[object, int]], style_head: object) -> bool:
+    """Whether blend style GATE can be chosen, given frozen (head, index) pairs."""
+    return all(head != style_head or index == BlendStyle.GATE for head, index in frozen)
