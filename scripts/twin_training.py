@@ -219,7 +219,9 @@ class TwinComparison:
                 with autocast(self.device, self.precision, cached=False):
                     process_train_batch(population, x, y, totals, None, graphs)
             if done % each == 0 or done == last:
-                arm.curve.append((done, *self._evaluate(population, totals)))
+                loss = float(totals.loss_E.mean()) / (done - max(first, arm.batches))
+                arm.curve.append((done, loss, self._evaluate(population)))
+                totals.zero_()
                 arm.batches, arm.seconds = done, time.perf_counter() - began
                 cost = 6e-12 * self.config.batch_size
                 arm.tflop = cost * (done - first) * arm.macs + (before.tflop if before else 0.0)
@@ -242,17 +244,15 @@ class TwinComparison:
             "crop_flip",
         )
 
-    def _evaluate(self, population: Population, totals: TrainTotals) -> tuple[float, list[float]]:
-        """Return the mean train loss since the last call, and each member's test accuracy."""
+    def _evaluate(self, population: Population) -> list[float]:
+        """Return the test accuracy of each member."""
         correct_E = torch.zeros(population.members, device=self.device)
         with autocast(self.device, self.precision):
             for first in range(0, len(self._test_y), TEST_BATCH):
                 some = slice(first, first + TEST_BATCH)
                 batch = population.evaluate(self._test_x[some][None], self._test_y[some][None])
                 correct_E += batch.correct_R
-        loss = float(totals.loss_E.mean() / max(totals.batches, 1))
-        totals.zero_()
-        return loss, (correct_E / len(self._test_y)).tolist()
+        return (correct_E / len(self._test_y)).tolist()
 
 
 def _share_of_rate(share: float) -> float:
