@@ -9,7 +9,7 @@ weights), one with blocks of the same structure with fresh weights. Both start a
 neither changes the network at birth, and cost the same. The third arm is ResNet-20 from the start
 for as many batches as cost the same.
 
-Expected (docs of the measurements: 40 epochs, n = 4): copies 90.5 %, fresh blocks 90.1 %, static
+Reference (40 epochs, n = 4, test accuracy): copies 90.5 %, fresh blocks 90.1 %, static ResNet-20
 90.8 %. The JSON file is rewritten after every evaluation.
 """
 
