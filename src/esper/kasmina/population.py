@@ -505,11 +505,12 @@ class Population:
             at = (slots == s) & (kinds == k)
             birth_N = self.lifecycle.births_ES[members[at], s]
             keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
-            self.network.bank(int(s), int(k)).draw(keys, self._index(members[at]))
-            self.trainer.clear_rows((int(s), int(k)), self._index(members[at]))
+            index = self._index(members[at])
+            self.network.bank(int(s), int(k)).draw(keys, index)
+            self.network.inherit(int(s), int(k), index)
+            self.trainer.clear_rows((int(s), int(k)), index)
             # A gate is reset with every seed, whatever its style, so that no stale one remains.
             if int(s) in self.network.gates or (styles[at] == BlendStyle.GATE).any():
-                index = self._index(members[at])
                 self.network.gate(int(s)).draw(keys, index)
                 self.trainer.clear_rows((int(s), GATE_KEY), index)
 
