@@ -22,7 +22,7 @@ from esper.tasks.contexts import (
     require_contexts_fit,
     train_samples,
 )
-from esper.tasks.registry import get_task_spec
+from esper.tasks.spec import TaskData, TaskPart
 from support import refused
 
 COSTS = SeedCosts(100, 1000, np.array([[50, 200]]), np.array([[500, 4000]]), np.array([8]))
@@ -189,21 +189,9 @@ def test_contexts_that_leave_no_data_are_refused():
 
 
 def test_a_language_model_has_no_label_map():
-    task = get_task_spec("shakespeare_baseline") if False else None
-    if task is None:
-        tokens = replace(
-            DATA,
-            **{
-                name: replace(
-                    getattr(DATA, name),
-                    inputs=np.zeros((40, 4), dtype=np.int64),
-                    labels=np.zeros((40, 4), dtype=np.int64),
-                )
-                for name in ("train", "val_control", "val_score", "test")
-            },
-            mean=np.zeros(0, np.float32),
-            std=np.zeros(0, np.float32),
-        )
+    nothing = TaskPart(np.zeros((40, 4), dtype=np.int64), np.zeros((40, 4), dtype=np.int64))
+    empty = np.zeros(0, dtype=np.float32)
+    tokens = TaskData(nothing, nothing, nothing, nothing, empty, empty)
     spec = ContextSpec(min_groups=2)
     assert "language model" in refused(lambda: require_contexts_fit(spec, TASK, tokens))
 
