@@ -273,7 +273,7 @@ def test_heads_of_an_action_that_was_taken_are_seen():
     assert np.array_equal(acted, [[1, 0], [0, 1], [0, 0]])
 
 
-# ---- what the context says ------------------------------------------------------------------------
+# ---- what the context says -----------------------------------------------------------------------
 
 
 def column(signals: TrainingSignals, name: str) -> np.ndarray:

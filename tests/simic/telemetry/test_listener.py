@@ -138,7 +138,7 @@ def choices_left(record: StepRecord, e: int, head: ActionHead) -> np.ndarray:
     return {
         ActionHead.OP: lambda: masks.op_EO[e],
         ActionHead.SLOT: lambda: masks.slot_EOS[e, actions.op[e]],
-        ActionHead.BLUEPRINT: lambda: masks.blueprint_SK[actions.slot[e]],
+        ActionHead.BLUEPRINT: lambda: masks.blueprint_ESK[e, actions.slot[e]],
         ActionHead.STYLE: lambda: masks.style_Y,
         ActionHead.TEMPO: lambda: masks.tempo_M,
         ActionHead.ALPHA_TARGET: lambda: masks.alpha_target_T,
