@@ -28,6 +28,10 @@ from esper.leyline.actions import BlendStyle
 CHANNELS_LAST_PIXELS: Final = 256
 """Images with at least this many pixels are computed channels last on a CPU."""
 
+CUDNN_ALIGNMENT: Final = 16
+"""Bytes. Parameters are views into one row and may start anywhere; cuDNN's batch norm fails on
+those that start elsewhere."""
+
 
 class LoopExecutor:
     """Runs a plan row by row."""
@@ -201,7 +205,15 @@ class _LoopRun:
         """Return one member's parameters and buffers; `keeps`: write buffer updates back."""
         flat = self.rows_of[id(store)][member]
         fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
-        return store.named_row(flat.detach() if frozen else flat) | fixed
+        named = store.named_row(flat.detach() if frozen else flat)
+        if flat.is_cuda:
+            named = {name: _aligned(value) for name, value in named.items()}
+        return named | fixed
+
+
+def _aligned(value: Tensor) -> Tensor:
+    """Return the tensor at an address that cuDNN's batch norm accepts; a copy if need be."""
+    return value if value.data_ptr() % CUDNN_ALIGNMENT == 0 else value.clone()
 
 
 def _call(segment: Segment, state: dict[str, Tensor], h: Tensor) -> Tensor:
