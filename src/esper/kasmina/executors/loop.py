@@ -149,9 +149,10 @@ class _LoopRun:
         return row_draws(site, self.streams, slice(row, row + 1), stacked=False)
 
     def _needs_activation_after(self, row: int, index: int) -> bool:
-        """Whether a seed is live or another row starts right after segment `index`."""
+        """Whether the activation after segment `index` is needed: by a seed, a row or a tap."""
+        tapped = self.network.tap is not None
         return any(
-            (row, slot) in self.wanted or self.plan.table.alpha_RS[row, slot] > 0
+            tapped or (row, slot) in self.wanted or self.plan.table.alpha_RS[row, slot] > 0
             for slot, spec in enumerate(self.network.slots)
             if spec.position == index
         )
@@ -169,6 +170,8 @@ class _LoopRun:
                 self.kept[row, slot] = h.clone()  # the next segment may work in place
             if self.plan.table.alpha_RS[row, slot] > 0:
                 h = self._apply_seed(row, slot, h)
+            if self.network.tap is not None:
+                self.network.tap(slot, h)
             slot += 1
         return h
 
