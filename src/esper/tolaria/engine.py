@@ -252,6 +252,8 @@ class VectorizedEngine:
             seconds=perf_counter() - start,
             device_seconds=device_seconds,
             plan_decisions=planned,
+            round_context=self.context.round,
+            member_contexts=self.context.members,
         )
         if self.step == length:
             self.round, self.step = self.round + 1, 0

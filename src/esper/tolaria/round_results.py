@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from esper.leyline.arrays import Bools, Codes, Doubles
+from esper.leyline.context import PLAIN_ROUND, MemberContexts, RoundContext
 from esper.leyline.payloads import EpisodeOutcome, SlotPayload
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import EngineListener
@@ -36,6 +37,10 @@ class RoundResult:
     leaving_TES: Bools
     """Pruned seeds whose alpha is still falling."""
     seconds: float
+    round_context: RoundContext = PLAIN_ROUND
+    """What all members of the round share; of older versions, the task as it is."""
+    member_contexts: MemberContexts | None = None
+    """Prices, caps and rates of the members; None in results of older versions."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +112,8 @@ def run_round(
         stage_TES=np.stack(recorder.stages),
         leaving_TES=np.stack(recorder.leaving),
         seconds=rollout.seconds,
+        round_context=rollout.round_context,
+        member_contexts=rollout.member_contexts,
     )
 
 
