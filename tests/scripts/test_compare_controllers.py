@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.leyline.actions import ActionHead
+from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
@@ -37,7 +37,7 @@ GROWS = ("norm", "conv_light")
 
 def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> Path:
     """A fresh agent that germinates readily."""
-    prior = (-4.0, 4.0, 0.0, 0.0, 0.0, 0.0)
+    prior = (-4.0, 4.0, *(0.0,) * (len(LifecycleOp) - 2))
     network = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=prior)
     PPOAgent(policy_spec(blueprints), PPOConfig(network=network), seed).save(folder)
     return folder
