@@ -80,7 +80,8 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     run = learnt(tmp_path, frozen_heads=PLAIN_BLEND)
     best = CheckpointStore(run / "checkpoints").best().path
     assert best is not None
-    folder, training = find_controller(run)
+    folder, training, slots = find_controller(run)
+    assert slots == TASK.spec().slots
     assert folder == best / "agent"
     assert training == find_controller(best)[1]
     for path in (run, best):

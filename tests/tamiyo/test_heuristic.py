@@ -21,7 +21,7 @@ from esper.tamiyo import HeuristicConfig, HeuristicPolicy
 from esper.tamiyo.heuristic import remaining_rent
 from esper.tasks.scoring import added, score
 from support import CNN_BLUEPRINTS, good_signals, make_population, refused
-from tamiyo_support import EPISODE, Drive, masks_of, observe, worthless_signals
+from tamiyo_support import EPISODE, Drive, fixed_context, masks_of, observe, worthless_signals
 
 QUICK = LifecycleConfig(gates=GateConfig(min_training_steps=1), embargoed_steps=1)
 GERMINATE, PRUNE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE
@@ -161,11 +161,16 @@ class Doubling(HeuristicPolicy):
     """Sees seeds with as many parameters as the host has, which a population that does not train
     does not build: the price of the only one in the output is c_p."""
 
+    c_p = 0.1
+
     def act(self, obs, masks, policy_state):
         standing_ES = obs.slots.blueprint_ES != NO_BLUEPRINT
         slots = replace(obs.slots, params_ES=np.where(standing_ES, 100, 0))
         over_E = added(slots.alpha_ES, slots.params_ES) / 100
-        seen = replace(obs, slots=slots, params_over_host_E=over_E.astype(np.float32))
+        price = ScoreConstants(c_p=self.c_p, c_m=0.0, c_f=0.0)
+        context = replace(obs.context, constants=price)
+        over_E = over_E.astype(np.float32)
+        seen = replace(obs, slots=slots, params_over_host_E=over_E, context=context)
         return super().act(seen, masks, policy_state)
 
 
@@ -185,7 +190,9 @@ def worth(contribution: float):
 
 def charged(charge: float = 1.0, c_p: float = 0.1, **settings: object) -> HeuristicPolicy:
     config = heuristic(charge=charge, keep_above_errors=2.0, **settings).config
-    return Doubling(config, prices=ScoreConstants(c_p=c_p, c_m=0.0, c_f=0.0))
+    policy = Doubling(config)
+    policy.c_p = c_p
+    return policy
 
 
 @pytest.mark.parametrize(
@@ -262,13 +269,13 @@ def test_the_price_is_what_the_score_gains_if_the_seed_goes(alpha, params, macs,
         sizes = (alpha_ES, params_ES, macs_ES, host_params, host_macs)
         return float(score(np.array([0.5]), *sizes, prices, flops)[0])
 
-    obs = observe(make_population(1), step)
+    obs = observe(make_population(1), step, context=fixed_context(1, prices))
     over = {
         "params_over_host_E": (added(alpha_ES, params_ES) / host_params).astype(np.float32),
         "macs_over_host_E": (added(alpha_ES, macs_ES) / host_macs).astype(np.float32),
     }
     sizes = {"params_ES": params_ES, "macs_ES": macs_ES, "alpha_ES": alpha_ES.astype(np.float32)}
-    price_ES = remaining_rent(replace(obs, slots=replace(obs.slots, **sizes), **over), prices)
+    price_ES = remaining_rent(replace(obs, slots=replace(obs.slots, **sizes), **over))
     for slot in range(3):
         without = alpha_ES.copy()
         without[0, slot] = 0

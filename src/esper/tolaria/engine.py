@@ -165,6 +165,7 @@ class VectorizedEngine:
             suffix_S,
             context_ids,
             gates_allowed(config.frozen_heads, ActionHead.STYLE),
+            config.hidden_seed,
         )
         self.episode = EpisodeTracker(spec, population, suffix_S, self.context)
         self.observer = Observer(population, spec.episode_length, self.context)
