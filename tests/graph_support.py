@@ -44,7 +44,7 @@ def addresses(population: Population, plan: RowPlan, others: tuple[Any, ...]) ->
     stores |= {str((s, k)): bank for (s, k), bank in network.banks.items()}
     stores |= {str((s, "blend_gate")): gate for s, gate in network.gates.items()}
     found: dict[str, Tensor] = {"host_lr": trainer.host_lr_E, "seed_lr": trainer.seed_lr_E}
-    found["passes"] = population.passes
+    found["passes"] = population.passes_E
     for name, store in stores.items():
         found[name] = store.flat_EP
         found |= {f"{name}/{part}": value for part, value in store.fixed.items()}

@@ -38,6 +38,7 @@ def every_stage(executor: str = "loop", kind: str = "sgd") -> Population:
     p.reset(3)
     if kind == "adamw":
         p.set_rates(1e-3, [1e-3, 2e-3, 1e-3, 3e-3, 1e-3])
+    p.plant([3], "r0c2", "conv_light", prunable=True)
     bring_to(p, SeedStage.FOSSILIZED, [0, 1], "r0c0", "conv_light")
     bring_to(p, SeedStage.FOSSILIZED, [2], "r0c0", "attention", style=BlendStyle.MULTIPLY)
     bring_to(p, SeedStage.HOLDING, [1, 3], "r0c1", "conv_heavy", style=BlendStyle.GATE)
@@ -94,7 +95,8 @@ def _act(p: Population, step: int) -> None:
 
 def state(p: Population) -> dict[str, torch.Tensor]:
     """Every tensor and array of a population, found without the code that saves them."""
-    out = {n: torch.from_numpy(v) for n, v in vars(p.lifecycle).items() if n.endswith("_ES")}
+    arrays = {n: v for n, v in vars(p.lifecycle).items() if n.endswith(("_ES", "_E"))}
+    out = {n: torch.from_numpy(v) for n, v in arrays.items()} | {"passes": p.passes_E}
     signals = p.lifecycle.signals
     out |= {f"signals {n}": torch.from_numpy(getattr(signals, n)) for n in signals.__slots__}
     stores = {"host": p.network.host}

@@ -18,6 +18,8 @@ from esper.kasmina import (
     OptimConfig,
     Population,
     PopulationConfig,
+    ResNetHost,
+    SignalHost,
     TransformerHost,
 )
 from esper.kasmina.gates import GateConfig
@@ -107,6 +109,20 @@ KINDS: dict[str, HostKind] = {
         ROW_0,
         ("norm", "depthwise", "bottleneck", "conv_small"),
         "depthwise",
+        (1, 8, 8),
+    ),
+    "signal": HostKind(
+        lambda: SignalHost(CLASSES, in_channels=2, n_blocks=3, base_channels=4),
+        ROW_0,
+        ("norm", "conv_light", "conv_dilated", "depthwise", "bottleneck", "attention"),
+        "conv_light",
+        (2, 11),
+    ),
+    "resnet": HostKind(
+        lambda: ResNetHost(CLASSES, in_channels=1, base_channels=4),
+        ROW_0,
+        ("norm", "conv_light", "depthwise", "twin"),
+        "twin",
         (1, 8, 8),
     ),
 }

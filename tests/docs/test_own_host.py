@@ -61,6 +61,12 @@ def test_batchnorm_statistics_are_those_of_a_plain_resnet(page, executor):
     assert torch.equal(population.network.host.fixed["block1.norm1.running_mean"], before)
 
 
+def test_a_twin_of_the_resnets_block_changes_nothing_at_birth(page):
+    assert torch.equal(page["grown"].forward(page["x"]), page["before"])
+    parameters = page["grown"].parameters_E()
+    assert parameters[0] == parameters[1] > parameters[2]
+
+
 def test_the_signal_net_takes_a_seed_of_its_own(page):
     shadow = page["stats"].shadow_loss_ES
     assert torch.isfinite(shadow).tolist() == [[False], [True]]

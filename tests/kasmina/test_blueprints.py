@@ -24,8 +24,19 @@ NAMES = {
     ),
     "transformer": ("attention", "lora", "lora_large", "mlp", "mlp_small", "norm"),
     "mlp": ("gate", "mlp", "mlp_small", "norm"),
+    "signal": (
+        "attention",
+        "bottleneck",
+        "conv_dilated",
+        "conv_heavy",
+        "conv_light",
+        "conv_small",
+        "depthwise",
+        "norm",
+    ),
 }
-SPACE = {"cnn": (5, 5), "transformer": (7,), "mlp": ()}
+SPACE = {"cnn": (5, 5), "transformer": (7,), "mlp": (), "signal": (9,)}
+IMAGE_LIKE = ("cnn", "signal")
 CASES = [
     (topology, name, style, width)
     for topology, names in NAMES.items()
@@ -52,7 +63,7 @@ class Slot(nn.Module):
 
 def activation(topology: str, width: int, samples: int = 6) -> Tensor:
     """What stands at a slot: an image after ReLU, a sequence or a vector."""
-    if topology == "cnn":
+    if topology in IMAGE_LIKE:
         return torch.relu(torch.randn(samples, width, *SPACE[topology]))
     return torch.randn(samples, *SPACE[topology], width)
 
@@ -64,8 +75,8 @@ def slot_and_input(topology: str, name: str, style: BlendStyle, width: int) -> t
 
 def toy_target(topology: str, h: Tensor) -> Tensor:
     """Something every blueprint can move towards: the activation with its channels rescaled."""
-    if topology == "cnn":
-        return h * torch.linspace(0.5, 1.5, h.shape[1]).view(-1, 1, 1)
+    if topology in IMAGE_LIKE:
+        return h * torch.linspace(0.5, 1.5, h.shape[1]).view(-1, *[1] * (h.ndim - 2))
     return h * torch.linspace(0.5, 1.5, h.shape[-1])
 
 
@@ -74,10 +85,14 @@ def test_seed_keeps_the_shape_and_is_almost_identity_at_birth(topology, name, st
     slot, h = slot_and_input(topology, name, style, width)
     out = slot(h)
     assert out.shape == h.shape
-    part = {"cnn": h[..., :3], "transformer": h[:, :3], "mlp": h[:2]}[topology]
+    part = {"cnn": h[..., :3], "transformer": h[:, :3], "mlp": h[:2], "signal": h[..., :3]}[
+        topology
+    ]
     assert slot(part).shape == part.shape, "any resolution, any length"
     assert (out - h).norm() / h.norm() < 0.12
-    if topology != "cnn":  # a residual stream starts small and grows: no scale can be relied on
+    if (
+        topology not in IMAGE_LIKE
+    ):  # a residual stream starts small and grows: no scale can be relied on
         for scale in (0.03, 10.0):
             assert (slot(scale * h) - scale * h).norm() / (scale * h).norm() < 0.12
 
@@ -111,15 +126,30 @@ def test_a_toy_loss_falls(topology, name, style, width):
 
 @pytest.mark.parametrize("topology", list(NAMES))
 def test_every_registered_blueprint_is_covered_here(topology):
-    assert BlueprintRegistry.names(topology) == NAMES[topology]
+    here = {*NAMES[topology], "twin"}  # twin is made from a host: test_twin.py
+    assert BlueprintRegistry.names(topology) == tuple(sorted(here))
 
 
 def hidden(width: int) -> int:
     return max(8, width // 4)
 
 
-AREA, TIME = 25, 7
+AREA, TIME, LENGTH = 25, 7, 9
 BY_HAND = {
+    ("signal", "norm"): (lambda c: 3 * c, lambda c: 0),
+    ("signal", "conv_small"): (lambda c: c * c + c, lambda c: LENGTH * c * c),
+    ("signal", "conv_light"): (lambda c: 3 * c * c + 3 * c, lambda c: LENGTH * 3 * c * c),
+    ("signal", "conv_heavy"): (lambda c: 6 * c * c + 5 * c, lambda c: LENGTH * 6 * c * c),
+    ("signal", "conv_dilated"): (lambda c: 6 * c * c + 5 * c, lambda c: LENGTH * 6 * c * c),
+    ("signal", "depthwise"): (lambda c: c * c + 6 * c, lambda c: LENGTH * (3 * c + c * c)),
+    ("signal", "bottleneck"): (
+        lambda c: 2 * c * hidden(c) + 3 * hidden(c) ** 2 + 4 * hidden(c) + 3 * c,
+        lambda c: LENGTH * (2 * c * hidden(c) + 3 * hidden(c) ** 2),
+    ),
+    ("signal", "attention"): (
+        lambda c: 2 * c * (c // 4) + c // 4 + 2 * c,
+        lambda c: 2 * c * (c // 4),
+    ),
     ("cnn", "depthwise"): (lambda c: c * c + 12 * c, lambda c: AREA * (9 * c + c * c)),
     ("cnn", "bottleneck"): (
         lambda c: 2 * c * hidden(c) + 9 * hidden(c) ** 2 + 4 * hidden(c) + 3 * c,

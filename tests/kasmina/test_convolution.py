@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
-from esper.kasmina.convolution import LARGEST_MATRIX, conv2d, torch_convolutions
+from esper.kasmina.convolution import LARGEST_MATRIX, conv1d, conv2d, torch_convolutions
 from esper.kasmina.counting import count_macs
-from esper.kasmina.layers import Conv2d
+from esper.kasmina.layers import Conv1d, Conv2d, MaxPool1d
 
 
 def draw(shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -54,6 +54,62 @@ def test_values_and_gradients_are_torch_s(
         assert torch.equal(mine, its)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    batch=st.integers(1, 3),
+    group_in=st.integers(1, 3),
+    group_out=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    kernel=st.sampled_from([1, 3, 5]),
+    dilation=st.integers(1, 4),
+    length=st.integers(1, 12),
+    bias=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_values_and_gradients_of_signals_are_torch_s(
+    batch, group_in, group_out, groups, kernel, dilation, length, bias, seed
+):
+    x = draw((batch, group_in * groups, length), seed).requires_grad_()
+    weight = draw((group_out * groups, group_in, kernel), seed + 1).requires_grad_()
+    b = draw((group_out * groups,), seed + 2).requires_grad_() if bias else None
+    inputs = [x, weight] if b is None else [x, weight, b]
+    padding = dilation * (kernel // 2)
+    ours = conv1d(x, weight, b, padding, groups, dilation)
+    theirs = F.conv1d(x, weight, b, padding=padding, groups=groups, dilation=dilation)
+    assert torch.equal(ours, theirs)
+    pull = draw(tuple(theirs.shape), seed + 3)
+    for mine, its in zip(
+        torch.autograd.grad(ours, inputs, pull), torch.autograd.grad(theirs, inputs, pull),
+        strict=True,
+    ):  # fmt: skip
+        assert torch.equal(mine, its)
+
+
+@pytest.mark.parametrize("length", [6, 200])
+@pytest.mark.parametrize(("kernel", "groups", "dilation"), [(1, 1, 1), (3, 1, 4), (3, 4, 1)])
+def test_signals_of_members_under_vmap_are_those_of_a_loop(kernel, groups, dilation, length):
+    x, weight = draw((5, 2, 4, length), 0), draw((5, 4, 4 // groups, kernel), 1)
+    how = (dilation * (kernel // 2), groups, dilation)
+    together = vmap(lambda h, w: conv1d(h, w, None, *how))(x, weight)
+    assert torch.equal(
+        together, torch.stack([conv1d(x[i], weight[i], None, *how) for i in range(5)])
+    )
+
+
+@pytest.mark.parametrize("length", [1, 7, 8])
+def test_signals_are_pooled_as_torch_does(length):
+    x = draw((3, 2, 4, length), 0)
+    theirs = torch.stack([F.max_pool1d(h, 2, ceil_mode=True) for h in x])
+    assert torch.equal(vmap(MaxPool1d())(x), theirs)
+    assert torch.equal(MaxPool1d()(x[0]), theirs[0])
+
+
+def test_a_stride_is_torch_s():
+    layer, x = Conv2d(2, 4, 3, stride=2).double(), draw((3, 2, 7, 8), 0)
+    assert torch.equal(layer(x), F.conv2d(x, layer.weight, stride=2, padding=1))
+    assert count_macs(layer, x) == 9 * 2 * 4 * 4 * 4
+
+
 @pytest.mark.parametrize(("kernel", "groups"), [(1, 1), (3, 1), (3, 4)])
 def test_members_under_vmap_are_those_of_a_loop(kernel: int, groups: int):
     x = draw((5, 2, 4, 4, 4), 0)
@@ -81,6 +137,12 @@ def test_what_a_convolution_costs_does_not_depend_on_how_it_is_computed(kernel: 
     assert count_macs(layer, x) == 3 * 5 * kernel**2 * 16
     with torch_convolutions():
         assert count_macs(layer, x) == 3 * 5 * kernel**2 * 16
+
+
+@pytest.mark.parametrize("length", [4, 400])
+def test_what_a_signal_s_convolution_costs_does_not_depend_on_how_it_is_computed(length):
+    layer = Conv1d(3, 6, 3, groups=3, dilation=2)
+    assert count_macs(layer, torch.zeros(2, 3, length)) == 6 * 3 * length
 
 
 def test_constants_made_without_gradients_serve_later_gradients():

@@ -22,8 +22,9 @@ from esper.leyline import BlendStyle, InjectionSpec, SeedStage
 from esper.storage import saves
 from support import bring_to, good_signals
 
-FOLDERS = {1: Path(__file__).parent / "golden", 2: Path(__file__).parent / "golden" / "schema2"}
-"""By schema; 2 knows how many passes an episode has had."""
+HOME = Path(__file__).parent / "golden"
+FOLDERS = {1: HOME, 2: HOME / "schema2", 3: HOME / "schema3"}
+"""By schema; 2 knows how many passes an episode has had, 3 those of each member."""
 GOLDEN = FOLDERS[saves.SCHEMA]
 
 
@@ -90,7 +91,9 @@ def expected(folder: Path) -> dict[str, list[float]]:
 
 def test_the_kept_population_loads_and_goes_on(folder, expected):
     p = Population.load(folder / "population", GoldenHost)
-    assert int(p.passes) == (0 if folder == FOLDERS[1] else 1), "0 where the save does not say"
+    assert p.passes_E.tolist() == [0 if folder == FOLDERS[1] else 1] * 2, (
+        "0 where the save does not say"
+    )
     assert (p.seed, p.round, p.members) == (11, 4, 2)
     assert p.config == PopulationConfig(executor="loop", optim=OptimConfig(kind="adamw"))
     assert p.lifecycle.stage_ES.tolist() == [[SeedStage.DORMANT], [SeedStage.BLENDING]]

@@ -34,6 +34,9 @@ TABLE = """
     FOSSILIZE        | op slot
     SET_ALPHA_TARGET | op slot alpha_target alpha_speed alpha_curve
     PRUNE            | op slot alpha_speed alpha_curve
+    PLANT            | op slot blueprint
+    STOP             | op
+    CLOSE            | op slot
 """
 
 
@@ -132,6 +135,9 @@ def test_describe_names_the_heads_that_count():
         "SET_ALPHA_TARGET r0c1 alpha_target=0.7 alpha_speed=3 alpha_curve=COSINE",
         "PRUNE r0c1 alpha_speed=3 alpha_curve=COSINE",
         "FOSSILIZE r0c1",
+        "PLANT r0c1 conv_light",
+        "STOP",
+        "CLOSE r0c1",
     ]
 
 

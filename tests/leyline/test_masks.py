@@ -39,12 +39,20 @@ def test_illegal_operation_needs_no_slot(masks: ActionMasks):
     replace(masks, op_EO=cleared(masks.op_EO, *at), slot_EOS=cleared(masks.slot_EOS, *at))
 
 
-def test_slot_to_germinate_in_needs_a_blueprint(masks: ActionMasks):
-    barren = cleared(masks.blueprint_SK, 1)
-    with pytest.raises(EsperError, match="no blueprint for slot 1"):
-        replace(masks, blueprint_SK=barren)
-    elsewhere = cleared(masks.slot_EOS, slice(None), LifecycleOp.GERMINATE, 1)
-    replace(masks, blueprint_SK=barren, slot_EOS=elsewhere)
+def test_stop_needs_no_slot(masks: ActionMasks):
+    replace(masks, slot_EOS=cleared(masks.slot_EOS, slice(None), LifecycleOp.STOP))
+
+
+@pytest.mark.parametrize("op", [LifecycleOp.GERMINATE, LifecycleOp.PLANT])
+def test_slot_to_grow_in_needs_a_blueprint(masks: ActionMasks, op: LifecycleOp):
+    """Of this member: another one's caps may leave it some."""
+    (other,) = {LifecycleOp.GERMINATE, LifecycleOp.PLANT} - {op}
+    masks = replace(masks, slot_EOS=cleared(masks.slot_EOS, slice(None), other, 1))
+    barren = cleared(masks.blueprint_ESK, 2, 1)
+    with pytest.raises(EsperError, match="no blueprint for slot 1 of member 2"):
+        replace(masks, blueprint_ESK=barren)
+    elsewhere = cleared(masks.slot_EOS, slice(None), op, 1)
+    replace(masks, blueprint_ESK=barren, slot_EOS=elsewhere)
 
 
 def test_head_without_a_choice_is_refused(masks: ActionMasks):

@@ -12,6 +12,7 @@ from esper.leyline import (
     LIVE_STAGES,
     OCCUPIED_STAGES,
     PRUNABLE_STAGES,
+    STATIC_STAGES,
     TRANSITIONS,
     Gate,
     SeedStage,
@@ -31,6 +32,9 @@ EDGES = """
     PRUNED EMBARGOED
     EMBARGOED RESETTING
     RESETTING DORMANT
+    DORMANT PLANTED
+    PLANTED BLENDING
+    PLANTED PRUNED
 """
 
 
@@ -83,15 +87,20 @@ def test_stages_part_into_dormant_occupied_and_cooling():
     assert sum(map(len, parts)) == len(SeedStage)
 
 
-def test_live_stages_are_those_a_seed_can_be_pruned_from():
+def test_live_stages_are_those_of_a_seed_on_trial():
     prunable = {a for a, b in edges() if b is SeedStage.PRUNED}
-    assert prunable == PRUNABLE_STAGES == LIVE_STAGES
-    assert LIVE_STAGES | {SeedStage.FOSSILIZED} == OCCUPIED_STAGES
+    assert prunable == PRUNABLE_STAGES
+    assert PRUNABLE_STAGES - {SeedStage.PLANTED} == LIVE_STAGES
+    assert LIVE_STAGES | STATIC_STAGES == OCCUPIED_STAGES
+
+
+def test_static_stages_are_those_of_a_static_network():
+    assert {SeedStage.FOSSILIZED, SeedStage.PLANTED} == STATIC_STAGES
 
 
 def test_blended_stages_are_those_the_same_seed_reaches_from_blending():
     onward = reachable(SeedStage.BLENDING, avoiding=SeedStage.PRUNED)
-    assert onward == BLENDED_STAGES
+    assert onward | {SeedStage.PLANTED} == BLENDED_STAGES
 
 
 def test_cooldown_chain_is_the_only_way_from_pruned_to_dormant():

@@ -21,7 +21,8 @@ SMALL = ["digits_baseline", "digits_impaired", "synthetic"]
 ENTRIES = {
     "digits_baseline", "digits_impaired", "synthetic", "synthetic_cifar", "mnist1d",
     "fashion_mnist", "cifar_baseline", "cifar_scale", "cifar_impaired", "cifar_minimal",
-    "cifar_multichannel", "cifar_deep", "tinyshakespeare", "tinystories",
+    "cifar_multichannel", "cifar_deep", "cifar_resnet8", "mnist1d_signal", "tinyshakespeare",
+    "tinystories",
 }  # fmt: skip
 
 
@@ -202,7 +203,7 @@ def test_normalisation_that_cannot_be_is_one_line():
     assert "both have 1 values" in refused(lambda: dataclasses.replace(data, mean=two, std=two))
 
 
-def test_vectors_and_tokens_are_data_too():
+def test_vectors_signals_and_tokens_are_data_too():
     none, y = np.zeros(0, dtype=np.float32), np.arange(4, dtype=np.int64)
     v = TaskPart(np.arange(8, dtype=np.float32).reshape(4, 2), y)
     mean, std = v.inputs.mean(axis=0), v.inputs.std(axis=0)
@@ -219,7 +220,15 @@ def test_vectors_and_tokens_are_data_too():
     beyond = dataclasses.replace(tokens, test=TaskPart(t.inputs + 1, t.labels))
     line = refused(lambda: beyond.check("text", 2, (3,), batch=4))
     assert "tokens 2 to 2 in test, valid are 0 to 1" in line
-    odd = TaskPart(np.ones((4, 3, 2), dtype=np.float32), y)
+    waves = TaskPart(np.arange(24, dtype=np.float32).reshape(4, 2, 3), y)
+    each = waves.inputs.mean(axis=(0, 2)), waves.inputs.std(axis=(0, 2))
+    native = TaskData(waves, waves, waves, waves, *each)
+    assert native.kind == "signals"
+    assert np.allclose(native.normalised(waves).mean(axis=(0, 2)), 0, atol=1e-6)
+    assert "both have 1 or 2 values" in refused(
+        lambda: TaskData(waves, waves, waves, waves, none, none)
+    )
+    odd = TaskPart(np.ones((4, 3, 2), dtype=np.uint8), y)
     assert "give images" in refused(lambda: TaskData(odd, odd, odd, odd, none, none))
 
 

@@ -17,6 +17,7 @@ from esper.leyline import LifecycleOp, SeedStage
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
+    CLASSIC_OPS,
     HEAD_CHOICES,
     NO_SLOT,
     TEMPOS,
@@ -211,7 +212,7 @@ def test_an_operation_is_refused_with_the_reason_that_vetoes_it():
     name; every reason of the lifecycle occurs."""
     population = population_for_actions(seed_budget=1, min_prune_age=8)
     life, rng, seen = population.lifecycle, np.random.default_rng(5), set()
-    operations = [op for op in LifecycleOp if op is not LifecycleOp.WAIT]
+    operations = [op for op in CLASSIC_OPS if op is not LifecycleOp.WAIT]
     extra = {LifecycleOp.GERMINATE: ("conv_light",), LifecycleOp.SET_ALPHA_TARGET: (0.5,)}
     for turn in range(240):
         if turn % 30 == 0:

@@ -167,7 +167,7 @@ def test_what_changes_between_replays_is_what_they_see(kind):
             for index in range(3):
                 x, y = batch(4, 10 * step + index)
                 process_train_batch(population, x, y, total, None, graphs)
-    assert totals[0].batches == totals[1].batches == 18
+    assert [total.batches_E.tolist() for total in totals] == [[18] * 4] * 2
     assert totals[0].predictions == totals[1].predictions
     assert cache.replays >= 15
     torch.testing.assert_close(

@@ -59,7 +59,7 @@ def test_no_more_is_counted_than_an_engine_holds(data):
     spec = replace(SPEC, batch_size=16, batches_per_step=2, episode_length=5)
     engine = VectorizedEngine(spec, EngineConfig(members=3, device="cpu"), data=data)
     batches, episode = engine.batches, engine.episode
-    order_EMB = batches._make_order(0)
+    order_EMB = batches._make_order(0, 2)
     x, _ = next(batches.step(0))
     held = x.nbytes + batches._all_rows_EB.nbytes
     assert input_bytes(spec, 3) <= held

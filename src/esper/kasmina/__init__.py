@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from esper.kasmina.blueprints.registry import blueprint as blueprint
     from esper.kasmina.hosts.cnn import CNNHost as CNNHost
     from esper.kasmina.hosts.mlp import MLPHost as MLPHost
+    from esper.kasmina.hosts.resnet import ResNetHost as ResNetHost
+    from esper.kasmina.hosts.signal import SignalHost as SignalHost
     from esper.kasmina.hosts.transformer import TransformerHost as TransformerHost
     from esper.kasmina.lifecycle import Lifecycle as Lifecycle
     from esper.kasmina.lifecycle import LifecycleConfig as LifecycleConfig
@@ -25,6 +27,8 @@ else:
             ".blueprints.registry": ("BlueprintRegistry", "blueprint"),
             ".hosts.cnn": ("CNNHost",),
             ".hosts.mlp": ("MLPHost",),
+            ".hosts.resnet": ("ResNetHost",),
+            ".hosts.signal": ("SignalHost",),
             ".hosts.transformer": ("TransformerHost",),
             ".lifecycle": ("Lifecycle", "LifecycleConfig"),
             ".member": ("MorphogeneticModel",),

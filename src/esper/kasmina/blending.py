@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.host_checks import axes_after_channels
 from esper.leyline.actions import BlendStyle
 from esper.leyline.slots import Topology
 
@@ -27,10 +28,11 @@ class Gate(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(width))
         self.bias = nn.Parameter(torch.full((width,), OPEN_GATE))
-        self.channels_first = topology == "cnn"
+        self.shape = (-1, *[1] * axes_after_channels(topology))
+        """Shape in which weight and bias broadcast over an activation."""
 
     def forward(self, h: Tensor) -> Tensor:
-        shape = (-1, *([1] * (h.ndim - 2))) if self.channels_first else (-1,)
+        shape = self.shape
         return torch.sigmoid(self.weight.view(shape) * h + self.bias.view(shape))
 
 

@@ -32,8 +32,12 @@ LARGEST_MATRIX: Final = 2**15
 _always_torch: ContextVar[bool] = ContextVar("always_torch", default=False)
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int) -> Tensor:
-    """Convolution of our modules: stride 1, odd kernel, size-preserving."""
+def conv2d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int, stride: int = 1
+) -> Tensor:
+    """Convolution of our modules: square odd kernel, size-preserving at stride 1."""
+    if stride != 1:
+        return F.conv2d(x, weight, bias, stride=stride, padding=padding, groups=groups)
     half = None if _always_torch.get() else fused.half_type(x)
     if half is not None:
         fast = fused.conv2d(x, weight, groups, half)
@@ -43,6 +47,20 @@ def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups:
         return F.conv2d(x, weight, bias, stride=1, padding=padding, groups=groups)
     out = _pointwise(x, weight) if weight.shape[-1] == 1 else _dense(x, weight, groups)
     return out if bias is None else out + bias.view(-1, 1, 1)
+
+
+def conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, groups: int, dilation: int
+) -> Tensor:
+    """Convolution of signals `[B, C, L]`: odd kernel, size-preserving, stride 1."""
+    row, kernel = x.unsqueeze(-2), weight.unsqueeze(-2)  # as images of height 1
+    if not _is_product(row, kernel, groups):
+        return F.conv1d(x, weight, bias, padding=padding, groups=groups, dilation=dilation)
+    out = (
+        _pointwise(row, kernel) if weight.shape[-1] == 1 else _dense(row, kernel, groups, dilation)
+    )
+    out = out.squeeze(-2)
+    return out if bias is None else out + bias.view(-1, 1)
 
 
 @contextmanager
@@ -77,13 +95,13 @@ def _pointwise(x: Tensor, weight: Tensor) -> Tensor:
     return product.view(-1, batch, height, width).transpose(0, 1)
 
 
-def _dense(x: Tensor, weight: Tensor, groups: int) -> Tensor:
+def _dense(x: Tensor, weight: Tensor, groups: int, dilation: int = 1) -> Tensor:
     """Product of the flattened image with the kernel's matrix, group by group."""
     batch, channels, height, width = x.shape
-    out_channels, group_channels, kernel, _ = weight.shape
+    out_channels, group_channels, *sides = weight.shape
     places, group_outs = height * width, out_channels // groups
-    taps_KPP = _taps(kernel, height, width, x.dtype)
-    matrix = (weight.reshape(-1, kernel**2) @ taps_KPP).view(
+    taps_KPP = _taps((sides[0], sides[1]), dilation, height, width, x.dtype)
+    matrix = (weight.reshape(-1, sides[0] * sides[1]) @ taps_KPP).view(
         groups, group_outs, group_channels, places, places
     )
     matrix = matrix.permute(0, 2, 3, 1, 4).reshape(groups, group_channels * places, -1)
@@ -94,15 +112,17 @@ def _dense(x: Tensor, weight: Tensor, groups: int) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _taps(kernel: int, height: int, width: int, dtype: torch.dtype) -> Tensor:
+def _taps(
+    sides: tuple[int, int], dilation: int, height: int, width: int, dtype: torch.dtype
+) -> Tensor:
     """`[K, P * P]`: 1 where a tap connects an input pixel (first) to an output pixel (second)."""
     rows, columns = np.divmod(np.arange(height * width), width)
-    reach = kernel // 2
-    taps_KPP = np.zeros((kernel**2, height * width, height * width))
-    for tap in range(kernel**2):
-        down, right = tap // kernel - reach, tap % kernel - reach
-        from_row, from_column = rows + down, columns + right
+    taps, across = sides[0] * sides[1], sides[1]
+    taps_KPP = np.zeros((taps, height * width, height * width))
+    for tap in range(taps):
+        down, right = tap // across - sides[0] // 2, tap % across - across // 2
+        from_row, from_column = rows + dilation * down, columns + dilation * right
         inside = (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
         taps_KPP[tap, (from_row * width + from_column)[inside], np.flatnonzero(inside)] = 1.0
     with torch.inference_mode(False):  # cached for later calls, which may need gradients
-        return torch.from_numpy(taps_KPP.reshape(kernel**2, -1)).to(dtype)
+        return torch.from_numpy(taps_KPP.reshape(taps, -1)).to(dtype)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,11 +17,14 @@ from torch import Tensor, fx, nn
 _SPACE: dict[type[nn.Module], int] = {
     nn.Linear: 0,
     nn.LayerNorm: 0,
+    nn.Conv1d: 1,
     nn.Conv2d: 2,
     nn.GroupNorm: 2,
     nn.BatchNorm2d: 2,
 }
-"""Modules that end in a factor (and offset) per channel -> number of axes after the channels."""
+"""Modules that end in a factor (and offset) per channel -> number of axes after the channels (of a
+group norm: unless it follows a Conv1d)."""
+_Linear = nn.Linear | nn.Conv1d | nn.Conv2d
 
 
 def drop_identities(plain: fx.GraphModule) -> None:
@@ -77,7 +81,7 @@ def _absorb(
         return False
     if node.op == "call_module":
         module = _exclusive_module(plain, node, seeds)
-        return module is not None and _scale_affine(module, scale)
+        return module is not None and _scale_affine(module, scale, _space(plain, node))
     for value, factor in _operands(node, operator.mul, torch.mul):
         inner = _scale(plain, factor, seeds)
         if isinstance(inner, Tensor) and _scale_parameter(inner, scale):
@@ -87,15 +91,25 @@ def _absorb(
     return False
 
 
-def _scale_affine(module: nn.Module, scale: float | Tensor) -> bool:
+def _space(plain: fx.GraphModule, node: fx.Node) -> int | None:
+    """Return the number of axes after the channels in the result of a module; None: unknown."""
+    module, given = plain.get_submodule(str(node.target)), node.args[0]
+    before = isinstance(given, fx.Node) and _is_unary_call(given) and given.target
+    if before and isinstance(module, nn.GroupNorm):
+        first = plain.get_submodule(str(before))
+        return 1 if isinstance(first, nn.Conv1d) else 2
+    return _SPACE.get(type(module))
+
+
+def _scale_affine(module: nn.Module, scale: float | Tensor, space: int | None) -> bool:
     """Scale the output channels of a module with a weight and optional bias."""
     weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
-    if type(module) not in _SPACE or weight is None:
+    if space is None or weight is None:
         return False
-    if not isinstance(module, nn.Linear | nn.Conv2d) and weight.ndim != 1:
+    if not isinstance(module, _Linear) and weight.ndim != 1:
         return False
     if isinstance(scale, Tensor):
-        if tuple(scale.shape) != (weight.shape[0], *[1] * _SPACE[type(module)]):
+        if tuple(scale.shape) != (weight.shape[0], *[1] * space):
             return False
         if any(p is not None and p.requires_grad != scale.requires_grad for p in (weight, bias)):
             return False
@@ -144,12 +158,12 @@ def merge_linear_seeds(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
 
 def _linear_chain(
     plain: fx.GraphModule, end: object, start: object, seeds: Sequence[str]
-) -> list[tuple[fx.Node, nn.Linear | nn.Conv2d]]:
+) -> list[tuple[fx.Node, _Linear]]:
     """Return the linear layers from `start` to `end`; empty if there is anything else."""
-    chain: list[tuple[fx.Node, nn.Linear | nn.Conv2d]] = []
+    chain: list[tuple[fx.Node, _Linear]] = []
     while isinstance(end, fx.Node) and end is not start:
         module = _exclusive_module(plain, end, seeds)
-        if len(end.users) != 1 or not isinstance(module, nn.Linear | nn.Conv2d):
+        if len(end.users) != 1 or not isinstance(module, _Linear):
             return []
         chain.insert(0, (end, module))
         end = end.args[0]
@@ -165,14 +179,15 @@ class _Map:
     groups: int = 1
 
     @classmethod
-    def of(cls, module: nn.Linear | nn.Conv2d) -> _Map | None:
+    def of(cls, module: _Linear) -> _Map | None:
         """Return None for other convolutions."""
         bias = None if module.bias is None else module.bias.detach().double()
         weight = module.weight.detach().double()
         if isinstance(module, nn.Linear):
             return cls(weight, bias)
         same = tuple((size - 1) // 2 for size in module.kernel_size)
-        simple = (module.stride, module.dilation, module.padding) == ((1, 1), (1, 1), same)
+        ones = (1,) * len(same)
+        simple = (module.stride, module.dilation, module.padding) == (ones, ones, same)
         odd = all(size % 2 for size in module.kernel_size)
         zeros = module.padding_mode == "zeros"
         return cls(weight, bias, module.groups) if simple and odd and zeros else None
@@ -207,19 +222,20 @@ class _Map:
         centre[channel, channel % per_group] += 1
         return _Map(weight, self.bias, self.groups)
 
-    def module(self, like: nn.Linear | nn.Conv2d) -> nn.Linear | nn.Conv2d:
+    def module(self, like: _Linear) -> _Linear:
         """Return a torch module in the dtype of `like`."""
         out_channels, per_group, *sizes = self.weight.shape
         bias = self.bias is not None
-        made: nn.Linear | nn.Conv2d
+        made: _Linear
         if isinstance(like, nn.Linear):
             made = nn.Linear(per_group, out_channels, bias=bias, device="meta")
         else:
-            made = nn.Conv2d(
+            kind: Any = nn.Conv1d if isinstance(like, nn.Conv1d) else nn.Conv2d
+            made = kind(
                 per_group * self.groups,
                 out_channels,
-                (sizes[0], sizes[1]),
-                padding=(sizes[0] // 2, sizes[1] // 2),
+                tuple(sizes),
+                padding=tuple(size // 2 for size in sizes),
                 groups=self.groups,
                 bias=bias,
                 device="meta",
@@ -230,7 +246,7 @@ class _Map:
         return made.train(like.training)
 
 
-def _merged(modules: Sequence[nn.Linear | nn.Conv2d]) -> nn.Linear | nn.Conv2d | None:
+def _merged(modules: Sequence[_Linear]) -> _Linear | None:
     """Return one module for input plus chain; None if that is not equal or costs more.
 
     At stride 1 and equal size MACs are weights times positions, so one comparison covers both.

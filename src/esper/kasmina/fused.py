@@ -100,7 +100,7 @@ def input_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
 
 def norm_fits(x: Tensor, groups: int) -> bool:
     """Whether we have a kernel for the group norm of `x`."""
-    if half_type(x) != x.dtype:
+    if x.ndim != 4 or half_type(x) != x.dtype:
         return False
     from esper.kasmina.kernels.normalise import supported
 

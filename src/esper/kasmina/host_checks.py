@@ -19,8 +19,15 @@ LAYOUTS: Final[dict[Topology, tuple[str, ...]]] = {
     "cnn": ("B", "C", "H", "W"),
     "transformer": ("B", "T", "C"),
     "mlp": ("B", "C"),
+    "signal": ("B", "C", "L"),
 }
 """Axes of the activations at the slots, by topology; C is the `channels` of an injection spec."""
+
+
+def axes_after_channels(topology: Topology) -> int:
+    """Return the number of axes behind the channels: 2 for images, 1 for signals, else 0."""
+    layout = LAYOUTS[topology]
+    return len(layout) - 1 - layout.index("C")
 
 
 def as_host(module: nn.Module) -> HostProtocol:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.device import rng
 from esper.kasmina import fused
-from esper.kasmina.convolution import conv2d
+from esper.kasmina.convolution import conv1d, conv2d
 from esper.kasmina.layout import is_channels_last, under_vmap
 from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
 from esper.kasmina.pooling import max_pool2d
@@ -73,7 +73,7 @@ class DrawnModule(nn.Module):
 
 
 class Conv2d(DrawnModule):
-    """Convolution with "same" padding, stride 1 and He-uniform weights; `zero=True` starts at 0."""
+    """Convolution with "same" padding and He-uniform weights; `zero=True` starts at 0."""
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class Conv2d(DrawnModule):
         out_channels: int,
         kernel_size: int,
         *,
+        stride: int = 1,
         groups: int = 1,
         bias: bool = False,
         zero: bool = False,
@@ -92,18 +93,54 @@ class Conv2d(DrawnModule):
         shape = (out_channels, in_channels // groups, kernel_size, kernel_size)
         self.weight = nn.Parameter(torch.zeros(shape))
         self.bias = nn.Parameter(torch.zeros(out_channels)) if bias else None
-        self.padding = kernel_size // 2
-        self.groups = groups
+        self.kernel_size, self.padding = kernel_size, kernel_size // 2
+        self.stride, self.groups = stride, groups
         self.draws = {} if zero else {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
         self.draw_parameters()
 
     def forward(self, x: Tensor) -> Tensor:
-        return conv2d(x, self.weight, self.bias, self.padding, self.groups)
+        return conv2d(x, self.weight, self.bias, self.padding, self.groups, self.stride)
 
     def extra_repr(self) -> str:
         out_channels, in_channels, size, _ = self.weight.shape
+        stride = "" if self.stride == 1 else f", stride={self.stride}"
         return (
-            f"{in_channels * self.groups}, {out_channels}, kernel_size={size}, groups={self.groups}"
+            f"{in_channels * self.groups}, {out_channels}, kernel_size={size}, "
+            f"groups={self.groups}{stride}"
+        )
+
+
+class Conv1d(DrawnModule):
+    """Convolution of signals with "same" padding and He-uniform weights."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        *,
+        groups: int = 1,
+        dilation: int = 1,
+    ) -> None:
+        super().__init__()
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise EsperError(f"Conv1d kernel_size={kernel_size}: must be odd, so the size is kept")
+        fan_in = in_channels // groups * kernel_size
+        self.weight = nn.Parameter(torch.zeros(out_channels, in_channels // groups, kernel_size))
+        self.bias = None
+        self.kernel_size, self.padding = kernel_size, dilation * (kernel_size // 2)
+        self.groups, self.dilation = groups, dilation
+        self.draws = {"weight": Draw("uniform", math.sqrt(6.0 / fan_in))}
+        self.draw_parameters()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv1d(x, self.weight, self.bias, self.padding, self.groups, self.dilation)
+
+    def extra_repr(self) -> str:
+        out_channels, in_channels, size = self.weight.shape
+        return (
+            f"{in_channels * self.groups}, {out_channels}, kernel_size={size}, "
+            f"groups={self.groups}, dilation={self.dilation}"
         )
 
 
@@ -137,6 +174,11 @@ class Linear(DrawnModule):
         return f"{in_features}, {out_features}"
 
 
+def channel_groups(channels: int) -> int:
+    """Return the number of groups of a `ChannelNorm`."""
+    return math.gcd(channels, math.ceil(channels / 16))
+
+
 class ChannelNorm(nn.Module):
     """Group norm without running statistics, at most 16 channels per group.
 
@@ -147,7 +189,7 @@ class ChannelNorm(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.groups = math.gcd(channels, math.ceil(channels / 16))
+        self.groups = channel_groups(channels)
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
@@ -160,12 +202,31 @@ class ChannelNorm(nn.Module):
             return fused.group_norm(x, self.groups, weight, bias, relu=False)
         if is_channels_last(x):
             return group_norm_channels_last(x, self.groups, weight, bias)
-        if x.device.type == "cpu" and x.ndim == 4 and under_vmap(x):
+        if x.device.type == "cpu" and x.ndim > 2 and under_vmap(x):
             return group_norm_of_members(x, self.groups, weight, bias)
         return F.group_norm(x, self.groups, weight, bias)
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, groups={self.groups}"
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """Torch's batch norm, in float32 under autocast too: its vmap rule needs one dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return super().forward(x.float()).to(x.dtype)
+
+
+class MaxPool1d(nn.MaxPool1d):
+    """Halves the length of a signal, rounding up."""
+
+    def __init__(self) -> None:
+        super().__init__(2, ceil_mode=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pooled = F.max_pool2d(x.unsqueeze(-2), (1, 2), ceil_mode=True)  # vmaps on a CPU
+        return pooled.squeeze(-2)
 
 
 class MaxPool2d(nn.MaxPool2d):
@@ -185,7 +246,7 @@ class MaxPool2d(nn.MaxPool2d):
 class LayerScale(nn.Module):
     """One learnt factor per channel, small but not zero initially; the last layer of our seeds.
 
-    Channels are the last axis, or the one before `space` axes (2 for images).
+    Channels are the last axis, or the one before `space` axes (2 for images, 1 for signals).
     """
 
     def __init__(self, channels: int, space: int = 0, initial: float = BIRTH_SCALE) -> None:

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
 from esper.kasmina.blending import Gate
-from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry
+from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry, HostSegment
 from esper.kasmina.host_checks import (
+    LAYOUTS,
     as_host,
     check_activation,
     enabled_slots,
@@ -42,8 +43,8 @@ from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import InjectionSpec, Topology
 from esper.leyline.user_errors import user_code
 
-_PROBE_SHAPE: dict[Topology, tuple[int, ...]] = {"cnn": (4, 4), "transformer": (4,), "mlp": ()}
-"""Spatial sizes of the activation on which a new seed's output shape is checked."""
+_SAMPLES, _SIDE = 2, 4
+"""Batch and spatial sizes of the activation on which a new seed's output shape is checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,8 @@ class StackedNetwork:
         self.device = device
         if device.type == "cpu":
             keep_freed_memory()
-        self.host = ParameterStore(Initialiser(host_factory), members, device)
+        initialiser = Initialiser(host_factory)
+        self.host = ParameterStore(initialiser, members, device)
         template = as_host(self.host.template)
         self.topology: Topology = template.topology
         self.segments = _segments(template)
@@ -100,8 +102,16 @@ class StackedNetwork:
         """Position -> fused module of a segment and the next one, used if no seed is between them;
         see `usable_fused_pairs`."""
         self.blueprints = _enabled_blueprints(blueprints, self.topology)
+        self._sources: dict[int, HostSegment] = {}
+        """slot -> segment that seeds made from the host are made from."""
+        if any(recipe.from_host for recipe in self.blueprints):
+            self._sources = self._find_sources(as_host(initialiser.rebuild()))
+        self._misfits_SK = [
+            [self._misfit(slot, recipe) for recipe in self.blueprints]
+            for slot in range(len(self.slots))
+        ]
         self.fits_SK = np.array(
-            [[b.misfit(slot.channels) is None for b in self.blueprints] for slot in self.slots],
+            [[reason is None for reason in reasons] for reasons in self._misfits_SK],
             dtype=np.bool_,
         ).reshape(len(self.slots), len(self.blueprints))
         self.banks: dict[tuple[int, int], ParameterStore] = {}
@@ -146,7 +156,7 @@ class StackedNetwork:
         spec = self.slots[self.slot_index(slot)]
         if not 0 <= blueprint < len(names):
             raise EsperError(f"blueprint index {blueprint}: valid are 0 to {len(names) - 1}")
-        reason = self.blueprints[blueprint].misfit(spec.channels)
+        reason = self._misfits_SK[slot][blueprint]
         if reason is not None:
             fitting = [n for n, fits in zip(names, self.fits_SK[slot], strict=True) if fits]
             raise EsperError(
@@ -154,14 +164,50 @@ class StackedNetwork:
                 f"slot {spec.slot_id} takes {', '.join(fitting) or 'none of the enabled ones'}"
             )
 
+    def _find_sources(self, host: HostProtocol) -> dict[int, HostSegment]:
+        """Return the nearest segment with parameters before each slot that has one.
+
+        `host`: a host on the CPU, since the template may be elsewhere.
+        """
+        modules, found = host_segments(host), {}
+        for slot, spec in enumerate(self.slots):
+            before = range(spec.position, -1, -1)
+            index = next((i for i in before if any(True for _ in modules[i].parameters())), None)
+            if index is not None:
+                names, sample = self.segments[index].names, self.sample_activation(slot)
+                found[slot] = HostSegment(modules[index], index, names, spec, self.topology, sample)
+        return found
+
+    def _misfit(self, slot: int, recipe: Blueprint) -> str | None:
+        """Return why a blueprint does not fit a slot, or None if it does."""
+        reason = recipe.misfit(self.slots[slot].channels)
+        if reason is not None or not recipe.from_host:
+            return reason
+        source = self._sources.get(slot)
+        if source is None:
+            return "copies a segment with parameters, and none comes before the slot"
+        try:
+            with forked_rng(0):
+                self._build_seed(slot, recipe)
+        except EsperError as error:
+            kind = type(source.module).__name__
+            return f"cannot copy segment {source.index} ({kind}) before the slot: {error}"
+        return None
+
+    def _build_seed(self, slot: int, recipe: Blueprint) -> nn.Module:
+        """Build a seed with the slot's width, or from the host."""
+        width, given = self.slots[slot].channels, "host segment" if recipe.from_host else "width"
+        what = f"blueprint {recipe.name!r} cannot be built for width {width}"
+        with user_code(what, f"it is called with the {given} alone", TypeError):
+            return recipe.factory(self._sources[slot] if recipe.from_host else width)
+
     def bank(self, slot: int, blueprint: int) -> ParameterStore:
         """Return the bank of a blueprint in a slot; the first use allocates and checks it."""
         key = (slot, blueprint)
         if key not in self.banks:
-            width = self.slots[slot].channels
             recipe = self.blueprints[blueprint]
             initialiser = Initialiser(
-                lambda: _build_seed(recipe, width), f"blueprint {recipe.name!r}"
+                lambda: self._build_seed(slot, recipe), f"blueprint {recipe.name!r}"
             )
             sample = self.sample_activation(slot)
             writes = _try_seed(recipe, initialiser.template, sample)
@@ -176,12 +222,19 @@ class StackedNetwork:
             self.banks[key] = bank
         return self.banks[key]
 
+    def inherit(self, slot: int, blueprint: int, index_N: Tensor) -> None:
+        """Copy what new seeds of members `index_N` inherit from their hosts as they are now."""
+        if self.blueprints[blueprint].from_host:
+            bank = self.bank(slot, blueprint)
+            names: Mapping[str, str] = getattr(bank.template, "inherited", {})
+            bank.inherit(self.host, names, index_N)
+
     def seed_template(self, slot: int, blueprint: int) -> nn.Module:
         """Return a seed with arbitrary weights, for counting; allocates no bank."""
         if (slot, blueprint) in self.banks:
             return self.banks[slot, blueprint].template
         with forked_rng(0):
-            seed = _build_seed(self.blueprints[blueprint], self.slots[slot].channels)
+            seed = self._build_seed(slot, self.blueprints[blueprint])
         return seed.to(self.device)
 
     def gate(self, slot: int) -> ParameterStore:
@@ -194,8 +247,8 @@ class StackedNetwork:
 
     def sample_activation(self, slot: int) -> Tensor:
         """Return two small activations of the slot's shape, on the CPU."""
-        width, space = self.slots[slot].channels, _PROBE_SHAPE[self.topology]
-        shape = (2, width, *space) if self.topology == "cnn" else (2, *space, width)
+        sizes = {"B": _SAMPLES, "C": self.slots[slot].channels}
+        shape = tuple(sizes.get(axis, _SIDE) for axis in LAYOUTS[self.topology])
         return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
     def _find_seed_site(
@@ -253,13 +306,6 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _build_seed(recipe: Blueprint, width: int) -> nn.Module:
-    advice = "it is called with the width alone"
-    what = f"blueprint {recipe.name!r} cannot be built for width {width}"
-    with user_code(what, advice, TypeError):
-        return recipe.factory(width)
-
-
 def _try_seed(recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:
     """Raise unless a seed trains in its slot; return whether it modifies its input in place."""
     trains = not torch.is_inference_mode_enabled()
@@ -300,7 +346,9 @@ def _check_seed_output(recipe: Blueprint, out: object, h: Tensor) -> None:
         )
 
 
-SAMPLEWISE_MODULES: Final = (nn.Identity, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU)
+SAMPLEWISE_MODULES: Final = (
+    nn.Identity, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.ReLU, nn.GELU,
+)  # fmt: skip
 """Modules without parameters that act on each sample independently, and our subclasses."""
 
 

@@ -35,8 +35,8 @@ def group_norm_of_members(x: Tensor, groups: int, weight: Tensor, bias: Tensor) 
     Torch scales and shifts in two passes with one value per channel, which vectorises badly on
     small images. Here it is one pass with a value for every pixel.
     """
-    _, channels, height, width = x.shape
-    wide = (channels, height * width)
+    channels = x.shape[1]
+    wide = (channels, x[0, 0].numel())
     weight_CP, bias_CP = (p[:, None].expand(wide).reshape(-1) for p in (weight, bias))
     normed = F.group_norm(x, groups, eps=EPSILON).flatten(1)
     return torch.addcmul(bias_CP, normed, weight_CP).view(x.shape)

@@ -18,7 +18,15 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import Gate
 from esper.kasmina.folding import drop_identities, fold_scales, merge_linear_seeds
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d
+from esper.kasmina.layers import (
+    BatchNorm2d,
+    ChannelNorm,
+    Conv1d,
+    Conv2d,
+    Linear,
+    MaxPool1d,
+    MaxPool2d,
+)
 from esper.leyline.slots import InjectionSpec
 
 if TYPE_CHECKING:
@@ -62,9 +70,25 @@ def _conv2d(layer: Conv2d) -> nn.Module:
         per_group * layer.groups,
         out_channels,
         size,
+        stride=layer.stride,
         padding=layer.padding,
         groups=layer.groups,
         bias=layer.bias is not None,
+        device="meta",
+    )
+    return _with_parameters_of(plain, layer)
+
+
+def _conv1d(layer: Conv1d) -> nn.Module:
+    out_channels, per_group, size = layer.weight.shape
+    plain = nn.Conv1d(
+        per_group * layer.groups,
+        out_channels,
+        size,
+        padding=layer.padding,
+        dilation=layer.dilation,
+        groups=layer.groups,
+        bias=False,
         device="meta",
     )
     return _with_parameters_of(plain, layer)
@@ -82,6 +106,16 @@ def _channel_norm(layer: ChannelNorm) -> nn.Module:
     return _with_parameters_of(
         nn.GroupNorm(layer.groups, layer.weight.shape[0], device="meta"), layer
     )
+
+
+def _batch_norm2d(layer: BatchNorm2d) -> nn.Module:
+    plain = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum, device="meta")
+    plain._buffers.update(layer._buffers)
+    return _with_parameters_of(plain, layer)
+
+
+def _max_pool1d(layer: MaxPool1d) -> nn.Module:
+    return nn.MaxPool1d(layer.kernel_size, ceil_mode=layer.ceil_mode)
 
 
 def _max_pool2d(layer: MaxPool2d) -> nn.Module:
@@ -103,18 +137,21 @@ class _ChannelGate(nn.Module):
 
     def __init__(self, gate: Gate) -> None:
         super().__init__()
-        shape = (-1, 1, 1) if gate.channels_first else (-1,)
-        self.weight = nn.Parameter(gate.weight.detach().view(shape), gate.weight.requires_grad)
-        self.bias = nn.Parameter(gate.bias.detach().view(shape), gate.bias.requires_grad)
+        weight, bias = gate.weight, gate.bias
+        self.weight = nn.Parameter(weight.detach().view(gate.shape), weight.requires_grad)
+        self.bias = nn.Parameter(bias.detach().view(gate.shape), bias.requires_grad)
 
     def forward(self, h: Tensor) -> Tensor:
         return torch.sigmoid(self.weight * h + self.bias)
 
 
 PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
+    Conv1d: _conv1d,
     Conv2d: _conv2d,
     Linear: _linear,
     ChannelNorm: _channel_norm,
+    BatchNorm2d: _batch_norm2d,
+    MaxPool1d: _max_pool1d,
     MaxPool2d: _max_pool2d,
     Gate: _ChannelGate,
 }

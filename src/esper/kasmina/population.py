@@ -236,12 +236,12 @@ class Population:
         self._check_batch(x, target)
         with self.trainer.keeping_inactive_buffers():
             logits = self._run(x, plan, training=True)
-        self.trainer.drop_gradients()  # left by the caller or by a failed batch
-        target_R = _row_targets(target, plan)
-        loss_R = self.loss(logits, target_R)
-        scaled_R = loss_R if scaler is None else scaler.scale(loss_R, plan.member_R)
-        if scaled_R.requires_grad:  # False if the host is frozen and no seed is live
-            scaled_R.sum().backward()  # type: ignore[no-untyped-call]
+            self.trainer.drop_gradients()  # left by the caller or by a failed batch
+            target_R = _row_targets(target, plan)
+            loss_R = self.loss(logits, target_R)
+            scaled_R = loss_R if scaler is None else scaler.scale(loss_R, plan.member_R)
+            if scaled_R.requires_grad:  # False if the host is frozen and no seed is live
+                scaled_R.sum().backward()  # type: ignore[no-untyped-call]
         main = slice(self.members)
         correct_E = count_correct(logits[main].detach(), target_R[main])
         return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
@@ -505,11 +505,12 @@ class Population:
             at = (slots == s) & (kinds == k)
             birth_N = self.lifecycle.births_ES[members[at], s]
             keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
-            self.network.bank(int(s), int(k)).draw(keys, self._index(members[at]))
-            self.trainer.clear_rows((int(s), int(k)), self._index(members[at]))
+            index = self._index(members[at])
+            self.network.bank(int(s), int(k)).draw(keys, index)
+            self.network.inherit(int(s), int(k), index)
+            self.trainer.clear_rows((int(s), int(k)), index)
             # A gate is reset with every seed, whatever its style, so that no stale one remains.
             if int(s) in self.network.gates or (styles[at] == BlendStyle.GATE).any():
-                index = self._index(members[at])
                 self.network.gate(int(s)).draw(keys, index)
                 self.trainer.clear_rows((int(s), GATE_KEY), index)
 

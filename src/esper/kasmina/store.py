@@ -10,6 +10,7 @@ Shape letters: E members, R rows, P parameters of one member.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +78,13 @@ class ParameterStore:
             self.flat_EP.detach().index_copy_(0, index_N, flat)
         for name, stacked in self.fixed.items():
             stacked.index_copy_(0, index_N, values[name])
+
+    def inherit(self, source: ParameterStore, names: Mapping[str, str], index_N: Tensor) -> None:
+        """Copy tensors of members `index_N` from another store; `names`: own -> the source's."""
+        own = self.named(self.flat_EP.detach()) | self.fixed
+        given = source.named(source.flat_EP.detach()) | source.fixed
+        for name, source_name in names.items():
+            own[name].index_copy_(0, index_N, given[source_name].index_select(0, index_N))
 
     def gather(self, member_R: Tensor | None, frozen_R: Tensor | None) -> dict[str, Tensor]:
         """Return the parameters of rows: row r is member `member_R[r]` (None: every member once).

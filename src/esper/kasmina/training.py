@@ -133,7 +133,10 @@ class Trainer:
 
     @contextlib.contextmanager
     def keeping_inactive_buffers(self) -> Iterator[None]:
-        """Undo what the body does to buffers (running statistics) of inactive members."""
+        """Undo what the body does to buffers (running statistics) of inactive members.
+
+        The body includes the backward pass, which may read them.
+        """
         if self.active_E is None:
             yield
             return

@@ -9,8 +9,9 @@ from typing import Final, Literal
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.stages import SeedStage
 
-Topology = Literal["cnn", "transformer", "mlp"]
-TOPOLOGIES: Final[tuple[Topology, ...]] = ("cnn", "transformer", "mlp")
+Topology = Literal["cnn", "transformer", "mlp", "signal"]
+TOPOLOGIES: Final[tuple[Topology, ...]] = ("cnn", "transformer", "mlp", "signal")
+"""Images, sequences, vectors and signals; `kasmina.host_checks.LAYOUTS` has their axes."""
 
 _SLOT_ID: Final = re.compile(r"r(0|[1-9][0-9]*)c(0|[1-9][0-9]*)")
 
@@ -45,7 +46,7 @@ class InjectionSpec:
     slot_id: str
     """`r<row>c<col>`; the row is the surface, the column counts along the host."""
     channels: int
-    """Channels (cnn) or width (transformer, mlp) of the activation there."""
+    """Channels (cnn, signal) or width (transformer, mlp) of the activation there."""
     position: int
     """The slot follows the segment with this index."""
     surface: str

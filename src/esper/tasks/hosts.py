@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import slot_id
@@ -15,6 +15,13 @@ CNN_BLUEPRINTS: Final = (
     "norm", "depthwise", "conv_small", "conv_light", "conv_heavy", "attention",
 )  # fmt: skip
 """Blueprints of image tasks; those that do not fit a slot are masked."""
+RESNET_BLUEPRINTS: Final = ("twin", "norm", "depthwise", "conv_light", "conv_heavy", "bottleneck")
+"""Blueprints of residual hosts; a twin is one more block of the stage."""
+SIGNAL_BLUEPRINTS: Final = (
+    "norm", "depthwise", "conv_small", "conv_light", "conv_heavy", "conv_dilated", "attention",
+    "twin",
+)  # fmt: skip
+"""Blueprints of signal tasks."""
 TRANSFORMER_BLUEPRINTS: Final = ("norm", "lora", "lora_large", "attention", "mlp_small", "mlp")
 """Blueprints of language tasks."""
 
@@ -61,6 +68,70 @@ class CNNFactory:
     def slots(self) -> tuple[str, ...]:
         """Slots after each block, in execution order."""
         return tuple(slot_id(row, col) for col in range(self.n_blocks) for row in range(self.rows))
+
+
+@dataclass(frozen=True, slots=True)
+class SignalFactory:
+    """Builds a `SignalHost` when called."""
+
+    classes: int
+    """Outputs of the classifier."""
+    in_channels: int
+    """Channels of the signals."""
+    base_channels: int
+    """Channels of the first block; each block doubles them."""
+    kernel_size: int = 3
+    """Points of every kernel, odd."""
+    n_blocks: int = 3
+    """Blocks of convolution, norm, ReLU and pooling."""
+
+    def __call__(self) -> nn.Module:
+        from esper.kasmina import SignalHost
+
+        return SignalHost(
+            num_classes=self.classes,
+            in_channels=self.in_channels,
+            n_blocks=self.n_blocks,
+            base_channels=self.base_channels,
+            kernel_size=self.kernel_size,
+        )
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Slots after each block, before pooling."""
+        return tuple(slot_id(0, col) for col in range(self.n_blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class ResNetFactory:
+    """Builds a `ResNetHost` when called."""
+
+    classes: int
+    """Outputs of the classifier."""
+    in_channels: int = 3
+    """Channels of the images."""
+    blocks_per_stage: int = 1
+    """1 is ResNet-8, 3 is ResNet-20."""
+    base_channels: int = 16
+    """Channels of the first of three stages; each further stage doubles them."""
+    norm: Literal["batch", "group"] = "group"
+    """Batch norm, or group norm without running statistics."""
+
+    def __call__(self) -> nn.Module:
+        from esper.kasmina import ResNetHost
+
+        return ResNetHost(
+            num_classes=self.classes,
+            in_channels=self.in_channels,
+            blocks_per_stage=self.blocks_per_stage,
+            base_channels=self.base_channels,
+            norm=self.norm,
+        )
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Two slots after each of the three stages, in execution order."""
+        return tuple(slot_id(row, col) for col in range(3) for row in range(2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A spec holds settings and callables; creating one loads neither data nor torch.
 
-Shape letters: N samples, C channels, H height, W width, F features, T tokens.
+Shape letters: N samples, C channels, H height, W width, L length, F features, T tokens.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from esper.leyline.compute import ExecutorName
 
 Inputs = npt.NDArray[Any]
-InputKind = Literal["images", "vectors", "tokens"]
+InputKind = Literal["images", "signals", "vectors", "tokens"]
 Schedule = Literal["constant", "cosine"]
 Augmentation = Literal["none", "flip", "crop_flip"]
 
@@ -48,7 +48,8 @@ class TaskPart:
     """Inputs and labels of one part: numpy arrays, or CPU tensors, which are converted."""
 
     inputs: Inputs
-    """Images `[N, C, H, W]` (uint8 or float), float vectors `[N, F]` or token ids `[N, T]`."""
+    """Images `[N, C, H, W]` (uint8 or float), float signals `[N, C, L]`, float vectors `[N, F]` or
+    token ids `[N, T]`."""
     labels: Ints
     """Class of each sample `[N]`; for tokens the next token at each position `[N, T]`."""
 
@@ -111,8 +112,7 @@ class TaskData:
             )
 
     def _check_constants(self) -> None:
-        valid = {"images": (1, self.sample_shape[0]), "vectors": (1, *self.sample_shape)}
-        sizes = sorted(set(valid.get(self.kind, (0,))))
+        sizes = [0] if self.kind == "tokens" else sorted({1, self.sample_shape[0]})
         if self.mean.shape != self.std.shape or self.mean.shape not in [(n,) for n in sizes]:
             raise EsperError(
                 f"mean {self.mean.shape} and std {self.std.shape}: for {self.kind} of "
@@ -128,7 +128,7 @@ class TaskData:
         found = f"mean {self.mean[first]:g}, std {self.std[first]:g}"
         if self.mean.size == 1:
             return f"{found}: mean must be finite and std above 0; the training inputs are constant"
-        word = "channel" if self.kind == "images" else "column"
+        word = "column" if self.kind == "vectors" else "channel"
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         return (
             f"{word} {first}{more} has {found}: mean must be finite and std above 0; leave a "
@@ -140,13 +140,15 @@ class TaskData:
         """Kind of the inputs, by dtype and rank."""
         inputs = self.train.inputs
         found: dict[tuple[str, int], InputKind] = {
-            ("u", 4): "images", ("f", 4): "images", ("f", 2): "vectors", ("i", 2): "tokens",
+            ("u", 4): "images", ("f", 4): "images", ("f", 3): "signals", ("f", 2): "vectors",
+            ("i", 2): "tokens",
         }  # fmt: skip
         key = (inputs.dtype.kind, inputs.ndim)
         if key not in found or (key[0] == "u" and inputs.dtype != np.uint8):
             raise EsperError(
                 f"inputs of shape {inputs.shape}, {inputs.dtype}: give images [N, C, H, W] of "
-                f"uint8 or floats, float vectors [N, F] or int64 token ids [N, T]"
+                f"uint8 or floats, float signals [N, C, L], float vectors [N, F] or int64 token "
+                f"ids [N, T]"
             )
         return found[key]
 

@@ -23,3 +23,10 @@ def value_statistics(values: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
     """Return mean and std of all values, as one channel."""
     values = values.astype(np.float64)
     return np.array([values.mean()], np.float32), np.array([values.std()], np.float32)
+
+
+def signal_statistics(signals_NCL: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of each channel of signals."""
+    values = signals_NCL.astype(np.float64)
+    mean_C, std_C = values.mean(axis=(0, 2)), values.std(axis=(0, 2))
+    return mean_C.astype(np.float32), std_C.astype(np.float32)

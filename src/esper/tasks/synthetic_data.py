@@ -1,7 +1,7 @@
 """Replace a task's data by synthetic data of the same shape and size.
 
-Images come from `synthetic_images.py`. Sequences come from a Markov chain in which each token has a
-few likely successors, so that there is something to learn.
+Images come from `synthetic_images.py`, signals are such images of one row. Sequences come from a
+Markov chain in which each token has a few likely successors, so that there is something to learn.
 
 Shape letters: N sequences, T tokens, K successors.
 """
@@ -68,6 +68,23 @@ class SyntheticTokens:
         return TaskPart(tokens_NT[:, :-1].copy(), tokens_NT[:, 1:].copy())
 
 
+@dataclass(frozen=True, slots=True)
+class SyntheticSignals:
+    """Creates the data of a synthetic signal task when called."""
+
+    images: SyntheticImages
+    """Images of height 1."""
+
+    def __call__(self) -> TaskData:
+        data = self.images()
+        parts = {name: getattr(data, name) for name in PARTS}
+        signals = {
+            name: TaskPart(part.inputs[:, :, 0].astype(np.float32), part.labels)
+            for name, part in parts.items()
+        }
+        return TaskData(**signals, mean=data.mean, std=data.std)
+
+
 def with_synthetic_data(
     spec: TaskSpec, train: int | None = None, validation: int | None = None, seed: int = 0
 ) -> TaskSpec:
@@ -81,12 +98,17 @@ def with_synthetic_data(
     if len(spec.input_shape) == 3:
         channels, height, width = spec.input_shape
         maker = SyntheticImages(spec.num_classes, channels, height, *sizes, seed, width)
+    elif spec.topology == "signal" and len(spec.input_shape) == 2:
+        channels, length = spec.input_shape
+        maker = SyntheticSignals(
+            SyntheticImages(spec.num_classes, channels, 1, *sizes, seed, length)
+        )
     elif spec.topology == "transformer" and len(spec.input_shape) == 1:
         maker = SyntheticTokens(spec.num_classes, spec.input_shape[0], *sizes, seed)
     else:
         raise EsperError(
             f"task {spec.name}: no synthetic data for samples of {spec.input_shape} and a "
-            f"{spec.topology} host, only for images and tokens; leave --data synthetic out"
+            f"{spec.topology} host, only for images, signals and tokens; leave --data synthetic out"
         )
     return replace(spec, load_data=maker, description=f"{spec.description} (synthetic data)")
 

@@ -69,8 +69,7 @@ class SharedBatchIterator:
         """`mean` and `std`: one value, or one per channel, in units of the examples.
 
         uint8 and floating-point examples are normalised in float32 and returned as `dtype`; other
-        integers are token ids and returned unchanged. Channels are axis 1 of images, else the last
-        axis.
+        integers are token ids and returned unchanged. Channels are axis 1.
 
         `placement`: `stream` keeps the data in host memory. No placement synchronises the device.
         `member_ids`: numbers of the members in the names of their streams; None: their indices.
@@ -98,7 +97,7 @@ class SharedBatchIterator:
         self.targets = torch.from_numpy(np.array(targets)).to(self._data_device)
         self.used = len(targets)
         """Examples that batches are made of: the first ones."""
-        shape = (-1, 1, 1) if examples.ndim == 4 else (-1,)
+        shape = (-1, *(1,) * (examples.ndim - 2))
         self._mean = torch.tensor(mean, dtype=torch.float32).view(shape).to(self.device)
         self._std = torch.tensor(std, dtype=torch.float32).view(shape).to(self.device)
         self._mean_std_C = self._fused_kernel_stats(len(mean), len(std))

@@ -52,8 +52,9 @@ class ValidationPart:
             raise EsperError(f"validation batch size {batch_size}: must be 1 or more")
         wanted = slice(limit)
         chosen = TaskPart(part.inputs[wanted], part.labels[wanted])
-        self._inputs = torch.from_numpy(np.ascontiguousarray(data.normalised(chosen))).to(device)
-        self._labels = torch.from_numpy(np.ascontiguousarray(chosen.labels)).to(device)
+        # Copies: `overwrite` must not change the task's own arrays.
+        self._inputs = torch.from_numpy(np.array(data.normalised(chosen))).to(device)
+        self._labels = torch.from_numpy(np.array(chosen.labels)).to(device)
         self._batch_size = batch_size
 
     def overwrite(self, data: TaskData, part: TaskPart) -> None:

@@ -10,6 +10,12 @@ To add one, write a module in this folder with one decorator:
 The module maps an activation to a delta of the same shape. Initially the delta must be tiny, and
 every parameter must receive a gradient within two steps. Parameters and MACs are counted.
 
+With `from_host=True` the class is called with a `HostSegment` instead of the width: the nearest
+segment with parameters before the slot. It raises `EsperError` if it cannot be built from it; the
+slot then refuses it with that reason. Its attribute `inherited` maps names of its tensors to the
+host's: at germination these are copied from the member's current host, buffers included
+(twin.py).
+
 It is found without another entry; a task offers it once its `TaskSpec.blueprints` names it
 (built-in tasks: tasks/hosts.py).
 """
@@ -18,16 +24,32 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from esper.leyline.errors import EsperError, unknown_name
-from esper.leyline.slots import TOPOLOGIES, Topology
+from esper.leyline.slots import TOPOLOGIES, InjectionSpec, Topology
 
 M = TypeVar("M", bound=nn.Module)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostSegment:
+    """The nearest segment with parameters before a slot, and what is known about the slot."""
+
+    module: nn.Module
+    """On the CPU, with arbitrary weights; copy it before changing anything."""
+    index: int
+    """Position in the host's chain."""
+    names: Mapping[str, str]
+    """Names of its tensors -> their names in the host."""
+    slot: InjectionSpec
+    topology: Topology
+    sample: Tensor
+    """Two small activations of the slot, on the CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +60,17 @@ class Blueprint:
     topologies: tuple[Topology, ...]
     min_width: int
     """Minimum number of channels."""
-    factory: Callable[[int], nn.Module]
-    """Width -> module that maps an activation to a delta of the same shape."""
+    factory: Callable[..., nn.Module]
+    """Width (or host segment) -> module that maps an activation to a delta of the same shape."""
     description: str
     from_host: bool = False
-    """Whether it is made from a segment of the host."""
+    """Whether the factory is called with a `HostSegment` instead of the width."""
 
     @property
     def built_in(self) -> bool:
         """Whether it is built in, and so known to work in any slot it fits."""
+        if self.from_host:  # made of a user's modules, perhaps
+            return False
         return getattr(self.factory, "__module__", "").startswith("esper.kasmina.")
 
     def misfit(self, width: int) -> str | None:
@@ -112,13 +136,17 @@ class BlueprintRegistry:
 
 
 def blueprint(
-    name: str, *, topologies: tuple[Topology, ...], min_width: int = 1
+    name: str, *, topologies: tuple[Topology, ...], min_width: int = 1, from_host: bool = False
 ) -> Callable[[type[M]], type[M]]:
-    """Decorator that registers a module class (called with the width) with its docstring."""
+    """Decorator that registers a module class with its docstring.
+
+    The class is called with the width, or with a `HostSegment` if `from_host`.
+    """
 
     def add(cls: type[M]) -> type[M]:
         description = (cls.__doc__ or "").strip().split("\n")[0]
-        BlueprintRegistry.register(Blueprint(name, topologies, min_width, cls, description))
+        entry = Blueprint(name, topologies, min_width, cls, description, from_host)
+        BlueprintRegistry.register(entry)
         return cls
 
     return add

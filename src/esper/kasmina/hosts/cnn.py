@@ -85,7 +85,8 @@ class CNNHost(nn.Module):
         """
         super().__init__()
         pools = n_blocks if pool_layers is None else pool_layers
-        _check_sizes(num_classes, in_channels, n_blocks, base_channels, pools, kernel_size)
+        sizes = (num_classes, in_channels, n_blocks, base_channels, pools, kernel_size)
+        check_sizes("CNNHost", *sizes)
         most = base_channels * 2**n_blocks if max_channels is None else max_channels
         if most < base_channels:
             raise EsperError(
@@ -121,9 +122,16 @@ class CNNHost(nn.Module):
         return x
 
 
-def _check_sizes(
-    num_classes: int, in_channels: int, n_blocks: int, base_channels: int, pools: int, kernel: int
+def check_sizes(
+    host: str,
+    num_classes: int,
+    in_channels: int,
+    n_blocks: int,
+    base_channels: int,
+    pools: int,
+    kernel: int,
 ) -> None:
+    """Raise unless a chain of convolutional blocks can be built with these sizes."""
     sizes = {
         "num_classes": num_classes,
         "in_channels": in_channels,
@@ -133,8 +141,8 @@ def _check_sizes(
     }
     for name, value in sizes.items():
         if value < 1:
-            raise EsperError(f"CNNHost {name}={value}: must be 1 or more")
+            raise EsperError(f"{host} {name}={value}: must be 1 or more")
     if kernel % 2 == 0:
-        raise EsperError(f"CNNHost kernel_size={kernel}: must be odd, so that the size is kept")
+        raise EsperError(f"{host} kernel_size={kernel}: must be odd, so that the size is kept")
     if not 0 <= pools <= n_blocks:
-        raise EsperError(f"CNNHost pool_layers={pools}: must be between 0 and n_blocks={n_blocks}")
+        raise EsperError(f"{host} pool_layers={pools}: must be between 0 and n_blocks={n_blocks}")

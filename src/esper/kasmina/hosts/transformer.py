@@ -71,6 +71,8 @@ class Embedding(nn.Module):
 class Residual(nn.Module):
     """x + inner(norm(x))."""
 
+    residual: bool = True
+
     def __init__(self, width: int, inner: nn.Module) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
