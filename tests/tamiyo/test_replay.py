@@ -69,9 +69,7 @@ def test_a_run_with_other_slots_blueprints_members_or_steps_is_refused_in_one_li
     line = refused(lambda: engine.run_rollout(ReplayPolicy(recording)))
     assert "recorded with slots r0c0, r0c1, r0c2, this host has r0c0" in line
     fewer = small_engine(replace(TASK, blueprints=TASK.blueprints[:2]))
-    assert "recorded with blueprints" in refused(
-        lambda: fewer.run_rollout(ReplayPolicy(recording))
-    )
+    assert "recorded with blueprints" in refused(lambda: fewer.run_rollout(ReplayPolicy(recording)))
     longer = small_engine(replace(TASK, episode_length=9))
     assert "recorded 8 steps" in refused(lambda: longer.run_rollout(ReplayPolicy(recording)))
     two = small_engine(TASK, members=2)

@@ -131,8 +131,13 @@ class PolicyEntry:
         return self.found_by is not None and self.word.kind != "replay"
 
     def with_compute_of(self, found: PolicyResult) -> PolicyEntry:
-        """wait:as:POLICY: train as long as that policy's mean compute allows; others unchanged."""
+        """wait:as:POLICY: train as long as that policy's mean compute allows; others unchanged.
+
+        Under the compute clock everybody has the same compute, except a search.
+        """
         if self.word.kind != "wait" or self.found_by is None:
+            return self
+        if self.spec.context.clock == "compute" and found.search is None:
             return self
         budget_N = 1.0 if found.contexts is None else found.contexts.budget_N
         factor = float(np.mean(found.compute_N / budget_N))
