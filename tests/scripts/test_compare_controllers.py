@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.leyline.actions import ActionHead
+from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
@@ -37,7 +37,7 @@ GROWS = ("norm", "conv_light")
 
 def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> Path:
     """A fresh agent that germinates readily."""
-    prior = (-4.0, 4.0, 0.0, 0.0, 0.0, 0.0)
+    prior = (-4.0, 4.0, *(0.0,) * (len(LifecycleOp) - 2))
     network = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=prior)
     PPOAgent(policy_spec(blueprints), PPOConfig(network=network), seed).save(folder)
     return folder
@@ -80,7 +80,8 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     run = learnt(tmp_path, frozen_heads=PLAIN_BLEND)
     best = CheckpointStore(run / "checkpoints").best().path
     assert best is not None
-    folder, training = find_controller(run)
+    folder, training, slots = find_controller(run)
+    assert slots == TASK.spec().slots
     assert folder == best / "agent"
     assert training == find_controller(best)[1]
     for path in (run, best):
@@ -92,6 +93,22 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     bare = contender(folder, preset="plain")
     assert bare.identity.agent == contender(run).identity.agent
     assert bare.identity != contender(run).identity, "its settings are not known there"
+
+
+def test_a_run_with_other_slots_is_not_replayed(tmp_path):
+    run = learnt(tmp_path)
+    spec = TASK.spec()
+    assert make_entry(TINY, parse(f"replay:{run}"), spec).word.kind == "replay"
+    with pytest.raises(EsperError, match="recorded with slots r0c0, r0c1, r0c2, this") as refused:
+        make_entry(TINY, parse(f"replay:{run}"), replace(spec, slots=spec.slots[:2]))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_blind_controller_is_another_policy(tmp_path):
+    folder = saved(tmp_path / "agent")
+    seeing, blind = contender(folder), contender(f"blind:{folder}")
+    assert blind.identity == replace(seeing.identity, policy="controller, blind")
+    assert blind.word.blind
 
 
 def test_every_population_has_draws_of_its_own(tmp_path):

@@ -164,6 +164,7 @@ class VectorizedEngine:
             suffix_S,
             context_ids,
             gates_allowed(config.frozen_heads, ActionHead.STYLE),
+            config.hidden_seed,
         )
         self.trainer = StepTrainer(
             spec, self.env, self.batches, self.buffers, self.context, self.autocast
