@@ -11,7 +11,12 @@ import tyro
 from esper.leyline.compute import ComputeSettings, ExecutorName, Profile
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse
-from esper.tamiyo.make_policy import require_known_names, require_standalone, resolve_topology
+from esper.tamiyo.make_policy import (
+    require_known_names,
+    require_standalone,
+    resolve_topology,
+    spec_for,
+)
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskData, TaskSpec
@@ -90,9 +95,8 @@ class HotPath(ComputeSettings):
             for name in ("batch_size", "batches_per_step")
             if getattr(self, name) is not None
         }
-        parsed = self.parsed
-        longer = 1.0 if parsed is None else parsed.longer
-        return replace(get_task_spec(self.task), **changes).lengthened(longer)
+        parsed, spec = self.parsed, replace(get_task_spec(self.task), **changes)
+        return spec if parsed is None else spec_for(parsed, spec)
 
     def engine_config(self, members: int, executor: ExecutorName) -> EngineConfig:
         """Convert to an `EngineConfig`."""

@@ -29,9 +29,7 @@ def make_client(config: HotPath, spec: TaskSpec) -> PolicyProtocol[Any]:
         return WaitPolicy(reward)
     return make_policy(
         parsed,
-        slots=spec.slots,
-        episode_length=spec.episode_length,
-        prices=spec.score,
+        spec,
         seed=0,
         reward=reward,
     )

@@ -17,14 +17,17 @@ from esper.leyline import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
     HEADS_BY_OP,
+    NO_SLOT,
     TEMPOS,
     ActionHead,
     ActionMasks,
     ActionSpec,
+    ContextSignals,
     GateSignals,
     LifecycleOp,
     PolicyDecision,
     PolicyProtocol,
+    ScoreConstants,
     TrainingSignals,
 )
 from esper.tamiyo import build_masks
@@ -39,10 +42,32 @@ def masks_of(population: Population, frozen: Mapping[ActionHead, int] | None = N
     return build_masks(life.legal_ops(), life.fits_ESK(), frozen)
 
 
+FREE = ScoreConstants(0.0, 0.0, 0.0)
+
+
+def fixed_context(
+    members: int, constants: ScoreConstants = FREE, **overrides: Any
+) -> ContextSignals:
+    """What a policy sees of a fixed context; growth is free unless said otherwise."""
+    facts = {
+        "plans": False,
+        "constants": constants,
+        "price_E": np.ones(members),
+        "learning_rate_E": np.ones(members),
+        "params_cap_E": np.full(members, np.inf),
+        "macs_cap_E": np.full(members, np.inf),
+        "cost_E": np.ones(members),
+        "stopped_E": np.zeros(members, dtype=np.bool_),
+        "budget": 1.0,
+    }
+    return build(ContextSignals, facts | overrides, E=members)
+
+
 @cache
 def nothing_seen(members: int, slots: int) -> TrainingSignals:
-    """Zeros of the right shape."""
-    return build(TrainingSignals, {"episode_length": EPISODE}, E=members, S=slots)
+    """Zeros of the right shape, in a fixed context."""
+    facts = {"episode_length": EPISODE, "context": fixed_context(members), "plan_slot": NO_SLOT}
+    return build(TrainingSignals, facts, E=members, S=slots)
 
 
 def observe(population: Population, step: int = 0, **overrides: Any) -> TrainingSignals:
@@ -73,7 +98,7 @@ def choices_of(
     return {
         ActionHead.OP: masks.op_EO[member],
         ActionHead.SLOT: masks.slot_EOS[member, op],
-        ActionHead.BLUEPRINT: masks.blueprint_ESK[member, slot],
+        ActionHead.BLUEPRINT: masks.blueprint_ESK[member, slot : slot + 1].any(axis=0),
         ActionHead.STYLE: masks.style_Y,
         ActionHead.TEMPO: masks.tempo_M,
         ActionHead.ALPHA_TARGET: masks.alpha_target_T,

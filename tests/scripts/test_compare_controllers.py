@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.leyline.actions import ActionHead
+from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
@@ -35,11 +35,11 @@ TINY = Compare(("wait",), TASK, seeds=2, device="cpu", quiet=True)
 GROWS = ("norm", "conv_light")
 
 
-def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> Path:
+def saved(folder: Path, seed: int = 0) -> Path:
     """A fresh agent that germinates readily."""
-    prior = (-4.0, 4.0, 0.0, 0.0, 0.0, 0.0)
+    prior = (-4.0, 4.0, *(0.0,) * (len(LifecycleOp) - 2))
     network = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=prior)
-    PPOAgent(policy_spec(blueprints), PPOConfig(network=network), seed).save(folder)
+    PPOAgent(policy_spec(), PPOConfig(network=network), seed).save(folder)
     return folder
 
 
@@ -57,11 +57,11 @@ def contender(word: object, **changes: object):
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
-    """The same numbers as the agent in a bare engine with the blueprints it was made for."""
+    """The same numbers as the agent in a bare engine with all blueprints of the task."""
     folder = saved(tmp_path / "agent")
     words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
     found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
-    spec = replace(TASK.spec(), blueprints=GROWS)
+    spec = TASK.spec()
     for label, mode in (("greedy", ActingMode.GREEDY), ("drawn", ActingMode.SAMPLE)):
         engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, device="cpu"))
         agent = PPOAgent.load(folder)
@@ -71,16 +71,16 @@ def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
         result = found[label].result
         assert result.score_N.tolist() == outcome.score_E.tolist()
         assert np.array_equal(result.blueprint_NS, outcome.blueprint_ES)
-        assert result.blueprints == GROWS
+        assert result.blueprints == spec.blueprints
         assert result.germinated_N.sum() > 0
-    assert found["wait"].result.blueprints == TASK.spec().blueprints, "its own are not the agent's"
 
 
 def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     run = learnt(tmp_path, frozen_heads=PLAIN_BLEND)
     best = CheckpointStore(run / "checkpoints").best().path
     assert best is not None
-    folder, training = find_controller(run)
+    folder, training, slots = find_controller(run)
+    assert slots == TASK.spec().slots
     assert folder == best / "agent"
     assert training == find_controller(best)[1]
     for path in (run, best):
@@ -92,6 +92,22 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     bare = contender(folder, preset="plain")
     assert bare.identity.agent == contender(run).identity.agent
     assert bare.identity != contender(run).identity, "its settings are not known there"
+
+
+def test_a_run_with_other_slots_is_not_replayed(tmp_path):
+    run = learnt(tmp_path)
+    spec = TASK.spec()
+    assert make_entry(TINY, parse(f"replay:{run}"), spec).word.kind == "replay"
+    with pytest.raises(EsperError, match="recorded with slots r0c0, r0c1, r0c2, this") as refused:
+        make_entry(TINY, parse(f"replay:{run}"), replace(spec, slots=spec.slots[:2]))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_blind_controller_is_another_policy(tmp_path):
+    folder = saved(tmp_path / "agent")
+    seeing, blind = contender(folder), contender(f"blind:{folder}")
+    assert blind.identity == replace(seeing.identity, policy="controller, blind")
+    assert blind.word.blind
 
 
 def test_every_population_has_draws_of_its_own(tmp_path):
@@ -127,16 +143,30 @@ def test_a_controller_that_was_trained_on_is_another_policy(tmp_path):
     assert contender(f"sampled:{moved}").identity != after
 
 
-def test_a_controller_of_other_blueprints_is_refused(tmp_path):
-    language = saved(tmp_path / "language", blueprints=("lora", "mlp"))
-    with pytest.raises(EsperError, match="other blueprints \\(lora, mlp\\) than task synthetic"):
-        contender(language)
-    with pytest.raises(EsperError, match="than --blueprints has \\(norm\\)"):
-        contender(saved(tmp_path / "agent"), task=replace(TASK, blueprints=("norm",)))
-    assert (
-        contender(tmp_path / "agent", task=replace(TASK, blueprints=("conv_light", "norm"))).agent
-        is not None
-    )
+def test_a_controller_grows_what_it_was_trained_with_where_the_task_has_it(tmp_path):
+    """Others may use all blueprints; --blueprints decides for it, too."""
+    config = tiny_config(rounds=1, envs=2)
+    config = replace(config, task=replace(config.task, blueprints=GROWS))
+    train_ppo_vectorized(config, run_dir=tmp_path / "run")
+
+    def offered(**changes: object) -> tuple[str, ...]:
+        found = contender(tmp_path / "run", **changes)
+        assert found.spec.blueprints == found.identity.limits.blueprints
+        return found.spec.blueprints
+
+    assert offered() == GROWS
+    assert offered(task=replace(TASK, blueprints=("norm",))) == ("norm",)
+    lora = replace(TINY, task=TASK).task.spec()
+    lora = replace(lora, blueprints=("conv_heavy", "depthwise"))
+    found = make_entry(TINY, parse(str(tmp_path / "run")), lora)
+    assert found.spec.blueprints == lora.blueprints, "a task without them: any will do"
+
+
+def test_a_controller_with_other_features_is_refused(tmp_path):
+    spec = replace(policy_spec(), slot_features=7)
+    PPOAgent(spec, PPOConfig()).save(tmp_path / "agent")
+    with pytest.raises(EsperError, match="features, which differ in this version of Esper"):
+        contender(tmp_path / "agent")
 
 
 def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path):

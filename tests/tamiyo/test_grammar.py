@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from esper.leyline.errors import EsperError
 from esper.tamiyo.grammar import (
+    COMPARED,
     DESCRIPTIONS,
     MAX_STEP_DIGITS,
+    MAX_TOPOLOGIES,
     MAX_WAIT_FACTOR,
     WORDS,
     ParsedPolicy,
@@ -56,6 +58,11 @@ def meaning(text: str) -> dict[str, object]:
             "static-final:r0c0=norm,r0c1=conv_light",
             {"kind": "static-final", "topology": ("r0c0=norm", "r0c1=conv_light")},
         ),
+        ("table:t.json", {"kind": "table", "path": Path("t.json")}),
+        ("heuristic:t.json", {"kind": "heuristic", "path": Path("t.json")}),
+        ("asha:8", {"kind": "asha", "topologies": 8}),
+        ("replay:fixed:norm@3", {"kind": "replay", "found_by": parse("fixed:norm@3")}),
+        ("wait:as:asha:4", {"kind": "wait", "found_by": parse("asha:4")}),
     ],
 )
 def test_what_a_word_means(text, means):
@@ -80,6 +87,19 @@ def test_folders_are_controllers(tmp_path, monkeypatch):
         assert word.path.resolve() == folder
         assert word.label == ("runs/agent, sampled" if sampled else "runs/agent")
     assert parse("learned=runs/agent").label == "learned"
+
+
+def test_a_controller_may_be_blind_or_replayed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "agent").mkdir(parents=True)
+    for text, sampled, label in (
+        ("blind:runs/agent", False, "runs/agent, blind"),
+        ("blind:sampled:runs/agent", True, "runs/agent, sampled, blind"),
+    ):
+        word = parse(text)
+        assert (word.kind, word.blind, word.sampled) == ("controller", True, sampled)
+        assert (word.label, word.text) == (label, text)
+        assert parse(f"replay:{text}").found_by == word
 
 
 def test_a_topology_may_be_what_another_policy_ends_with(tmp_path, monkeypatch):
@@ -124,6 +144,21 @@ def test_a_result_is_where_a_topology_is_found(tmp_path):
         ("out/agent", "folder 'out/agent' does not exist"),
         ("sampled:agent", "folder 'agent' does not exist"),
         ("", "unknown policy ''"),
+        ("table", "give a table"),
+        ("asha", "expected asha:N with 1 to 4096"),
+        ("asha:0", "expected asha:N with 1 to 4096"),
+        ("asha:x", "expected asha:N with 1 to 4096"),
+        ("asha:99999", "expected asha:N with 1 to 4096"),
+        ("blind:heuristic", "heuristic is not a controller"),
+        ("blind:asha:4", "asha is not a controller"),
+        ("blind:runs", "unknown policy 'runs'"),
+        ("replay", "name a policy"),
+        ("replay:asha:4", "asha cannot be replayed"),
+        ("replay:replay:wait", "replay cannot be replayed"),
+        ("replay:static-final:random", "static-final of another policy cannot be replayed"),
+        ("wait:as:", "name a policy"),
+        ("wait:as:wait:2", "wait has no compute of its own"),
+        ("static-final:asha:4", "asha does not grow"),
     ],
 )
 def test_what_means_nothing_is_refused_in_one_line(text, word, tmp_path, monkeypatch):
@@ -163,7 +198,7 @@ def built(kind: str, form: str, **parts: st.SearchStrategy) -> st.SearchStrategy
 
 
 FORMS = st.one_of(
-    *(built(kind, kind) for kind in WORDS if kind != "static-final"),
+    *(built(kind, kind) for kind in WORDS if kind not in ("static-final", "table")),
     built("wait", "wait:{longer!r}", longer=st.floats(1e-3, MAX_WAIT_FACTOR)),
     built("heuristic", "heuristic:{order}", order=NAMES),
     built("fixed", "fixed:{blueprint}", blueprint=NAME),
@@ -173,6 +208,7 @@ FORMS = st.one_of(
     built("fixed", "fixed:{topology}@{start}", topology=TOPOLOGY, start=STEP),
     built("static-full", "static-full:{blueprint}:{slots}", blueprint=NAME, slots=NAMES),
     built("static-final", "static-final:{topology}", topology=TOPOLOGY),
+    built("asha", "asha:{topologies}", topologies=st.integers(1, MAX_TOPOLOGIES)),
 )
 """Every form but those with paths in them."""
 
@@ -193,18 +229,25 @@ def test_every_description_has_an_example_of_its_kind():
         assert parse(example).kind == kind
 
 
-@pytest.mark.parametrize("text", ["a=" * 5000 + "wait", "static-final:" * 5000 + "heuristic"])
-def test_a_text_that_repeats_itself_is_no_deeper_than_any_other(text):
-    if text.endswith("wait"):
-        assert parse(text).label == "a"
-    else:
-        with pytest.raises(EsperError, match="static-final does not grow"):
-            parse(text)
+@pytest.mark.parametrize(
+    ("piece", "refusal"),
+    [
+        ("static-final:", "static-final does not grow"),
+        ("replay:", "replay cannot be replayed"),
+        ("replay:a=", "replay cannot be replayed"),
+        ("wait:as:", "wait has no compute of its own"),
+        ("blind:", "blind is not a controller"),
+    ],
+)
+def test_a_text_that_repeats_itself_is_no_deeper_than_any_other(piece, refusal):
+    assert parse("a=" * 5000 + "wait").label == "a"
+    with pytest.raises(EsperError, match=refusal):
+        parse(piece * 5000 + "heuristic")
 
 
 PIECES = st.sampled_from(
-    (*WORDS, "sampled", "norm", "r0c0", ":", "=", "@", ",", "/", ".", "-1", "2", "1e9", "nan",
-     "\0", "\n", "\udce9", "a" * 300)
+    (*WORDS, *COMPARED, "as", "sampled", "norm", "r0c0", ":", "=", "@", ",", "/", ".", "-1", "2",
+     "1e9", "nan", "\0", "\n", "\udce9", "a" * 300)
 )  # fmt: skip
 
 
@@ -219,7 +262,7 @@ def test_any_text_is_a_policy_or_a_refusal_of_ours(text):
     assert "\n" not in line
     if line:
         return
-    assert found.kind in (*WORDS, "controller")
+    assert found.kind in (*WORDS, "asha", "replay", "controller")
     if found.kind == "controller":
         assert found.path is not None
         assert Path(found.path).is_dir()

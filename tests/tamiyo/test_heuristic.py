@@ -10,36 +10,21 @@ from hypothesis import strategies as st
 from esper.kasmina import LifecycleConfig
 from esper.kasmina.gates import GateConfig
 from esper.leyline import (
-    NO_BLUEPRINT,
     ActionHead,
     BlendStyle,
     LifecycleOp,
     ScoreConstants,
     SeedStage,
 )
-from esper.tamiyo import HeuristicConfig, HeuristicPolicy
+from esper.tamiyo import HeuristicPolicy
 from esper.tamiyo.heuristic import remaining_rent
 from esper.tasks.scoring import added, score
+from heuristic_support import ERROR, charged, heuristic, members, worth
 from support import CNN_BLUEPRINTS, good_signals, make_population, refused
-from tamiyo_support import EPISODE, Drive, masks_of, observe, worthless_signals
+from tamiyo_support import EPISODE, Drive, fixed_context, masks_of, observe, worthless_signals
 
 QUICK = LifecycleConfig(gates=GateConfig(min_training_steps=1), embargoed_steps=1)
 GERMINATE, PRUNE = LifecycleOp.GERMINATE, LifecycleOp.PRUNE
-
-
-SIMPLE = {
-    "blueprints": CNN_BLUEPRINTS, "take_turns": True, "seeds_at_once": 1, "min_steps_left": 1,
-    "min_share_left": 0.0, "probation_steps": 5, "trigger": "either",
-}  # fmt: skip
-"""One seed after the other, blueprints in turn: what most tests start from."""
-
-
-def heuristic(**settings: object) -> HeuristicPolicy:
-    return HeuristicPolicy(HeuristicConfig(**(SIMPLE | settings)))  # type: ignore[arg-type]
-
-
-def members(*values: bool) -> np.ndarray:
-    return np.array(values, dtype=np.bool_)
 
 
 def kinds(drive: Drive, member: int = 0) -> list[int]:
@@ -154,39 +139,6 @@ def test_seed_is_kept_if_its_worth_is_beyond_its_error(contribution, error, kept
 
 # ---- what keeping a seed costs -----------------------------------------------------------------
 
-ERROR = 0.01
-
-
-class Doubling(HeuristicPolicy):
-    """Sees seeds with as many parameters as the host has, which a population that does not train
-    does not build: the price of the only one in the output is c_p."""
-
-    def act(self, obs, masks, policy_state):
-        standing_ES = obs.slots.blueprint_ES != NO_BLUEPRINT
-        slots = replace(obs.slots, params_ES=np.where(standing_ES, 100, 0))
-        over_E = added(slots.alpha_ES, slots.params_ES) / 100
-        seen = replace(obs, slots=slots, params_over_host_E=over_E.astype(np.float32))
-        return super().act(seen, masks, policy_state)
-
-
-def worth(contribution: float):
-    """Signals under which every seed contributes that much."""
-
-    def signals(population):
-        good = good_signals(population)
-        return replace(
-            good,
-            contribution_ES=np.full_like(good.contribution_ES, contribution),
-            contribution_se_ES=np.full_like(good.contribution_se_ES, ERROR),
-        )
-
-    return signals
-
-
-def charged(charge: float = 1.0, c_p: float = 0.1, **settings: object) -> HeuristicPolicy:
-    config = heuristic(charge=charge, keep_above_errors=2.0, **settings).config
-    return Doubling(config, prices=ScoreConstants(c_p=c_p, c_m=0.0, c_f=0.0))
-
 
 @pytest.mark.parametrize(
     ("contribution", "charge", "kept"),
@@ -262,13 +214,13 @@ def test_the_price_is_what_the_score_gains_if_the_seed_goes(alpha, params, macs,
         sizes = (alpha_ES, params_ES, macs_ES, host_params, host_macs)
         return float(score(np.array([0.5]), *sizes, prices, flops)[0])
 
-    obs = observe(make_population(1), step)
+    obs = observe(make_population(1), step, context=fixed_context(1, prices))
     over = {
         "params_over_host_E": (added(alpha_ES, params_ES) / host_params).astype(np.float32),
         "macs_over_host_E": (added(alpha_ES, macs_ES) / host_macs).astype(np.float32),
     }
     sizes = {"params_ES": params_ES, "macs_ES": macs_ES, "alpha_ES": alpha_ES.astype(np.float32)}
-    price_ES = remaining_rent(replace(obs, slots=replace(obs.slots, **sizes), **over), prices)
+    price_ES = remaining_rent(replace(obs, slots=replace(obs.slots, **sizes), **over))
     for slot in range(3):
         without = alpha_ES.copy()
         without[0, slot] = 0

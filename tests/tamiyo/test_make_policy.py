@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import PolicyProtocol
 from esper.tamiyo import (
     FixedSchedule,
@@ -19,15 +19,17 @@ from esper.tamiyo import (
 )
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.make_policy import make_policy, require_known_names, resolve_topology
+from esper.tasks.synthetic_images import synthetic_spec
 from support import refused
 
 SLOTS = ("r0c0", "r0c1")
-PRICES = ScoreConstants(c_p=0.5)
+SPEC = replace(
+    synthetic_spec(), name="mine", slots=SLOTS, blueprints=("norm", "gate"), episode_length=9
+)
 
 
 def made(text: str, **changes: Any) -> PolicyProtocol[Any]:
-    settings = {"slots": SLOTS, "episode_length": 9, "prices": PRICES, "seed": 3, "reward": None}
-    return make_policy(parse(text), **settings | changes)
+    return make_policy(parse(text), SPEC, **{"seed": 3, "reward": None} | changes)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,6 @@ def test_what_a_word_says_is_what_is_built():
     assert made("random").seed == 3
     heuristic = made("heuristic:norm,conv_light", charge=0.25)
     assert heuristic.config == HeuristicConfig(blueprints=("norm", "conv_light"), charge=0.25)
-    assert heuristic.prices == PRICES
     assert made("static-full:norm").topology == {"r0c0": "norm", "r0c1": "norm"}
     assert made("static-full:norm:r0c1").topology == {"r0c1": "norm"}
     assert made("static-final:r0c1=norm").topology == {"r0c1": "norm"}

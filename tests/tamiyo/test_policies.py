@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from esper.kasmina import Population
+from esper.kasmina.caps import Caps, SeedCosts
 from esper.leyline import (
     NO_BLUEPRINT,
+    ActionSpec,
     LifecycleOp,
     PlantingPolicy,
     PolicyProtocol,
@@ -21,9 +24,11 @@ from esper.tamiyo import (
     StaticTopology,
     WaitPolicy,
 )
+from esper.tamiyo.planning import PlannedTopology
+from esper.tolaria.plan_phase import plan_masks
 from payload_support import build
 from support import CNN_BLUEPRINTS, ROW_0, make_population, refused
-from tamiyo_support import Drive, masks_of, observe
+from tamiyo_support import Drive, assert_within, masks_of, observe
 
 SCHEDULE = ScheduleConfig((ScheduleEntry(2, "r0c1", "norm"), ScheduleEntry(0, "r0c0", "norm")))
 POLICIES = {
@@ -86,6 +91,51 @@ def test_host_without_slots_waits(make):
     policy = FixedSchedule(ScheduleConfig(())) if make is POLICIES["schedule"] else make()
     drive = Drive(policy, make_population(2, slots=())).run(3)
     assert all((actions.op == LifecycleOp.WAIT).all() for actions in drive.actions)
+
+
+def plan_decisions(policy, population: Population) -> list[ActionSpec]:
+    """The decisions of a plan phase, carried out."""
+    life, state = population.lifecycle, policy.initial_state(population.members)
+    life.action_space, life.planning = "full", True
+    decided = []
+    for slot in range(len(population.slots)):
+        masks = plan_masks(life.legal_ops(), life.fits_ESK(), slot, {})
+        decision, state = policy.act(observe(population, plan_slot=slot), masks, state)
+        assert_within(masks, decision)
+        for member in np.flatnonzero(decision.actions.op == LifecycleOp.PLANT):
+            kind = int(decision.actions.blueprint[member])
+            population.plant(int(member), slot, kind, prunable=True)
+        decided.append(decision.actions)
+    return decided
+
+
+@every_policy
+def test_in_the_plan_phase_only_what_plans_does_not_wait(make):
+    decided = plan_decisions(make(), make_population(40))
+    planted = np.stack([actions.op for actions in decided]) == LifecycleOp.PLANT
+    if make is POLICIES["random"]:
+        assert 0.3 < planted.mean() < 0.7
+        kinds = [tuple(actions.blueprint) for actions in decided]
+        assert len(set(kinds)) == len(kinds), "every decision has draws of its own"
+    else:
+        assert not planted.any()
+
+
+def test_a_planned_topology_is_planted_as_far_as_the_caps_allow():
+    kind_ES = np.array([[2, NO_BLUEPRINT, 1], [0, 1, 2]])
+    population = make_population(2)
+    policy = PlannedTopology(kind_ES)
+    plan_decisions(policy, population)
+    assert population.lifecycle.blueprint_ES.tolist() == kind_ES.tolist()
+    drive = Drive(policy, population).run(5)
+    assert all((actions.op == LifecycleOp.WAIT).all() for actions in drive.actions)
+    capped = make_population(2)
+    costs = SeedCosts(
+        100, 100, np.full((3, 4), 10), np.zeros((3, 4), dtype=np.int64), np.zeros(3, dtype=np.int64)
+    )
+    capped.lifecycle.caps = Caps(costs, [115.0, 125.0], [np.inf, np.inf])
+    plan_decisions(policy, capped)
+    assert capped.lifecycle.blueprint_ES.tolist() == [[2, -1, -1], [0, 1, -1]]
 
 
 @pytest.mark.parametrize("make", [POLICIES["wait"], POLICIES["static"]], ids=["wait", "static"])

@@ -116,6 +116,9 @@ class StackedNetwork:
         ).reshape(len(self.slots), len(self.blueprints))
         self.banks: dict[tuple[int, int], ParameterStore] = {}
         """(slot, blueprint) -> E rows, allocated at first use."""
+        self.tap: Callable[[int, Tensor], None] | None = None
+        """Called by executors with every slot and its activation, after seeds were added; the vmap
+        executor gives all rows at once, the loop executor one row at a time."""
         self.gates: dict[int, ParameterStore] = {}
         """slot -> E gates, allocated when a seed with style GATE is first germinated there."""
 

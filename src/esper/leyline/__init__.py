@@ -99,6 +99,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "VARIED",
         "NAMED_CONTEXTS",
         "RoundContext",
+        "PLAIN_ROUND",
         "MemberContexts",
         "ContextSignals",
         "Candidates",
@@ -292,6 +293,7 @@ if TYPE_CHECKING:
     from esper.leyline.context import NAMED_CONTEXTS as NAMED_CONTEXTS
     from esper.leyline.context import NONE as NONE
     from esper.leyline.context import ONE as ONE
+    from esper.leyline.context import PLAIN_ROUND as PLAIN_ROUND
     from esper.leyline.context import PLANNED as PLANNED
     from esper.leyline.context import VARIED as VARIED
     from esper.leyline.context import ActionSpace as ActionSpace

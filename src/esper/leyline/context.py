@@ -169,6 +169,10 @@ class RoundContext:
         return None if self.label_map is None else max(self.label_map) + 1
 
 
+PLAIN_ROUND: Final = RoundContext()
+"""A round of the task as it is."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MemberContexts(ArrayStruct):
     """What the members of a round draw."""

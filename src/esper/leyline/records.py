@@ -13,6 +13,7 @@ import numpy as np
 
 from esper.leyline.actions import ActionHead, ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Doubles, Floats
+from esper.leyline.context import PLAIN_ROUND, MemberContexts, RoundContext
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
 from esper.leyline.masks import ActionMasks
@@ -115,6 +116,10 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     """Of these, the device spent on training and validation."""
     plan_decisions: int = 0
     """Decisions of the plan phase, which come before the steps; 0 without one."""
+    round_context: RoundContext = PLAIN_ROUND
+    """What all members of the round share."""
+    member_contexts: MemberContexts | None = None
+    """Prices, caps and rates of the members; None if unknown."""
 
     @property
     def decisions(self) -> int:

@@ -121,7 +121,7 @@ def _checked_indices(kind: Ints, shape: tuple[int, int], blueprints: int) -> Int
 class RandomPolicy(StatelessPolicy):
     """Samples each head uniformly among its legal choices, given the choices of earlier heads.
 
-    Samples are a hash of (seed, round, step, member, head), so they do not depend on E.
+    Samples are a hash of (seed, round, decision, member, head), so they do not depend on E.
     """
 
     def __init__(self, seed: int, reward: RewardProtocol | None = None) -> None:
@@ -135,7 +135,7 @@ class RandomPolicy(StatelessPolicy):
         members = len(masks.op_EO)
         if cannot_grow(masks):
             return PolicyDecision.deterministic(ActionSpec.wait(members)), None
-        uniform_EA = self._uniforms(obs.round_index, obs.step, members)
+        uniform_EA = self._uniforms(obs.round_index, obs.decision_index, members)
         choice_EA = np.zeros((members, len(ActionHead)), dtype=np.int64)
         chance_EA = np.ones((members, len(ActionHead)), dtype=np.float64)
         for head in ActionHead:  # in sampling order: later masks depend on earlier choices
@@ -151,11 +151,11 @@ class RandomPolicy(StatelessPolicy):
         )
         return decision, None
 
-    def _uniforms(self, round_index: int, step: int, members: int) -> Doubles:
+    def _uniforms(self, round_index: int, decision: int, members: int) -> Doubles:
         """Uniform numbers `[E, A]` in [0, 1)."""
         member_E1 = np.arange(members)[:, None]
         head_A = np.arange(len(ActionHead))
-        path = ("random policy", "round", round_index, "step", step)
+        path = ("random policy", "round", round_index, "step", decision)
         keys_EA = stream_keys(self.seed, *path, "member", member_E1, "head", head_A)
         return np.asarray((keys_EA >> np.uint64(11)) * 2.0**-53)
 

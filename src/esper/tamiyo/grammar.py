@@ -2,18 +2,25 @@
 
     wait   random   heuristic
     wait:FACTOR                                 the host alone, trained FACTOR times as long
+    wait:as:POLICY                              the host alone with the compute of that policy
     heuristic:BLUEPRINT,BLUEPRINT               the heuristic with this order of blueprints
+    heuristic:TABLE.json                        the heuristic, planning by a table price -> topology
     fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        germinated from STEP (2) on, in all slots or these
     fixed:SLOT=BLUEPRINT,...[@STEP]             the same with one blueprint per slot
     static-full[:BLUEPRINT[:SLOT,SLOT]]         planted at the start, in all slots or these
     static-final:SLOT=BLUEPRINT,...             a given topology, planted at the start
     static-final:RESULT.json                    the most frequent final topology of that run
     static-final:POLICY                         the final topology of that policy on the same host
+    table:TABLE.json                            the table's topology for the member's price, planted
+    asha:N                                      the best of N planted topologies, halved at rungs
     FOLDER   sampled:FOLDER                     a saved controller; greedy, or sampled actions
+    blind:FOLDER                                the same with its learning curve hidden
+    replay:POLICY                               actions of that policy on another host, open loop
     LABEL=any of these                          sets the label in tables and plots
 
-Parsing loads nothing and does not import torch. `make_policy.py` builds the policies, except
-controllers and static-final:POLICY, which only `compare` can build.
+Parsing loads nothing and does not import torch. `make_policy.py` builds the policies, except those
+that depend on runs (controllers, asha, and policies named after another), which only `compare` can
+build.
 """
 
 from __future__ import annotations
@@ -22,7 +29,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -30,7 +37,18 @@ from typing import Final, Literal
 from esper.leyline.errors import EsperError, UnknownNameError, shown, unknown_name
 from esper.storage.atomic import printable
 
-Kind = Literal["wait", "random", "heuristic", "fixed", "static-full", "static-final", "controller"]
+Kind = Literal[
+    "wait",
+    "random",
+    "heuristic",
+    "fixed",
+    "static-full",
+    "static-final",
+    "table",
+    "asha",
+    "replay",
+    "controller",
+]
 DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
     "wait": (
         "no growth; wait:FACTOR trains the host FACTOR times as long",
@@ -53,12 +71,23 @@ DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
         "a given topology, planted at the start",
         "static-final:r0c0=depthwise,r0c1=conv_light",
     ),
+    "table": (
+        "the topology that a table has for the price of growth, planted at the start",
+        "table:digits_impaired.json",
+    ),
 }
 """Description and example of each scripted policy."""
 WORDS: Final[tuple[Kind, ...]] = tuple(DESCRIPTIONS)
+"""Policies that can be built on their own."""
+COMPARED: Final = ("asha", "replay", "blind")
+"""Further words, which only `compare` understands."""
 MAX_WAIT_FACTOR: Final = 100.0
 """Largest FACTOR of wait:FACTOR."""
+MAX_TOPOLOGIES: Final = 4096
+"""Largest N of asha:N."""
 SAMPLED: Final = "sampled"
+BLIND: Final = "blind"
+AS: Final = "as:"
 MAX_STEP_DIGITS: Final = 9
 """Most digits of a STEP."""
 
@@ -89,11 +118,21 @@ class ParsedPolicy:
     longer: float = 1.0
     """wait: training length as a multiple of the task's episode."""
     found_by: ParsedPolicy | None = None
-    """static-final: the policy whose final topologies are planted."""
+    """static-final: the policy whose final topologies are planted; replay: the one whose actions
+    are repeated; wait: the one whose compute is spent."""
     path: Path | None = None
-    """controller: its folder; static-final: the result file."""
+    """controller: its folder; static-final: the result file; table, heuristic: the table."""
     sampled: bool = False
     """controller: sample actions instead of taking the greedy ones."""
+    blind: bool = False
+    """controller: hide the learning curve."""
+    topologies: int = 0
+    """asha: topologies per host."""
+
+    @property
+    def plans(self) -> bool:
+        """Whether it needs the plan phase, whatever the task's contexts."""
+        return self.kind in ("table", "asha") or (self.kind == "heuristic" and bool(self.path))
 
 
 def parse_all(texts: Sequence[str]) -> list[ParsedPolicy]:
@@ -128,26 +167,20 @@ def _parse_unlabelled(text: str) -> ParsedPolicy:
     head, mark, rest = text.partition(":")
     if mark and not rest:
         raise EsperError(f"policy {shown(text)}: nothing after the colon; remove it")
-    plain: dict[str, ParsedPolicy] = {kind: ParsedPolicy(text, text, kind) for kind in WORDS}
     if head == "random":
         if rest:
             raise EsperError(f"policy {shown(text)}: random takes no arguments; use random")
-        return plain[head]
-    if head == "wait":
-        return _parse_wait(plain[head], rest)
-    if head == "heuristic":
-        return _parse_heuristic(plain[head], rest)
-    if head == "fixed":
-        return _parse_fixed(plain[head], rest)
-    if head == "static-full":
-        return _parse_slots(plain[head], rest)
-    if head == "static-final":
-        return _parse_final(plain[head], rest)
+        return ParsedPolicy(text, text, "random")
+    if head in _ARGUMENTS:
+        kind, parse_rest = _ARGUMENTS[head]
+        return parse_rest(ParsedPolicy(text, text, kind), rest)
     return _parse_controller(text)
 
 
 def _parse_wait(word: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """FACTOR"""
+    """FACTOR or as:POLICY"""
+    if rest.startswith(AS):
+        return _parse_source(word, rest.removeprefix(AS), ("wait",), "has no compute of its own")
     try:
         longer = float(rest or 1.0)
     except ValueError:
@@ -155,7 +188,8 @@ def _parse_wait(word: ParsedPolicy, rest: str) -> ParsedPolicy:
     if not 0 < longer <= MAX_WAIT_FACTOR:  # also rejects NaN
         raise EsperError(
             f"policy {shown(word.text)}: expected wait:FACTOR above 0 and up to "
-            f"{MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the host alone 1.2 times as long"
+            f"{MAX_WAIT_FACTOR:g}, for example wait:1.2 to train the host alone 1.2 times as long, "
+            f"or wait:as:POLICY"
         )
     return replace(word, longer=longer)
 
@@ -174,7 +208,9 @@ def _parse_slots(word: ParsedPolicy, rest: str) -> ParsedPolicy:
 
 
 def _parse_heuristic(word: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """BLUEPRINT,BLUEPRINT"""
+    """BLUEPRINT,BLUEPRINT or the path of a table"""
+    if rest.endswith(".json"):
+        return replace(word, path=Path(rest))
     order = tuple(rest.split(",")) if rest else ()
     if not all(order):
         raise EsperError(
@@ -220,13 +256,67 @@ def _parse_final(word: ParsedPolicy, rest: str) -> ParsedPolicy:
         return replace(word, path=Path(rest))
     if rest.endswith(".json"):
         raise EsperError(f"policy {shown(word.text)}: file {shown(rest)} does not exist")
-    grown_by, _, _ = rest.partition(":")
-    if grown_by in ("wait", "static-full", "static-final"):  # checked before parsing: no nesting
+    static = ("wait", "static-full", "static-final", "table", "asha", "replay")
+    return _parse_source(word, rest, static, "does not grow; give a policy that does")
+
+
+def _parse_source(
+    word: ParsedPolicy, rest: str, refused: Sequence[str], reason: str
+) -> ParsedPolicy:
+    """POLICY, but none of those refused; checked before parsing, so that nothing nests deeply."""
+    unlabelled = rest
+    while labelled := _LABELLED.fullmatch(unlabelled):
+        unlabelled = labelled[2]
+    head, _, _ = unlabelled.partition(":")
+    if head in refused:
+        raise EsperError(f"policy {shown(word.text)}: {head} {reason}")
+    if not rest:
+        raise EsperError(f"policy {shown(word.text)}: name a policy after the colon")
+    return replace(word, found_by=parse(unlabelled))
+
+
+def _parse_replay(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+    """POLICY"""
+    found = _parse_source(word, rest, ("replay", "asha"), "cannot be replayed; name another policy")
+    assert found.found_by is not None
+    if found.found_by.found_by is not None:
         raise EsperError(
-            f"policy {shown(word.text)}: {grown_by} does not grow; give a policy that does"
+            f"policy {shown(word.text)}: {found.found_by.kind} of another policy cannot be "
+            f"replayed; name that policy"
         )
-    found_by = parse(rest)
-    return replace(word, found_by=found_by)
+    return found
+
+
+def _parse_table(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+    """TABLE.json"""
+    if not rest:
+        raise EsperError(
+            f"policy {shown(word.text)}: give a table, for example table:digits_impaired.json"
+        )
+    return replace(word, path=Path(rest))
+
+
+def _parse_asha(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+    """N"""
+    small = rest.isascii() and rest.isdecimal() and len(rest) <= MAX_STEP_DIGITS
+    if not small or not 1 <= int(rest) <= MAX_TOPOLOGIES:
+        raise EsperError(
+            f"policy {shown(word.text)}: expected asha:N with 1 to {MAX_TOPOLOGIES} topologies per "
+            f"host, for example asha:8"
+        )
+    return replace(word, topologies=int(rest))
+
+
+def _parse_blind(word: ParsedPolicy, rest: str) -> ParsedPolicy:
+    """FOLDER or sampled:FOLDER"""
+    head, _, _ = rest.partition(":")
+    if head in (*WORDS, *COMPARED):
+        raise EsperError(
+            f"policy {shown(word.text)}: {head} is not a controller; give the folder of a saved "
+            f"controller"
+        )
+    found = _parse_controller(rest)
+    return replace(found, label=f"{found.label}, blind", text=word.text, blind=True)
 
 
 def _parse_controller(text: str) -> ParsedPolicy:
@@ -253,5 +343,20 @@ def _no_such_policy(text: str, path: Path, sampled: bool) -> EsperError:
             f"policy {shown(text)}: folder {shown(str(path))} does not exist; expected the "
             f"folder of a saved controller, checkpoint or run"
         )
-    unknown = unknown_name("policy", text.partition(":")[0], (*WORDS, f"{SAMPLED}:FOLDER"))
+    known = (*WORDS, *COMPARED, f"{SAMPLED}:FOLDER")
+    unknown = unknown_name("policy", text.partition(":")[0], known)
     return UnknownNameError(f"{unknown}, or the folder of a controller")
+
+
+_ARGUMENTS: Final[dict[str, tuple[Kind, Callable[[ParsedPolicy, str], ParsedPolicy]]]] = {
+    "wait": ("wait", _parse_wait),
+    "heuristic": ("heuristic", _parse_heuristic),
+    "fixed": ("fixed", _parse_fixed),
+    "static-full": ("static-full", _parse_slots),
+    "static-final": ("static-final", _parse_final),
+    "table": ("table", _parse_table),
+    "asha": ("asha", _parse_asha),
+    "replay": ("replay", _parse_replay),
+    BLIND: ("controller", _parse_blind),
+}
+"""Kind, and the parser of what follows the colon, by word."""

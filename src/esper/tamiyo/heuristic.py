@@ -1,5 +1,8 @@
 """Heuristic policy: germinates early or on a plateau, keeps seeds worth more than they cost.
 
+In contexts with a plan phase it plants the topology of a table, if it has one, prunes what does not
+earn its rent, and stops training that is not worth its compute.
+
 Shape letters: E members, S slots, K blueprints.
 """
 
@@ -23,11 +26,11 @@ from esper.leyline.actions import (
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
-from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import RewardProtocol
 from esper.leyline.records import PolicyDecision
 from esper.leyline.signals import SlotReports, TrainingSignals
 from esper.leyline.stages import LIVE_STAGES, SeedStage
+from esper.tamiyo.planning import plan_actions
 from esper.tamiyo.scripted import (
     FULL_ALPHA,
     ScriptedPolicy,
@@ -41,13 +44,12 @@ from esper.tamiyo.scripted import (
     require_mask,
     require_one_of,
 )
+from esper.tamiyo.topology_table import TopologyTable
 
 _LIVE: Bools = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
 PREFERRED: Final = ("depthwise", "conv_light", "conv_heavy", "lora", "mlp_small", "mlp")
 """Default order of blueprints: those that add capacity, cheapest first."""
-FREE: Final = ScoreConstants(c_p=0.0, c_m=0.0, c_f=0.0)
-"""Prices under which growth is free."""
 Trigger = Literal["plateaued", "stabilised", "either", "always"]
 
 
@@ -95,6 +97,13 @@ class HeuristicConfig:
     """Curve of all alpha ramps."""
     prune_speed: int = ALPHA_SPEEDS[1]
     """Steps over which alpha falls to 0 when a seed is pruned; 0: immediately."""
+    table: TopologyTable | None = None
+    """What to plant in the plan phase, by price; None: nothing."""
+    stop_errors: float = 2.0
+    """Training stops if the slope of the validation accuracy, plus this many of its standard
+    errors, gains less over the rest of the episode than the compute left costs."""
+    stop_after: int = 10
+    """Steps without an improvement before training may stop."""
 
     def __post_init__(self) -> None:
         if self.trigger not in get_args(Trigger):
@@ -104,7 +113,7 @@ class HeuristicConfig:
         require_one_of("prune_speed", self.prune_speed, ALPHA_SPEEDS, "heuristic")
         least = {"seeds_at_once": 1, "min_steps_left": 1, "incubation_limit": 1}
         least |= {"probation_steps": 0, "keep_above_errors": 0, "embargo_steps": 0}
-        least |= {"patience_steps": 0}
+        least |= {"patience_steps": 0, "stop_errors": 0, "stop_after": 0}
         least |= {"failure_penalty": 0, "penalty_limit": 0, "charge": 0}
         for name, value in least.items():
             if not value <= getattr(self, name) < math.inf:
@@ -126,6 +135,8 @@ class HeuristicState(ArrayStruct):
     """Penalty of each blueprint."""
     next_E: Ints
     """Position in the order of blueprints at which the search for the next one starts."""
+    below_rent_ES: Ints
+    """Steps in a row at which a planted seed contributed less than its rent."""
 
     @classmethod
     def fresh(cls, members: int, slots: int, blueprints: int) -> HeuristicState:
@@ -134,6 +145,7 @@ class HeuristicState(ArrayStruct):
             embargo_ES=np.zeros((members, slots), dtype=np.int64),
             penalty_EK=np.zeros((members, blueprints), dtype=np.float64),
             next_E=np.zeros(members, dtype=np.int64),
+            below_rent_ES=np.zeros((members, slots), dtype=np.int64),
         )
 
     def reset(self, reset_E: Bools) -> HeuristicState:
@@ -148,21 +160,16 @@ class HeuristicPolicy(ScriptedPolicy):
     """Germinates the next blueprint in the next dormant slot; keeps or prunes by contribution.
 
     One action per member and step, the first that applies: fossilise a seed worth its cost, prune
-    one that is not, advance, germinate. After a prune the slot is embargoed and the blueprint gets
-    a decaying penalty. Shortly before the end of the episode every blended seed is fossilised or
-    pruned, because an unfinished seed costs score.
+    one that is not, advance, germinate, stop. After a prune the slot is embargoed and the blueprint
+    gets a decaying penalty. Shortly before the end of the episode every blended seed is fossilised
+    or pruned, because an unfinished seed costs score. Costs are at the member's own price.
     """
 
     def __init__(
-        self,
-        config: HeuristicConfig | None = None,
-        reward: RewardProtocol | None = None,
-        prices: ScoreConstants | None = None,
+        self, config: HeuristicConfig | None = None, reward: RewardProtocol | None = None
     ) -> None:
-        """`prices`: cost of growth in the task; None: growth is free."""
         super().__init__(reward)
         self.config = config or HeuristicConfig()
-        self.prices = prices or FREE
 
     def initial_state(self, members: int) -> HeuristicState:
         """Return the state at the start of an episode."""
@@ -182,13 +189,19 @@ class HeuristicPolicy(ScriptedPolicy):
         if cannot_grow(masks):
             return PolicyDecision.deterministic(ActionSpec.wait(members)), policy_state
         state = _matched_to_host(policy_state, members, slots, blueprints)
-        keep_ES, drop_ES = self._evaluate_seeds(obs, masks)
+        if obs.planning:
+            return PolicyDecision.deterministic(self._plan(obs, masks)), state
+        rent_ES = self.config.charge * remaining_rent(obs)
+        state = replace(state, below_rent_ES=_below_rent(obs, rent_ES, state.below_rent_ES))
+        keep_ES, drop_ES = self._evaluate_seeds(obs, masks, rent_ES)
+        drop_ES |= self._planted_to_drop(obs, masks, state)
         op_E, slot_E = first_applicable(
             [
                 (LifecycleOp.FOSSILIZE, keep_ES),
                 (LifecycleOp.PRUNE, drop_ES),
                 (LifecycleOp.ADVANCE, legal_slots(masks, LifecycleOp.ADVANCE)),
                 (LifecycleOp.GERMINATE, self._germination_slots(obs, masks, state, order_K)),
+                (LifecycleOp.STOP, self._stops(obs, masks)),
             ]
         )
         fits_EK = masks.blueprint_ESK[np.arange(members), slot_E]
@@ -211,14 +224,51 @@ class HeuristicPolicy(ScriptedPolicy):
         where = "of the heuristic"
         return np.array([index_of("blueprint", name, blueprints, where) for name in names])
 
-    def _evaluate_seeds(self, obs: TrainingSignals, masks: ActionMasks) -> tuple[Bools, Bools]:
+    def _plan(self, obs: TrainingSignals, masks: ActionMasks) -> ActionSpec:
+        """PLANT what the table has for the member's price; without a table, WAIT."""
+        table, slots = self.config.table, obs.slots
+        if table is None:
+            return ActionSpec.wait(len(masks.op_EO))
+        wanted_ES = table.wanted(obs.context.price_E, slots.slot_ids, slots.blueprints)
+        return plan_actions(obs, masks, wanted_ES)
+
+    def _planted_to_drop(
+        self, obs: TrainingSignals, masks: ActionMasks, state: HeuristicState
+    ) -> Bools:
+        """`[E, S]`: planted seeds past probation whose contribution stays below their rent."""
+        slots, config = obs.slots, self.config
+        judged_ES = slots.steps_in_stage_ES >= config.probation_steps
+        judged_ES &= slots.stage_ES == SeedStage.PLANTED
+        stays_ES = state.below_rent_ES > config.patience_steps
+        return np.asarray(judged_ES & stays_ES & legal_slots(masks, LifecycleOp.PRUNE))
+
+    def _stops(self, obs: TrainingSignals, masks: ActionMasks) -> Bools:
+        """`[E, S]`, the same in all slots: members whose training is not worth its compute.
+
+        The gain is that of the slope, continued to the end, at the upper end of its error.
+        """
+        config, context = self.config, obs.context
+        left = obs.episode_length - 1 - obs.step
+        slope_E = obs.val_accuracy_slope_E + config.stop_errors * slope_error(
+            obs.val_accuracy_history_EL
+        )
+        compute_left_E = context.budget * (1.0 - context.spent_E)
+        price_E = config.charge * context.price_E * context.constants.c_f * compute_left_E
+        stop_E = slope_E * left < price_E  # NaN: no
+        stop_E &= obs.plateau_steps_E >= config.stop_after
+        stop_E &= ~_LIVE[obs.slots.stage_ES].any(axis=1)
+        stop_E &= masks.op_EO[:, LifecycleOp.STOP]
+        return np.repeat(stop_E[:, None], obs.slots.stage_ES.shape[1], axis=1)
+
+    def _evaluate_seeds(
+        self, obs: TrainingSignals, masks: ActionMasks, rent_ES: Doubles
+    ) -> tuple[Bools, Bools]:
         """Return the seeds to fossilise and the seeds to prune, `[E, S]` each."""
         slots, config = obs.slots, self.config
         with np.errstate(invalid="ignore"):
             error_ES = config.keep_above_errors * slots.contribution_se_ES
-            price_ES = config.charge * remaining_rent(obs, self.prices)
             useful_ES = slots.contribution_ES > error_ES
-            worth_ES = slots.contribution_ES > error_ES + price_ES
+            worth_ES = slots.contribution_ES > error_ES + rent_ES
         judged_ES = held_at_least(obs, config.probation_steps)
         last_ES = held_at_least(obs, config.probation_steps + config.patience_steps)
         in_output_ES = _LIVE[slots.stage_ES] & (slots.alpha_ES > 0) & _episode_ending(obs)
@@ -291,13 +341,38 @@ class HeuristicPolicy(ScriptedPolicy):
         return replace(state, embargo_ES=embargo_ES, penalty_EK=penalty_EK)
 
 
-def remaining_rent(obs: TrainingSignals, prices: ScoreConstants) -> Doubles:
+def _below_rent(obs: TrainingSignals, rent_ES: Doubles, before_ES: Ints) -> Ints:
+    """`[E, S]`: steps in a row at which a planted seed contributed less than its rent."""
+    slots = obs.slots
+    measured_ES = (slots.stage_ES == SeedStage.PLANTED) & (obs.contribution_age_ES >= 0)
+    with np.errstate(invalid="ignore"):
+        below_ES = measured_ES & (slots.contribution_ES < rent_ES)
+    return np.where(below_ES, before_ES + 1, 0)
+
+
+def slope_error(history_EL: Floats) -> Doubles:
+    """Standard error `[E]` of the least-squares slope of a history; NaN until it is full.
+
+    >>> slope_error(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]], dtype=np.float32)).round(6).tolist()
+    [0.0]
+    """
+    values_EL = np.asarray(history_EL, dtype=np.float64)
+    length = values_EL.shape[1]
+    time_L = np.arange(length) - (length - 1) / 2
+    spread = float((time_L**2).sum())
+    centred_EL = values_EL - values_EL.mean(axis=1, keepdims=True)
+    slope_E1 = (centred_EL @ time_L)[:, None] / spread
+    residual_EL = centred_EL - slope_E1 * time_L
+    return np.asarray(np.sqrt((residual_EL**2).sum(axis=1) / (length - 2) / spread))
+
+
+def remaining_rent(obs: TrainingSignals) -> Doubles:
     """`[E, S]`: rent saved by pruning a seed now, up to the end of the episode.
 
-    The difference between the member's rent with and without the seed. FLOPs already spent are not
-    saved. 0 where alpha is 0.
+    The difference between the member's rent with and without the seed, at the member's price. FLOPs
+    already spent are not saved. 0 where alpha is 0.
     """
-    slots = obs.slots
+    slots, prices = obs.slots, obs.context.constants
     in_output_ES = slots.alpha_ES > 0
     params_ES = _relative_to_host(slots.params_ES, in_output_ES, obs.params_over_host_E)
     macs_ES = _relative_to_host(slots.macs_ES, in_output_ES, obs.macs_over_host_E)
@@ -305,7 +380,7 @@ def remaining_rent(obs: TrainingSignals, prices: ScoreConstants) -> Doubles:
     left = (obs.episode_length - 1 - obs.step) / obs.episode_length
     with_it_E1 = prices.rent(params_E1, macs_E1, left * macs_E1)
     without_ES = prices.rent(params_E1 - params_ES, macs_E1 - macs_ES, left * (macs_E1 - macs_ES))
-    return np.asarray(with_it_E1 - without_ES)
+    return np.asarray(obs.context.price_E[:, None] * (with_it_E1 - without_ES))
 
 
 def _relative_to_host(count_ES: Ints, in_output_ES: Bools, over_host_E: Floats) -> Doubles:

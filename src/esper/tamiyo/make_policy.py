@@ -1,43 +1,46 @@
 """Construction of scripted policies from a parsed policy name (`grammar.parse`).
 
-Policies that depend on a run cannot be built here: a saved controller needs its agent, and
-`static-final:POLICY` the final topologies of that policy on the same hosts.
+Policies that depend on a run cannot be built here: a saved controller needs its agent,
+`static-final:POLICY` the final topologies of that policy on the same hosts, and so on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
-from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.sealed_json import parse_json
 from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
+from esper.tamiyo.planning import PlannedTopology, TablePolicy
 from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
+from esper.tamiyo.topology_table import TopologyTable, read_table
+
+if TYPE_CHECKING:
+    from esper.tasks.spec import TaskSpec
 
 
 def make_policy(
     parsed: ParsedPolicy,
+    spec: TaskSpec,
     *,
-    slots: Sequence[str],
-    episode_length: int,
-    prices: ScoreConstants,
     seed: int,
     reward: RewardProtocol | None,
     charge: float | None = None,
 ) -> PolicyProtocol[Any]:
-    """Build the policy for a host with these slots and this episode length.
+    """Build the policy for a task; run it with `spec_for(parsed, spec)`.
 
-    `prices`: cost of growth in the score. `charge`: overrides `HeuristicConfig.charge`.
+    `charge`: overrides `HeuristicConfig.charge`.
     """
     require_standalone(parsed)
     if parsed.kind == "wait":
@@ -45,43 +48,84 @@ def make_policy(
     if parsed.kind == "random":
         return RandomPolicy(seed, reward)
     if parsed.kind == "heuristic":
-        return HeuristicPolicy(heuristic_config(parsed, charge), reward, prices=prices)
+        return HeuristicPolicy(heuristic_config(parsed, spec, charge), reward)
+    if parsed.kind == "table":
+        return TablePolicy(_table(parsed, spec), reward)
     if parsed.kind == "static-final":
         topology = parsed.topology or load_topology(_result_path(parsed))
-        return StaticTopology.final(_blueprint_by_slot(parsed, topology), reward)
-    places = parsed.slots or tuple(slots)
+        return static_policy(_blueprint_by_slot(parsed, topology), spec, reward)
+    places = parsed.slots or tuple(spec.slots)
     _require_unique(parsed, places)
     if parsed.kind == "static-full":
-        return StaticTopology.full(parsed.blueprint, places, reward)
-    if parsed.start >= episode_length - 1:
+        return static_policy(dict.fromkeys(places, parsed.blueprint), spec, reward)
+    length = spec.episode_length
+    if parsed.start >= length - 1:
         raise EsperError(
             f"policy {shown(parsed.text)}: step {parsed.start} is too late for an episode of "
-            f"{episode_length} steps; germinate before step {episode_length - 1}"
+            f"{length} steps; germinate before step {length - 1}"
         )
     grown = _blueprint_by_slot(parsed, parsed.topology) or dict.fromkeys(places, parsed.blueprint)
     entries = tuple(ScheduleEntry(parsed.start, slot, kind) for slot, kind in grown.items())
     return FixedSchedule(ScheduleConfig(entries), reward)
 
 
+def static_policy(
+    topology: Mapping[str, str] | Ints, spec: TaskSpec, reward: RewardProtocol | None
+) -> PolicyProtocol[Any]:
+    """A static topology; where members have caps, it is planned, so that they are respected."""
+    if spec.context.capped > 0:
+        return PlannedTopology(topology, reward)
+    return StaticTopology.final(topology, reward)
+
+
+def spec_for(parsed: ParsedPolicy, spec: TaskSpec) -> TaskSpec:
+    """The task as this policy runs it: its training length, and the plan phase if it needs one."""
+    spec = spec.lengthened(parsed.longer)
+    static = parsed.kind in ("static-full", "static-final")
+    return with_plan_phase(spec) if parsed.plans or (static and spec.context.capped > 0) else spec
+
+
+def with_plan_phase(spec: TaskSpec) -> TaskSpec:
+    """The same task with a plan phase and STOP."""
+    return replace(spec, context=replace(spec.context, actions="full"))
+
+
 def require_standalone(parsed: ParsedPolicy) -> None:
-    """Raise for a policy that depends on a run: a saved controller or static-final:POLICY."""
+    """Raise for a policy that depends on a run, such as a saved controller."""
     if parsed.kind == "controller":
         raise EsperError(
             f"policy {shown(parsed.text)}: a saved controller; evaluate it with esper eval "
             f"{shown(str(parsed.path))}, or against others with esper compare"
         )
-    if parsed.found_by is not None:
+    by = parsed.found_by
+    needs = {
+        "static-final": "the final topologies of {} on the same hosts",
+        "replay": "the actions of {} on other hosts",
+        "wait": "the compute of {} on the same hosts",
+        "asha": "several members per host",
+    }
+    if by is not None or parsed.kind == "asha":
+        what = needs[parsed.kind].format("" if by is None else shown(by.text))
         raise EsperError(
-            f"policy {shown(parsed.text)}: needs the final topologies of "
-            f"{shown(parsed.found_by.text)} on the same hosts; run esper compare "
-            f"{shown(parsed.text)}"
+            f"policy {shown(parsed.text)}: needs {what}; run esper compare {shown(parsed.text)}"
         )
 
 
-def heuristic_config(parsed: ParsedPolicy, charge: float | None = None) -> HeuristicConfig:
-    """Return the heuristic's config with the given blueprint order and charge."""
-    rules = HeuristicConfig(blueprints=parsed.order)
+def heuristic_config(
+    parsed: ParsedPolicy, spec: TaskSpec, charge: float | None = None
+) -> HeuristicConfig:
+    """Return the heuristic's config with the given blueprint order, table and charge."""
+    table = None if parsed.path is None else _table(parsed, spec)
+    rules = HeuristicConfig(blueprints=parsed.order, table=table)
     return rules if charge is None else replace(rules, charge=charge)
+
+
+def _table(parsed: ParsedPolicy, spec: TaskSpec) -> TopologyTable:
+    """Read the table of a policy, and check it against the task."""
+    assert parsed.path is not None  # the parser rejects table without an argument
+    table = read_table(parsed.path, spec.name)
+    table.wanted(np.ones(1), spec.slots, spec.blueprints)  # raises on unknown names
+    return table
 
 
 def require_known_names(

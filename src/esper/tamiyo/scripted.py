@@ -19,6 +19,7 @@ from esper.leyline.records import Rollout
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.stages import SeedStage
+from esper.tamiyo.actions import HEAD_USED_OA
 
 FULL_ALPHA: Final = ALPHA_TARGETS.index(1.0)
 """Index of alpha target 1.0: a contribution is only comparable at full alpha."""
@@ -69,6 +70,19 @@ def cannot_grow(masks: ActionMasks) -> bool:
 def legal_slots(masks: ActionMasks, op: LifecycleOp) -> Bools:
     """`[E, S]`: slots in which an operation is legal."""
     return np.asarray(masks.slot_EOS[:, op] & masks.op_EO[:, op, None])
+
+
+def legal_members(masks: ActionMasks, actions: ActionSpec) -> Bools:
+    """`[E]`: members whose action the masks allow, in every head that it uses."""
+    member_E, op_E, slot_E = np.arange(actions.members), actions.op, actions.slot
+    allowed = {head: fixed_mask(masks, head)[actions.of(head)] for head in FIXED_MASK}
+    if not cannot_grow(masks):
+        allowed[ActionHead.SLOT] = masks.slot_EOS[member_E, op_E, slot_E]
+        allowed[ActionHead.BLUEPRINT] = masks.blueprint_ESK[member_E, slot_E, actions.blueprint]
+    legal_E = masks.op_EO[member_E, op_E].copy()
+    for head, allowed_E in allowed.items():
+        legal_E &= allowed_E | ~HEAD_USED_OA[op_E, head]
+    return legal_E
 
 
 def first_applicable(candidates: Sequence[tuple[LifecycleOp, Bools]]) -> tuple[Ints, Ints]:

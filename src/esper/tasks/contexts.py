@@ -34,29 +34,37 @@ def _uniform(seed: int, *path: str | int | Ints) -> Doubles:
 
 
 def draw_round(
-    spec: ContextSpec, task: TaskSpec, seed: int, round_index: int, fullest_cost: float
+    spec: ContextSpec,
+    task: TaskSpec,
+    seed: int,
+    round_index: int,
+    fullest_cost: float,
+    hidden_seed: int | None = None,
 ) -> RoundContext:
     """Draw what all members of a round share.
 
     `fullest_cost`: training cost of the fullest legal topology, relative to the bare host's.
+    `hidden_seed`: seed of what policies do not see (noise, which classes form a group); None:
+    `seed`.
     """
+    hidden_seed = seed if hidden_seed is None else hidden_seed
 
-    def uniform(name: str) -> float:
+    def uniform(name: str, seed: int = seed) -> float:
         return float(_uniform(seed, "round", round_index, name))
 
     budget = spec.budget or Range(1.0, fullest_cost)
     return RoundContext(
         budget=float(budget.log_uniform(uniform("budget"))),
-        label_map=_draw_label_map(spec, task, seed, round_index),
-        pixel_noise=float(spec.pixel_noise.uniform(uniform("pixel noise"))),
-        permuted=uniform("permuted") < spec.permuted,
+        label_map=_draw_label_map(spec, task, seed, round_index, hidden_seed),
+        pixel_noise=float(spec.pixel_noise.uniform(uniform("pixel noise", hidden_seed))),
+        permuted=uniform("permuted", hidden_seed) < spec.permuted,
         data_share=float(spec.data_share.log_uniform(uniform("data share"))),
-        label_noise=float(spec.label_noise.uniform(uniform("label noise"))),
+        label_noise=float(spec.label_noise.uniform(uniform("label noise", hidden_seed))),
     )
 
 
 def _draw_label_map(
-    spec: ContextSpec, task: TaskSpec, seed: int, round_index: int
+    spec: ContextSpec, task: TaskSpec, seed: int, round_index: int, hidden_seed: int
 ) -> tuple[int, ...] | None:
     """Group the classes at random, no group empty; None if every class is its own group."""
     if spec.min_groups is None:
@@ -71,7 +79,7 @@ def _draw_label_map(
     groups = spec.min_groups + int(drawn * choices)
     if groups == classes:
         return None
-    generator = np.random.default_rng(stream_seed(seed, "context", round_index, "label map"))
+    generator = np.random.default_rng(stream_seed(hidden_seed, "context", round_index, "label map"))
     group_of = np.concatenate(
         [np.arange(groups), generator.integers(groups, size=classes - groups)]
     )

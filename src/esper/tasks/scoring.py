@@ -123,14 +123,18 @@ def score(
 
 
 def charge_length(
-    score: Doubles, flops_ratio_E: Doubles, length: float, constants: ScoreConstants
+    score: Doubles,
+    flops_ratio_E: Doubles,
+    length: float,
+    constants: ScoreConstants,
+    price_E: Doubles | float = 1.0,
 ) -> tuple[Doubles, Doubles]:
     """Score and FLOPs ratio of episodes `length` times as long as the task's.
 
-    A longer episode is paid for like any other training compute.
+    A longer episode is paid for like any other training compute, at the member's price.
     """
-    unpaid = constants.c_f * (length - 1.0)
-    return np.asarray(score - unpaid), np.asarray(flops_ratio_E * length)
+    unpaid_E = constants.c_f * (length - 1.0) * flops_ratio_E * price_E
+    return np.asarray(score - unpaid_E), np.asarray(flops_ratio_E * length)
 
 
 def live_seeds(stage_ES: Codes) -> Ints:

@@ -6,11 +6,12 @@ Shape letters: E members, S slots, K blueprints.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from esper.kasmina.caps import Caps
+from esper.kasmina.caps import Caps, SeedCosts
 from esper.kasmina.population import Population
 from esper.kasmina.seed_costs import TrainingCosts, measure_training_costs
 from esper.leyline.actions import BlendStyle
@@ -39,6 +40,16 @@ from esper.tasks.spec import PARTS, TaskData, TaskSpec
 from esper.tolaria.compute_clock import ComputeClock
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawLimits:
+    """The bare host and the fullest topology, between which caps and budgets are drawn."""
+
+    costs: SeedCosts
+    fits_SK: Bools
+    fullest_cost: float
+    """Training cost of the fullest topology, relative to the bare host's."""
+
+
 class ContextState:
     """Contexts of the members of one engine."""
 
@@ -52,17 +63,19 @@ class ContextState:
         suffix_macs_S: Ints,
         context_ids: Ints,
         gates_allowed: bool = True,
+        hidden_seed: int | None = None,
     ) -> None:
         """`sample`: inputs `[B, ...]`; `context_ids`: numbers of the members in their draws.
 
-        `gates_allowed`: seeds may get blend style GATE, which has parameters.
+        `gates_allowed`: seeds may get blend style GATE, which has parameters. `hidden_seed`: seed
+        of what policies do not see of a round; None: the run's.
         """
         probe = population.probe
         assert probe is not None  # the engine runs a forward pass first
         require_contexts_fit(spec, task, data)
         self.spec, self.task, self.data, self.population = spec, task, data, population
         self.context_ids = context_ids
-        self._gates_allowed = gates_allowed
+        self._gates_allowed, self._hidden_seed = gates_allowed, hidden_seed
         sizes, network = population.seed_sizes, population.network
         self.costs = sizes.table(probe)
         self._receptive_SK = sizes.receptive_fields()
@@ -79,6 +92,9 @@ class ContextState:
                 shadow_SK=MAIN_PASSES * macs_SK,
                 frozen_SK=SHADOW_PASSES * macs_SK,
             )
+        fullest = self.training_costs.fullest(network.fits_SK)
+        self.limits = DrawLimits(self.costs, network.fits_SK, fullest)
+        """A comparison sets those of the whole task, so that all policies meet the same draws."""
         members = population.members
         self.clock: ComputeClock | None = None
         if spec.clock == "compute":
@@ -91,11 +107,13 @@ class ContextState:
 
     def begin_round(self, seed: int, round_index: int) -> bool:
         """Draw the contexts of a round; return whether its data differ from the last one's."""
-        spec, life, network = self.spec, self.population.lifecycle, self.population.network
-        fullest = self.training_costs.fullest(network.fits_SK)
-        self.round = draw_round(spec, self.task, seed, round_index, fullest)
+        spec, life, limits = self.spec, self.population.lifecycle, self.limits
+        hidden_seed = seed if self._hidden_seed is None else self._hidden_seed
+        self.round = draw_round(
+            spec, self.task, seed, round_index, limits.fullest_cost, hidden_seed
+        )
         self.members = draw_members(
-            spec, seed, round_index, self.context_ids, self.costs, network.fits_SK
+            spec, seed, round_index, self.context_ids, limits.costs, limits.fits_SK
         )
         life.action_space = spec.actions
         life.caps = None
@@ -106,13 +124,13 @@ class ContextState:
         self.samples = train_samples(self.task, self.data, self.round)
         if self.clock is not None:
             self.clock.reset(self.round.budget)
-        self._seed, self._round_index = seed, round_index
+        self._data_seed, self._round_index = hidden_seed, round_index
         return spec.changes_data
 
     def data_parts(self) -> TaskData:
         """The data as this round sees them."""
         parts = {
-            name: part_in_context(self.data, name, self.round, self._seed, self._round_index)
+            name: part_in_context(self.data, name, self.round, self._data_seed, self._round_index)
             for name in PARTS
         }
         return TaskData(**parts, mean=self.data.mean, std=self.data.std)

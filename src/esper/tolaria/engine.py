@@ -18,15 +18,14 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from torch import Tensor
 
 from esper.device.graphs import GraphCache, GraphReport
 from esper.device.streams import new_stream, on_stream
-from esper.device.upload import upload
+from esper.device.transfer import fetch
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.snapshot import finite_members
 from esper.leyline.actions import ActionHead, LifecycleOp
-from esper.leyline.arrays import Bools, Doubles, Floats
+from esper.leyline.arrays import Doubles, Floats
 from esper.leyline.context import FIXED
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
@@ -39,7 +38,7 @@ from esper.tamiyo.masks import build_masks
 from esper.tasks.scoring import suffix_macs
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.action_execution import execute_actions
-from esper.tolaria.batch_ops import RowTotals, process_train_batch
+from esper.tolaria.batch_ops import RowTotals
 from esper.tolaria.context_state import ContextState, gates_allowed
 from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
 from esper.tolaria.engine_config import EngineConfig
@@ -73,6 +72,7 @@ from esper.tolaria.setup import (
     prepare_executor,
 )
 from esper.tolaria.slot_events import SlotEventCollector
+from esper.tolaria.step_training import StepTrainer
 from esper.tolaria.validation import Validator
 
 STATE_VERSION: Final = 1
@@ -115,6 +115,8 @@ class VectorizedEngine:
         """Steps completed in the current episode; 0 between episodes."""
         self._next_step: _ObservedStep | None = None
         """The next step, already observed because the last rollout was truncated before it."""
+        self._measures_gradients = False
+        """Whether the policy reads activation gradients, which take an extra pass per step."""
         self.timer = CUDATimer(self.device)
         """Device time of training and validation, for benchmarks."""
         self.phase_seconds = dict.fromkeys(StepPhase, 0.0)
@@ -150,9 +152,6 @@ class VectorizedEngine:
         choice = prepare_executor(
             spec, self.env, self.batches, self.buffers, config, device, precision
         )
-        name = choice.executor.name
-        graphs, self._graphs_off_reason = make_graph_cache(config.graphs, device, name)
-        self.use_graphs(graphs)
         sample = self.validator.control.sample
         suffix_S = suffix_macs(population, sample)
         context_ids = np.array(config.context_ids or self._member_ids, dtype=np.int64)
@@ -165,7 +164,14 @@ class VectorizedEngine:
             suffix_S,
             context_ids,
             gates_allowed(config.frozen_heads, ActionHead.STYLE),
+            config.hidden_seed,
         )
+        self.trainer = StepTrainer(
+            spec, self.env, self.batches, self.buffers, self.context, self.autocast
+        )
+        name = choice.executor.name
+        graphs, self._graphs_off_reason = make_graph_cache(config.graphs, device, name)
+        self.use_graphs(graphs)
         self.episode = EpisodeTracker(spec, population, suffix_S, self.context)
         self.observer = Observer(population, spec.episode_length, self.context)
         life, frozen = population.lifecycle, dict(config.frozen_heads)
@@ -174,7 +180,7 @@ class VectorizedEngine:
 
     def use_graphs(self, graphs: GraphCache | None) -> None:
         """Capture train and validation batches in `graphs`; None: run them eagerly."""
-        self.graphs = self.validator.graphs = graphs
+        self.graphs = self.validator.graphs = self.trainer.graphs = graphs
         if graphs is not None and self.buffers is not None:
             graphs.register_static(*self.buffers)
 
@@ -247,6 +253,8 @@ class VectorizedEngine:
             seconds=perf_counter() - start,
             device_seconds=device_seconds,
             plan_decisions=planned,
+            round_context=self.context.round,
+            member_contexts=self.context.members,
         )
         if self.step == length:
             self.round, self.step = self.round + 1, 0
@@ -282,6 +290,7 @@ class VectorizedEngine:
         Called by `run_rollout`, and by benchmarks that place seeds before timing steps.
         """
         population, self._next_step = self.env.model, None
+        self._measures_gradients = getattr(client, "reads_activation_gradients", False)
         if self.context.begin_round(self.config.seed, self.round):
             self._replace_data(self.context.data_parts())
         self.env.governor.chance = self.context.chance.accuracy
@@ -312,6 +321,12 @@ class VectorizedEngine:
         if not self.context.spec.plans:
             return 0
         env, frozen = self.env, dict(self.config.frozen_heads)
+        measured = None
+        if self._measures_gradients:
+            gradients_ES = self.trainer.activation_gradients(before_training=True)
+            assert gradients_ES is not None  # there is a first batch
+            measured = fetch({"gradients": gradients_ES})["gradients"]
+        self._plan_gradients_ES = self._gradients(measured)
         planted = run_plan_phase(
             env,
             client,
@@ -336,13 +351,15 @@ class VectorizedEngine:
             episode.accuracy_TE[0],
             env.signal_tracker.current(),
             unknown_E,
-            self._no_gradients(),
+            self._plan_gradients_ES,
         )
         return self.observer.observe(0, metrics, self._status(), slot)
 
-    def _no_gradients(self) -> Floats:
-        """Activation gradients that were not measured."""
-        return np.full(self.env.model.lifecycle.stage_ES.shape, np.nan, dtype=np.float32)
+    def _gradients(self, measured_ES: Doubles | None) -> Floats:
+        """Activation gradients for an observation; NaN if they were not measured."""
+        shape = self.env.model.lifecycle.stage_ES.shape
+        values = np.full(shape, np.nan) if measured_ES is None else measured_ES
+        return values.astype(np.float32)
 
     # ---- one step -------------------------------------------------------------------------
 
@@ -406,10 +423,13 @@ class VectorizedEngine:
         env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
         with _timed_phase(phases, StepPhase.TRAIN), self.timer.span("train"):
             shadow_rows = self._train_pass()
+            gradients_ES = self.trainer.activation_gradients() if self._measures_gradients else None
         with _timed_phase(phases, StepPhase.VALIDATION), self.timer.span("validation"):
             plan, scored = self._validate()
         with _timed_phase(phases, StepPhase.TRANSFER_1):
-            measured = fetch_step(env.train, env.val, scored, finite_members(env.model))
+            measured = fetch_step(
+                env.train, env.val, scored, finite_members(env.model), gradients_ES
+            )
         with _timed_phase(phases, StepPhase.ANALYSIS):
             verdicts, counterfactuals = self._review(measured, plan)
             signals, masks = self._observe(measured, verdicts)
@@ -419,53 +439,13 @@ class VectorizedEngine:
         )
 
     def _train_pass(self) -> int:
-        """Train all members on all batches of the step; returns the number of shadow rows."""
-        env, population = self.env, self.env.model
-        population.begin_step()
-        self._set_learning_rates()
+        """Train all members on the batches of the step; returns the number of shadow rows."""
+        self.env.model.begin_step()
         slots = self.slot_events.collect_changes()
         if self.context.clock is None:
             self.episode.add_training_flops(slots)
-        env.train.zero_()
-        batches, active_ME = self._next_batches()
-        active = None if active_ME is None else upload(active_ME, self.device)
-        for index, (x_EB, target_EB) in enumerate(batches):
-            active_E = None if active_ME is None else active_ME[index]
-            if active is not None:
-                population.set_active(active[index])
-            with self.autocast():
-                process_train_batch(
-                    population, x_EB, target_EB, env.train, env.scaler, self.graphs, active_E
-                )
-        population.set_active(None)
-        population.lifecycle.trained_E |= env.train.batches_E > 0
+        self.trainer.run(self.step)
         return int((slots.stage_ES == SeedStage.TRAINING).sum())
-
-    def _next_batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], Bools | None]:
-        """Batches of this step, and who trains on each of them `[M, E]`; None: everybody."""
-        stopped_E, clock = self.env.model.lifecycle.stopped_E, self.context.clock
-        if clock is not None:
-            first_E = clock.trained_E.copy()
-            batches_E = clock.advance(self.context.cost_E(), stopped_E)
-            active_ME = np.arange(batches_E.max())[:, None] < batches_E
-            if not len(active_ME):
-                return iter(()), None
-            return self.batches.batches(first_E, len(active_ME), self.buffers), active_ME
-        if stopped_E.all():
-            return iter(()), None
-        batches = self.batches.step(self.step, self.buffers)
-        if not stopped_E.any():
-            return batches, None
-        return batches, np.tile(~stopped_E, (self.spec.batches_per_step, 1))
-
-    def _set_learning_rates(self) -> None:
-        """Set the learning rates of this step; uploads them only if they change."""
-        optim, length = self.spec.optim, self.spec.episode_length
-        rates = optim.rates_at(self.step, length)
-        if self.step == 0 or rates != optim.rates_at(self.step - 1, length):
-            factor_E = self.context.members.learning_rate_E
-            same = (factor_E == 1.0).all()
-            self.env.model.set_rates(*(rates if same else (rate * factor_E for rate in rates)))
 
     def _validate(self) -> tuple[CoalitionPlan, RowTotals]:
         """Validate members and coalitions on `val_control`, and members on `val_score`."""
@@ -546,7 +526,8 @@ class VectorizedEngine:
         train32_E, loss32_E, accuracy32_E = (value.astype(np.float32) for value in values)
         tracked = env.signal_tracker.update(train32_E, loss32_E, accuracy32_E)
         env.signal_tracker.reset(verdicts.rolled_back_E)
-        metrics = StepMetrics(*values, tracked, train.accuracy_E, self._no_gradients())
+        gradients_ES = self._gradients(measured.activation_grad_ES)
+        metrics = StepMetrics(*values, tracked, train.accuracy_E, gradients_ES)
         signals = self.observer.observe(self.step, metrics, self._status())
         legal_ESO = life.legal_ops()
         if self.step == self.spec.episode_length - 1:  # the effect would never be scored

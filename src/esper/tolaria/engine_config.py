@@ -40,6 +40,8 @@ class EngineConfig(ComputeSettings):
     start with the same weights and see the same batches. None: their indices."""
     context_ids: tuple[int, ...] | None = None
     """Numbers of the members in the draws of their contexts; None: `member_ids`."""
+    hidden_seed: int | None = None
+    """Seed of what contexts hide from policies: noise, which classes form a group; None: `seed`."""
 
     def __post_init__(self) -> None:
         require_at_most("members=", self.members, MAX_MEMBERS)

@@ -67,6 +67,8 @@ class StepMeasurements:
     """On `val_score`: members."""
     finite_E: Bools
     """Members with finite weights and buffers."""
+    activation_grad_ES: Doubles | None = None
+    """Gradient norm at each slot's activation; None if not measured."""
 
 
 def transfer_tensors(
@@ -84,10 +86,17 @@ def transfer_tensors(
 
 
 def fetch_step(
-    train: TrainTotals, control: RowTotals, score: RowTotals, finite_E: Tensor
+    train: TrainTotals,
+    control: RowTotals,
+    score: RowTotals,
+    finite_E: Tensor,
+    activation_grad_ES: Tensor | None = None,
 ) -> StepMeasurements:
     """Copy the totals of a step to the host in one transfer."""
-    host = fetch(transfer_tensors(train, control, score, finite_E))
+    parts = transfer_tensors(train, control, score, finite_E)
+    if activation_grad_ES is not None:
+        parts["activation_grad_ES"] = activation_grad_ES
+    host = fetch(parts)
     batches_E = np.where(train.batches_E > 0, train.batches_E, np.nan)
     batches_E1 = batches_E[:, None]
     return StepMeasurements(
@@ -102,6 +111,7 @@ def fetch_step(
         control=_rows(host, "control", control.samples),
         score=_rows(host, "score", score.samples),
         finite_E=host["finite_E"] > 0,
+        activation_grad_ES=host.get("activation_grad_ES"),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from esper.leyline.arrays import Bools, Codes, Doubles
+from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Ints
 from esper.leyline.payloads import EpisodeOutcome, SlotPayload
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import EngineListener
@@ -19,6 +19,38 @@ from esper.leyline.records import Rollout, StepRecord
 from esper.tasks.scoring import charge_length
 from esper.tolaria.device_info import describe_device
 from esper.tolaria.engine import VectorizedEngine
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostContexts(ArrayStruct):
+    """Contexts that hosts met."""
+
+    price_N: Doubles
+    """Factor on the price of growth."""
+    learning_rate_N: Doubles
+    """Factor on the learning rates."""
+    params_cap_N: Doubles
+    """Most parameters; inf: no cap."""
+    macs_cap_N: Doubles
+    """Most multiply-accumulates; inf: no cap."""
+    budget_N: Doubles
+    """Compute budget in training runs of the bare host."""
+    groups_N: Ints
+    """Classes to tell apart."""
+
+    @classmethod
+    def of(cls, engine: VectorizedEngine) -> HostContexts:
+        """Contexts of the members in the engine's last round."""
+        drawn, context = engine.context.members, engine.context
+        members = engine.env.members
+        return cls(
+            price_N=drawn.price_E,
+            learning_rate_N=drawn.learning_rate_E,
+            params_cap_N=drawn.params_cap_E,
+            macs_cap_N=drawn.macs_cap_E,
+            budget_N=np.full(members, context.round.budget),
+            groups_N=np.full(members, context.chance.groups, dtype=np.int64),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +67,7 @@ class RoundResult:
     """`SeedStage` at each observation."""
     leaving_TES: Bools
     """Pruned seeds whose alpha is still falling."""
+    contexts: HostContexts
     seconds: float
 
 
@@ -106,17 +139,17 @@ def run_round(
         score_TE=engine.episode.score_TE.copy(),
         stage_TES=np.stack(recorder.stages),
         leaving_TES=np.stack(recorder.leaving),
+        contexts=HostContexts.of(engine),
         seconds=rollout.seconds,
     )
 
 
 def charge_for_length(result: RoundResult, length: float, constants: ScoreConstants) -> RoundResult:
     """Charge the FLOPs of episodes `length` times as long as the task's to the score."""
-    outcome = result.outcome
-    score_E, flops_ratio_E = charge_length(
-        outcome.score_E, outcome.flops_ratio_E, length, constants
-    )
-    score_TE, _ = charge_length(result.score_TE, outcome.flops_ratio_E, length, constants)
+    outcome, price_E = result.outcome, result.contexts.price_N
+    flops_E = outcome.flops_ratio_E
+    score_E, flops_ratio_E = charge_length(outcome.score_E, flops_E, length, constants, price_E)
+    score_TE, _ = charge_length(result.score_TE, flops_E, length, constants, price_E)
     outcome = replace(outcome, score_E=score_E, flops_ratio_E=flops_ratio_E)
     return replace(result, outcome=outcome, score_TE=score_TE)
 

@@ -28,6 +28,10 @@ from esper.leyline.actions import BlendStyle
 CHANNELS_LAST_PIXELS: Final = 256
 """Images with at least this many pixels are computed channels last on a CPU."""
 
+CUDNN_ALIGNMENT: Final = 16
+"""Bytes. Parameters are views into one row and may start anywhere; cuDNN's batch norm fails on
+those that start elsewhere."""
+
 
 class LoopExecutor:
     """Runs a plan row by row."""
@@ -145,9 +149,10 @@ class _LoopRun:
         return row_draws(site, self.streams, slice(row, row + 1), stacked=False)
 
     def _needs_activation_after(self, row: int, index: int) -> bool:
-        """Whether a seed is live or another row starts right after segment `index`."""
+        """Whether the activation after segment `index` is needed: by a seed, a row or a tap."""
+        tapped = self.network.tap is not None
         return any(
-            (row, slot) in self.wanted or self.plan.table.alpha_RS[row, slot] > 0
+            tapped or (row, slot) in self.wanted or self.plan.table.alpha_RS[row, slot] > 0
             for slot, spec in enumerate(self.network.slots)
             if spec.position == index
         )
@@ -165,6 +170,8 @@ class _LoopRun:
                 self.kept[row, slot] = h.clone()  # the next segment may work in place
             if self.plan.table.alpha_RS[row, slot] > 0:
                 h = self._apply_seed(row, slot, h)
+            if self.network.tap is not None:
+                self.network.tap(slot, h)
             slot += 1
         return h
 
@@ -201,7 +208,15 @@ class _LoopRun:
         """Return one member's parameters and buffers; `keeps`: write buffer updates back."""
         flat = self.rows_of[id(store)][member]
         fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
-        return store.named_row(flat.detach() if frozen else flat) | fixed
+        named = store.named_row(flat.detach() if frozen else flat)
+        if flat.is_cuda:
+            named = {name: _aligned(value) for name, value in named.items()}
+        return named | fixed
+
+
+def _aligned(value: Tensor) -> Tensor:
+    """Return the tensor at an address that cuDNN's batch norm accepts; a copy if need be."""
+    return value if value.data_ptr() % CUDNN_ALIGNMENT == 0 else value.clone()
 
 
 def _call(segment: Segment, state: dict[str, Tensor], h: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ class VmapExecutor:
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
                 h = _apply_slot(network, plan.groups_S[slot], h, training, streams)
+                if network.tap is not None:
+                    network.tap(slot, h)
                 slot += 1
         if training and fixed:
             _write_back_buffers(network.host, fixed, plan.kept)

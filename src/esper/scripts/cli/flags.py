@@ -90,16 +90,16 @@ def schedule_words(schedule: Schedule) -> list[str]:
 
 
 @REGISTRY.primitive_rule
-def context_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[ContextSpec] | None:
-    """Parse contexts from a name, a JSON file or JSON text."""
-    if info.type is not ContextSpec:
+def context_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[ContextSpec | None] | None:
+    """Parse contexts from a name, a JSON file or JSON text; None: the task's."""
+    if info.type != (ContextSpec | None):
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="|".join((*NAMED_CONTEXTS, "FILE.json")),
-        instance_from_str=lambda words: read_context(words[0]),
-        is_instance=lambda value: isinstance(value, ContextSpec),
-        str_from_instance=lambda spec: [context_text(spec)],
+        metavar="|".join(("{None}", *NAMED_CONTEXTS, "FILE.json")),
+        instance_from_str=lambda words: None if words[0] == "None" else read_context(words[0]),
+        is_instance=lambda value: value is None or isinstance(value, ContextSpec),
+        str_from_instance=lambda spec: ["None" if spec is None else context_text(spec)],
     )
 
 

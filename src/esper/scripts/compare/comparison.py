@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.context import FIXED, ContextSpec
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.statistics import (
@@ -24,6 +25,7 @@ from esper.leyline.statistics import (
     student_estimate,
 )
 from esper.tasks.spec import OptimSettings
+from esper.tolaria.round_results import HostContexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,16 @@ class ComparisonSettings:
     """Version."""
     kernels: str = "auto"
     """As configured."""
+    context: ContextSpec = FIXED
+    """Distribution of contexts."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchCompute(ArrayStruct):
+    """Compute of a search."""
+
+    compute_N: Doubles
+    """Training compute of all members of a host, in runs of the bare host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +124,15 @@ class PolicyResult(ArrayStruct):
     """Executor that was used."""
     device: str
     """Device name."""
+    contexts: HostContexts | None = None
+    """Contexts of the hosts; None in results of older versions, where all were fixed."""
+    search: SearchCompute | None = None
+    """Compute of a search over several members per host; None for other policies."""
+
+    @property
+    def compute_N(self) -> Doubles:
+        """Training compute of a host in runs of the bare host; of all its members for a search."""
+        return self.flops_ratio_N if self.search is None else self.search.compute_N
 
     @property
     def hosts(self) -> int:
@@ -122,8 +143,8 @@ class PolicyResult(ArrayStruct):
     def score_test_N(self) -> Doubles:
         """Score with test accuracy instead of accuracy on `val_score`.
 
-        Rewards, score constants and checkpoints are selected on `val_score`; nothing is selected
-        on test.
+        The rent is the same, at the host's own price. Rewards, score constants and checkpoints are
+        selected on `val_score`; nothing is selected on test.
         """
         return self.score_N - self.accuracy_N + self.test_N
 
@@ -170,6 +191,7 @@ METRICS: Final = (
     Metric("parameters", "parameters", "parameters_N", False, "{:,.0f}", "{:+,.0f}"),
     Metric("macs", "MACs", "macs_N", False, "{:,.0f}", "{:+,.0f}"),
     Metric("flops_ratio", "training FLOPs / host's", "flops_ratio_N", False, "{:.3f}", "{:+.3f}"),
+    Metric("compute", "training FLOPs with search", "compute_N", False, "{:.3f}", "{:+.3f}"),
 )
 """Compared metrics, in display order. Wall time is shared by the hosts of a population, so it has
 no interval."""

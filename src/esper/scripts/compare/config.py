@@ -26,13 +26,16 @@ class Compare(ComputeSettings):
     policies: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="POLICY [POLICY ...]")
     ]
-    """The first is the reference. wait, wait:FACTOR (trained FACTOR times as long), random,
-    heuristic[:BLUEPRINT,BLUEPRINT], fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
+    """The first is the reference. wait, wait:FACTOR (trained FACTOR times as long), wait:as:POLICY
+    (with the compute of that policy), random, heuristic[:BLUEPRINT,BLUEPRINT], heuristic:TABLE.json
+    (plants by a table price -> topology), fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
     fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP], static-full[:BLUEPRINT[:SLOT,SLOT]],
     static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run,
-    static-final:POLICY (per host the final topology of that policy), the folder of a saved
-    controller, checkpoint or run, sampled:FOLDER to sample its actions instead of acting greedily.
-    LABEL=POLICY names it in tables and plots."""
+    static-final:POLICY (per host the final topology of that policy), table:TABLE.json (planted by
+    price), asha:N (the best of N planted topologies by successive halving), the folder of a saved
+    controller, checkpoint or run, sampled:FOLDER to sample its actions instead of acting greedily,
+    blind:FOLDER to hide its learning curve, replay:POLICY (the actions of that policy on another
+    host, open loop). LABEL=POLICY names it in tables and plots."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """The task. Its blueprints apply to policies that do not learn; controllers use those they were
     trained with."""

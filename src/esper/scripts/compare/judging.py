@@ -19,8 +19,10 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
+from esper.scripts.compare.host_runs import HostRun, HostRunner, draw_limits
 from esper.scripts.compare.policies import (
     PolicyEntry,
+    asha_entry,
     baseline_entry,
     controller_entry,
     static_final_entry,
@@ -30,14 +32,7 @@ from esper.simic.rewards.factory import make_reward
 from esper.simic.training.config import TrainingConfig
 from esper.tamiyo.grammar import ParsedPolicy, parse
 from esper.tasks.spec import TaskData, TaskSpec
-from esper.tolaria.engine import VectorizedEngine
-from esper.tolaria.round_results import (
-    RoundResult,
-    RunResult,
-    StageRecorder,
-    make_run_result,
-    run_round,
-)
+from esper.tolaria.round_results import RoundResult, RunResult, make_run_result
 
 BASELINES: Final[tuple[str, ...]] = ("wait", "random", "heuristic")
 EVALUATION_SEED: Final = EVALUATION_SEEDS[0]
@@ -48,6 +43,8 @@ SAMPLED: Final = "ppo, sampled"
 """The controller, sampled without exploration."""
 STATIC: Final = "static-final"
 """The final topology of `LEARNED` per member, planted from the start."""
+SEARCH: Final = "asha:4"
+"""The best of a few topologies; more would take most of the time of `make run`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,6 +53,8 @@ class Judged:
 
     by_policy: dict[str, RoundResult]
     """In display order; `LEARNED` first."""
+    compute: dict[str, Doubles]
+    """Training compute of each member in runs of the bare host, search included."""
     blueprints: dict[str, tuple[str, ...]]
     """Blueprint names of each policy, by the indices in its outcome."""
     result: RunResult
@@ -90,6 +89,8 @@ class Judged:
             name: {
                 "outcome": to_json(done.outcome),
                 "test_E": done.test_E.tolist(),
+                "score_test_E": score_on_test(done).tolist(),
+                "compute_E": self.compute[name].tolist(),
                 "blueprints": list(self.blueprints[name]),
             }
             for name, done in self.by_policy.items()
@@ -100,38 +101,48 @@ def judge(
     training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, data: TaskData, members: int
 ) -> Judged:
     """Run one episode of each policy on the same fresh members of `EVALUATION_SEED`."""
+    whole = replace(training.task, blueprints=()).spec()
+    population = replace(training.population, envs=members)
+    limits = draw_limits(whole, population, data)
     reward = make_reward(training.reward, spec.upkeep)
-    entries = _entries(training, agent, spec)
-    found: dict[str, RoundResult] = {}
-    result: RunResult | None = None
+    runner = HostRunner(population, data, limits, reward)
+    entries = _entries(training, agent, spec, whole)
+    found: dict[str, HostRun] = {}
     for entry in entries:
-        diary = StageRecorder()
-        settings = entry.engine_config(training.population, EVALUATION_SEED, members)
-        engine = VectorizedEngine(entry.spec, settings, data=data)
         by = entry.found_by
-        planted_ES = None if by is None else found[by.label].outcome.blueprint_ES
-        done = run_round(engine, entry.policy(EVALUATION_SEED, reward, planted_ES), diary)
-        found[entry.label] = done
-        result = result or make_run_result(engine, [done], diary, "")
-    assert result is not None  # the learned policy is always included
-    return Judged(found, {it.label: it.spec.blueprints for it in entries}, result)
+        planted_ES = None if by is None else found[by.label].result.outcome.blueprint_ES
+        found[entry.label] = runner.run(entry, EVALUATION_SEED, members, planted_ES)
+    mine = found[LEARNED]
+    return Judged(
+        {name: run.result for name, run in found.items()},
+        {name: run.compute_E for name, run in found.items()},
+        {it.label: it.spec.blueprints for it in entries},
+        make_run_result(mine.engine, [mine.result], mine.recorder, ""),
+    )
 
 
-def _entries(training: TrainingConfig, agent: PPOAgent, spec: TaskSpec) -> list[PolicyEntry]:
-    """Entries, the learned policy first; baselines may use all blueprints of the task."""
+def _entries(
+    training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, whole: TaskSpec
+) -> list[PolicyEntry]:
+    """Entries, the learned policy first; others may use all blueprints of the `whole` task."""
     words = [ParsedPolicy(LEARNED, LEARNED, "controller")]
     words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
     controllers = [controller_entry(word, spec, agent, training.population) for word in words]
     planted = static_final_entry(controllers[0], ParsedPolicy(STATIC, STATIC, "static-final"))
-    whole = replace(training.task, blueprints=()).spec()
-    return [*controllers, planted, *(baseline_entry(parse(name), whole) for name in BASELINES)]
+    others = [baseline_entry(parse(name), whole) for name in BASELINES]
+    return [*controllers, planted, asha_entry(parse(SEARCH), whole), *others]
+
+
+def score_on_test(done: RoundResult) -> Doubles:
+    """Score `[E]` with the accuracy on the test data; the rent is the same."""
+    return np.asarray(done.outcome.score_E - done.outcome.accuracy_E + done.test_E)
 
 
 def judgement_table(judged: Judged) -> Table:
     """Table of all policies, with paired differences to the learned one."""
     title = f"{judged.members} fresh members (seed {EVALUATION_SEED}), the same for all policies"
     table = Table(title=title, box=SIMPLE_HEAD)
-    columns = ("policy", "score", "on test", "accuracy, test", "params / host",
+    columns = ("policy", "score", "on test", "accuracy, test", "params / host", "compute",
                "ppo minus it", "95 % CI")  # fmt: skip
     for column in columns:
         table.add_column(column, no_wrap=True, justify="left" if column == "policy" else "right")
@@ -141,9 +152,10 @@ def judgement_table(judged: Judged) -> Table:
         row = [
             name,
             f"{outcome.score_E.mean():.4f}",
-            f"{(outcome.score_E - outcome.accuracy_E + done.test_E).mean():.4f}",
+            f"{score_on_test(done).mean():.4f}",
             f"{done.test_E.mean():.1%}",
             f"{1 + outcome.added_params_E.mean() / host:.2f}",
+            f"{judged.compute[name].mean():.2f}",
         ]
         if name != LEARNED:
             mean, low, high = (float(x) for x in t_interval(judged.ahead(name)))

@@ -18,10 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from esper.leyline.actions import ActionHead, BlendStyle
 from esper.leyline.arrays import Ints
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shown
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
+from esper.scripts.compare.comparison import PolicyResult
 from esper.scripts.compare.config import Compare
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient, policy_spec
@@ -37,7 +41,7 @@ from esper.simic.training.runs.checkpoint_store import MANIFEST as CHECKPOINT
 from esper.simic.training.runs.checkpoints import AGENT, find_checkpoint
 from esper.simic.training.runs.folder import RUN
 from esper.storage.saves import MANIFEST
-from esper.tamiyo.baselines import StaticTopology
+from esper.tamiyo.asha import rung_steps
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
 from esper.tamiyo.make_policy import (
@@ -45,7 +49,11 @@ from esper.tamiyo.make_policy import (
     make_policy,
     require_known_names,
     resolve_topology,
+    spec_for,
+    static_policy,
 )
+from esper.tamiyo.replay import require_same_names
+from esper.tamiyo.topology_table import read_table
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.runtime import parse_device
@@ -86,8 +94,11 @@ class PolicyEntry:
     identity: Identity
     agent: PPOAgent | None = None
     """Agent of a controller."""
+    slots: tuple[str, ...] | None = None
+    """Slots that a controller was trained with; None: unknown."""
     found_by: PolicyEntry | None = None
-    """static-final: the policy whose final topologies are planted; must run first."""
+    """Policy it depends on: static-final plants its final topologies, wait spends its compute (it
+    must run first for both), replay repeats its actions."""
 
     @property
     def label(self) -> str:
@@ -106,18 +117,31 @@ class PolicyEntry:
         """
         reward = reward or ScoreReward(self.spec.upkeep)
         if planted_ES is not None:
-            return StaticTopology.final(planted_ES, reward)
+            return static_policy(planted_ES, self.spec, reward)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
-            return SimicClient(_reseeded(self.agent, seed), reward, mode)
-        return make_policy(
-            self.word,
-            slots=self.spec.slots,
-            episode_length=self.spec.episode_length,
-            prices=self.spec.score,
-            seed=seed,
-            reward=reward,
-        )
+            agent, blind = _reseeded(self.agent, seed), self.word.blind
+            return SimicClient(agent, reward, mode, hide_curve=blind)
+        word = replace(self.word, found_by=None) if self.word.kind == "wait" else self.word
+        return make_policy(word, self.spec, seed=seed, reward=reward)
+
+    @property
+    def needs_result(self) -> bool:
+        """Whether `found_by` must have a result before it runs."""
+        return self.found_by is not None and self.word.kind != "replay"
+
+    def with_compute_of(self, found: PolicyResult) -> PolicyEntry:
+        """wait:as:POLICY: train as long as that policy's mean compute allows; others unchanged.
+
+        Under the compute clock everybody has the same compute, except a search.
+        """
+        if self.word.kind != "wait" or self.found_by is None:
+            return self
+        if self.spec.context.clock == "compute" and found.search is None:
+            return self
+        budget_N = 1.0 if found.contexts is None else found.contexts.budget_N
+        factor = float(np.mean(found.compute_N / budget_N))
+        return replace(self, spec=self.spec.lengthened(factor))
 
     def engine_config(self, population: PopulationConfig, seed: int, members: int) -> EngineConfig:
         """`EngineConfig` of its population for a run seed; `population`: compute settings."""
@@ -148,7 +172,9 @@ def make_entry(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEnt
     if word.kind == "controller":
         return _controller(config, word, spec)
     if word.found_by is not None:
-        return static_final_entry(make_entry(config, word.found_by, spec), word)
+        return _dependent_entry(config, make_entry(config, word.found_by, spec), word, spec)
+    if word.kind == "asha":
+        return asha_entry(word, spec)
     word = resolve_topology(word)
     require_known_names(word, spec.slots, spec.blueprints)
     entry = baseline_entry(word, spec)
@@ -156,12 +182,52 @@ def make_entry(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEnt
     return entry
 
 
+def _dependent_entry(
+    config: Compare, by: PolicyEntry, word: ParsedPolicy, spec: TaskSpec
+) -> PolicyEntry:
+    """Entry of a policy that depends on another."""
+    if word.kind == "static-final":
+        return static_final_entry(by, word)
+    if word.kind == "wait":
+        identity = Identity(f"wait as {by.identity.policy}", by.identity.limits, by.identity.agent)
+        return PolicyEntry(word, spec, identity, found_by=by)
+    _require_neighbours(config, word)
+    if by.slots is not None:
+        require_same_names("slots", by.slots, spec.slots)
+    known = replace(by.identity, policy=f"replay of {by.identity.policy}")
+    return PolicyEntry(word, by.spec, known, found_by=by)
+
+
+def _require_neighbours(config: Compare, word: ParsedPolicy) -> None:
+    """Raise unless every population has another host to record on."""
+    for _, members in config.populations():
+        if members < 2:
+            raise EsperError(
+                f"policy {shown(word.text)}: a population of one host has no other host to record "
+                f"on; choose --seeds and --envs so that each has 2 or more"
+            )
+
+
 def baseline_entry(word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     """Entry of a policy that does not learn, with all blueprints of `spec`."""
-    spec = spec.lengthened(word.longer)
-    rules = heuristic_config(word) if word.kind == "heuristic" else None
-    identity = Identity(canonical_policy(word), Limits(spec.blueprints), rules=rules)
-    return PolicyEntry(word, spec, identity)
+    spec = spec_for(word, spec)
+    static = word.kind in ("static-full", "static-final") and spec.context.capped > 0
+    limits = planted_limits(spec) if static or word.kind == "table" else Limits(spec.blueprints)
+    rules = heuristic_config(word, spec) if word.kind == "heuristic" else None
+    return PolicyEntry(word, spec, Identity(canonical_policy(word, spec), limits, rules=rules))
+
+
+def asha_entry(word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
+    """Entry of a search over planted topologies."""
+    rung_steps(word.topologies, spec.episode_length)  # raises if there are too many
+    spec = spec_for(word, spec)
+    return PolicyEntry(word, spec, Identity(f"asha:{word.topologies}", planted_limits(spec)))
+
+
+def planted_limits(spec: TaskSpec) -> Limits:
+    """Limits of policies that only plant: no seed blends, and nobody asks what one contributes."""
+    style = (ActionHead.STYLE, int(BlendStyle.ADD))
+    return Limits(spec.blueprints, (style,), spec.episode_length)
 
 
 def controller_entry(
@@ -173,7 +239,7 @@ def controller_entry(
 ) -> PolicyEntry:
     """Entry of a controller, with the blueprints of `spec` and the limits of `population`."""
     limits = Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
-    how = "controller, sampled" if word.sampled else "controller"
+    how = "controller" + ", sampled" * word.sampled + ", blind" * word.blind
     identity = Identity(how, limits, checksum)
     return PolicyEntry(word, spec, identity, agent)
 
@@ -181,11 +247,17 @@ def controller_entry(
 def static_final_entry(found_by: PolicyEntry, word: ParsedPolicy) -> PolicyEntry:
     """Entry that plants the final topologies of `found_by` in the same hosts from the start."""
     known = replace(found_by.identity, policy=f"static-final of {found_by.identity.policy}")
-    return PolicyEntry(word, found_by.spec, known, found_by=found_by)
+    spec = spec_for(word, found_by.spec)
+    if spec.context.capped > 0:
+        known = replace(known, limits=planted_limits(spec))
+    return PolicyEntry(word, spec, known, found_by=found_by)
 
 
-def canonical_policy(word: ParsedPolicy) -> str:
+def canonical_policy(word: ParsedPolicy, spec: TaskSpec) -> str:
     """Canonical text of a policy; part of its identity on disk."""
+    if word.kind == "table":
+        assert word.path is not None  # the parser rejects table without an argument
+        return f"table:{read_table(word.path, spec.name).digest}"
     if word.kind == "wait" and word.longer != 1.0:
         return f"wait:{word.longer:g}"
     if word.kind == "static-final":
@@ -207,7 +279,7 @@ def canonical_policy(word: ParsedPolicy) -> str:
 
 def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     assert word.path is not None  # controllers are given by a folder
-    folder, training = find_controller(word.path)
+    folder, training, slots = find_controller(word.path)
     agent = PPOAgent.load(folder, parse_device(config.device))
     _check_agent(agent, folder)
     trained = training or _preset(config)
@@ -215,20 +287,25 @@ def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEn
     if names and set(names) <= set(spec.blueprints):  # as trained, where the task has them
         spec = replace(spec, blueprints=names)
     checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
-    return controller_entry(word, spec, agent, trained.population, checksum)
+    entry = controller_entry(word, spec, agent, trained.population, checksum)
+    return replace(entry, slots=slots)
 
 
-def find_controller(path: Path) -> tuple[Path, TrainingConfig | None]:
-    """Agent folder of a controller folder, and its training settings if known."""
+def find_controller(
+    path: Path,
+) -> tuple[Path, TrainingConfig | None, tuple[str, ...] | None]:
+    """Agent folder of a controller folder; its training settings and slots, if known."""
     if (path / MANIFEST).is_file():
-        return path, None
+        return path, None, None
     if not any((path / name).is_file() for name in (CHECKPOINT, RUN)):
         raise EsperError(
             f"{path} holds no controller: give a folder written by PPOAgent.save, a checkpoint, or "
             f"a run (`esper runs` lists them)"
         )
     checkpoint = find_checkpoint(path)
-    return checkpoint.path / AGENT, checkpoint.config
+    slots = checkpoint.task.get("slots") if isinstance(checkpoint.task, dict) else None
+    known = tuple(map(str, slots)) if isinstance(slots, list) else None
+    return checkpoint.path / AGENT, checkpoint.config, known
 
 
 def _preset(config: Compare) -> TrainingConfig:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
@@ -14,10 +15,12 @@ from rich.table import Table
 from esper.karn.display import say
 from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shorten_label
 from esper.leyline.codec import Json, to_json
+from esper.leyline.context import FIXED, NAMED_CONTEXTS, ContextSpec
 from esper.leyline.statistics import Estimate
 from esper.scripts.cli.console import console_for_report
 from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing
 from esper.scripts.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric
+from esper.scripts.compare.matching import matching_compute
 from esper.scripts.compare.run import ReportPaths, report_paths, unwritable
 from esper.storage.atomic import write_atomic
 
@@ -50,6 +53,9 @@ def _print(found: Comparison, places: ReportPaths) -> None:
     console = console_for_report()
     console.print(score_table(found))
     console.print(cost_table(found))
+    for match in matching_compute(found):
+        if match.metric == "score":
+            say(console, f"N* of {match.label}: {match} runs of it, spent on asha, score as much")
     for word, path in places._asdict().items():
         say(console, f"{word}: {path}")
 
@@ -59,7 +65,13 @@ def title_of(found: Comparison) -> str:
     settings = found.settings
     rent = "" if settings.rent == 1 else f", rent {settings.rent:g} times the task's"
     many = f"{len(found.policies)} policies" if len(found.policies) > 1 else "1 policy"
-    return f"{many} on {settings.task}, the same {settings.seeds} hosts for each{rent}"
+    contexts = "" if settings.context == FIXED else f", contexts {_contexts_name(settings.context)}"
+    return f"{many} on {settings.task}, the same {settings.seeds} hosts for each{rent}{contexts}"
+
+
+def _contexts_name(spec: ContextSpec) -> str:
+    """`planned`, `varied`, or `of its own`."""
+    return next((name for name, known in NAMED_CONTEXTS.items() if known == spec), "of its own")
 
 
 # ---- formatting --------------------------------------------------------------------------------
@@ -114,6 +126,8 @@ def cost_table(found: Comparison) -> Table:
     names = {"score_test": "score on test", "test": "test", "accuracy": "val_score",
              "parameters": "parameters", "macs": "MACs",
              "flops_ratio": "FLOPs / host's"}  # fmt: skip
+    if any(policy.result.search is not None for policy in found.policies):
+        names["compute"] = "with search"
     for name in (*names.values(), "s / host"):
         table.add_column(name, justify="right")
     for policy in found.policies:
@@ -155,7 +169,19 @@ def numbers(found: Comparison) -> Json:
         "schema": 2,
         "reference": found.policies[0].label,
         "settings": to_json(found.settings),
-        "policies": [to_json(policy) for policy in found.policies],
+        "policies": [_policy_numbers(policy) for policy in found.policies],
+        "matching_compute": [to_json(match) for match in matching_compute(found)],
+    }
+
+
+def _policy_numbers(policy: ComparedPolicy) -> Json:
+    """The record of a policy, and what is derived per host."""
+    record = to_json(policy)
+    assert isinstance(record, dict)  # a record
+    result = policy.result
+    return record | {
+        "score_test_N": to_json(result.score_test_N),
+        "compute_N": to_json(result.compute_N),
     }
 
 
@@ -168,6 +194,8 @@ def markdown(found: Comparison, picture: str) -> str:
         f"# {title_of(found)}",
         f"![accuracy against cost, and paired score differences]({picture})",
         *(_metric_part(found, metric) for metric in METRICS),
+        *_matching_part(found),
+        *_context_part(found),
         _wall_time_part(found),
         _topology_part(found),
         _settings_part(found),
@@ -210,6 +238,41 @@ def _metric_part(found: Comparison, metric: Metric) -> str:
             ]
         rows.append(row)
     return f"## {metric.words} ({better} is better)\n\n{_table(head, rows)}"
+
+
+def _matching_part(found: Comparison) -> list[str]:
+    """Compute of asha that matches a controller; nothing without at least two searches."""
+    matches = matching_compute(found)
+    if not matches:
+        return []
+    rows = [(match.label, match.metric, str(match)) for match in matches]
+    table = _table(("policy", "metric", "N*"), rows)
+    return [
+        f"## N*\n\nCompute of asha, in runs of the policy, at which its mean score is the same; "
+        f"interpolated between the searches of this comparison.\n\n{table}"
+    ]
+
+
+def _context_part(found: Comparison) -> list[str]:
+    """Contexts of the hosts, which are the same for all policies; nothing if they are fixed."""
+    contexts = found.policies[0].result.contexts
+    if contexts is None or found.settings.context == FIXED:
+        return []
+    columns = {
+        "price of growth": contexts.price_N,
+        "learning rate": contexts.learning_rate_N,
+        "parameter cap": contexts.params_cap_N,
+        "MAC cap": contexts.macs_cap_N,
+        "budget, host runs": contexts.budget_N,
+        "classes": contexts.groups_N,
+    }
+    rows = []
+    for name, values_N in columns.items():
+        drawn_N = values_N[np.isfinite(values_N)]
+        ends = [f"{drawn_N.min():.4g}", f"{drawn_N.max():.4g}"] if drawn_N.size else ["none"] * 2
+        rows.append((name, *ends, f"{drawn_N.size} of {values_N.size}"))
+    table = _table(("drawn", "least", "most", "hosts"), rows)
+    return [f"## Contexts\n\nFactors are relative to the task's.\n\n{table}"]
 
 
 def _wall_time_part(found: Comparison) -> str:

@@ -15,10 +15,10 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -26,25 +26,26 @@ from rich.console import Console
 import esper
 from esper.karn.compare_progress import CompareProgress
 from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.context import FIXED
 from esper.leyline.errors import EsperError
-from esper.leyline.protocols import EngineListener
 from esper.leyline.statistics import interquartile_estimate
 from esper.scripts.cli.report_files import json_bytes
 from esper.scripts.compare.comparison import (
     Comparison,
     ComparisonSettings,
     PolicyResult,
+    SearchCompute,
     compare_results,
 )
 from esper.scripts.compare.config import Compare
+from esper.scripts.compare.host_runs import HostRunner, combine, draw_limits, hosts_at_once
 from esper.scripts.compare.policies import Identity, PolicyEntry, make_entry
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
 from esper.storage.sealed_json import read_document, seal
 from esper.tamiyo.grammar import parse_all
 from esper.tasks.scoring import charge_length
-from esper.tasks.spec import TaskData, TaskSpec
+from esper.tasks.spec import TaskSpec
 from esper.tolaria.device_info import describe_device
-from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.runtime import parse_device
 
 SETTINGS: Final = "settings.json"
@@ -71,7 +72,8 @@ def run_comparison(config: Compare, console: Console | None = None) -> Compariso
     missing = _entries_to_run(folder, entries)
     if missing:
         data = spec.load(config.data_dir)
-        _run_all(config, folder, missing, data, console)
+        limits = draw_limits(spec, config.population, data)
+        _run_all(config, folder, missing, HostRunner(config.population, data, limits), console)
     results = []
     for entry in entries:
         saved = read_result(result_path(folder, entry.identity), entry.identity)
@@ -92,10 +94,10 @@ def _entries_to_run(folder: Path, entries: list[PolicyEntry]) -> list[PolicyEntr
 
 
 def _with_sources(entries: list[PolicyEntry]) -> Iterator[PolicyEntry]:
-    """Yield the entries, each after the policy whose topologies it plants."""
+    """Yield the entries, each after the policy whose result it needs."""
     for entry in entries:
-        if entry.found_by is not None:
-            yield entry.found_by
+        if entry.found_by is not None and entry.needs_result:
+            yield from _with_sources([entry.found_by])
         yield entry
 
 
@@ -103,20 +105,19 @@ def _run_all(
     config: Compare,
     folder: Path,
     missing: list[PolicyEntry],
-    data: TaskData,
+    runner: HostRunner,
     console: Console | None,
 ) -> None:
-    populations = len(list(config.populations()))
     hosts = min(config.envs, config.seeds)
-    steps = {one.label: one.spec.episode_length * populations for one in missing}
+    steps = {one.label: one.spec.episode_length * _episodes(config, one) for one in missing}
     shown = CompareProgress(steps, hosts, console)
     with nullcontext() if config.quiet else shown:
         for done, entry in enumerate(missing):
             shown.begin(entry.label)
             try:
                 found = _source_result(folder, entry)
-                listener = None if config.quiet else shown
-                result = run_policy(config, entry, data, listener, found)
+                listening = runner if config.quiet else replace(runner, listener=shown)
+                result = run_policy(config, entry, listening, found)
             except KeyboardInterrupt:
                 shown.say(
                     f"{done} of {len(missing)} policies done, saved in {folder}: the same command "
@@ -128,10 +129,18 @@ def _run_all(
                 shown.say(_done_line(entry.label, result))
 
 
+def _episodes(config: Compare, entry: PolicyEntry) -> int:
+    """Episodes of whole populations that a policy runs."""
+    per_run = [-(-hosts // hosts_at_once(entry, config.envs)) for _, hosts in config.populations()]
+    return sum(per_run) * (2 if entry.word.kind == "replay" else 1)
+
+
 def _source_result(folder: Path, entry: PolicyEntry) -> PolicyResult | None:
-    """Result of the policy whose topologies this one plants."""
+    """Result of the policy that this one needs."""
     by = entry.found_by
-    return None if by is None else read_result(result_path(folder, by.identity), by.identity).result
+    if by is None or not entry.needs_result:
+        return None
+    return read_result(result_path(folder, by.identity), by.identity).result
 
 
 def _done_line(label: str, result: PolicyResult) -> str:
@@ -146,51 +155,44 @@ def _done_line(label: str, result: PolicyResult) -> str:
 
 
 def run_policy(
-    config: Compare,
-    entry: PolicyEntry,
-    data: TaskData,
-    listener: EngineListener | None = None,
-    found: PolicyResult | None = None,
+    config: Compare, entry: PolicyEntry, runner: HostRunner, found: PolicyResult | None = None
 ) -> PolicyResult:
-    """Run one episode of every host; `found`: result of `entry.found_by`."""
+    """Run one episode of every host; `found`: result of `entry.found_by`, if it needs one."""
+    if found is not None:
+        entry = entry.with_compute_of(found)
     parts = [
-        _run_population(config, entry, data, listener, seed, members, found)
+        _run_population(config, entry, runner, found, seed, members)
         for seed, members in config.populations()
     ]
-    joined: dict[str, Any] = {
-        field.name: np.concatenate([getattr(part, field.name) for part in parts])
-        for field in fields(PolicyResult)
-        if isinstance(getattr(parts[0], field.name), np.ndarray)
-    }
-    return replace(parts[0], **joined)
+    return combine(parts, np.concatenate)
 
 
 def _run_population(
     config: Compare,
     entry: PolicyEntry,
-    data: TaskData,
-    listener: EngineListener | None,
+    runner: HostRunner,
+    found: PolicyResult | None,
     seed: int,
     members: int,
-    found: PolicyResult | None = None,
 ) -> PolicyResult:
     """Run one episode of the hosts of one run seed."""
-    settings = entry.engine_config(config.population, seed, members)
-    engine = VectorizedEngine(entry.spec, settings, listener, data)
-    planted_ES = None if found is None else found.blueprint_NS[found.seed_N == seed]
-    rollout = engine.run_rollout(entry.policy(seed, planted_ES=planted_ES))
-    outcome, choice = rollout.outcome, engine.env.model.choice
+    planted_ES = None
+    if found is not None and entry.word.kind == "static-final":
+        planted_ES = found.blueprint_NS[found.seed_N == seed]
+    run = runner.run(entry, seed, members, planted_ES)
+    engine, outcome, contexts = run.engine, run.result.outcome, run.result.contexts
+    choice = engine.env.model.choice
     assert choice is not None  # chosen when the engine was built
     length = entry.spec.episode_length / config.task.spec().episode_length
     score_E, flops_ratio_E = charge_length(
-        outcome.score_E, outcome.flops_ratio_E, length, entry.spec.score
+        outcome.score_E, outcome.flops_ratio_E, length, entry.spec.score, contexts.price_N
     )
     return PolicyResult(
         seed_N=np.full(members, seed, dtype=np.int64),
         member_N=outcome.member_E,
         score_N=score_E,
         accuracy_N=outcome.accuracy_E,
-        test_N=engine.test(),
+        test_N=run.result.test_E,
         parameters_N=engine.episode.host_params + outcome.added_params_E,
         macs_N=engine.episode.host_macs + outcome.added_macs_E,
         flops_ratio_N=flops_ratio_E,
@@ -201,11 +203,13 @@ def _run_population(
         blueprint_NS=outcome.blueprint_ES,
         slots=engine.env.model.slots,
         blueprints=engine.env.model.blueprints,
-        seconds_G=np.array([rollout.seconds]),
+        seconds_G=np.array([run.result.seconds]),
         host_params=engine.episode.host_params,
         host_macs=engine.episode.host_macs,
         executor=choice.executor.name,
         device=describe_device(engine.device)["device"],
+        contexts=contexts,
+        search=SearchCompute(run.compute_E) if entry.word.kind == "asha" else None,
     )
 
 
@@ -249,6 +253,7 @@ def settings_of_comparison(config: Compare, spec: TaskSpec) -> ComparisonSetting
         esper=esper.__version__,
         torch=version("torch"),
         kernels=config.kernels,
+        context=spec.context,
     )
 
 
@@ -262,7 +267,7 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
     if path.exists():
         saved = read_document(path)
         if isinstance(saved, dict):  # missing in folders of older versions
-            saved = {"kernels": "auto", **saved}
+            saved = {"kernels": "auto", "context": to_json(FIXED), **saved}
         different = next(_differences(saved, wanted, ""), None)
         if different is not None:
             raise EsperError(

@@ -131,9 +131,7 @@ class Train:
         """Create the policy for this task."""
         return make_policy(
             self.parsed,
-            slots=spec.slots,
-            episode_length=spec.episode_length,
-            prices=spec.score,
+            spec,
             seed=self.seed,
             reward=reward,
             charge=self.charge,

@@ -16,7 +16,7 @@ import torch
 
 from esper.karn.display import format_duration, say
 from esper.scripts.cli.console import console_for_report
-from esper.scripts.compare.judging import BASELINES
+from esper.scripts.compare.judging import BASELINES, SEARCH
 from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.plan_probe import (
@@ -33,14 +33,16 @@ from esper.simic.training.runs.folder import read_config
 from esper.simic.training.runs.resume import ResumePoint, check_task, find_resume_point
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+from esper.tamiyo.grammar import parse
+from esper.tamiyo.make_policy import spec_for
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.device_info import describe_device
 from esper.tolaria.runtime import parse_device, synchronize_device
 
 LONGER: Final = 4
 """Steps of the longer of two rollouts used to time updates; the shorter has one."""
-JUDGED: Final = len(BASELINES) + 2
-"""Number of policies in the final evaluation of `train ppo`."""
+JUDGED: Final = len(BASELINES) + 3 + parse(SEARCH).topologies
+"""Episodes per member in the final evaluation of `train ppo`: a search has several members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
 
 def plan_baseline(config: Train, spec: TaskSpec) -> None:
     """Print the plan of `train` with a policy that does not learn."""
-    spec = spec.lengthened(config.parsed.longer)
+    spec = spec_for(config.parsed, spec)
     data, settings = spec.load(config.data_dir), config.engine_config()
     device = parse_device(settings.device)
     probe = probe_steps(spec, data, settings, device)

@@ -8,6 +8,7 @@ from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.telemetry.run_telemetry import run_telemetry
+from esper.tamiyo.make_policy import spec_for
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.round_results import (
@@ -22,7 +23,7 @@ from esper.tolaria.round_results import (
 def run(config: Train, spec: TaskSpec) -> RunResult:
     """Train all rounds; returns the result."""
     parsed, recording = config.parsed, config.recording
-    longer = spec.lengthened(parsed.longer)
+    longer = spec_for(parsed, spec)
     policy = config.make_policy(longer, ScoreReward(spec.upkeep))
     engine = VectorizedEngine(longer, config.engine_config(), data=spec.load(config.data_dir))
     diary, folder = StageRecorder(), recording.telemetry_dir

@@ -1,0 +1,256 @@
+"""Contexts and contenders in `esper compare`: the same contexts for all, what each contender is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from esper.leyline import NO_BLUEPRINT, statistics
+from esper.leyline.context import PLANNED, ContextSpec, Range
+from esper.leyline.errors import EsperError
+from esper.scripts.compare import Compare, compare_policies, main
+from esper.scripts.compare.comparison import Comparison
+from esper.scripts.compare.matching import first_reaching, matching_compute
+from esper.scripts.compare.policies import make_entry
+from esper.scripts.compare.run import SETTINGS
+from esper.simic.training.config import TaskConfig
+from esper.tamiyo.grammar import parse
+from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
+
+MIXED = ContextSpec(
+    actions="full",
+    clock="compute",
+    price=Range(0.1, 4.0),
+    learning_rate=Range(0.5, 2.0),
+    capped=0.6,
+    budget=None,
+    min_groups=2,
+    label_noise=Range(0.0, 0.3),
+)
+TASK = TaskConfig("synthetic", episode_length=6, batches_per_step=1, batch_size=16, contexts=MIXED)
+FIXED_TASK = replace(TASK, contexts=None)
+TINY = Compare(("wait",), TASK, seeds=5, envs=3, device="cpu", quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the intervals are is tested elsewhere."""
+    monkeypatch.setattr(statistics, "RESAMPLES", 200)
+
+
+def compared(out: Path, *policies: str, **changes: object) -> Comparison:
+    return compare_policies(replace(TINY, policies=policies, out=out, **changes))
+
+
+def table(path: Path, task: str = "synthetic") -> Path:
+    rows = (TableRow(0.8, ("r0c0=norm", "r0c1=conv_light")), TableRow(2.0, ("r0c0=norm",)))
+    write_table(path, TopologyTable(task, (*rows, TableRow(99.0, ()))))
+    return path
+
+
+# ---- contexts ----------------------------------------------------------------------------------
+
+
+def test_all_policies_meet_the_same_contexts_whatever_they_may_grow(tmp_path):
+    """A policy with fewer blueprints than the task has the caps and budgets of the others."""
+    policies = ("wait", "random", "asha:2", "replay:random", "static-full:norm")
+    found = compared(tmp_path / "all", *policies)
+    contexts = found["wait"].result.contexts
+    assert contexts is not None
+    for policy in policies[1:]:
+        assert found[policy].result.contexts == contexts, policy
+    assert len(np.unique(contexts.price_N)) == 5
+    assert 0 < np.isfinite(contexts.params_cap_N).sum() < 5
+    assert contexts.budget_N[0] == contexts.budget_N[2] != contexts.budget_N[3], "by run seed"
+    capped_N = np.isfinite(contexts.params_cap_N)
+    for policy in policies:
+        result = found[policy].result
+        assert (result.parameters_N[capped_N] <= contexts.params_cap_N[capped_N]).all()
+        assert (result.macs_N[capped_N] <= contexts.macs_cap_N[capped_N]).all()
+        if policy != "asha:2":
+            assert (result.compute_N <= contexts.budget_N + 1e-9).all()
+
+
+def test_contexts_do_not_depend_on_the_blueprints_of_a_policy(tmp_path):
+    from esper.scripts.compare.host_runs import HostRunner, draw_limits
+
+    spec = TASK.spec()
+    data, population = spec.load(), TINY.population
+    limits = draw_limits(spec, population, data)
+    runner = HostRunner(population, data, limits)
+    whole = make_entry(TINY, parse("wait"), spec)
+    fewer = replace(whole, spec=replace(spec, blueprints=("norm",)))
+    drawn = [runner.run(entry, TINY.first_seed, 3).result.contexts for entry in (whole, fewer)]
+    assert drawn[0] == drawn[1]
+    assert draw_limits(FIXED_TASK.spec(), population, data) is None
+
+
+def test_the_price_of_a_host_is_in_its_score_on_both_parts_of_the_data(tmp_path):
+    found = compared(tmp_path, "table:" + str(table(tmp_path / "t.json")))
+    result, spec = found.policies[0].result, TASK.spec()
+    assert result.contexts is not None
+    growth_p = (result.parameters_N - result.host_params) / result.host_params
+    growth_m = (result.macs_N - result.host_macs) / result.host_macs
+    rent_N = spec.score.rent(growth_p, growth_m, result.flops_ratio_N - 1.0)
+    rent_N = result.contexts.price_N * rent_N
+    np.testing.assert_allclose(result.score_N, result.accuracy_N - rent_N, atol=1e-12)
+    np.testing.assert_allclose(result.score_test_N, result.test_N - rent_N, atol=1e-12)
+
+
+def test_settings_name_the_contexts_and_folders_without_them_were_fixed(tmp_path):
+    compared(tmp_path, "wait", task=FIXED_TASK)
+    path = tmp_path / SETTINGS
+    settings = json.loads(path.read_text())
+    assert settings.pop("context")["actions"] == "grow"
+    path.write_text(json.dumps(settings))
+    compared(tmp_path, "wait", task=FIXED_TASK)
+    with pytest.raises(EsperError, match=r'context.actions is "grow" there and "full" here'):
+        compared(tmp_path, "wait", task=replace(TASK, contexts=PLANNED))
+
+
+def test_results_of_older_versions_are_read(tmp_path):
+    from esper.storage.sealed_json import seal
+
+    found = compared(tmp_path, "wait", task=FIXED_TASK)
+    (path,) = (tmp_path / "policies").iterdir()
+    record = json.loads(path.read_text())
+    del record["checksum"], record["result"]["contexts"], record["result"]["search"]
+    path.write_text(json.dumps(seal(record)))
+    again = compared(tmp_path, "wait", task=FIXED_TASK)
+    assert again["wait"].result.contexts is None
+    assert again["wait"].result.compute_N.tolist() == found["wait"].result.compute_N.tolist()
+
+
+# ---- contenders --------------------------------------------------------------------------------
+
+
+def test_a_table_plants_by_price_with_and_without_a_plan_phase(tmp_path):
+    path = table(tmp_path / "t.json")
+    priced = ContextSpec(price=Range(0.1, 4.0))
+    found = compared(
+        tmp_path / "out", f"t=table:{path}", task=replace(TASK, contexts=priced), seeds=12, envs=12
+    )["t"].result
+    assert found.contexts is not None
+    norm, light = (found.blueprints.index(name) for name in ("norm", "conv_light"))
+    none = NO_BLUEPRINT
+    for price, kinds in zip(found.contexts.price_N, found.blueprint_NS.tolist(), strict=True):
+        wanted = [norm, light, none] if price <= 0.8 else [norm, none, none]
+        assert kinds == (wanted if price <= 2 else [none] * 3)
+    flat = compared(
+        tmp_path / "flat", f"t=table:{path}", "s=static-final:r0c0=norm", task=FIXED_TASK
+    )
+    assert flat["t"].result.score_N.tolist() == flat["s"].result.score_N.tolist()
+
+
+def test_a_static_topology_leaves_out_what_exceeds_the_caps(tmp_path):
+    tight = ContextSpec(capped=1.0, cap=Range(0.1, 0.6))
+    found = compared(
+        tmp_path, "static-full:conv_light", "static-final:random", "random",
+        task=replace(TASK, contexts=tight),
+    )  # fmt: skip
+    full = found["static-full:conv_light"].result
+    assert full.contexts is not None
+    assert (full.parameters_N <= full.contexts.params_cap_N).all()
+    grown_N = (full.blueprint_NS != NO_BLUEPRINT).sum(axis=1)
+    assert 0 < grown_N.sum() < grown_N.size * 3
+    planted, source = found["static-final:random"].result, found["random"].result
+    assert planted.blueprint_NS.tolist() == source.blueprint_NS.tolist(), "it fits: it was grown"
+
+
+def test_a_replay_repeats_the_plan_and_the_steps_of_the_neighbour(tmp_path):
+    """random decides by position, whatever it sees: its replay does the same, where it may."""
+    uncapped = replace(MIXED, capped=0.0)
+    found = compared(tmp_path, "random", "replay:random", task=replace(TASK, contexts=uncapped))
+    own, replayed = (found[name].result for name in ("random", "replay:random"))
+    assert (own.blueprint_NS != NO_BLUEPRINT).any()
+    assert (own.germinated_N >= replayed.germinated_N).all()
+    waits = compared(tmp_path, "wait", "replay:wait", task=replace(TASK, contexts=uncapped))
+    assert waits["wait"].result.score_N.tolist() == waits["replay:wait"].result.score_N.tolist()
+
+
+def test_waiting_as_another_policy_spends_its_compute(tmp_path):
+    grown = compared(
+        tmp_path / "a", "static-full:norm", "w=wait:as:static-full:norm", task=FIXED_TASK
+    )
+    ratio = grown["static-full:norm"].result.flops_ratio_N.mean()
+    steps = round(6 * ratio)
+    assert grown["w"].result.flops_ratio_N.tolist() == pytest.approx([steps / 6] * 5)
+    equal = compared(tmp_path / "b", "wait", "random", "w=wait:as:random", "s=wait:as:asha:4",
+                     task=replace(TASK, contexts=PLANNED))  # fmt: skip
+    wait = equal["wait"].result
+    assert equal["w"].result.score_N.tolist() == wait.score_N.tolist(), "the clock is equal anyway"
+    assert (equal["s"].result.compute_N > 1.5).all(), "a search spends more"
+
+
+def test_the_report_names_compute_contexts_and_n_star(tmp_path, capsys):
+    flags = ("--task", "synthetic", "--episode-length", "6", "--batches-per-step", "1",
+             "--batch-size", "16", "--seeds", "3", "--device", "cpu", "--quiet",
+             "--contexts", "planned", "--out", str(tmp_path))  # fmt: skip
+    assert main(["wait", "heuristic", "asha:1", "asha:4", *flags]) == 0
+    said = capsys.readouterr().out
+    for word in ("contexts planned", "with search", "N* of heuristic"):
+        assert word in said, word
+    text = (tmp_path / "compare.md").read_text()
+    for word in ("## N*", "## Contexts", "| price of growth | 1 | 1 | 3 of 3 |", "score on test"):
+        assert word in text, word
+    record = json.loads((tmp_path / "compare.json").read_text())
+    assert {match["metric"] for match in record["matching_compute"]} == {"score", "score_test"}
+    for policy in record["policies"]:
+        assert len(policy["score_test_N"]) == len(policy["compute_N"]) == 3
+        assert len(policy["result"]["contexts"]["price_N"]) == 3
+    assert record["settings"]["context"]["clock"] == "compute"
+
+
+def test_n_star_is_where_the_searches_reach_the_score(tmp_path):
+    points = [(1.0, 0.50), (1.5, 0.60), (2.0, 0.58), (2.5, 0.70)]
+    assert first_reaching(points, 0.55) == (pytest.approx(1.25), "")
+    assert first_reaching(points, 0.64) == (pytest.approx(2.25), "")
+    assert first_reaching(points, 0.40) == (1.0, "<")
+    assert first_reaching(points, 0.71) == (2.5, ">")
+    found = compared(tmp_path, "wait", "heuristic", "asha:1", "asha:2")
+    (score, test) = matching_compute(found)
+    assert (score.label, score.metric, test.metric) == ("heuristic", "score", "score_test")
+    assert matching_compute(compared(tmp_path, "heuristic", "asha:1", "again=asha:1")) == ()
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes", "says"),
+    [
+        ("table:OTHER", {}, "made for task other, not for synthetic"),
+        ("heuristic:OTHER", {}, "made for task other, not for synthetic"),
+        ("table:NEWER", {}, "version 2, this Esper reads version 1"),
+        ("table:nowhere.json", {}, "cannot read nowhere.json"),
+        ("table:SLOTS", {}, "unknown slot 'r9c9'"),
+        ("asha:0", {}, "expected asha:N"),
+        ("asha:x", {}, "expected asha:N"),
+        ("asha:128", {}, "7 halvings need an episode of at least 8 steps, it has 6"),
+        ("blind:heuristic", {}, "heuristic is not a controller"),
+        ("replay:random", {"seeds": 1}, "a population of one host"),
+        ("replay:random", {"seeds": 4}, "a population of one host"),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line_before_anything_does(
+    tmp_path, policy, changes, says
+):
+    rows = (TableRow(1.0, ("r9c9=norm",)),)
+    write_table(tmp_path / "slots.json", TopologyTable("synthetic", rows))
+    write_table(tmp_path / "newer.json", TopologyTable("synthetic", rows, version=2))
+    files = {
+        "OTHER": table(tmp_path / "other.json", "other"),
+        "NEWER": tmp_path / "newer.json",
+        "SLOTS": tmp_path / "slots.json",
+    }
+    for word, path in files.items():
+        policy = policy.replace(word, str(path))
+    with pytest.raises(EsperError) as refused:
+        compared(tmp_path / "out", "wait", policy, **changes)
+    assert says in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
