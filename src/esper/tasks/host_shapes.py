@@ -45,7 +45,8 @@ def parse_host_shape(text: str) -> HostShape:
     match = _TEXT.fullmatch(text)
     if match is None or int(match[3]) % 2 == 0:
         raise EsperError(
-            f"host {shown(text)}: expected WIDTHxBLOCKSkKERNEL with an odd kernel, for example 8x3k1"
+            f"host {shown(text)}: expected WIDTHxBLOCKSkKERNEL with an odd kernel, for example "
+            f"8x3k1"
         )
     return HostShape(*(int(part) for part in match.groups()))
 
