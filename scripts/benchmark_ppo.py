@@ -50,10 +50,12 @@ class BenchmarkPPO:
     """Minibatches per epoch."""
     blueprints: int = 8
     """Number of blueprints."""
-    global_features: int = 40
+    global_features: int = 60
     """Features per member."""
-    slot_features: int = 30
+    slot_features: int = 40
     """Features per slot."""
+    candidate_features: int = 9
+    """Features per slot and blueprint."""
     rounds: int = 7
     """Timed rounds."""
     act_graphs: bool = True
@@ -66,7 +68,7 @@ class BenchmarkPPO:
     def check(self) -> None:
         """Check the settings."""
         sizes = ("threads", "members", "slots", "steps", "epochs", "minibatches", "blueprints")
-        for name in (*sizes, "global_features", "slot_features", "rounds"):
+        for name in (*sizes, "global_features", "slot_features", "candidate_features", "rounds"):
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise EsperError(f"--{flag} {getattr(self, name)}: must be 1 or more")
@@ -94,11 +96,11 @@ def benchmark(config: BenchmarkPPO) -> None:
 
     device = parse_device(config.device)
     torch.set_num_threads(config.threads)
-    names = tuple(f"kind{i}" for i in range(config.blueprints))
-    spec = PolicySpec(config.global_features, config.slot_features, names)
+    spec = PolicySpec(config.global_features, config.slot_features, config.candidate_features)
     settings = PPOConfig(epochs=config.epochs, minibatches=config.minibatches, target_kl=None)
     agent = PPOAgent(spec, settings, device=device)
-    rollout = agent.make_buffer(config.steps, config.members, config.slots)
+    sizes = (config.steps, config.members, config.slots, config.blueprints)
+    rollout = agent.make_buffer(*sizes)
     parameters = sum(p.numel() for p in agent.network.parameters())
     setting = describe_device(device) | {"parameters": str(parameters)}
     print("; ".join(f"{name}: {value}" for name, value in setting.items()), flush=True)
@@ -198,9 +200,11 @@ def _noise(config: BenchmarkPPO, rng: np.random.Generator) -> tuple[Observation,
     from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES, Observation
 
     members, slots, ops = config.members, config.slots, len(LifecycleOp)
+    pairs = (members, slots, config.blueprints)
     obs = Observation(
         rng.normal(size=(members, config.global_features)).astype(np.float32),
         rng.normal(size=(members, slots, config.slot_features)).astype(np.float32),
+        rng.normal(size=(*pairs, config.candidate_features)).astype(np.float32),
         rng.integers(-1, config.blueprints, size=(members, slots)),
     )
     slot_EOS = rng.random((members, ops, slots)) < 0.5

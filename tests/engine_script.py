@@ -1,7 +1,7 @@
 """A scripted engine: made-up records of any size, drawn from a seed, told in order."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,6 +27,8 @@ from esper.leyline import (
     StepRecord,
     TrainingSignals,
 )
+from esper.leyline.actions import NO_SLOT, SLOT_OPS
+from esper.leyline.records import PlanRecord
 from esper.leyline.signals import Counterfactuals, GovernorVerdicts
 from payload_support import build
 
@@ -47,6 +49,8 @@ class Script:
     """Share of measured numbers that are NaN."""
     seconds: float = 6.0
     """Of each round."""
+    plans: bool = False
+    """Rounds begin with a plan phase: one decision per slot."""
 
     def rng(self, *place: int) -> np.random.Generator:
         return np.random.default_rng((self.seed, *place))
@@ -59,7 +63,7 @@ class Script:
     def masks(self, rng: np.random.Generator) -> ActionMasks:
         e, s, k = self.members, self.slots, self.blueprints
         slot_EOS = rng.random((e, len(LifecycleOp), s)) < 0.4
-        op_EO = slot_EOS.any(axis=2)
+        op_EO = np.array(slot_EOS.any(axis=2))
         op_EO[:, LifecycleOp.WAIT] = True
 
         def some(*shape: int) -> np.ndarray:
@@ -67,21 +71,22 @@ class Script:
             mask[..., 0] = True
             return mask
 
-        of_heads = (some(s, k), some(3), some(3), some(3), some(4), some(5))
+        of_heads = (some(e, s, k), some(3), some(3), some(3), some(4), some(5))
         return ActionMasks(op_EO, slot_EOS, *of_heads)
 
     def actions(self, rng: np.random.Generator, masks: ActionMasks) -> ActionSpec:
-        """Legal ones; WAIT means a slot that does not exist."""
+        """Legal ones; WAIT and STOP mean a slot that does not exist."""
         op = [rng.choice(np.flatnonzero(row)) for row in masks.op_EO]
         slot = [
-            rng.choice(np.flatnonzero(masks.slot_EOS[e, o])) if o else 99 for e, o in enumerate(op)
+            rng.choice(np.flatnonzero(masks.slot_EOS[e, o])) if o in SLOT_OPS else 99
+            for e, o in enumerate(op)
         ]
         zeros = np.zeros(self.members, dtype=np.int64)
         blueprint = rng.integers(0, self.blueprints, self.members)
         return ActionSpec(np.array(op), np.array(slot), blueprint, *(zeros.copy() for _ in "smtac"))
 
     def outcome(self, rng: np.random.Generator, actions: ActionSpec) -> ActionOutcome:
-        waits = actions.op == LifecycleOp.WAIT
+        waits = ~np.isin(actions.op, list(SLOT_OPS))
         before = rng.integers(0, len(SeedStage), self.members)
         after = rng.integers(0, len(SeedStage), self.members)
         return ActionOutcome(
@@ -102,6 +107,7 @@ class Script:
             "stage_ES": rng.integers(0, len(SeedStage), (e, s)).astype(np.int8),
             "blueprint_ES": rng.integers(-1, self.blueprints, (e, s)),
         }
+        place |= {"plan_slot": NO_SLOT}
         return build(TrainingSignals, measured | place | stands, E=e, S=s, K=self.blueprints)
 
     def rewards(self, rng: np.random.Generator, step: int) -> RewardComponentsTelemetry:
@@ -150,6 +156,7 @@ class Script:
             "step": step,
             "episode_length": self.steps,
             "rolled_back_E": governor.rolled_back_E,
+            "planning": False,
             "snapshot_score_E": governor.snapshot_score_E,
         }
         parts = {
@@ -170,6 +177,23 @@ class Script:
             ),
         }
         return build(StepRecord, parts, E=e, S=s, K=self.blueprints)
+
+    def plan_record(self, round_index: int, slot: int) -> PlanRecord:
+        """One decision of the plan phase."""
+        rng = self.rng(round_index, 10**7 + slot)
+        signals, masks = self.signals(rng, round_index, 0), self.masks(rng)
+        actions = self.actions(rng, masks)
+        chances_EO = rng.dirichlet(np.ones(len(LifecycleOp)), self.members).astype(np.float32)
+        decided = {"actions": actions, "op_probability_EO": chances_EO}
+        return PlanRecord(
+            signals=replace(signals, plan_slot=slot),
+            masks=masks,
+            decision=build(PolicyDecision, decided, E=self.members),
+            outcome=self.outcome(rng, actions),
+            rewards=RewardComponentsTelemetry.of(
+                {"score": self.numbers(rng, self.members)}, self.members
+            ),
+        )
 
     def rollout(self, round_index: int) -> Rollout[None]:
         """How a round ended."""
@@ -198,6 +222,8 @@ class Script:
     def play_round(self, listener: EngineListener, round_index: int) -> None:
         """Tell a round: each kind of slot event once a step (the last ones empty)."""
         listener.on_round_start(round_index, self.members)
+        for slot in range(self.slots) if self.plans else ():
+            listener.on_plan(self.plan_record(round_index, slot))  # type: ignore[attr-defined]
         for step in range(self.steps):
             for at, payload in enumerate(SLOT_PAYLOADS):
                 rows = 0 if step == self.steps - 1 and at > 2 else 1

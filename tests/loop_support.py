@@ -37,7 +37,7 @@ def tiny_task(**changes: Any) -> TaskSpec:
 
 
 def small_agent(spec: TaskSpec, seed: int = 0, **ppo: Any) -> PPOAgent:
-    return PPOAgent(policy_spec(spec.blueprints), PPOConfig(**({"network": SMALL} | ppo)), seed)
+    return PPOAgent(policy_spec(), PPOConfig(**({"network": SMALL} | ppo)), seed)
 
 
 def small_client(

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 
 from esper.leyline import ActionMasks, LifecycleOp
+from esper.leyline.actions import SLOT_OPS
 from esper.leyline.arrays import Bools, Doubles
 from esper.simic.agent import PPOAgent, PPOConfig, RolloutBuffer
 from esper.simic.agent.agent import Act
 from esper.tamiyo import NetworkConfig, Observation, PolicySpec
 from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
 
-G, F, S, K = 4, 3, 3, 2
-SPEC = PolicySpec(G, F, ("norm", "conv"))
+G, F, D, S, K = 4, 3, 5, 3, 2
+SPEC = PolicySpec(G, F, D)
 SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4)
 OPS = len(LifecycleOp)
 
@@ -28,9 +29,10 @@ def masks_for(
     op_EO = np.zeros((members, OPS), dtype=bool)
     op_EO[:, list(ops)] = True
     op_EO &= slot_EOS.any(axis=2)
-    op_EO[:, LifecycleOp.WAIT] = LifecycleOp.WAIT in ops
+    for op in set(LifecycleOp) - SLOT_OPS:
+        op_EO[:, op] = op in ops
     fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])
-    return ActionMasks(op_EO, slot_EOS, np.ones((slots, blueprints), dtype=bool), *fixed)
+    return ActionMasks(op_EO, slot_EOS, np.ones((members, slots, blueprints), dtype=bool), *fixed)
 
 
 def random_masks(rng: np.random.Generator, members: int, slots: int = S) -> ActionMasks:
@@ -41,6 +43,7 @@ def random_obs(rng: np.random.Generator, members: int, slots: int = S) -> Observ
     return Observation(
         rng.normal(size=(members, G)).astype(np.float32),
         rng.normal(size=(members, slots, F)).astype(np.float32),
+        rng.normal(size=(members, slots, K, D)).astype(np.float32),
         rng.integers(-1, K, size=(members, slots)),
     )
 

@@ -18,6 +18,7 @@ from ppo_support import (
     OPS,
     SMALL,
     SPEC,
+    K,
     S,
     fill,
     masks_for,
@@ -94,7 +95,7 @@ def test_updates_in_between_are_followed():
     ends = []
     for graphs in (True, False):
         it = made(graphs)
-        rollout, acts = it.make_buffer(T, E, S), []
+        rollout, acts = it.make_buffer(T, E, S, K), []
         for round_index in range(3):
             acts += fill(it, rollout, round_index)
             run_ppo_updates(it, 1, rollout, it.obs_normalizer)
@@ -123,7 +124,7 @@ def test_only_transfer_2_is_waited_for():
     warm = made()
     act_on(warm, 6)  # kernels and pinned memory are set up
     it, rng = made(), np.random.default_rng(0)
-    rollout, state = it.make_buffer(T, E, S), it.initial_state(E)
+    rollout, state = it.make_buffer(T, E, S, K), it.initial_state(E)
     seen = [(random_obs(rng, E), random_masks(rng, E)) for _ in range(T)]
 
     def step() -> None:
@@ -143,7 +144,7 @@ def test_only_transfer_2_is_waited_for():
 
 def test_memory_stays_constant_over_rounds():
     it = made()
-    rollout, used = it.make_buffer(T, E, S), []
+    rollout, used = it.make_buffer(T, E, S, K), []
     for round_index in range(6):
         fill(it, rollout, round_index)
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)

@@ -10,7 +10,18 @@ from cuda_support import NEEDS_CUDA, sync_mode
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.agent.update import evaluate
 from esper.simic.training.runner import run_ppo_updates
-from ppo_support import SMALL, SPEC, S, fill, random_masks, random_obs, same_bits, shaken, weights
+from ppo_support import (
+    SMALL,
+    SPEC,
+    K,
+    S,
+    fill,
+    random_masks,
+    random_obs,
+    same_bits,
+    shaken,
+    weights,
+)
 
 pytestmark = NEEDS_CUDA
 E, T = 8, 12
@@ -22,7 +33,7 @@ def made(device: str = "cuda") -> PPOAgent:
 
 def test_the_device_is_waited_for_once_per_act():
     it, rng = made(), np.random.default_rng(0)
-    rollout, state = it.make_buffer(T, E, S), it.initial_state(E)
+    rollout, state = it.make_buffer(T, E, S, K), it.initial_state(E)
     waits = []
     for step in range(3):
         obs, masks = random_obs(rng, E), random_masks(rng, E)
@@ -51,7 +62,7 @@ def test_it_decides_as_on_the_cpu():
 
 def test_the_update_sees_the_log_probabilities_of_the_rollout():
     it = shaken_on_cuda()
-    rollout = it.make_buffer(T, E, S)
+    rollout = it.make_buffer(T, E, S, K)
     fill(it, rollout)
     with torch.no_grad():
         output = evaluate(it.network, rollout.minibatch(torch.arange(E, device="cuda")), False)
@@ -67,7 +78,7 @@ def shaken_on_cuda() -> PPOAgent:
 @pytest.mark.parametrize("use_amp", [False, True])
 def test_it_learns(use_amp):
     it = made()
-    rollout = it.make_buffer(T, E, S)
+    rollout = it.make_buffer(T, E, S, K)
     for round_index in range(2):
         fill(it, rollout, round_index)
         metrics = run_ppo_updates(it, 1, rollout, it.obs_normalizer, use_amp)
@@ -76,7 +87,7 @@ def test_it_learns(use_amp):
 
 def test_save_load_continue_is_bit_identical(tmp_path):
     def train(it, first, rounds):
-        rollout = it.make_buffer(T, E, S)
+        rollout = it.make_buffer(T, E, S, K)
         for round_index in range(first, first + rounds):
             fill(it, rollout, round_index)
             run_ppo_updates(it, 1, rollout, it.obs_normalizer)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from esper.kasmina import Population
+from esper.kasmina.lifecycle import Lifecycle
 from esper.leyline import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
@@ -28,6 +29,7 @@ from esper.leyline import (
     PPOUpdateMetrics,
     SeedStage,
 )
+from esper.leyline.actions import SLOT_OPS
 from esper.simic.agent import PPOConfig
 from esper.simic.telemetry import round_totals
 from esper.tamiyo import PolicyNetwork, actions, build_masks, heads, parse_sampled_action
@@ -35,7 +37,7 @@ from esper.tamiyo.heads import Chooser
 from esper.tamiyo.inputs import FIXED_HEADS, MaskTensors, PolicyInputs
 from esper.tolaria.action_execution import execute_actions
 from payload_support import build
-from ppo_support import SMALL, SPEC, F, G, K, S, masks_for
+from ppo_support import SMALL, SPEC, D, F, G, K, S, masks_for
 from support import batch, bring_to, make_population
 from tamiyo_support import observe
 
@@ -51,6 +53,9 @@ DESIGN = {
     Op.FOSSILIZE: "OP SLOT",
     Op.SET_ALPHA_TARGET: "OP SLOT ALPHA_TARGET ALPHA_SPEED ALPHA_CURVE",
     Op.PRUNE: "OP SLOT ALPHA_SPEED ALPHA_CURVE",
+    Op.PLANT: "OP SLOT BLUEPRINT",
+    Op.STOP: "OP",
+    Op.CLOSE: "OP SLOT",
 }
 """The table of the design, word for word."""
 
@@ -80,11 +85,11 @@ def test_choices_are_those_of_the_enums_and_value_tables():
         assert tuple(type(table[0])(text) for text in HEAD_CHOICES[head]) == table
 
 
-def test_every_head_counts_for_some_operation_and_waiting_asks_for_none():
+def test_every_head_counts_for_some_operation_and_waiting_and_stopping_ask_for_none():
     assert frozenset().union(*HEADS_BY_OP.values()) == set(H)
     for op, counting in HEADS_BY_OP.items():
         assert H.OP in counting
-        assert (H.SLOT in counting) == (op is not Op.WAIT)
+        assert (H.SLOT in counting) == (op not in (Op.WAIT, Op.STOP)) == (op in SLOT_OPS)
 
 
 OWNED = (
@@ -128,8 +133,8 @@ def test_an_action_has_one_field_per_head_in_order():
 
 def test_masks_have_one_field_per_head_in_order():
     assert [f.name.rpartition("_")[0] for f in fields(ActionMasks)] == [h.name.lower() for h in H]
-    legal_ESO, fits_SK = np.ones((2, S, len(Op)), dtype=bool), np.ones((S, K), dtype=bool)
-    made = build_masks(legal_ESO, fits_SK)
+    legal_ESO, fits_ESK = np.ones((2, S, len(Op)), dtype=bool), np.ones((2, S, K), dtype=bool)
+    made = build_masks(legal_ESO, fits_ESK)
     sizes = {head: getattr(made, f.name).shape[-1] for head, f in zip(H, fields(made), strict=True)}
     wanted = {head: len(HEAD_CHOICES[head]) for head in HEAD_CHOICES}
     assert sizes == wanted | {H.SLOT: S, H.BLUEPRINT: K}
@@ -164,6 +169,7 @@ def test_the_network_counts_the_heads_of_the_operation(op):
     inputs = PolicyInputs(
         torch.randn(3, G),
         torch.randn(3, S, F),
+        torch.randn(3, S, K, D),
         torch.zeros(3, S, dtype=torch.int64),
         MaskTensors.of(masks, torch.device("cpu")),
     )
@@ -191,6 +197,7 @@ def test_the_learner_has_one_figure_per_head():
 
 HEAD_OF_ARGUMENT = {
     "slot": H.SLOT,
+    "slots": H.SLOT,
     "blueprint": H.BLUEPRINT,
     "style": H.STYLE,
     "tempo": H.TEMPO,
@@ -201,10 +208,16 @@ HEAD_OF_ARGUMENT = {
 }
 
 
+NOT_OF_AN_ACTION = {Op.PLANT: {"style", "prunable"}}
+"""Arguments for callers other than the controller."""
+
+
 @pytest.mark.parametrize("op", [op for op in Op if op is not Op.WAIT])
 def test_a_population_takes_the_heads_of_the_operation(op):
-    taken = inspect.signature(getattr(Population, op.name.lower())).parameters
-    wanted = [HEAD_OF_ARGUMENT[name] for name in taken if name not in ("self", "members")]
+    owner = Lifecycle if op in (Op.STOP, Op.CLOSE) else Population
+    taken = inspect.signature(getattr(owner, op.name.lower())).parameters
+    others = {"self", "members"} | NOT_OF_AN_ACTION.get(op, set())
+    wanted = [HEAD_OF_ARGUMENT[name] for name in taken if name not in others]
     assert {H.OP, *wanted} == HEADS_BY_OP[op]
     assert len(wanted) == len(set(wanted))
 
@@ -221,6 +234,9 @@ READY = {
     Op.SET_ALPHA_TARGET: SeedStage.HOLDING,
     Op.PRUNE: SeedStage.HOLDING,
     Op.FOSSILIZE: SeedStage.HOLDING,
+    Op.PLANT: None,
+    Op.STOP: None,
+    Op.CLOSE: None,
 }
 """The stage two slots are in, so that either may be meant."""
 
@@ -229,14 +245,16 @@ def after(op: LifecycleOp, **choices: int) -> dict[str, np.ndarray]:
     """All lifecycle facts after an action, its heads at 0 (speed: at 1) but for `choices`."""
     population = make_population(members=1)
     population.forward(batch(1)[0])
-    stage = READY[op]
+    life, stage = population.lifecycle, READY[op]
+    life.action_space, life.planning = "full", op is Op.PLANT
+    life.trained_E[:] = True
     for slot in population.slots[:2] if stage is not None else ():
         bring_to(population, stage, [0], slot)
     indices = {head.name.lower(): 0 for head in H} | {"alpha_speed": 1, "op": int(op)} | choices
     action = ActionSpec(*(np.array([index]) for index in indices.values()))
     result = execute_actions(population, action, observe(population), np.zeros(1, dtype=bool))
     assert result.outcome.executed.all()
-    return population.lifecycle.arrays()
+    return life.arrays()
 
 
 @pytest.mark.parametrize("op", Op, ids=lambda op: op.name)

@@ -90,7 +90,7 @@ def play(client: SimicClient, steps: int | None, rounds: int = 1, **settings) ->
 
 
 def known_client(exact: bool, **ppo) -> SimicClient:
-    agent = KnownValue(policy_spec(SPEC.blueprints), PPOConfig(**(STILL | ppo)))
+    agent = KnownValue(policy_spec(), PPOConfig(**(STILL | ppo)))
     agent.exact = exact
     return SimicClient(agent, paid)
 
@@ -143,7 +143,7 @@ def test_the_value_beyond_a_cut_is_the_one_the_next_step_begins_with(learnt_from
     """The network's own V, bit for bit, where the policy does not change in between."""
     from esper.simic.rewards.score import ScoreReward
 
-    agent = PPOAgent(policy_spec(SPEC.blueprints), PPOConfig(**STILL))
+    agent = PPOAgent(policy_spec(), PPOConfig(**STILL))
     play(SimicClient(agent, ScoreReward(SPEC.upkeep)), steps)
     for before, after in pairwise(learnt_from):
         beyond = before.bootstrap_TE[before.filled - 1]

@@ -6,7 +6,7 @@ import pytest
 from esper.simic.agent import PPOAgent
 from esper.simic.control import RewardNormalizer
 from esper.simic.training.runner import run_ppo_updates
-from ppo_support import S, agent, fill
+from ppo_support import K, S, agent, fill
 
 E, T = 3, 6
 
@@ -49,7 +49,7 @@ def test_a_state_is_a_copy():
 @pytest.mark.parametrize("rounds", [0, 2])
 def test_an_agent_saves_and_loads_its_reward_scale(tmp_path, rounds):
     it = agent()
-    buffer = it.make_buffer(T, E, S)
+    buffer = it.make_buffer(T, E, S, K)
     for round_index in range(rounds):
         fill(it, buffer, round_index)
         run_ppo_updates(it, 1, buffer, it.obs_normalizer)

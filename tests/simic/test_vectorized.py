@@ -72,7 +72,7 @@ def test_what_the_config_says_reaches_engine_and_agent():
     assert engine.env.members == 3
     assert engine.config.rollout_steps == 4
     assert engine.config.seed == client.agent.seed == 3
-    assert engine.env.model.blueprints == client.agent.spec.blueprints == ("norm", "conv_light")
+    assert engine.env.model.blueprints == ("norm", "conv_light")
     assert engine.spec.batch_size == 16
     assert client.updates_per_rollout == 2
     assert engine.env.model.choice.executor.name == "loop"

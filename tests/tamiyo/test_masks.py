@@ -35,7 +35,7 @@ def legal_and_fits(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int | None]
     """Any legality whatever, any fits, and a blueprint to freeze or None."""
     members, slots, kinds = (draw(st.integers(1, 4)) for _ in range(3))
     legal = draw(npst.arrays(np.bool_, (members, slots, OPS)))
-    fits = draw(npst.arrays(np.bool_, (slots, kinds)))
+    fits = draw(npst.arrays(np.bool_, (members, slots, kinds)))
     return legal, fits, draw(st.none() | st.integers(0, kinds - 1))
 
 
@@ -46,14 +46,13 @@ def test_masks_agree_with_loops_over_members(case):
     given_legal, given_fits = legal.copy(), fits.copy()
     masks = build_masks(legal, fits, None if only is None else {ActionHead.BLUEPRINT: only})
     members, slots = legal.shape[:2]
-    for s in range(slots):
-        for k in range(fits.shape[1]):
-            assert masks.blueprint_SK[s, k] == (fits[s, k] and only in (None, k))
+    for e, s, k in np.ndindex(*fits.shape):
+        assert masks.blueprint_ESK[e, s, k] == (fits[e, s, k] and only in (None, k))
     for e in range(members):
         for op in LifecycleOp:
             allowed = [bool(legal[e, s, op]) for s in range(slots)]
-            if op is LifecycleOp.GERMINATE:
-                allowed = [a and any(masks.blueprint_SK[s]) for s, a in enumerate(allowed)]
+            if op in (LifecycleOp.GERMINATE, LifecycleOp.PLANT):
+                allowed = [a and any(masks.blueprint_ESK[e, s]) for s, a in enumerate(allowed)]
             if op is not LifecycleOp.WAIT:
                 assert masks.slot_EOS[e, op].tolist() == allowed
             assert masks.op_EO[e, op] == (op is LifecycleOp.WAIT or any(allowed))
@@ -64,7 +63,7 @@ def test_masks_agree_with_loops_over_members(case):
 @given(st.dictionaries(st.sampled_from(sorted(FIXED_HEADS)), st.integers(0, 2)))
 @settings(deadline=None)
 def test_frozen_head_has_one_choice(frozen):
-    masks = build_masks(np.ones((2, 2, OPS), np.bool_), np.ones((2, 3), np.bool_), frozen)
+    masks = build_masks(np.ones((2, 2, OPS), np.bool_), np.ones((2, 2, 3), np.bool_), frozen)
     for head, field in FIXED_HEADS.items():
         choices = range(len(HEAD_CHOICES[head]))
         expected = [head not in frozen or choice == frozen[head] for choice in choices]
@@ -78,10 +77,10 @@ def test_masks_follow_a_real_lifecycle():
     bring_to(population, SeedStage.TRAINING, [2], "r0c0")
     bring_to(population, SeedStage.FOSSILIZED, [3], "r0c2")
     life = population.lifecycle
-    masks = build_masks(life.legal_ops(), life.fits_SK)
+    masks = build_masks(life.legal_ops(), life.fits_ESK())
     legal = life.legal_ops()
-    assert (masks.blueprint_SK == life.fits_SK).all()
-    assert masks.op_EO[1].tolist() == [True, True, False, True, True, True]
+    assert (masks.blueprint_ESK == life.fits_SK).all()
+    assert masks.op_EO[1].tolist() == [True, True, False, True, True, True, False, False, False]
     assert np.flatnonzero(masks.slot_EOS[1, LifecycleOp.FOSSILIZE]).tolist() == [1]
     assert not masks.op_EO[0, LifecycleOp.PRUNE]
     for e, op, s in np.ndindex(*masks.slot_EOS.shape):
@@ -96,7 +95,7 @@ def joint_actions(masks: ActionMasks, member: int) -> int:
         fixed = [getattr(masks, name).sum() for head, name in FIXED_HEADS.items() if head in heads]
         slots = np.flatnonzero(masks.slot_EOS[member, op]) if ActionHead.SLOT in heads else [None]
         for slot in slots:
-            kinds = masks.blueprint_SK[slot].sum() if ActionHead.BLUEPRINT in heads else 1
+            kinds = masks.blueprint_ESK[member, slot].sum() if ActionHead.BLUEPRINT in heads else 1
             total += int(kinds * np.prod(fixed))
     return total
 
@@ -123,7 +122,7 @@ def test_a_lone_way_to_grow_is_forced_and_a_second_one_is_not():
     frozen = dict.fromkeys(FIXED_HEADS, 0)
 
     def forced(fits: list[bool], frozen: dict[ActionHead, int]) -> bool:
-        masks = build_masks(legal, np.array([[True, True], fits]), frozen)
+        masks = build_masks(legal, np.array([[[True, True], fits]]), frozen)
         op_EO = masks.op_EO.copy()
         op_EO[:, LifecycleOp.WAIT] = False
         return bool(forced_members(replace(masks, op_EO=op_EO))[0])
@@ -139,17 +138,18 @@ def test_a_lone_way_to_grow_is_forced_and_a_second_one_is_not():
 def test_frozen_blueprint_closes_slots_it_does_not_fit():
     """Other operations there stay as they were."""
     legal = np.ones((2, 3, OPS), dtype=np.bool_)
-    fits = np.array([[True, True], [True, False], [False, True]])
+    fits = np.array([[[True, True], [True, False], [False, True]]] * 2)
     masks = build_masks(legal, fits, {ActionHead.BLUEPRINT: 1})
-    assert masks.slot_EOS[:, LifecycleOp.GERMINATE].tolist() == [[True, False, True]] * 2
+    for op in (LifecycleOp.GERMINATE, LifecycleOp.PLANT):
+        assert masks.slot_EOS[:, op].tolist() == [[True, False, True]] * 2
     assert masks.slot_EOS[:, LifecycleOp.PRUNE].all()
-    none = build_masks(legal, np.array([[True, False]] * 3), {ActionHead.BLUEPRINT: 1})
+    none = build_masks(legal, np.array([[[True, False]] * 3] * 2), {ActionHead.BLUEPRINT: 1})
     assert not none.op_EO[:, LifecycleOp.GERMINATE].any()
 
 
 def test_host_without_slots_can_wait():
-    masks = build_masks(np.ones((2, 0, OPS), np.bool_), np.ones((0, 3), np.bool_))
-    assert masks.op_EO.tolist() == [[True] + [False] * 5] * 2
+    masks = build_masks(np.ones((2, 0, OPS), np.bool_), np.ones((2, 0, 3), np.bool_))
+    assert masks.op_EO.tolist() == [[True] + [False] * (OPS - 1)] * 2
     assert forced_members(masks).all()
 
 
@@ -164,18 +164,19 @@ def test_host_without_slots_can_wait():
     ],
 )
 def test_wrong_frozen_heads_are_refused_in_one_line(frozen, named: str):
-    legal, fits = np.ones((1, 2, OPS), np.bool_), np.ones((2, 2), np.bool_)
+    legal, fits = np.ones((1, 2, OPS), np.bool_), np.ones((1, 2, 2), np.bool_)
     assert named in refused(lambda: build_masks(legal, fits, frozen))
 
 
 @pytest.mark.parametrize(
     ("legal", "fits"),
     [
-        (np.ones((1, 2, OPS - 1), np.bool_), np.ones((2, 2), np.bool_)),
-        (np.ones((1, 3, OPS), np.bool_), np.ones((2, 2), np.bool_)),
-        (np.ones((2, OPS), np.bool_), np.ones((2, 2), np.bool_)),
-        (np.ones((1, 2, OPS)), np.ones((2, 2), np.bool_)),
-        (np.ones((1, 2, OPS), np.bool_), np.ones((2, 2), np.int64)),
+        (np.ones((1, 2, OPS - 1), np.bool_), np.ones((1, 2, 2), np.bool_)),
+        (np.ones((1, 3, OPS), np.bool_), np.ones((1, 2, 2), np.bool_)),
+        (np.ones((2, OPS), np.bool_), np.ones((1, 2, 2), np.bool_)),
+        (np.ones((1, 2, OPS)), np.ones((1, 2, 2), np.bool_)),
+        (np.ones((1, 2, OPS), np.bool_), np.ones((1, 2, 2), np.int64)),
+        (np.ones((1, 2, OPS), np.bool_), np.ones((2, 2), np.bool_)),
     ],
 )
 def test_wrong_arrays_are_refused_in_one_line(legal: np.ndarray, fits: np.ndarray):

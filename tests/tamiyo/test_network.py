@@ -41,7 +41,12 @@ def point(it, obs, state=None):
 def test_slots_in_another_order_are_pointed_at_in_that_order():
     it, obs = shaken(agent()), random_obs(np.random.default_rng(0), 6, 4)
     order = [2, 0, 3, 1]
-    turned = Observation(obs.global_EG, obs.slot_ESF[:, order], obs.blueprint_ES[:, order])
+    turned = Observation(
+        obs.global_EG,
+        obs.slot_ESF[:, order],
+        obs.candidate_ESKD[:, order],
+        obs.blueprint_ES[:, order],
+    )
     p, value, _ = point(it, obs)
     q, same, _ = point(it, turned)
     assert torch.allclose(p[:, order], q, atol=1e-6)
@@ -49,12 +54,11 @@ def test_slots_in_another_order_are_pointed_at_in_that_order():
     assert p.std() > 1e-3
 
 
-@pytest.mark.parametrize("field", ["global_EG", "slot_ESF", "blueprint_ES"])
+@pytest.mark.parametrize("field", ["global_EG", "slot_ESF", "candidate_ESKD", "blueprint_ES"])
 def test_everything_that_is_shown_is_read(field):
     it, rng = shaken(agent()), np.random.default_rng(0)
     obs, other = random_obs(rng, 6), random_obs(rng, 6)
-    parts = {n: getattr(obs, n) for n in ("global_EG", "slot_ESF", "blueprint_ES")}
-    changed = Observation(**(parts | {field: getattr(other, field)}))
+    changed = replace(obs, **{field: getattr(other, field)})
     p, value, _ = point(it, obs)
     q, moved, _ = point(it, changed)
     assert (p - q).abs().max() > 1e-4
@@ -101,7 +105,7 @@ def test_building_a_network_leaves_the_global_generator_alone():
 
 
 def test_the_seed_decides_the_first_weights():
-    first, again, other = (agent(seed=s).network.blueprints.weight for s in (1, 1, 2))
+    first, again, other = (agent(seed=s).network.encode_slot[0].weight for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
@@ -125,7 +129,12 @@ def test_impossible_sizes_are_refused(settings, complaint):
 
 def test_nothing_to_see_is_refused():
     with pytest.raises(EsperError, match="at least one feature"):
-        PolicySpec(0, 3, ("norm",))
+        PolicySpec(4, 3, 0)
+
+
+def test_a_prior_from_before_the_plan_phase_says_nothing_of_its_operations():
+    old = NetworkConfig(op_prior=(1.0, -1.0, 2.0, -2.0, -3.0, 0.0))
+    assert old.op_prior == (1.0, -1.0, 2.0, -2.0, -3.0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_features_that_are_not_finite_are_named():
@@ -139,12 +148,13 @@ def test_features_that_are_not_finite_are_named():
 
 
 def test_a_prior_is_what_a_fresh_policy_tends_to_do():
-    prior = tuple(math.log(weight) for weight in (1, 2, 4, 1, 1, 1))
+    weights = (1, 2, 4, 1, 1, 1, 2, 3, 1)
+    prior = tuple(math.log(weight) for weight in weights)
     it = agent(network=replace(SMALL, op_prior=prior))
     masks = masks_for(np.ones((5, OPS, 3), dtype=bool))
     obs = random_obs(np.random.default_rng(0), 5)
     decision = it.act(obs, masks, it.initial_state(5), 0, 0).decision
-    expected = np.tile(np.array([1, 2, 4, 1, 1, 1]) / 10, (5, 1))
+    expected = np.tile(np.array(weights) / sum(weights), (5, 1))
     np.testing.assert_allclose(decision.op_probability_EO, expected, atol=0.02)
 
 

@@ -1,5 +1,7 @@
 """One head's choice: never a masked one, as likely as it says, with a gradient throughout."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -132,11 +134,11 @@ def test_an_action_does_not_depend_on_how_many_members_there_are():
     it, obs, masks = agent(), random_obs(rng, 16), random_masks(rng, 16)
     whole = it.act(obs, masks, it.initial_state(16), 1, 5).decision.actions
     rows = slice(4, 7)
-    few = type(obs)(obs.global_EG[rows], obs.slot_ESF[rows], obs.blueprint_ES[rows])
+    few = type(obs)(*(getattr(obs, f.name)[rows] for f in fields(obs)))
     few_masks = type(masks)(
         masks.op_EO[rows],
         masks.slot_EOS[rows],
-        masks.blueprint_SK,
+        masks.blueprint_ESK[rows],
         masks.style_Y,
         masks.tempo_M,
         masks.alpha_target_T,

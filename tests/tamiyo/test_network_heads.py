@@ -1,5 +1,6 @@
 """The joint action: its log-probability and entropy are what enumeration says they are."""
 
+from dataclasses import fields, replace
 from itertools import product
 
 import numpy as np
@@ -9,8 +10,8 @@ import torch
 from esper.leyline import HEADS_BY_OP, ActionHead, ActionMasks, LifecycleOp
 from esper.tamiyo.heads import Chooser, required_heads
 from esper.tamiyo.inputs import PolicyInputs
-from esper.tamiyo.network import PolicyState
-from ppo_support import SMALL, K, agent, masks_for, random_masks, random_obs, shaken
+from esper.tamiyo.network import PolicyState, held_seed
+from ppo_support import SMALL, D, agent, masks_for, random_masks, random_obs, shaken
 
 H = ActionHead
 EVERY_HEAD = frozenset(ActionHead)
@@ -22,10 +23,10 @@ def tiny_masks() -> ActionMasks:
     slot_EOS = np.ones((1, len(LifecycleOp), SLOTS), dtype=bool)
     slot_EOS[0, LifecycleOp.PRUNE] = [False, True]
     open_all = masks_for(slot_EOS)
-    blueprint_SK = np.array([[True, True], [False, True]])
+    blueprint_ESK = np.array([[[True, True], [False, True]]])
     fixed = ([1, 0, 1], [1, 1, 0], [1, 0, 0], [0, 1, 1, 0], [1, 0, 0, 0, 1])
     return ActionMasks(
-        open_all.op_EO, slot_EOS, blueprint_SK, *(np.array(f, dtype=bool) for f in fixed)
+        open_all.op_EO, slot_EOS, blueprint_ESK, *(np.array(f, dtype=bool) for f in fixed)
     )
 
 
@@ -39,7 +40,7 @@ def legal_choices(masks: ActionMasks) -> list[list[int]]:
         slots = np.flatnonzero(masks.slot_EOS[0, op]) if H.SLOT in counting else [0]
         for slot in slots:
             blueprints = (
-                np.flatnonzero(masks.blueprint_SK[slot]) if H.BLUEPRINT in counting else [0]
+                np.flatnonzero(masks.blueprint_ESK[0, slot]) if H.BLUEPRINT in counting else [0]
             )
             rest = [np.flatnonzero(per_head[h]) if h in counting else [0] for h in list(H)[3:]]
             found += [[int(op), slot, k, *more] for k, more in product(blueprints, product(*rest))]
@@ -82,7 +83,7 @@ def everything(policy):
 
 def test_probabilities_of_all_actions_sum_to_one(everything):
     choices, log_p, _ = everything
-    assert len(choices) == 41
+    assert len(choices) == 47
     assert float(log_p.exp().sum()) == pytest.approx(1.0, abs=1e-5)
 
 
@@ -98,14 +99,11 @@ def test_sampling_follows_the_joint_probability(policy, everything):
     members = 20_000
     masks = tiny_masks()
     obs = random_obs(np.random.default_rng(4), 1, SLOTS)
-    many = type(obs)(
-        *(np.repeat(x, members, 0) for x in (obs.global_EG, obs.slot_ESF)),
-        np.repeat(obs.blueprint_ES, members, 0),
-    )
+    many = type(obs)(*(np.repeat(getattr(obs, f.name), members, 0) for f in fields(obs)))
     crowd = ActionMasks(
         np.repeat(masks.op_EO, members, 0),
         np.repeat(masks.slot_EOS, members, 0),
-        masks.blueprint_SK,
+        np.repeat(masks.blueprint_ESK, members, 0),
         masks.style_Y,
         masks.tempo_M,
         masks.alpha_target_T,
@@ -201,11 +199,82 @@ def test_the_gradient_reaches_every_weight_of_every_head():
         assert parameter.grad.abs().sum() > 0, name
 
 
+def blueprint_probabilities(it, obs, slot):
+    """Probability of each blueprint, given PLANT in this slot."""
+    members, slots, blueprints = obs.candidate_ESKD.shape[:3]
+    masks = masks_for(
+        np.ones((members, len(LifecycleOp), slots), dtype=bool), blueprints=blueprints
+    )
+    inputs = PolicyInputs.of(obs, masks, torch.device("cpu"))
+    rows = []
+    for blueprint in range(blueprints):
+        given = torch.zeros(members, len(H), dtype=torch.int64)
+        given[:, :3] = torch.tensor([int(LifecycleOp.PLANT), slot, blueprint])
+        with torch.no_grad():
+            output, _ = it.network.step(
+                inputs,
+                it.initial_state(members),
+                torch.zeros(1, 1),
+                Chooser(given_A=given),
+                EVERY_HEAD,
+            )
+        rows.append(output.choices.log_prob_A[:, H.BLUEPRINT].exp())
+    return torch.stack(rows, -1)
+
+
+def test_blueprints_in_another_order_are_pointed_at_in_that_order(policy):
+    rng, order = np.random.default_rng(2), [2, 0, 3, 1]
+    obs = random_obs(rng, 5)
+    obs = replace(obs, candidate_ESKD=rng.normal(size=(5, 3, 4, D)).astype(np.float32))
+    place_of = np.argsort(order)
+    held_ES = np.where(obs.blueprint_ES >= 0, place_of[obs.blueprint_ES], -1)
+    turned = replace(obs, candidate_ESKD=obs.candidate_ESKD[:, :, order], blueprint_ES=held_ES)
+    p, q = (blueprint_probabilities(policy, seen, 1) for seen in (obs, turned))
+    assert torch.allclose(p[:, order], q, atol=1e-6)
+    assert p.std() > 1e-2
+
+
+def test_the_blueprint_head_points_at_the_descriptors_of_the_chosen_slot(policy):
+    """Alike descriptors are alike to it, whatever the blueprints are called; others are not."""
+    obs = random_obs(np.random.default_rng(2), 5)
+    same = obs.candidate_ESKD.copy()
+    same[:, 1] = same[:, 1, :1]
+    p = blueprint_probabilities(policy, replace(obs, candidate_ESKD=same), 1)
+    assert torch.allclose(p, torch.full_like(p, 0.5), atol=1e-6)
+    q = blueprint_probabilities(policy, replace(obs, candidate_ESKD=same), 0)
+    assert (q - 0.5).abs().max() > 1e-2
+
+
+def test_an_empty_slot_holds_no_descriptor():
+    """An empty slot is not described by the first blueprint, nor by any other."""
+    network = shaken(agent()).network
+    obs = random_obs(np.random.default_rng(2), 4)
+    empty = replace(obs, blueprint_ES=np.full_like(obs.blueprint_ES, -1))
+    masks = random_masks(np.random.default_rng(0), 4)
+    inputs = PolicyInputs.of(empty, masks, torch.device("cpu"))
+    assert not held_seed(inputs).any()
+    held = PolicyInputs.of(replace(obs, blueprint_ES=np.ones_like(obs.blueprint_ES)), masks,
+                           torch.device("cpu"))  # fmt: skip
+    assert torch.equal(held_seed(held), held.candidate_SKD[:, :, 1])
+    tokens = [network._encode(it)[1] for it in (inputs, held)]
+    assert not torch.allclose(*tokens)
+
+
+def test_no_weight_depends_on_the_number_of_blueprints():
+    rng, it = np.random.default_rng(0), agent()
+    for blueprints in (1, 2, 7):
+        obs = random_obs(rng, 4)
+        descriptors = rng.normal(size=(4, 3, blueprints, D)).astype(np.float32)
+        held_ES = rng.integers(-1, blueprints, size=(4, 3))
+        obs = replace(obs, candidate_ESKD=descriptors, blueprint_ES=held_ES)
+        masks = masks_for(np.ones((4, len(LifecycleOp), 3), dtype=bool), blueprints=blueprints)
+        chosen = it.act(obs, masks, it.initial_state(4), 0, 0).decision.actions.blueprint
+        assert chosen.max() < blueprints
+
+
 def test_no_weight_depends_on_the_number_of_slots():
     rng = np.random.default_rng(0)
     it = agent()
     for slots in (1, 3, 7):
         obs, masks = random_obs(rng, 4, slots), random_masks(rng, 4, slots)
         assert it.act(obs, masks, it.initial_state(4), 0, 0).decision.actions.slot.max() < slots
-    wide = {n for n, p in it.network.named_parameters() if K + 1 in p.shape}
-    assert "blueprints.weight" in wide

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from esper.leyline import ActionHead, EsperError, PPOUpdateMetrics
 from esper.simic.telemetry.aggregation import REDUCERS, aggregate_ppo_metrics
 from esper.simic.training.runner import run_ppo_updates
-from ppo_support import S, agent, fill
+from ppo_support import K, S, agent, fill
 
 NAMES = [f.name for f in fields(PPOUpdateMetrics)]
 HEADS = len(ActionHead)
@@ -88,7 +88,7 @@ def test_no_rows_are_an_error():
 
 def test_a_real_update_reports_every_key_with_its_type():
     it = agent(target_kl=None, epochs=2)
-    rollout = it.make_buffer(5, 4, S)
+    rollout = it.make_buffer(5, 4, S, K)
     fill(it, rollout)
     metrics = run_ppo_updates(it, 3, rollout, it.obs_normalizer)
     assert metrics.epochs_run == 6

@@ -534,6 +534,7 @@ class Population:
             age_ES=life.age_ES.copy(),
             pruning_ES=life.pruning_ES.copy(),
             cooldown_left_ES=life.cooldown_left(),
+            closed_ES=life.closed_ES.copy(),
             params_ES=params_ES,
             macs_ES=macs_ES,
             contribution_ES=life.signals.contribution_ES.copy(),

@@ -153,7 +153,8 @@ class BatchSummary(Payload):
     entropy_coef: float
     """NaN if nothing learns."""
     stage_counts: tuple[int, ...]
-    """Slots of all members in each `SeedStage`, at the end of the round."""
+    """Slots of all members in each `SeedStage`, at the end of the round; stages that an older
+    version did not know have none."""
     active_slots: float
     """Mean number of slots per member that hold a seed."""
     rollbacks: int
@@ -168,7 +169,10 @@ class BatchSummary(Payload):
         return self.episodes_done >= (self.round_index + 1) * self.members
 
     def __post_init__(self) -> None:
-        if len(self.stage_counts) != len(SeedStage):
+        missing = len(SeedStage) - len(self.stage_counts)
+        if missing > 0:
+            object.__setattr__(self, "stage_counts", (*self.stage_counts, *(0,) * missing))
+        elif missing:
             raise EsperError(
                 f"BatchSummary.stage_counts: {len(self.stage_counts)} counts "
                 f"for {len(SeedStage)} stages"

@@ -141,6 +141,8 @@ class SlotReports(ArrayStruct):
     """Alpha is ramping to 0, after which the seed is removed."""
     cooldown_left_ES: Ints
     """Steps until a cooling slot is dormant again."""
+    closed_ES: Bools
+    """CLOSE was executed: nothing can grow in the slot any more."""
     params_ES: Ints
     """Parameter count of the seed; 0 if the slot is empty."""
     macs_ES: Ints

@@ -24,8 +24,6 @@ from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingCo
 
 if TYPE_CHECKING:
     from esper.scripts.compare.judging import Judged
-    from esper.simic.agent.agent import PPOAgent
-    from esper.tasks.spec import TaskSpec
 
 MEMBERS = 20
 """Default number of fresh members."""
@@ -42,7 +40,7 @@ class Evaluate:
     checkpoint: Annotated[Path, tyro.conf.Positional]
     """Checkpoint folder, or run folder (uses its best checkpoint)."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
-    """Task to evaluate on; must have the blueprints it was trained with."""
+    """Task to evaluate on; a controller works with any blueprints."""
     population: Annotated[PopulationConfig, NO_PREFIX] = field(
         default_factory=lambda: PopulationConfig(envs=MEMBERS)
     )
@@ -76,7 +74,6 @@ def evaluate(words: Sequence[str]) -> None:
     checkpoint = find_checkpoint(config.checkpoint)
     agent = checkpoint.load_agent(parse_device(config.population.device))
     config.population.configure_graphs(agent)
-    require_same_blueprints(agent, spec, checkpoint.path)
     data = spec.load(config.data_dir)
     judged = judge(training, agent, spec, data, config.population.envs)
     report(config, checkpoint.path, judged)
@@ -93,7 +90,7 @@ def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
     trained = training_config(path)
     task, other = trained.task, flag_value(words, "--task")
     if other is not None and other != task.name:
-        task = TaskConfig(other, blueprints=task.blueprints or trained_blueprints(path))
+        task = TaskConfig(other, blueprints=task.blueprints)
     population = replace(trained.population, envs=MEMBERS, rollout_steps=None)
     base = Evaluate(path, task, population, data_dir=_data_dir_of_run(path))
     config = read_command_line(Evaluate, words, default=base, prog="esper eval")
@@ -119,18 +116,6 @@ def training_config(path: Path) -> TrainingConfig:
     return read_config(path) if checkpoint is None else read_checkpoint_config(checkpoint)
 
 
-def trained_blueprints(path: Path) -> tuple[str, ...]:
-    """Blueprints of the task at the time the controller in a folder was trained."""
-    from esper.simic.training.runs.checkpoint_store import STATE
-    from esper.storage.sealed_json import read_document
-
-    checkpoint = resolve_checkpoint(path)
-    state = None if checkpoint is None else read_document(checkpoint / STATE)
-    task = state.get("task") if isinstance(state, dict) else None
-    blueprints = task.get("blueprints") if isinstance(task, dict) else None
-    return tuple(map(str, blueprints)) if isinstance(blueprints, list) else ()
-
-
 def resolve_checkpoint(path: Path) -> Path | None:
     """`path` if it is a checkpoint, else the best checkpoint of the run; None if it has none."""
     from esper.simic.training.runs.checkpoint_store import MANIFEST, CheckpointStore
@@ -140,16 +125,6 @@ def resolve_checkpoint(path: Path) -> Path | None:
         return path
     require_run(path)
     return CheckpointStore(checkpoints_dir(path)).best().path
-
-
-def require_same_blueprints(agent: PPOAgent, spec: TaskSpec, path: Path) -> None:
-    """Raise if the task's blueprints differ from those the controller was trained with."""
-    learnt = agent.spec.blueprints
-    if learnt != spec.blueprints:
-        raise EsperError(
-            f"{path}: this controller was trained with {', '.join(learnt)}, but {spec.name} is set "
-            f"to {', '.join(spec.blueprints)}; leave --blueprints out"
-        )
 
 
 class ReportPaths(NamedTuple):

@@ -28,7 +28,9 @@ from esper.leyline.signals import TrainingSignals
 from esper.simic.agent.agent import Act, PPOAgent
 from esper.simic.agent.buffer import RolloutBuffer, Trace
 from esper.simic.training.runner import run_ppo_updates
+from esper.tamiyo.curve import draw_hidden, hide_curve
 from esper.tamiyo.features import FEATURE_NAMES, batch_signals_to_features
+from esper.tamiyo.inputs import Observation
 from esper.tamiyo.network import PolicyState
 from esper.tamiyo.network_config import PolicySpec
 
@@ -44,9 +46,10 @@ class ActingMode(Enum):
     """Most likely choice of each head; nothing stored."""
 
 
-def policy_spec(blueprints: tuple[str, ...]) -> PolicySpec:
-    """`PolicySpec` of this version's features for hosts with these blueprints."""
-    return PolicySpec(len(FEATURE_NAMES.whole), len(FEATURE_NAMES.slot), blueprints)
+def policy_spec() -> PolicySpec:
+    """`PolicySpec` of this version's features."""
+    names = FEATURE_NAMES
+    return PolicySpec(len(names.whole), len(names.slot), len(names.candidate))
 
 
 class SimicClient:
@@ -59,7 +62,10 @@ class SimicClient:
         mode: ActingMode = ActingMode.LEARN,
         updates_per_rollout: int = 1,
         use_amp: bool = False,
+        hide_curve: bool = False,
     ) -> None:
+        """`hide_curve`: hide the learning curve from the policy, always; in LEARN mode the agent's
+        `curve_dropout` hides it from some members."""
         if updates_per_rollout < 1:
             raise EsperError(f"updates_per_rollout={updates_per_rollout}: must be 1 or more")
         self.agent = agent
@@ -67,6 +73,7 @@ class SimicClient:
         self.mode = mode
         self.updates_per_rollout = updates_per_rollout
         self.use_amp = use_amp
+        self.hide_curve = hide_curve
         self.buffer: RolloutBuffer | None = None
         """Current rollout; created at the first step, when its size is known."""
 
@@ -83,7 +90,10 @@ class SimicClient:
     def act(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState
     ) -> tuple[PolicyDecision, PolicyState]:
-        """Choose an action for each member; in LEARN mode, store observation and action."""
+        """Choose an action for each member; in LEARN mode, store observation and action.
+
+        Decisions of the plan phase are stored like steps, before them.
+        """
         act = self._choose(obs, masks, policy_state, self.mode)
         if self.mode is ActingMode.LEARN:
             self._record(obs, act.trace)
@@ -99,16 +109,24 @@ class SimicClient:
     def _choose(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: PolicyState, mode: ActingMode
     ) -> Act:
-        self._require_same_blueprints(obs)
         return self.agent.act(
-            batch_signals_to_features(obs),
+            self._features(obs, mode),
             masks,
             policy_state,
             obs.round_index,
-            obs.step,
+            obs.decision_index,
             greedy=mode is ActingMode.GREEDY,
             learning=mode is ActingMode.LEARN,
         )
+
+    def _features(self, obs: TrainingSignals, mode: ActingMode) -> Observation:
+        """Features of the observation, without the curves that are hidden in this episode."""
+        members = np.arange(len(obs.train_loss_E))
+        hidden_E = np.full(len(members), self.hide_curve)
+        if mode is ActingMode.LEARN and not self.hide_curve:
+            dropout = self.agent.config.curve_dropout
+            hidden_E = draw_hidden(dropout, self.agent.seed, obs.round_index, members)
+        return batch_signals_to_features(hide_curve(obs, hidden_E))
 
     def compute_reward(self, inputs: RewardInputs) -> tuple[Doubles, RewardComponentsTelemetry]:
         """Reward `[E]` of a step and its components."""
@@ -130,10 +148,10 @@ class SimicClient:
         if self.mode is not ActingMode.LEARN:
             return None
         buffer = self._open_buffer("update")
-        if buffer.filled != rollout.steps:
+        if buffer.filled != rollout.decisions:
             raise EsperError(
-                f"update of a rollout of {rollout.steps} steps, but {buffer.filled} are stored: "
-                f"use one client per engine, and update after every rollout"
+                f"update of a rollout of {rollout.decisions} steps, but {buffer.filled} are "
+                f"stored: use one client per engine, and update after every rollout"
             )
         self._bootstrap(buffer, rollout)
         return run_ppo_updates(
@@ -144,23 +162,13 @@ class SimicClient:
             self.use_amp,
         )
 
-    def _require_same_blueprints(self, obs: TrainingSignals) -> None:
-        """Raise unless agent and hosts have the same blueprints in the same order."""
-        known, offered = self.agent.spec.blueprints, obs.slots.blueprints
-        if known != offered:
-            raise EsperError(
-                f"controller trained for blueprints {', '.join(known)} on hosts that offer "
-                f"{', '.join(offered)}: convert it with agent.for_blueprints({offered!r})"
-            )
-
     # ---- rollout buffer -----------------------------------------------------------------------
 
     def _record(self, obs: TrainingSignals, trace: Trace) -> None:
         """Store a trace, creating a buffer that fits this population if needed."""
-        members, slots = obs.slots.stage_ES.shape
-        shape = (obs.episode_length, members, slots)
+        shape = (obs.decisions, *obs.candidates.fits_ESK.shape)
         buffer = self.buffer
-        fits = buffer is not None and (buffer.steps, buffer.members, buffer.slots) == shape
+        fits = buffer is not None and buffer.shape == shape
         if buffer is None or (not buffer.filled and not fits):
             buffer = self.buffer = self.agent.make_buffer(*shape)
         buffer.record(trace)
@@ -183,7 +191,7 @@ class SimicClient:
             )
         value_E = np.zeros(buffer.members)
         if cut_E.any():
-            features = batch_signals_to_features(rollout.final_signals)
+            features = self._features(rollout.final_signals, self.mode)
             beyond_E = self.agent.value(features, rollout.final_masks, rollout.final_state)
             value_E = beyond_E.astype(np.float64)
         buffer.finish(value_E)

@@ -7,7 +7,10 @@ The context starts as the core's output; the embedding of every choice is added 
 is exact. Heads that the chosen operation does not use have choice 0, log-probability and entropy
 exactly 0, and do not change the context.
 
-Shape letters: D width, S slots, K blueprints, B blueprint embedding, C choices of a head, A heads;
+Slots and blueprints are chosen by pointing: a query from the context against the tokens of the
+slots, then against the keys of the chosen slot's candidates.
+
+Shape letters: D width, S slots, K blueprints, B key of a candidate, C choices of a head, A heads;
 any leading axes.
 """
 
@@ -75,7 +78,7 @@ class Chooser:
 
 
 class ActionHeads(nn.Module):
-    """The eight action heads. No weight depends on S or K; `forward` takes the blueprint table."""
+    """The eight action heads. No weight depends on S or K."""
 
     head_used_OA: Tensor
 
@@ -112,7 +115,7 @@ class ActionHeads(nn.Module):
         self,
         core_D: Tensor,
         slots_SD: Tensor,
-        table_KB: Tensor,
+        keys_SKB: Tensor,
         masks: MaskTensors,
         epsilon: Tensor,
         chooser: Chooser,
@@ -124,7 +127,7 @@ class ActionHeads(nn.Module):
         no_choice = torch.zeros(lead, dtype=torch.int64, device=core_D.device)
         used_A = (no_choice == 0).unsqueeze(-1).expand(*lead, len(ActionHead))
         choices, log_probs, entropies = [], [], []
-        context_D, op_p_O = core_D, zero
+        context_D, op_p_O, keys_KB = core_D, zero, keys_SKB[..., 0, :, :]
         for head in ActionHead:
             if head not in needed:
                 choices.append(no_choice)
@@ -132,7 +135,7 @@ class ActionHeads(nn.Module):
                 entropies.append(zero)
                 continue
             used = used_A[..., head]
-            logits_C = self._logits(head, context_D, slots_SD, table_KB)
+            logits_C = self._logits(head, context_D, slots_SD, keys_KB)
             # Unused heads get a full mask, so that their distribution stays finite.
             legal_C = self._legal(head, masks, choices) | ~used.unsqueeze(-1)
             distribution = MaskedCategorical.of(logits_C, legal_C, epsilon)
@@ -142,8 +145,10 @@ class ActionHeads(nn.Module):
             entropies.append(torch.where(used, distribution.entropy(), 0.0))
             if head is ActionHead.OP:
                 used_A, op_p_O = self.head_used_OA[choice], distribution.p_C
+            elif head is ActionHead.SLOT:
+                keys_KB = _slot_keys(keys_SKB, choice)
             if head is not LAST_HEAD:
-                embedded_D = self._embed_choice(head, choice, slots_SD, table_KB)
+                embedded_D = self._embed_choice(head, choice, slots_SD, keys_KB)
                 context_D = context_D + embedded_D * used.unsqueeze(-1)
         choice_A, log_prob_A, entropy_A = (
             torch.stack(parts, dim=-1) for parts in (choices, log_probs, entropies)
@@ -151,9 +156,9 @@ class ActionHeads(nn.Module):
         return Choices(choice_A, log_prob_A, entropy_A, used_A, op_p_O)
 
     def _logits(
-        self, head: ActionHead, context_D: Tensor, slots_SD: Tensor, table_KB: Tensor
+        self, head: ActionHead, context_D: Tensor, slots_SD: Tensor, keys_KB: Tensor
     ) -> Tensor:
-        """Logits of a head: a pointer over slots or blueprints, or a linear layer.
+        """Logits of a head: a pointer over slots or candidates, or a linear layer.
 
         Pointer logits are divided by sqrt(width), so that one Adam step, which changes all weights
         by a similar amount, changes them about as much as the logits of a linear layer.
@@ -161,10 +166,9 @@ class ActionHeads(nn.Module):
         hidden_D = torch.tanh(self._linear(self.hidden, head)(context_D))
         output: Tensor = self._linear(self.output, head)(hidden_D)
         if head is ActionHead.SLOT:
-            key_SD: Tensor = self.slot_key(slots_SD)
-            return (key_SD @ output.unsqueeze(-1)).squeeze(-1) / math.sqrt(key_SD.shape[-1])
+            return _point(output, self.slot_key(slots_SD))
         if head is ActionHead.BLUEPRINT:
-            return output @ table_KB.T / math.sqrt(table_KB.shape[-1])
+            return _point(output, keys_KB)
         return output
 
     def _legal(self, head: ActionHead, masks: MaskTensors, choices: list[Tensor]) -> Tensor:
@@ -181,17 +185,27 @@ class ActionHeads(nn.Module):
         return masks.fixed(head)
 
     def _embed_choice(
-        self, head: ActionHead, choice: Tensor, slots_SD: Tensor, table_KB: Tensor
+        self, head: ActionHead, choice: Tensor, slots_SD: Tensor, keys_KB: Tensor
     ) -> Tensor:
         """Embedding of a choice, added to the context of later heads."""
         embedded_D: Tensor
         if head is ActionHead.SLOT:
             embedded_D = self.embed_slot(_row(slots_SD, choice))
         elif head is ActionHead.BLUEPRINT:
-            embedded_D = self.embed_blueprint(table_KB[choice])
+            embedded_D = self.embed_blueprint(_row(keys_KB, choice))
         else:
             embedded_D = self.embed[head.name](choice)
         return embedded_D
+
+
+def _point(query: Tensor, keys_C: Tensor) -> Tensor:
+    """Scaled dot products of a query `[.., B]` with keys `[.., C, B]`."""
+    return (keys_C @ query.unsqueeze(-1)).squeeze(-1) / math.sqrt(keys_C.shape[-1])
+
+
+def _slot_keys(keys_SKB: Tensor, slot: Tensor) -> Tensor:
+    """Keys `[.., K, B]` of the chosen slot's candidates."""
+    return torch.take_along_dim(keys_SKB, slot[..., None, None, None], dim=-3).squeeze(-3)
 
 
 def _row(table: Tensor, index: Tensor) -> Tensor:

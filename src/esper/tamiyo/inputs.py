@@ -1,8 +1,8 @@
 """Inputs of the policy network: features, blueprint indices and masks, as arrays and tensors.
 
 Shape letters: E members, S slots, O operations, K blueprints, G global features, F features of a
-slot, N choices of the fixed heads. Tensors may have any leading axes before their letters: `[E]`
-while acting, `[T, E]` while learning.
+slot, D features of a candidate, N choices of the fixed heads. Tensors may have any leading axes
+before their letters: `[E]` while acting, `[T, E]` while learning.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ class Observation(ArrayStruct):
     """Features of the member."""
     slot_ESF: Floats
     """Features of each slot."""
+    candidate_ESKD: Floats
+    """Descriptor of each blueprint in each slot."""
     blueprint_ES: Ints
     """Blueprint in the slot; `NO_BLUEPRINT` if it is empty."""
 
     def require_finite(self) -> None:
         """Raise if a feature is not finite: it would corrupt running statistics permanently."""
-        for name in ("global_EG", "slot_ESF"):
+        for name in ("global_EG", "slot_ESF", "candidate_ESKD"):
             values = getattr(self, name)
             if not np.isfinite(values).all():
                 at = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
@@ -97,6 +99,7 @@ class PolicyInputs:
 
     global_G: Tensor
     slot_SF: Tensor
+    candidate_SKD: Tensor
     blueprint_S: Tensor
     masks: MaskTensors
 
@@ -106,6 +109,7 @@ class PolicyInputs:
         features: NamedArrays = {
             "global_G": obs.global_EG,
             "slot_SF": obs.slot_ESF,
+            "candidate_SKD": obs.candidate_ESKD,
             "blueprint_S": obs.blueprint_ES,
         }
         return features | MaskTensors.arrays(masks)
@@ -114,7 +118,8 @@ class PolicyInputs:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> PolicyInputs:
         """Build from named tensors; unknown names are ignored."""
         masks = MaskTensors(**{f.name: tensors[f.name] for f in fields(MaskTensors)})
-        return cls(tensors["global_G"], tensors["slot_SF"], tensors["blueprint_S"], masks)
+        names = (f.name for f in fields(cls) if f.name != "masks")
+        return cls(**{name: tensors[name] for name in names}, masks=masks)
 
     @classmethod
     def of(cls, obs: Observation, masks: ActionMasks, device: torch.device) -> PolicyInputs:

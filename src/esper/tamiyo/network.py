@@ -1,14 +1,15 @@
 """Policy network: maps the observation of each member to an action and a state value.
 
-    features, blueprint embeddings -> one token per slot and one for the member
+    descriptors of the candidates -> keys
+    features, held seed, mean key of its candidates -> one token per slot; one for the member
       -> attention among the tokens -> LSTM over the member's steps
-      -> heads in order (heads.py), and V(s)
+      -> heads in order (heads.py; the blueprint head points at keys), and V(s)
 
-No weight depends on the number of slots, and only the embedding table depends on the number of
-blueprints, so a policy trained on a host with three slots runs on one with five.
+No weight depends on the number of slots or on the blueprints, so a policy trained on one host runs
+on another with more slots and other blueprints.
 
-Shape letters: G, F features, S slots, K blueprints, B blueprint embedding, D width; T steps, M
-members.
+Shape letters: G, F features, S slots, K blueprints, B key of a candidate, D width (in names of
+inputs: features of a candidate); T steps, M members.
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ class PolicyNetwork(nn.Module):
         super().__init__()
         self.spec, self.config = spec, config
         width, embedding = config.width, config.embedding
-        self.blueprints = nn.Embedding(1 + len(spec.blueprints), embedding)  # row 0: no seed
+        self.encode_candidate = _mlp(spec.candidate_features, embedding)
         self.encode_global = _mlp(spec.global_features, width)
-        self.encode_slot = _mlp(spec.slot_features + embedding, width)
+        self.encode_slot = _mlp(spec.slot_features + spec.candidate_features + embedding, width)
         self.attention = SlotAttention(width, config.attention_heads)
         self.core = nn.LSTM(width, width) if config.core == "lstm" else nn.Linear(width, width)
         self.heads = ActionHeads(width, embedding, config.op_prior)
@@ -107,7 +108,7 @@ class PolicyNetwork(nn.Module):
 
     def initial_state(self, members: int) -> PolicyState:
         """Return the state at the start of an episode."""
-        zeros = self.blueprints.weight.new_zeros(members, self.config.width)
+        zeros = next(self.parameters()).new_zeros(members, self.config.width)
         return PolicyState(zeros.detach(), zeros.detach().clone())
 
     def step(
@@ -122,14 +123,15 @@ class PolicyNetwork(nn.Module):
 
         `needed`: heads to compute (`required_heads`).
         """
-        x_ED, slots_ESD = self._encode(inputs)
+        x_ED, slots_ESD, keys_ESKB = self._encode(inputs)
         if isinstance(self.core, nn.LSTM):
             carried = (state.hidden_ED.unsqueeze(0), state.cell_ED.unsqueeze(0))
             out, (hidden, cell) = self.core(x_ED.unsqueeze(0), carried)
             core_ED, state = x_ED + out[0], PolicyState(hidden[0], cell[0])
         else:
             core_ED = x_ED + torch.tanh(self.core(x_ED))
-        return self._decide(core_ED, slots_ESD, inputs, epsilon, chooser, needed), state
+        output = self._decide(core_ED, slots_ESD, keys_ESKB, inputs, epsilon, chooser, needed)
+        return output, state
 
     def unroll(
         self,
@@ -141,27 +143,30 @@ class PolicyNetwork(nn.Module):
         needed: Collection[ActionHead],
     ) -> PolicyOutput:
         """Run T steps of M members at once; `split` says where the state was reset."""
-        x_TMD, slots_TMSD = self._encode(inputs)
+        x_TMD, slots_TMSD, keys_TMSKB = self._encode(inputs)
         if isinstance(self.core, nn.LSTM):
             carried = (split.start(start.hidden_ED), split.start(start.cell_ED))
             out_LND, _ = self.core(split.pad(x_TMD), tuple(s.unsqueeze(0) for s in carried))
             core_TMD = x_TMD + split.unpad(out_LND)
         else:
             core_TMD = x_TMD + torch.tanh(self.core(x_TMD))
-        return self._decide(core_TMD, slots_TMSD, inputs, epsilon, chooser, needed)
+        return self._decide(core_TMD, slots_TMSD, keys_TMSKB, inputs, epsilon, chooser, needed)
 
-    def _encode(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor]:
-        """Return the member token `[.., D]` and the slot tokens `[.., S, D]` after attention."""
-        blueprint_SB = self.blueprints(inputs.blueprint_S + 1)
-        slots_SD = self.encode_slot(torch.cat([inputs.slot_SF, blueprint_SB], dim=-1))
+    def _encode(self, inputs: PolicyInputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the member token `[.., D]` and the slot tokens `[.., S, D]` after attention, and
+        the keys of the candidates `[.., S, K, B]`."""
+        keys_SKB: Tensor = self.encode_candidate(inputs.candidate_SKD)
+        about_SF = [inputs.slot_SF, held_seed(inputs), keys_SKB.mean(dim=-2)]
+        slots_SD = self.encode_slot(torch.cat(about_SF, dim=-1))
         member_token = self.encode_global(inputs.global_G).unsqueeze(-2)
         tokens = self.attention(torch.cat([member_token, slots_SD], dim=-2))
-        return tokens[..., 0, :], tokens[..., 1:, :]
+        return tokens[..., 0, :], tokens[..., 1:, :], keys_SKB
 
     def _decide(
         self,
         core_D: Tensor,
         slots_SD: Tensor,
+        keys_SKB: Tensor,
         inputs: PolicyInputs,
         epsilon: Tensor,
         chooser: Chooser,
@@ -169,10 +174,17 @@ class PolicyNetwork(nn.Module):
     ) -> PolicyOutput:
         """Compute heads and value, always in float32."""
         with torch.autocast(core_D.device.type, enabled=False):
-            core_D, slots_SD = core_D.float(), slots_SD.float()
-            table_KB = self.blueprints.weight[1:]
-            choices = self.heads(core_D, slots_SD, table_KB, inputs.masks, epsilon, chooser, needed)
+            core_D, slots_SD, keys_SKB = core_D.float(), slots_SD.float(), keys_SKB.float()
+            choices = self.heads(core_D, slots_SD, keys_SKB, inputs.masks, epsilon, chooser, needed)
             return PolicyOutput(choices, self.value(core_D).squeeze(-1))
+
+
+def held_seed(inputs: PolicyInputs) -> Tensor:
+    """Descriptor `[.., S, D]` of the blueprint that each slot holds; zeros if it is empty."""
+    held_S = inputs.blueprint_S >= 0
+    index = inputs.blueprint_S.clamp(min=0)[..., None, None]
+    descriptor_SD = torch.take_along_dim(inputs.candidate_SKD, index, dim=-2).squeeze(-2)
+    return descriptor_SD * held_S.unsqueeze(-1)
 
 
 def _mlp(inputs: int, width: int) -> nn.Sequential:

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from esper.leyline.actions import LifecycleOp
+from esper.leyline.actions import CLASSIC_OPS, LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MAX_NETWORK_WIDTH, require_at_most
 
@@ -24,12 +24,13 @@ class NetworkConfig:
     attention_heads: int = 2
     """Attention heads over the slots; must divide the width."""
     embedding: int = 16
-    """Size of a blueprint embedding."""
+    """Size of a candidate's key, which the blueprint head points at."""
     core: Literal["lstm", "memoryless"] = "lstm"
     """Recurrent core; `memoryless` is the feed-forward ablation."""
     op_prior: tuple[float, ...] = (0.0,) * len(LifecycleOp)
     """Initial logit bias of each `LifecycleOp`. Under a uniform initial policy no seed survives
-    long enough to show a contribution."""
+    long enough to show a contribution. Files from before the plan phase have one number for each of
+    the first operations; the rest is 0."""
 
     def __post_init__(self) -> None:
         require_at_most("NetworkConfig.width=", self.width, MAX_NETWORK_WIDTH)
@@ -38,6 +39,9 @@ class NetworkConfig:
         for name in ("width", "attention_heads", "embedding"):
             if getattr(self, name) < 1:
                 raise EsperError(f"NetworkConfig.{name}={getattr(self, name)}: must be 1 or more")
+        if len(self.op_prior) == len(CLASSIC_OPS):
+            newer = (0.0,) * (len(LifecycleOp) - len(CLASSIC_OPS))
+            object.__setattr__(self, "op_prior", (*self.op_prior, *newer))
         fits = len(self.op_prior) == len(LifecycleOp)
         if not (fits and (np.abs(self.op_prior) <= MAX_ABS_PRIOR).all()):
             raise EsperError(
@@ -53,15 +57,15 @@ class NetworkConfig:
 
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
-    """Input sizes of the network: everything about the hosts that its weights depend on."""
+    """Numbers of features: everything about the hosts that the network's weights depend on."""
 
     global_features: int
     """G."""
     slot_features: int
     """F."""
-    blueprints: tuple[str, ...]
-    """Blueprint names in index order; one embedding each."""
+    candidate_features: int
+    """D."""
 
     def __post_init__(self) -> None:
-        if min(self.global_features, self.slot_features, len(self.blueprints)) < 1:
-            raise EsperError(f"{self}: needs at least one feature of each kind and one blueprint")
+        if min(self.global_features, self.slot_features, self.candidate_features) < 1:
+            raise EsperError(f"{self}: needs at least one feature of each kind")

@@ -24,7 +24,7 @@ from esper.simic.agent.agent import Act
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.network_config import NetworkConfig
-from ppo_support import OPS, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
+from ppo_support import OPS, K, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
 
 E, T = 5, 8
 MIXES = (
@@ -161,7 +161,7 @@ def test_updates_in_between_are_followed():
     """Whole rollouts of both, each learnt from: exploration, statistics and weights move on."""
     ends = []
     for it in pair(exploration=Schedule(0.3, 0.0, 3)):
-        rollout, acts = it.make_buffer(T, E, S), []
+        rollout, acts = it.make_buffer(T, E, S, K), []
         for round_index in range(4):
             acts += fill(it, rollout, round_index)
             run_ppo_updates(it, 1, rollout, it.obs_normalizer)
@@ -236,7 +236,7 @@ def test_a_state_of_another_size_is_refused_and_forgotten():
 def test_graphs_are_an_agents_own():
     it = graphed(shaken(agent()))
     acts_of(it)
-    other = it.for_blueprints(it.spec.blueprints)
+    other = shaken(agent())
     assert other.graphs is None, "on a CPU none are made"
     it.use_graphs(None)
     assert it.graphs is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from esper.leyline import EsperError
-from ppo_support import S, agent, fill, random_masks, random_obs
+from ppo_support import K, S, agent, fill, random_masks, random_obs
 
 E, T = 4, 5
 NONE = np.zeros(E, dtype=bool)
@@ -24,7 +24,7 @@ def it():
 
 @pytest.fixture
 def rollout(it):
-    return it.make_buffer(T, E, S)
+    return it.make_buffer(T, E, S, K)
 
 
 def test_memory_is_allocated_once(it, rollout):
@@ -62,7 +62,7 @@ def test_a_full_buffer_takes_no_more(it, rollout):
 
 def test_other_sizes_are_refused(it):
     with pytest.raises(EsperError, match="members 4, slots 5"):
-        recorded(it, it.make_buffer(T, E, 5))
+        recorded(it, it.make_buffer(T, E, 5, K))
 
 
 def test_a_truncation_needs_the_value_beyond(it, rollout):

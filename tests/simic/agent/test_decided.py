@@ -17,7 +17,7 @@ from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.heads import Choices
 from esper.tamiyo.network import PolicyOutput
-from ppo_support import OPS, S, agent, masks_for, random_obs, weights
+from ppo_support import OPS, K, S, agent, masks_for, random_obs, weights
 
 T, E, A = 7, 5, len(ActionHead)
 EVERYONE = torch.arange(E)
@@ -134,7 +134,7 @@ def test_advantages_are_normalised_by_the_steps_that_were_decided():
 
 
 def forced_rollout(it, ops: tuple[LifecycleOp, ...]):
-    rollout, rng = it.make_buffer(T, E, S), np.random.default_rng(0)
+    rollout, rng = it.make_buffer(T, E, S, K), np.random.default_rng(0)
     masks = masks_for(np.ones((E, OPS, S), dtype=bool), ops)
     for step in range(T):
         act = it.act(random_obs(rng, E), masks, it.initial_state(E), 0, step)

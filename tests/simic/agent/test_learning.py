@@ -37,6 +37,7 @@ class MaskedBandit(Task):
         obs = Observation(
             np.ones((self.members, 1), dtype=np.float32),
             slot_ESF,
+            np.tile(np.eye(2, dtype=np.float32), (self.members, 3, 1, 1)),
             np.full((self.members, 3), -1),
         )
         slot_EOS = np.zeros((self.members, OPS, 3), dtype=bool)
@@ -68,8 +69,8 @@ def bandit_regret(seed: int) -> float:
         exploration=Schedule(0.3, 0.0, rounds),
         minibatches=2,
     )
-    it = PPOAgent(PolicySpec(1, 4, ("norm", "conv")), config, seed)
-    rng, rollout = np.random.default_rng(seed), it.make_buffer(1, members, 3)
+    it = PPOAgent(PolicySpec(1, 4, 2), config, seed)
+    rng, rollout = np.random.default_rng(seed), it.make_buffer(1, members, 3, 2)
     for round_index in range(rounds):
         play(it, MaskedBandit(rng, members), members, round_index, rollout)
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)
@@ -99,7 +100,9 @@ class Recall(Task):
         cue_E = (2.0 * self.cue_E - 1.0) * (step == 0)
         global_EG = np.stack([cue_E, np.full(self.members, float(last))], axis=1)
         slot_ESF = np.tile(np.eye(2, dtype=np.float32), (self.members, 1, 1))
-        obs = Observation(global_EG.astype(np.float32), slot_ESF, np.full((self.members, 2), -1))
+        candidate_ESKD = np.zeros((self.members, 2, 1, 1), dtype=np.float32)
+        held_ES = np.full((self.members, 2), -1)
+        obs = Observation(global_EG.astype(np.float32), slot_ESF, candidate_ESKD, held_ES)
         op = LifecycleOp.ADVANCE if last else LifecycleOp.WAIT
         return obs, masks_for(np.ones((self.members, OPS, 2), dtype=bool), (op,), blueprints=1)
 
@@ -113,8 +116,8 @@ def recalled(core: str, seed: int) -> float:
     rounds, members = 40, 64
     network = NetworkConfig(width=32, attention_heads=2, embedding=8, core=core)
     config = PPOConfig(network=network, learning_rate=Schedule(2e-3, 0.0, rounds), minibatches=2)
-    it = PPOAgent(PolicySpec(2, 2, ("none",)), config, seed)
-    rng, rollout = np.random.default_rng(seed), it.make_buffer(Recall.steps, members, 2)
+    it = PPOAgent(PolicySpec(2, 2, 1), config, seed)
+    rng, rollout = np.random.default_rng(seed), it.make_buffer(Recall.steps, members, 2, 1)
     for round_index in range(rounds):
         play(it, Recall(rng, members), members, round_index, rollout)
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)

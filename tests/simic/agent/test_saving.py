@@ -16,14 +16,14 @@ from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
 from esper.storage import saves
 from esper.storage.sealed_json import checksum_of
-from esper.tamiyo import NetworkConfig, PolicySpec
-from ppo_support import SPEC, S, agent, fill, random_masks, random_obs, same_bits, weights
+from esper.tamiyo import NetworkConfig
+from ppo_support import SPEC, K, S, agent, fill, random_masks, random_obs, same_bits, weights
 
 E, T = 4, 6
 
 
 def train(it, rounds, first=0, slots=S):
-    rollout, figures = it.make_buffer(T, E, slots), []
+    rollout, figures = it.make_buffer(T, E, slots, K), []
     for round_index in range(first, first + rounds):
         fill(it, rollout, round_index)
         figures.append(run_ppo_updates(it, 1, rollout, it.obs_normalizer))
@@ -69,7 +69,7 @@ def test_a_fresh_agent_can_be_saved_too(tmp_path):
 
 def test_a_save_taken_within_a_rollout_keeps_what_is_pending(tmp_path):
     first = made()
-    fill(first, first.make_buffer(T, E, S))
+    fill(first, first.make_buffer(T, E, S, K))
     first.save(tmp_path)
     second = PPOAgent.load(tmp_path)
     for it in (first, second):
@@ -136,12 +136,22 @@ def test_another_network_is_refused_by_name(folder):
     assert "NetworkConfig.width is 16 in the save, 8 here" in refused(folder, config=config)
 
 
-def test_other_features_and_blueprints_are_refused_by_name(folder):
-    assert "PolicySpec.slot_features is 3 in the save, 9 here" in refused(
-        folder, spec=PolicySpec(4, 9, SPEC.blueprints)
-    )
-    line = refused(folder, spec=PolicySpec(4, 3, ("conv", "norm")))
-    assert "PolicySpec.blueprints is ('norm', 'conv') in the save" in line
+def test_other_features_are_refused_by_name(folder):
+    other = replace(SPEC, slot_features=9)
+    assert "PolicySpec.slot_features is 3 in the save, 9 here" in refused(folder, spec=other)
+    other = replace(SPEC, candidate_features=2)
+    assert "PolicySpec.candidate_features is 5 in the save, 2 here" in refused(folder, spec=other)
+
+
+def test_an_agent_from_before_candidates_had_features_is_refused(folder):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    spec = {"global_features": 35, "slot_features": 38, "blueprints": ["norm", "conv"]}
+    manifest["content"]["spec"] = spec
+    manifest["checksum"] = checksum_of({k: v for k, v in manifest.items() if k != "checksum"})
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    line = refused(folder)
+    assert "a controller for 35 + 38 features, which differ in this version of Esper" in line
+    assert "train a new one" in line
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "tensors"])

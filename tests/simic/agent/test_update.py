@@ -13,7 +13,7 @@ from esper.simic.agent.update import Targets, evaluate, make_targets, ppo_losses
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo import NetworkConfig
-from ppo_support import OPS, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
+from ppo_support import OPS, K, S, agent, fill, masks_for, random_obs, same_bits, shaken, weights
 
 E, T = 6, 10
 EVERYONE = torch.arange(E)
@@ -23,7 +23,7 @@ def made(round_index=0, **settings):
     """A shaken agent and a rollout of its own."""
     settings.setdefault("exploration", Schedule(0.1))
     it = shaken(agent(**settings))
-    rollout = it.make_buffer(T, E, S)
+    rollout = it.make_buffer(T, E, S, K)
     fill(it, rollout, round_index)
     return it, rollout
 
@@ -58,7 +58,7 @@ def test_the_update_sees_the_log_probabilities_of_the_rollout():
 
 def test_a_state_carried_into_the_rollout_is_used():
     it = shaken(agent())
-    rollout = it.make_buffer(3, E, S)
+    rollout = it.make_buffer(3, E, S, K)
     rng = np.random.default_rng(0)
     masks = masks_for(np.ones((E, OPS, S), dtype=bool))
     state = it.act(random_obs(rng, E), masks, it.initial_state(E), 0, 0).state
@@ -185,14 +185,14 @@ def test_each_head_has_its_own_weight_in_the_entropy_bonus(head):
     with torch.no_grad():
         fresh = evaluate(it.network, rollout.minibatch(EVERYONE), use_amp=False).choices
     used = fresh.used_A[..., head].double().mean().item()
-    assert 0.1 < used <= 1.0
+    assert 0.05 < used <= 1.0
     expected = -0.1 * used * losses.head_entropy_A[head].item()
     assert losses.total.item() == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_head_that_never_counts_reports_nothing():
     it = agent()
-    rollout = it.make_buffer(T, E, S)
+    rollout = it.make_buffer(T, E, S, K)
     rng = np.random.default_rng(0)
     masks = masks_for(np.ones((E, OPS, S), dtype=bool), (LifecycleOp.WAIT, LifecycleOp.ADVANCE))
     for step in range(T):
@@ -272,7 +272,7 @@ def test_without_a_limit_every_epoch_is_run():
 
 def test_schedules_count_update_passes():
     it = agent(learning_rate=Schedule(1e-3, 0.0, steps=4), entropy=Schedule(0.2, 0.1, steps=2))
-    rollout, seen = it.make_buffer(3, E, S), []
+    rollout, seen = it.make_buffer(3, E, S, K), []
     for round_index in range(5):
         fill(it, rollout, round_index)
         seen.append(run_ppo_updates(it, 1, rollout, it.obs_normalizer))
@@ -290,7 +290,7 @@ def test_a_learning_rate_of_0_changes_nothing():
 
 def test_the_scheduled_rate_is_the_one_that_steps():
     it = agent(learning_rate=Schedule(1e-2, 0.0, steps=1))
-    rollout, seen = it.make_buffer(3, E, S), [weights(it)]
+    rollout, seen = it.make_buffer(3, E, S, K), [weights(it)]
     for round_index in range(2):
         fill(it, rollout, round_index)
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)
@@ -326,7 +326,7 @@ def test_every_member_is_in_one_minibatch_of_an_epoch(monkeypatch):
 
 def test_fewer_members_than_minibatches_still_learn():
     it = agent(minibatches=8)
-    rollout = it.make_buffer(T, 1, S)
+    rollout = it.make_buffer(T, 1, S, K)
     fill(it, rollout)
     assert run_ppo_updates(it, 1, rollout, it.obs_normalizer).epochs_run == it.config.epochs
 
@@ -334,7 +334,7 @@ def test_fewer_members_than_minibatches_still_learn():
 def test_same_seed_gives_bit_identical_updates():
     def trained():
         it = agent(seed=4, exploration=Schedule(0.1))
-        rollout = it.make_buffer(T, E, S)
+        rollout = it.make_buffer(T, E, S, K)
         figures = []
         for round_index in range(3):
             fill(it, rollout, round_index)
@@ -355,7 +355,7 @@ def test_another_seed_gives_another_policy():
     found = []
     for seed in (4, 5):
         it = agent(seed=seed)
-        rollout = it.make_buffer(T, E, S)
+        rollout = it.make_buffer(T, E, S, K)
         fill(it, rollout)
         run_ppo_updates(it, 1, rollout, it.obs_normalizer)
         found.append(weights(it))
@@ -424,7 +424,7 @@ def test_settings_that_make_no_sense_are_refused(settings, complaint):
 def test_an_observation_that_does_not_fit_is_refused():
     it, rng = agent(), np.random.default_rng(0)
     masks = masks_for(np.ones((E, OPS, S), dtype=bool), blueprints=3)
-    with pytest.raises(EsperError, match="3 blueprints, expected 2"):
+    with pytest.raises(EsperError, match="3 blueprints in masks, expected 2"):
         it.act(random_obs(rng, E), masks, it.initial_state(E), 0, 0)
     masks = masks_for(np.ones((E, OPS, S + 1), dtype=bool))
     with pytest.raises(EsperError, match="4 slots in masks, expected 3"):

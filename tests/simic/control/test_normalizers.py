@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from esper.leyline import EsperError
 from esper.simic.control import ObservationNormalizer, RewardNormalizer, RunningMeanStd
 from esper.simic.control.normalizers import OBSERVATION_LIMIT
-from ppo_support import F, G, random_obs
+from ppo_support import SPEC, random_obs
 
 
 @settings(max_examples=50, deadline=None)
@@ -47,7 +47,7 @@ def test_a_value_that_is_not_finite_is_refused():
 
 def test_observations_come_out_with_mean_0_and_deviation_1():
     rng = np.random.default_rng(0)
-    it = ObservationNormalizer(G, F)
+    it = ObservationNormalizer(SPEC)
     obs = random_obs(rng, 500)
     obs.global_EG[:] = obs.global_EG * 0.7 + 3
     it.observe(obs)
@@ -62,7 +62,7 @@ def test_observations_come_out_with_mean_0_and_deviation_1():
 
 
 def test_outliers_are_cut_off():
-    it = ObservationNormalizer(G, F)
+    it = ObservationNormalizer(SPEC)
     obs = random_obs(np.random.default_rng(0), 50)
     it.observe(obs)
     it.commit()

@@ -377,7 +377,7 @@ def test_mask_stats_of_a_step_by_hand():
     masks: ActionMasks = build(ActionMasks, E=2, S=2, K=4)
     masks.op_EO[0, 1:] = False
     masks.slot_EOS[1, LifecycleOp.GERMINATE, 0] = False
-    masks.blueprint_SK[1, :3] = False
+    masks.blueprint_ESK[1, 1, :3] = False
     masks.tempo_M[0] = False
     actions = ActionSpec.wait(2)
     actions.op[:] = LifecycleOp.WAIT, LifecycleOp.GERMINATE
@@ -387,7 +387,7 @@ def test_mask_stats_of_a_step_by_hand():
     #                               op slot blueprint style tempo target speed curve
     assert stats.steps_A.tolist() == [2, 1, 1, 1, 1, 1, 0, 1]
     assert stats.forced_A.tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
-    assert stats.masked_A[head.OP] == pytest.approx(5 / 6)
+    assert stats.masked_A[head.OP] == pytest.approx(8 / 9)
     assert stats.masked_A[head.SLOT] == pytest.approx(1 / 2)
     assert stats.masked_A[head.BLUEPRINT] == pytest.approx(3 / 4)
     assert stats.masked_A[head.TEMPO] == pytest.approx(1 / 3)

@@ -40,7 +40,9 @@ from esper.leyline import (
     TelemetryLevel,
     VetoReason,
 )
-from esper.leyline.actions import NO_SLOT
+from esper.leyline.actions import NO_SLOT, SLOT_OPS, ActionOutcome
+from esper.leyline.records import PlanRecord
+from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa import MemorySink, TelemetryHub
 from esper.simic.telemetry.listener import ListenerGroup, RunTally, TelemetryListener
 from loop_support import ANYTHING_GOES
@@ -92,6 +94,17 @@ def records_of(script: Script, round_index: int) -> list[StepRecord]:
     return [script.record(round_index, step) for step in range(script.steps)]
 
 
+def decisions_of(script: Script, round_index: int) -> list[PlanRecord | StepRecord]:
+    """Records of the plan phase, if there is one, and of the steps."""
+    slots = range(script.slots) if script.plans else ()
+    plans = [script.plan_record(round_index, slot) for slot in slots]
+    return [*plans, *records_of(script, round_index)]
+
+
+def outcome_of(record: PlanRecord | StepRecord) -> ActionOutcome:
+    return record.outcome if isinstance(record, PlanRecord) else record.result.outcome
+
+
 SCRIPTS = st.builds(
     Script,
     seed=st.integers(0, 10**6),
@@ -101,6 +114,7 @@ SCRIPTS = st.builds(
     slots=st.integers(1, 3),
     blueprints=st.integers(1, 4),
     nan_share=st.sampled_from([0.0, 0.0, 0.3]),
+    plans=st.booleans(),
 )
 RUNS = settings(max_examples=25, deadline=None)
 
@@ -115,12 +129,12 @@ def test_actions_of_a_round_are_those_of_its_member_steps(script):
     ops, stages = len(LifecycleOp), len(SeedStage)
     chosen, executed, legal = [0] * ops, [0] * ops, [0] * ops
     probability, by_stage = [0.0] * ops, [[0] * stages for _ in range(ops)]
-    for record in records_of(script, 0):
+    for record in decisions_of(script, 0):
         for e in range(script.members):
-            op, outcome = record.decision.actions.op[e], record.result.outcome
+            op, outcome = record.decision.actions.op[e], outcome_of(record)
             chosen[op] += 1
             executed[op] += outcome.veto[e] == VetoReason.NONE
-            if op != LifecycleOp.WAIT:
+            if op in SLOT_OPS:
                 by_stage[op][outcome.stage_before[e]] += 1
             for o in range(ops):
                 legal[o] += record.masks.op_EO[e, o]
@@ -129,7 +143,8 @@ def test_actions_of_a_round_are_those_of_its_member_steps(script):
     assert said.executed_O.tolist() == executed
     assert said.legal_O.tolist() == legal
     assert said.chosen_OZ.tolist() == by_stage
-    assert np.allclose(said.probability_O * script.members * script.steps, probability)
+    decisions = len(decisions_of(script, 0))
+    assert np.allclose(said.probability_O * script.members * decisions, probability)
 
 
 def choices_left(record: StepRecord, e: int, head: ActionHead) -> np.ndarray:
@@ -138,7 +153,7 @@ def choices_left(record: StepRecord, e: int, head: ActionHead) -> np.ndarray:
     return {
         ActionHead.OP: lambda: masks.op_EO[e],
         ActionHead.SLOT: lambda: masks.slot_EOS[e, actions.op[e]],
-        ActionHead.BLUEPRINT: lambda: masks.blueprint_SK[actions.slot[e]],
+        ActionHead.BLUEPRINT: lambda: masks.blueprint_ESK[e, actions.slot[e]],
         ActionHead.STYLE: lambda: masks.style_Y,
         ActionHead.TEMPO: lambda: masks.tempo_M,
         ActionHead.ALPHA_TARGET: lambda: masks.alpha_target_T,
@@ -153,7 +168,7 @@ def test_mask_hits_are_counted_where_heads_counted(script):
     said = payload(recorded(script, TelemetryConfig(NORMAL)), Kind.MASK_HIT_RATES)
     for head in ActionHead:
         masked, forced = [], []
-        for record in records_of(script, 0):
+        for record in decisions_of(script, 0):
             for e in range(script.members):
                 if head in HEADS_BY_OP[LifecycleOp(record.decision.actions.op[e])]:
                     mask = choices_left(record, e, head).tolist()
@@ -172,7 +187,7 @@ def test_rewards_of_a_round_are_summed_by_part_and_member(script):
     events = recorded(script, TelemetryConfig(DEBUG))
     said = payload(events, Kind.REWARD_SUMMARY)
     assert said.parts == ("score", "upkeep", "end")
-    records = records_of(script, 0)
+    records = decisions_of(script, 0)
     so_far = [0.0] * script.members
     for step, record in enumerate(records):
         action = payload(events, Kind.LAST_ACTION, step)
@@ -225,7 +240,7 @@ def test_summary_of_a_round_is_that_of_its_outcome(script):
         assert said.max_score == max(ended.score_E.tolist())
     assert said.rollbacks == sum(ended.rollbacks_E.tolist())
     assert list(said.stage_counts) == [stages.count(stage) for stage in SeedStage]
-    seeds = [s for s in stages if SeedStage.GERMINATED <= s <= SeedStage.FOSSILIZED]
+    seeds = [s for s in stages if s in OCCUPIED_STAGES]
     assert said.active_slots == pytest.approx(len(seeds) / members)
     assert said.seconds == script.seconds
     assert said.member_steps_per_second == pytest.approx(script.steps * members / script.seconds)
@@ -235,15 +250,15 @@ def test_summary_of_a_round_is_that_of_its_outcome(script):
 
 
 def test_slots_are_told_apart_by_operations_and_rewards():
-    script = Script(members=4, steps=3)
+    script = Script(members=4, steps=3, plans=True)
     events = recorded(script, TelemetryConfig(NORMAL))
     actions, rewards = (
         payload(events, Kind.ACTION_DISTRIBUTION),
         payload(events, Kind.REWARD_SUMMARY),
     )
     chosen, executed, paid = (np.zeros(script.slots) for _ in range(3))
-    for record in records_of(script, 0):
-        outcome = record.result.outcome
+    for record in decisions_of(script, 0):
+        outcome = outcome_of(record)
         for member, slot in enumerate(outcome.target_slot):
             if slot != NO_SLOT:
                 chosen[slot] += 1
@@ -256,7 +271,7 @@ def test_slots_are_told_apart_by_operations_and_rewards():
 
 
 def test_throughput_follows_from_the_sizes():
-    script = Script(members=4, steps=3, seconds=6.0)
+    script = Script(members=4, steps=3, seconds=6.0, plans=True)
     events = recorded(script, TelemetryConfig(NORMAL))
     said = payload(events, Kind.THROUGHPUT)
     assert said.member_steps_per_second == 2.0
@@ -396,6 +411,12 @@ def test_every_event_of_a_step_says_where_it_happened():
     ends = [events.index(e) for e in of(events, Kind.ROUND_COMPLETED)]
     # After the summary of a round comes only its update (2 events).
     assert [last[r] - ends[r] for r in (0, 1)] == [2, 2]
+
+
+def test_actions_of_the_plan_phase_come_before_those_of_the_steps_and_have_no_step():
+    events = recorded(Script(rounds=1, steps=3, slots=2, plans=True), TelemetryConfig(DEBUG))
+    actions = of(events, Kind.LAST_ACTION)
+    assert [(e.round_index, e.step) for e in actions] == [(0, s) for s in (None, None, 0, 1, 2)]
 
 
 def test_members_without_counterfactuals_are_named_with_their_reasons():
@@ -574,15 +595,25 @@ def test_a_group_tells_every_listener_in_order():
         def on_step(self, record) -> None:
             told.append((self.name, "step", record))
 
+        def on_plan(self, record) -> None:
+            told.append((self.name, "plan", record))
+
         def on_round_end(self, rollout) -> None:
             told.append((self.name, "end", rollout))
 
     group = ListenerGroup([Diary("a"), Diary("b")])
     group.on_round_start(1, 4)
+    group.on_plan("plan record")
     group.on_slot_events(1, 2, "payload")
     group.on_step("record")
     group.on_round_end("rollout")
-    said = [("start", 1, 4), ("slots", 1, 2, "payload"), ("step", "record"), ("end", "rollout")]
+    said = [
+        ("start", 1, 4),
+        ("plan", "plan record"),
+        ("slots", 1, 2, "payload"),
+        ("step", "record"),
+        ("end", "rollout"),
+    ]
     assert told == [(name, *what) for what in said for name in "ab"]
 
 

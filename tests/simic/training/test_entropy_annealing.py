@@ -7,7 +7,7 @@ import pytest
 from esper.leyline import EsperError
 from esper.simic.training.runner import run_ppo_updates
 from esper.simic.training.schedules import Schedule, calculate_entropy_anneal_steps
-from ppo_support import S, agent, fill
+from ppo_support import K, S, agent, fill
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_the_coefficient_arrives_when_the_episodes_are_over():
     members, updates = 5, 2
     steps = calculate_entropy_anneal_steps(15, members, updates)
     it = agent(entropy=Schedule(0.06, 0.0, steps=steps), epochs=1)
-    rollout, seen = it.make_buffer(3, members, S), []
+    rollout, seen = it.make_buffer(3, members, S, K), []
     for round_index in range(4):
         fill(it, rollout, round_index)
         seen.append(run_ppo_updates(it, updates, rollout, it.obs_normalizer).entropy_coef)

@@ -7,13 +7,17 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.leyline import ActionHead, LifecycleOp, SeedStage
 from esper.leyline.codec import default_of, read_record, to_json
+from esper.leyline.records import BatchSummary
 from esper.scripts.evaluate import training_config
 from esper.simic.training.config import PRESETS, TrainingConfig, preset
+from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import read_checkpoint, task_facts, with_new_defaults
 from esper.simic.training.runs.folder import (
@@ -26,6 +30,7 @@ from esper.simic.training.runs.folder import (
     read_session_settings,
 )
 from esper.simic.training.runs.listing import list_runs
+from payload_support import build
 from resume_support import SPEC, edit, edit_checkpoint, newest, resumed_run, same_runs
 from run_driver import small_run
 from support import refused
@@ -142,6 +147,36 @@ def test_whatever_a_config_lacks_takes_its_default_and_the_rest_stays(name, miss
     for setting in OPTIONAL:
         source = TrainingConfig() if setting in missing else config
         assert value_at(read, setting) == value_at(source, setting)
+
+
+def test_a_config_from_before_the_plan_phase_has_a_prior_for_each_operation():
+    written: Any = to_json(preset("digits_impaired", 12))
+    prior = written["ppo"]["network"]["op_prior"]
+    written["ppo"]["network"]["op_prior"] = prior[:6]
+    read = read_record(TrainingConfig, written, "config.json").ppo.network.op_prior
+    assert read == (*prior[:6], 0.0, 0.0, 0.0)
+
+
+def test_a_history_from_before_the_plan_phase_is_read():
+    """Fewer operations and stages: those that were not there were never chosen."""
+    record = read_history_record(chosen_OZ=np.ones((6, 9), dtype=np.int64).tolist(), waited=5)
+    assert record.chosen_OZ.shape == (len(LifecycleOp), len(SeedStage))
+    assert record.chosen_O.tolist() == [5, 9, 9, 9, 9, 9, 0, 0, 0]
+    assert record.stopped == 0
+
+
+def read_history_record(**changes: Any) -> RoundRecord:
+    written: Any = to_json(build(RoundRecord, {"head_entropy": (0.0,) * len(ActionHead)}))
+    del written["stopped"]
+    return read_record(RoundRecord, written | changes, "history")
+
+
+def test_a_summary_from_before_planted_seeds_is_read():
+    written: Any = to_json(build(BatchSummary))
+    written["stage_counts"] = [1] * 9
+    assert read_record(BatchSummary, written, "event").stage_counts == (*(1,) * 9, 0)
+    written["stage_counts"] = [1] * 11
+    assert "11 counts" in refused(lambda: read_record(BatchSummary, written, "event"))
 
 
 # ---- what is still refused ----------------------------------------------------------------------

@@ -5,14 +5,14 @@ import pytest
 
 from esper.leyline import EsperError
 from esper.simic.training.runner import run_ppo_updates
-from ppo_support import S, agent, fill, random_obs
+from ppo_support import K, S, agent, fill, random_obs
 
 E, T = 4, 5
 
 
 def made(**settings):
     it = agent(**settings)
-    rollout = it.make_buffer(T, E, S)
+    rollout = it.make_buffer(T, E, S, K)
     fill(it, rollout)
     return it, rollout
 

@@ -120,8 +120,8 @@ class PolicyEntry:
             return static_policy(planted_ES, self.spec, reward)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
-            hidden: dict[str, Any] = {"hide_curve": True} if self.word.blind else {}
-            return SimicClient(_reseeded(self.agent, seed), reward, mode, **hidden)
+            agent = _reseeded(self.agent, seed)
+            return SimicClient(agent, reward, mode, hide_curve=self.word.blind)
         word = replace(self.word, found_by=None) if self.word.kind == "wait" else self.word
         return make_policy(word, self.spec, seed=seed, reward=reward)
 
@@ -237,13 +237,11 @@ def controller_entry(
     population: PopulationConfig,
     checksum: str = "",
 ) -> PolicyEntry:
-    """Entry of a controller, with its own blueprints and the limits of `population`."""
-    limits = Limits(
-        agent.spec.blueprints, population.frozen_heads, population.counterfactual_stride
-    )
+    """Entry of a controller, with the blueprints of `spec` and the limits of `population`."""
+    limits = Limits(spec.blueprints, population.frozen_heads, population.counterfactual_stride)
     how = "controller" + ", sampled" * word.sampled + ", blind" * word.blind
     identity = Identity(how, limits, checksum)
-    return PolicyEntry(word, replace(spec, blueprints=limits.blueprints), identity, agent)
+    return PolicyEntry(word, spec, identity, agent)
 
 
 def static_final_entry(found_by: PolicyEntry, word: ParsedPolicy) -> PolicyEntry:
@@ -283,10 +281,14 @@ def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEn
     assert word.path is not None  # controllers are given by a folder
     folder, training, slots = find_controller(word.path)
     agent = PPOAgent.load(folder, parse_device(config.device))
-    _check_agent(config, agent, folder, spec)
-    population = (training or _preset(config)).population
+    _check_agent(agent, folder)
+    trained = training or _preset(config)
+    names = config.task.blueprints or trained.task.blueprints
+    if names and set(names) <= set(spec.blueprints):  # as trained, where the task has them
+        spec = replace(spec, blueprints=names)
     checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
-    return replace(controller_entry(word, spec, agent, population, checksum), slots=slots)
+    entry = controller_entry(word, spec, agent, trained.population, checksum)
+    return replace(entry, slots=slots)
 
 
 def find_controller(
@@ -312,20 +314,12 @@ def _preset(config: Compare) -> TrainingConfig:
     return preset(config.preset or (task if task in PRESETS else "plain"), 1)
 
 
-def _check_agent(config: Compare, agent: PPOAgent, folder: Path, spec: TaskSpec) -> None:
-    """Raise if the agent does not fit the task or the given blueprints."""
+def _check_agent(agent: PPOAgent, folder: Path) -> None:
+    """Raise if the agent was trained on other features; it works with any blueprints."""
     found = agent.spec
-    if found != policy_spec(found.blueprints):
+    if found != policy_spec():
         raise EsperError(
-            f"{folder}: a controller for {found.global_features} + {found.slot_features} features, "
-            f"which differ in this version of Esper; train a new one"
-        )
-    given = config.task.blueprints
-    allowed = given or spec.blueprints
-    beyond = [name for name in found.blueprints if name not in allowed]
-    if beyond or (given and set(found.blueprints) != set(allowed)):
-        of = "--blueprints" if given else f"task {spec.name}"
-        raise EsperError(
-            f"{folder}: trained with other blueprints ({', '.join(found.blueprints)}) than "
-            f"{of} has ({', '.join(allowed)}); compare it on a task that has them"
+            f"{folder}: a controller for {found.global_features} + {found.slot_features} + "
+            f"{found.candidate_features} features, which differ in this version of Esper; train a "
+            f"new one"
         )

@@ -12,7 +12,6 @@ operations.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,7 +31,6 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import advantages
 from esper.simic.agent.saving import load_agent, save_agent
 from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
-from esper.simic.agent.transfer import adapt_agent
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
 from esper.simic.training.schedules import Schedule
@@ -74,7 +72,7 @@ class PPOAgent:
         self.network = network.to(self.device)
         rate = self.config.learning_rate.start
         self.optimizer = torch.optim.Adam(network.parameters(), lr=rate, eps=1e-5, fused=True)
-        self.obs_normalizer = ObservationNormalizer(spec.global_features, spec.slot_features)
+        self.obs_normalizer = ObservationNormalizer(spec)
         self.reward_normalizer = RewardNormalizer(self.config.gamma)
         self.updates_done = 0
         """Update passes so far, including those skipped by the KL limit; schedules count these."""
@@ -93,10 +91,10 @@ class PPOAgent:
         """Reset the recurrent state of the members in `reset_E`."""
         return state.reset(reset_E)
 
-    def make_buffer(self, steps: int, members: int, slots: int) -> RolloutBuffer:
+    def make_buffer(self, steps: int, members: int, slots: int, blueprints: int) -> RolloutBuffer:
         """Create a rollout buffer for this agent."""
         width = self.config.network.width
-        return RolloutBuffer(steps, members, slots, self.spec, width, self.device)
+        return RolloutBuffer(steps, members, slots, blueprints, self.spec, width, self.device)
 
     @property
     def exploration(self) -> float:
@@ -129,7 +127,8 @@ class PPOAgent:
     ) -> Act:
         """Choose an action for each member.
 
-        `members`: indices keying the random draws (default 0..E-1). `greedy`: take the most likely
+        `step`: index of the decision within the round; keys the random draws. `members`: indices
+        that key them, too (default 0..E-1). `greedy`: take the most likely
         choice of each head. If `greedy` or not `learning`, there is no exploration and the running
         statistics are not updated.
         """
@@ -196,9 +195,10 @@ class PPOAgent:
         wanted = {
             "global features": (seen["G"], self.spec.global_features),
             "slot features": (seen["F"], self.spec.slot_features),
-            "blueprints": (legal["K"], len(self.spec.blueprints)),
+            "candidate features": (seen["D"], self.spec.candidate_features),
             "members in masks": (legal["E"], seen["E"]),
             "slots in masks": (legal["S"], seen["S"]),
+            "blueprints in masks": (legal["K"], seen["K"]),
         }
         for name, (found, expected) in wanted.items():
             if found != expected:
@@ -239,16 +239,6 @@ class PPOAgent:
         self.updates_done += 1
         return rows
 
-    # ---- transfer -----------------------------------------------------------------------------
-
-    def for_blueprints(self, blueprints: Sequence[str], allow_new: bool = False) -> PPOAgent:
-        """Return a copy for hosts with these `blueprints`; this agent is not changed.
-
-        Known names keep their embeddings. New ones raise, or get a fresh embedding if `allow_new`.
-        No weight depends on the number of slots, so that needs no conversion.
-        """
-        return adapt_agent(type(self), self, tuple(blueprints), allow_new)
-
     # ---- saving -------------------------------------------------------------------------------
 
     def save(self, path: PathLike) -> None:
@@ -265,7 +255,7 @@ class PPOAgent:
     ) -> PPOAgent:
         """Load an agent from a folder.
 
-        `spec`: expected features and blueprints; a mismatch raises. `config`: replaces the saved
+        `spec`: expected numbers of features; a mismatch raises. `config`: replaces the saved
         settings; the network size must be the same.
         """
         return load_agent(cls, path, device, spec, config)

@@ -3,7 +3,7 @@
 Network inputs are kept on the device (normalised observations, masks, choices, log-probabilities,
 the initial state); rewards, values and episode ends on the host in float64. Shape letters: T steps,
 E members, M members of a minibatch, S slots, K blueprints, O operations, N choices of the fixed
-heads, A heads, G, F features, D width.
+heads, A heads, G, F features, D width (in `candidate`: features of a candidate).
 """
 
 from __future__ import annotations
@@ -62,23 +62,27 @@ class RolloutBuffer:
         steps: int,
         members: int,
         slots: int,
+        blueprints: int,
         spec: PolicySpec,
         width: int,
         device: str | torch.device = "cpu",
     ) -> None:
-        for name, size in (("steps", steps), ("members", members), ("slots", slots)):
-            if size < 1:
-                raise EsperError(f"RolloutBuffer of {size} {name}: at least 1 is needed")
-        self.steps, self.members, self.slots = steps, members, slots
+        self.steps, self.members, self.slots, self.blueprints = steps, members, slots, blueprints
+        for name in ("steps", "members", "slots", "blueprints"):
+            if getattr(self, name) < 1:
+                raise EsperError(
+                    f"RolloutBuffer of {getattr(self, name)} {name}: at least 1 is needed"
+                )
         self.device = torch.device(device)
         self.filled = 0
-        blueprints, ops, heads = len(spec.blueprints), len(LifecycleOp), len(ActionHead)
+        ops, heads = len(LifecycleOp), len(ActionHead)
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.zeros(steps, *shape, dtype=dtype, device=self.device)
 
         self.global_TEG = zeros(members, spec.global_features)
         self.slot_TESF = zeros(members, slots, spec.slot_features)
+        self.candidate_TESKD = zeros(members, slots, blueprints, spec.candidate_features)
         self.blueprint_TES = zeros(members, slots, dtype=torch.int64)
         self.op_TEO = zeros(members, ops, dtype=torch.bool)
         self.slot_TEOS = zeros(members, ops, slots, dtype=torch.bool)
@@ -101,6 +105,11 @@ class RolloutBuffer:
         """Members whose episode continues in the next rollout; set by `finish`."""
         self._recorded = 0
 
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(steps, members, slots, blueprints) it was allocated for."""
+        return self.steps, self.members, self.slots, self.blueprints
+
     def record(self, trace: Trace) -> None:
         """Store inputs and choices of a step; call `reward` before the next `record`."""
         t = self._recorded
@@ -112,6 +121,7 @@ class RolloutBuffer:
         pairs = (
             (self.global_TEG, inputs.global_G),
             (self.slot_TESF, inputs.slot_SF),
+            (self.candidate_TESKD, inputs.candidate_SKD),
             (self.blueprint_TES, inputs.blueprint_S),
             (self.op_TEO, masks.op_O),
             (self.slot_TEOS, masks.slot_OS),
@@ -124,7 +134,8 @@ class RolloutBuffer:
             if stored[t].shape != new.shape:
                 raise EsperError(
                     f"rollout step {t}: shape {tuple(new.shape)} does not fit the buffer's "
-                    f"{tuple(stored[t].shape)} (members {self.members}, slots {self.slots})"
+                    f"{tuple(stored[t].shape)} (members {self.members}, slots {self.slots}, "
+                    f"blueprints {self.blueprints})"
                 )
             stored[t].copy_(new)
         self.epsilon_T11[t] = trace.epsilon
@@ -220,7 +231,13 @@ class RolloutBuffer:
         )
         restart_TE = np.concatenate([np.zeros((1, self.members), dtype=bool), self.ended_TE[:-1]])
         return Minibatch(
-            PolicyInputs(of(self.global_TEG), of(self.slot_TESF), of(self.blueprint_TES), masks),
+            PolicyInputs(
+                of(self.global_TEG),
+                of(self.slot_TESF),
+                of(self.candidate_TESKD),
+                of(self.blueprint_TES),
+                masks,
+            ),
             PolicyState(self.hidden_ED[members], self.cell_ED[members]),
             # SYNC: once a minibatch of the update, a few indices; never in the step.
             SequenceSplit.at(restart_TE[:, members.cpu().numpy()], self.device),

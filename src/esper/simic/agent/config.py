@@ -53,6 +53,9 @@ class PPOConfig:
     """Maximum gradient norm."""
     target_kl: float | None = 0.05
     """KL divergence from the rollout policy at which an update stops early; None: no limit."""
+    curve_dropout: float = 0.0
+    """Probability that a member's whole episode hides its learning curve (losses, accuracies,
+    gradients, contributions) from the policy, so that it also learns to decide without it."""
     normalize_advantages: bool = True
     """Normalise the advantages of a rollout to mean 0 and standard deviation 1."""
     normalize_observations: bool = True
@@ -63,7 +66,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         require_at_most("PPOConfig.epochs=", self.epochs, MAX_EPOCHS)
         require_at_most("PPOConfig.minibatches=", self.minibatches)
-        for name in ("gamma", "gae_lambda"):
+        for name in ("gamma", "gae_lambda", "curve_dropout"):
             _require_within(name, getattr(self, name), 1.0)
         for name in ("epochs", "minibatches"):
             _require(name, getattr(self, name), getattr(self, name) >= 1, "1 or more")

@@ -45,6 +45,7 @@ class EnvObservations:
         """Convert to the agent's observation and masks."""
         members, actions = self.legal_EA.shape
         slot_ESF = np.broadcast_to(np.eye(actions, dtype=np.float32), (members, actions, actions))
+        candidate_ESKD = np.zeros((members, actions, 1, 1), dtype=np.float32)
         blueprint_ES = np.full((members, actions), NO_BLUEPRINT, dtype=np.int64)
         op_EO = np.zeros((members, len(LifecycleOp)), dtype=bool)
         op_EO[:, LifecycleOp.ADVANCE] = True
@@ -52,7 +53,7 @@ class EnvObservations:
         slot_EOS[:, LifecycleOp.ADVANCE] = self.legal_EA
         blueprint_ESK = np.ones((members, actions, 1), dtype=bool)
         fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])
-        obs = Observation(self.feature_EG, slot_ESF, blueprint_ES)
+        obs = Observation(self.feature_EG, slot_ESF, candidate_ESKD, blueprint_ES)
         return obs, ActionMasks(op_EO, slot_EOS, blueprint_ESK, *fixed)
 
 
@@ -73,9 +74,9 @@ class EnvPlayer:
         self.actions = _action_count(self.envs[0])
         first = [env.reset(seed=_env_seed(seed, i))[0] for i, env in enumerate(self.envs)]
         self.observed = _observe(self.envs, first)
-        spec = PolicySpec(self.observed.feature_EG.shape[1], self.actions, ("none",))
+        spec = PolicySpec(self.observed.feature_EG.shape[1], self.actions, 1)
         self.agent = PPOAgent(spec, config, seed, device)
-        self.rollout = self.agent.make_buffer(steps, members, self.actions)
+        self.rollout = self.agent.make_buffer(steps, members, self.actions, 1)
         self.state = self.agent.initial_state(members)
         self.rounds = 0
         self.running_return_E: Doubles = np.zeros(members)

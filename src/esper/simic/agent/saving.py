@@ -101,6 +101,7 @@ def load_agent(
 ) -> A:
     """Load the agent from a folder; `build` creates a fresh one to fill."""
     saved = read_save(path, "controller")
+    _require_current_features(saved)
     content = read_record(AgentContent, saved.content, saved.where)
     if spec is not None:
         _require_same(content.spec, spec, "PolicySpec", saved.where)
@@ -111,6 +112,17 @@ def load_agent(
     _init_moments(agent, content.moments)
     _copy_tensors(agent, saved)
     return agent
+
+
+def _require_current_features(saved: Saved) -> None:
+    """Raise for an agent from before candidates had features: its network had other inputs."""
+    spec = saved.content.get("spec") if isinstance(saved.content, dict) else None
+    if isinstance(spec, dict) and "blueprints" in spec and "candidate_features" not in spec:
+        seen = " + ".join(str(spec.get(kind)) for kind in ("global_features", "slot_features"))
+        raise EsperError(
+            f"{saved.where}: a controller for {seen} features, which differ in this version of "
+            f"Esper; train a new one"
+        )
 
 
 def _require_same(found: object, wanted: object, kind: str, where: str) -> None:

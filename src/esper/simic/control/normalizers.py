@@ -4,7 +4,7 @@ The statistics do not change during a rollout: new observations are pending unti
 rewards are scaled by one factor when the rollout is complete. Every normaliser saves and restores
 its state as named arrays, so that a loaded run resumes bit for bit.
 
-Shape letters: E members, T steps, D features; G, F features of a member, of a slot.
+Shape letters: E members, T steps, D features.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy.typing as npt
 from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.errors import EsperError
 from esper.tamiyo.inputs import Observation
+from esper.tamiyo.network_config import PolicySpec
 
 Arrays = dict[str, Doubles]
 
@@ -91,12 +92,14 @@ class RunningMeanStd:
 
 
 class ObservationNormalizer:
-    """Normalises each feature to mean 0 and standard deviation 1 over members (and slots)."""
+    """Normalises each feature to mean 0 and standard deviation 1 over members, slots and
+    candidates."""
 
-    def __init__(self, global_features: int, slot_features: int) -> None:
+    def __init__(self, spec: PolicySpec) -> None:
         self.parts = {
-            "global": RunningMeanStd(global_features),
-            "slot": RunningMeanStd(slot_features),
+            "global": RunningMeanStd(spec.global_features),
+            "slot": RunningMeanStd(spec.slot_features),
+            "candidate": RunningMeanStd(spec.candidate_features),
         }
         self.pending = {name: RunningMeanStd(len(part.mean_D)) for name, part in self.parts.items()}
 
@@ -104,12 +107,15 @@ class ObservationNormalizer:
         """Add an observation to the pending statistics."""
         self.pending["global"].update(obs.global_EG)
         self.pending["slot"].update(obs.slot_ESF)
+        self.pending["candidate"].update(obs.candidate_ESKD)
 
     def normalize(self, obs: Observation) -> Observation:
         """Normalise by the committed statistics."""
-        whole, slots = self.parts["global"], self.parts["slot"]
         return Observation(
-            _scaled(obs.global_EG, whole), _scaled(obs.slot_ESF, slots), obs.blueprint_ES
+            _scaled(obs.global_EG, self.parts["global"]),
+            _scaled(obs.slot_ESF, self.parts["slot"]),
+            _scaled(obs.candidate_ESKD, self.parts["candidate"]),
+            obs.blueprint_ES,
         )
 
     def commit(self) -> None:

@@ -23,6 +23,7 @@ from esper.simic.rewards.contribution import ContributionFamily
 from esper.simic.rewards.family import Family, Progress, growth
 from esper.simic.rewards.loss import LossFamily
 from esper.simic.rewards.memory import EpisodeMemory, State, require_arrays
+from esper.simic.rewards.planning import plan_reward
 from esper.simic.rewards.score import step_upkeep
 from esper.tasks.scoring import Upkeep
 
@@ -52,6 +53,8 @@ class ModeReward(EpisodeMemory, ABC):
         """Payments of the step by component, before charges."""
 
     def __call__(self, inputs: RewardInputs, /) -> tuple[Doubles, RewardComponentsTelemetry]:
+        if inputs.planning:
+            return plan_reward(inputs)
         self._check_step_order(inputs)
         parts = self.paid(inputs, self.family.measure(inputs)) | self._charges(inputs)
         components = RewardComponentsTelemetry.of(parts, inputs.members)

@@ -23,6 +23,7 @@ from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.rewards import RewardComponentsTelemetry, RewardInputs
 from esper.simic.rewards.memory import State, require_arrays
+from esper.simic.rewards.planning import plan_reward
 from esper.tasks.scoring import Upkeep, live_seeds, upkeep
 
 
@@ -59,6 +60,8 @@ class ScoreReward:
                 raise EsperError(f"baseline_curve[{t}] is {value}: every score must be finite")
 
     def __call__(self, inputs: RewardInputs, /) -> tuple[Doubles, RewardComponentsTelemetry]:
+        if inputs.planning:
+            return plan_reward(inputs)
         parts = {
             "score": score_after_step(inputs) - inputs.score_before_E,
             "upkeep": -step_upkeep(inputs, self.rule),

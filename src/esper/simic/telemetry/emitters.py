@@ -174,9 +174,12 @@ def emit_last_action(
     veto: int | Codes,
     op_probability: Floats,
     round_index: int,
-    step: int,
+    step: int | None,
 ) -> None:
-    """Emit the actions and rewards of one member, or of all in order."""
+    """Emit the actions and rewards of one member, or of all in order.
+
+    `step`: None for a decision of the plan phase.
+    """
     if not _is_recorded(hub, _Kind.LAST_ACTION, telemetry_level):
         return
     payload = LastAction(

@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from esper.leyline.actions import ActionOutcome
 from esper.leyline.payloads import (
     EpisodeOutcome,
     PhaseTime,
@@ -26,8 +27,8 @@ from esper.leyline.payloads import (
     SlotPayload,
     StepPhase,
 )
-from esper.leyline.protocols import EngineListener
-from esper.leyline.records import BatchSummary, Rollout, StepRecord
+from esper.leyline.protocols import EngineListener, PlanListener
+from esper.leyline.records import BatchSummary, PlanRecord, Rollout, StepRecord
 from esper.leyline.signals import CounterfactualGap
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
 from esper.leyline.telemetry import (
@@ -197,6 +198,16 @@ class TelemetryListener:
         emitters.emit_slot_events(self.hub, self._slots, self.device, payload)
 
     @np.errstate(all="ignore")
+    def on_plan(self, record: PlanRecord) -> None:
+        """Add a decision of the plan phase to the round totals, and emit its actions."""
+        if self.hub.level is TelemetryLevel.OFF:
+            self._totals = None
+            return
+        if self._totals is not None:
+            self._totals.add_plan(record)
+            self._emit_last_action(record, record.outcome, self._totals)
+
+    @np.errstate(all="ignore")
     def on_step(self, record: StepRecord) -> None:
         """Add the step to the round totals, and emit its step events."""
         if self.hub.level is TelemetryLevel.OFF:
@@ -204,7 +215,7 @@ class TelemetryListener:
             return
         if self._totals is not None:
             self._totals.add(record)
-            self._emit_last_action(record, self._totals)
+            self._emit_last_action(record, record.result.outcome, self._totals)
         emitters.emit_governor(self.hub, self.device, record)
         emitters.emit_counterfactuals(self.hub, self.device, record)
         self._emit_gaps(record)
@@ -228,7 +239,9 @@ class TelemetryListener:
 
     # ---- one step -------------------------------------------------------------------------------
 
-    def _emit_last_action(self, record: StepRecord, totals: RoundTotals) -> None:
+    def _emit_last_action(
+        self, record: StepRecord | PlanRecord, outcome: ActionOutcome, totals: RoundTotals
+    ) -> None:
         if not self.hub.records(_Kind.LAST_ACTION):
             return
         level = TelemetryLevel.DEBUG if self.config.step_events else self.hub.level
@@ -237,15 +250,15 @@ class TelemetryListener:
             None,
             self.device,
             record.decision.actions.op,
-            record.result.outcome.target_slot,
+            outcome.target_slot,
             record.rewards.total,
             totals.reward_E,
             record.masks.op_EO,
             level,
-            veto=record.result.outcome.veto,
+            veto=outcome.veto,
             op_probability=record.decision.op_probability_EO,
             round_index=record.signals.round_index,
-            step=record.signals.step,
+            step=None if record.signals.planning else record.signals.step,
         )
 
     def _emit_gaps(self, record: StepRecord) -> None:
@@ -365,6 +378,12 @@ class ListenerGroup:
         """Notify all listeners."""
         for listener in self.listeners:
             listener.on_slot_events(round_index, step, payload)
+
+    def on_plan(self, record: PlanRecord) -> None:
+        """Notify the listeners of plan phases."""
+        for listener in self.listeners:
+            if isinstance(listener, PlanListener):
+                listener.on_plan(record)
 
     def on_step(self, record: StepRecord) -> None:
         """Notify all listeners."""

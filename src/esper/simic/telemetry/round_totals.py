@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.leyline.actions import NO_SLOT, ActionHead, ActionSpec, LifecycleOp
+from esper.leyline.actions import NO_SLOT, ActionHead, ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import StepPhase
-from esper.leyline.records import StepRecord
+from esper.leyline.records import PlanRecord, PolicyDecision, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.stages import SeedStage
 from esper.tamiyo.actions import HEAD_USED_OA
@@ -88,12 +88,15 @@ class RoundTotals:
     """Running sums of one round.
 
     totals = RoundTotals(members)
+    totals.add_plan(record)  # at each decision of the plan phase
     totals.add(record)  # at each step
     """
 
     def __init__(self, members: int) -> None:
         self.members = members
         self.steps = 0
+        self.decisions = 0
+        """Steps and decisions of the plan phase."""
         self.chosen_O: Ints = np.zeros(_O, dtype=np.int64)
         self.executed_O: Ints = np.zeros(_O, dtype=np.int64)
         self.legal_O: Ints = np.zeros(_O, dtype=np.int64)
@@ -101,7 +104,7 @@ class RoundTotals:
         self.masks = MaskStats.none()
         self.reward_E: Doubles = np.zeros(members)
         self.slot_chosen_S: Ints = np.zeros(0, dtype=np.int64)
-        """Operations that targeted each slot; like the next two, sized by the first step."""
+        """Operations that targeted each slot; like the next two, sized by the first record."""
         self.slot_executed_S: Ints = np.zeros(0, dtype=np.int64)
         self.slot_reward_S: Doubles = np.zeros(0)
         self.rows = 0
@@ -114,27 +117,42 @@ class RoundTotals:
         """Add a step."""
         self.steps += 1
         self.rows += record.rows
-        self._add_actions(record)
-        self._add_slots(record)
-        self.masks += MaskStats.of(record.masks, record.decision.actions)
-        self._add_rewards(record.rewards)
+        self._add_decision(record.decision, record.result.outcome, record.masks, record.rewards)
         for spent in record.phases:
             self.seconds_F[spent.phase] += spent.seconds
         if record.phases:
             self._step_seconds.append(sum(spent.seconds for spent in record.phases))
 
-    def _add_actions(self, record: StepRecord) -> None:
-        op_E, outcome = record.decision.actions.op, record.result.outcome
+    def add_plan(self, record: PlanRecord) -> None:
+        """Add a decision of the plan phase."""
+        self._add_decision(record.decision, record.outcome, record.masks, record.rewards)
+
+    def _add_decision(
+        self,
+        decision: PolicyDecision,
+        outcome: ActionOutcome,
+        masks: ActionMasks,
+        rewards: RewardComponentsTelemetry,
+    ) -> None:
+        self.decisions += 1
+        self._add_actions(decision, outcome, masks)
+        self._add_slots(outcome, masks.slot_EOS.shape[2], rewards.total)
+        self.masks += MaskStats.of(masks, decision.actions)
+        self._add_rewards(rewards)
+
+    def _add_actions(
+        self, decision: PolicyDecision, outcome: ActionOutcome, masks: ActionMasks
+    ) -> None:
+        op_E = decision.actions.op
         self.chosen_O += np.bincount(op_E, minlength=_O)
         self.executed_O += np.bincount(op_E[outcome.executed], minlength=_O)
-        self.legal_O += record.masks.op_EO.sum(axis=0)
-        self._probability_O += record.decision.op_probability_EO.sum(axis=0, dtype=np.float64)
+        self.legal_O += masks.op_EO.sum(axis=0)
+        self._probability_O += decision.op_probability_EO.sum(axis=0, dtype=np.float64)
         placed_E = outcome.stage_before >= 0
         cell_N = op_E[placed_E] * _Z + outcome.stage_before[placed_E]
         self.chosen_OZ += np.bincount(cell_N, minlength=_O * _Z).reshape(_O, _Z)
 
-    def _add_slots(self, record: StepRecord) -> None:
-        slots, outcome = record.masks.slot_EOS.shape[2], record.result.outcome
+    def _add_slots(self, outcome: ActionOutcome, slots: int, reward_E: Doubles) -> None:
         if len(self.slot_chosen_S) != slots:
             self.slot_chosen_S = np.zeros(slots, dtype=np.int64)
             self.slot_executed_S = np.zeros(slots, dtype=np.int64)
@@ -143,9 +161,7 @@ class RoundTotals:
         slot_N = outcome.target_slot[placed_E]
         self.slot_chosen_S += np.bincount(slot_N, minlength=slots)
         self.slot_executed_S += np.bincount(slot_N[outcome.executed[placed_E]], minlength=slots)
-        self.slot_reward_S += np.bincount(
-            slot_N, weights=record.rewards.total[placed_E], minlength=slots
-        )
+        self.slot_reward_S += np.bincount(slot_N, weights=reward_E[placed_E], minlength=slots)
 
     def _add_rewards(self, rewards: RewardComponentsTelemetry) -> None:
         # By name, because some components occur at some steps only (episode end, rollback).
@@ -160,8 +176,8 @@ class RoundTotals:
 
     @property
     def probability_O(self) -> Doubles:
-        """Mean policy probability of each operation; NaN before the first step."""
-        return self._probability_O / (self.member_steps or np.nan)
+        """Mean policy probability of each operation; NaN before the first decision."""
+        return self._probability_O / (self.decisions * self.members or np.nan)
 
     @property
     def rows_per_member(self) -> float:

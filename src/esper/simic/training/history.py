@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.leyline.actions import NO_SLOT, LifecycleOp
-from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
+from esper.leyline.arrays import ArrayStruct, Doubles, Ints, padded
 from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
-from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.records import PlanRecord, Rollout, StepRecord
 from esper.leyline.stages import SeedStage
 
 
@@ -36,13 +36,20 @@ class RoundRecord(ArrayStruct):
     blueprint_ES: Ints
     """Blueprint index of each slot that would be exported; -1 for none."""
     waited: int
-    """Member-steps at which WAIT was chosen."""
+    """Decisions of members for WAIT, the plan phase included."""
     chosen_OZ: Ints
-    """Member-steps at which each operation was chosen, by the stage of its slot; WAIT is not
-    counted here."""
+    """Decisions of members for each operation, by the stage of its slot; WAIT and STOP have no slot
+    and are not counted here. Records of older versions had fewer operations and stages: 0."""
     metrics: PPOUpdateMetrics
     rollout_seconds: float
     update_seconds: float
+    stopped: int = 0
+    """Decisions of members for STOP."""
+
+    def __post_init__(self) -> None:
+        shape = (len(LifecycleOp), len(SeedStage))
+        object.__setattr__(self, "chosen_OZ", padded(self.chosen_OZ, shape))
+        self.sizes()
 
     @property
     def mean_score(self) -> float:
@@ -51,9 +58,10 @@ class RoundRecord(ArrayStruct):
 
     @property
     def chosen_O(self) -> Ints:
-        """Member-steps at which each operation was chosen."""
+        """Decisions of members for each operation."""
         chosen_O: Ints = self.chosen_OZ.sum(axis=1)
         chosen_O[LifecycleOp.WAIT] = self.waited
+        chosen_O[LifecycleOp.STOP] = self.stopped
         return chosen_O
 
 
@@ -61,23 +69,30 @@ class ActionTally:
     """Engine listener that counts chosen operations by stage."""
 
     def __init__(self) -> None:
-        self.waited = 0
+        self.waited = self.stopped = 0
         self.chosen_OZ: Ints = np.zeros((len(LifecycleOp), len(SeedStage)), dtype=np.int64)
 
     def on_round_start(self, round_index: int, members: int) -> None:
         """Reset the counts."""
-        self.waited = 0
+        self.waited = self.stopped = 0
         self.chosen_OZ = np.zeros_like(self.chosen_OZ)
 
     def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
         """No-op."""
 
+    def on_plan(self, record: PlanRecord) -> None:
+        """Add the actions of one decision of the plan phase."""
+        self._add(record.decision.actions, record.outcome)
+
     def on_step(self, record: StepRecord) -> None:
         """Add the actions of one step."""
-        op_E, outcome = record.decision.actions.op, record.result.outcome
-        placed_E = outcome.target_slot != NO_SLOT
-        self.waited += int((~placed_E).sum())
-        np.add.at(self.chosen_OZ, (op_E[placed_E], outcome.stage_before[placed_E]), 1)
+        self._add(record.decision.actions, record.result.outcome)
+
+    def _add(self, actions: ActionSpec, outcome: ActionOutcome) -> None:
+        self.waited += int((actions.op == LifecycleOp.WAIT).sum())
+        self.stopped += int((actions.op == LifecycleOp.STOP).sum())
+        placed_E = outcome.stage_before >= 0
+        np.add.at(self.chosen_OZ, (actions.op[placed_E], outcome.stage_before[placed_E]), 1)
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """No-op: the counts are kept until the next round starts."""
@@ -106,4 +121,5 @@ class ActionTally:
             metrics=metrics,
             rollout_seconds=rollout.seconds,
             update_seconds=update_seconds,
+            stopped=self.stopped,
         )

@@ -108,9 +108,7 @@ def make_trainer(
     config = config or TrainingConfig()
     spec = spec or config.task.spec()
     engine = VectorizedEngine(spec, config.engine_config(), data=data)
-    agent = PPOAgent(
-        policy_spec(engine.env.model.blueprints), config.ppo, config.seed, engine.device
-    )
+    agent = PPOAgent(policy_spec(), config.ppo, config.seed, engine.device)
     config.population.configure_graphs(agent)
     client = SimicClient(
         agent,

@@ -157,8 +157,7 @@ def load_checkpoint(
     engine = trainer.engine
     check_task(checkpoint, engine.spec)
     engine.load_state_dict(checkpoint.engine)
-    spec = policy_spec(engine.env.model.blueprints)
-    agent = checkpoint.load_agent(engine.device, spec, config.ppo)
+    agent = checkpoint.load_agent(engine.device, policy_spec(), config.ppo)
     config.population.configure_graphs(agent)
     trainer.client.agent = agent
     trainer.history[:] = checkpoint.load_history()
