@@ -32,14 +32,13 @@ from loop_support import tiny_config
 
 TASK = TaskConfig("synthetic", episode_length=5, batches_per_step=1, batch_size=16)
 TINY = Compare(("wait",), TASK, seeds=2, device="cpu", quiet=True)
-GROWS = ("norm", "conv_light")
 
 
-def saved(folder: Path, seed: int = 0, blueprints: tuple[str, ...] = GROWS) -> Path:
+def saved(folder: Path, seed: int = 0) -> Path:
     """A fresh agent that germinates readily."""
     prior = (-4.0, 4.0, *(0.0,) * (len(LifecycleOp) - 2))
     network = NetworkConfig(width=16, attention_heads=2, embedding=4, op_prior=prior)
-    PPOAgent(policy_spec(blueprints), PPOConfig(network=network), seed).save(folder)
+    PPOAgent(policy_spec(), PPOConfig(network=network), seed).save(folder)
     return folder
 
 
@@ -57,11 +56,11 @@ def contender(word: object, **changes: object):
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
-    """The same numbers as the agent in a bare engine with the blueprints it was made for."""
+    """The same numbers as the agent in a bare engine with the blueprints of the task."""
     folder = saved(tmp_path / "agent")
     words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
     found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
-    spec = replace(TASK.spec(), blueprints=GROWS)
+    spec = TASK.spec()
     for label, mode in (("greedy", ActingMode.GREEDY), ("drawn", ActingMode.SAMPLE)):
         engine = VectorizedEngine(spec, EngineConfig(2, TINY.first_seed, device="cpu"))
         agent = PPOAgent.load(folder)
@@ -71,9 +70,8 @@ def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
         result = found[label].result
         assert result.score_N.tolist() == outcome.score_E.tolist()
         assert np.array_equal(result.blueprint_NS, outcome.blueprint_ES)
-        assert result.blueprints == GROWS
+        assert result.blueprints == spec.blueprints
         assert result.germinated_N.sum() > 0
-    assert found["wait"].result.blueprints == TASK.spec().blueprints, "its own are not the agent's"
 
 
 def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
@@ -144,16 +142,23 @@ def test_a_controller_that_was_trained_on_is_another_policy(tmp_path):
     assert contender(f"sampled:{moved}").identity != after
 
 
-def test_a_controller_of_other_blueprints_is_refused(tmp_path):
-    language = saved(tmp_path / "language", blueprints=("lora", "mlp"))
-    with pytest.raises(EsperError, match="other blueprints \\(lora, mlp\\) than task synthetic"):
-        contender(language)
-    with pytest.raises(EsperError, match="than --blueprints has \\(norm\\)"):
-        contender(saved(tmp_path / "agent"), task=replace(TASK, blueprints=("norm",)))
-    assert (
-        contender(tmp_path / "agent", task=replace(TASK, blueprints=("conv_light", "norm"))).agent
-        is not None
-    )
+def test_a_controller_grows_what_it_was_trained_with_or_what_is_given(tmp_path):
+    """A bare agent does not say what it was trained with: it has all blueprints of the task."""
+    folder, run = saved(tmp_path / "agent"), learnt(tmp_path / "runs")
+    trained = find_controller(run)[1]
+    assert trained is not None
+    assert contender(folder).spec.blueprints == TASK.spec().blueprints
+    own = trained.task.blueprints or TASK.spec().blueprints
+    assert contender(run).spec.blueprints == own
+    given = replace(TASK, blueprints=("norm",))
+    for path in (folder, run):
+        assert contender(path, task=given).identity.limits.blueprints == ("norm",)
+
+
+def test_a_blind_controller_does_not_see_its_curve(tmp_path):
+    blind = contender(f"blind:{saved(tmp_path / 'agent')}").policy(TINY.first_seed)
+    assert isinstance(blind, SimicClient)
+    assert blind.hide_curve
 
 
 def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path):
