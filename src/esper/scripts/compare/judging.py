@@ -129,8 +129,10 @@ def _entries(
     words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
     controllers = [controller_entry(word, spec, agent, training.population) for word in words]
     planted = static_final_entry(controllers[0], ParsedPolicy(STATIC, STATIC, "static-final"))
+    # An episode of one step has no room for a rung.
+    searches = [asha_entry(parse(SEARCH), whole)] if whole.episode_length > 1 else []
     others = [baseline_entry(parse(name), whole) for name in BASELINES]
-    return [*controllers, planted, asha_entry(parse(SEARCH), whole), *others]
+    return [*controllers, planted, *searches, *others]
 
 
 def score_on_test(done: RoundResult) -> Doubles:
