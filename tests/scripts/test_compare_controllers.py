@@ -32,6 +32,7 @@ from loop_support import tiny_config
 
 TASK = TaskConfig("synthetic", episode_length=5, batches_per_step=1, batch_size=16)
 TINY = Compare(("wait",), TASK, seeds=2, device="cpu", quiet=True)
+GROWS = ("norm", "conv_light")
 
 
 def saved(folder: Path, seed: int = 0) -> Path:
@@ -56,7 +57,7 @@ def contender(word: object, **changes: object):
 
 
 def test_a_saved_controller_acts_as_its_agent_does(tmp_path):
-    """The same numbers as the agent in a bare engine with the blueprints of the task."""
+    """The same numbers as the agent in a bare engine with all blueprints of the task."""
     folder = saved(tmp_path / "agent")
     words = ("wait", f"greedy={folder}", f"drawn=sampled:{folder}")
     found = compare_policies(replace(TINY, policies=words, out=tmp_path / "out"))
@@ -142,17 +143,30 @@ def test_a_controller_that_was_trained_on_is_another_policy(tmp_path):
     assert contender(f"sampled:{moved}").identity != after
 
 
-def test_a_controller_grows_what_it_was_trained_with_or_what_is_given(tmp_path):
-    """A bare agent does not say what it was trained with: it has all blueprints of the task."""
-    folder, run = saved(tmp_path / "agent"), learnt(tmp_path / "runs")
-    trained = find_controller(run)[1]
-    assert trained is not None
-    assert contender(folder).spec.blueprints == TASK.spec().blueprints
-    own = trained.task.blueprints or TASK.spec().blueprints
-    assert contender(run).spec.blueprints == own
-    given = replace(TASK, blueprints=("norm",))
-    for path in (folder, run):
-        assert contender(path, task=given).identity.limits.blueprints == ("norm",)
+def test_a_controller_grows_what_it_was_trained_with_where_the_task_has_it(tmp_path):
+    """Others may use all blueprints; --blueprints decides for it, too."""
+    config = tiny_config(rounds=1, envs=2)
+    config = replace(config, task=replace(config.task, blueprints=GROWS))
+    train_ppo_vectorized(config, run_dir=tmp_path / "run")
+
+    def offered(**changes: object) -> tuple[str, ...]:
+        found = contender(tmp_path / "run", **changes)
+        assert found.spec.blueprints == found.identity.limits.blueprints
+        return found.spec.blueprints
+
+    assert offered() == GROWS
+    assert offered(task=replace(TASK, blueprints=("norm",))) == ("norm",)
+    lora = replace(TINY, task=TASK).task.spec()
+    lora = replace(lora, blueprints=("conv_heavy", "depthwise"))
+    found = make_entry(TINY, parse(str(tmp_path / "run")), lora)
+    assert found.spec.blueprints == lora.blueprints, "a task without them: any will do"
+
+
+def test_a_controller_with_other_features_is_refused(tmp_path):
+    spec = replace(policy_spec(), slot_features=7)
+    PPOAgent(spec, PPOConfig()).save(tmp_path / "agent")
+    with pytest.raises(EsperError, match="features, which differ in this version of Esper"):
+        contender(tmp_path / "agent")
 
 
 def test_a_blind_controller_does_not_see_its_curve(tmp_path):

@@ -29,9 +29,7 @@ DPI: Final = 110
 SIZE_INCHES: Final = (11.5, 8.5)
 INK: Final = "#222222"
 SCORE_COLOUR: Final = "#0b6e99"
-LEVEL_COLOURS: Final = (
-    "#4d4d4d", "#c1571a", "#a08000", "#6b4fa0", "#2f7d32", "#a03a5a", "#1f6f9c"
-)  # fmt: skip
+LEVEL_COLOURS: Final = ("#4d4d4d", "#c1571a", "#a08000", "#6b4fa0", "#2f7d32", "#a03a5a", "#1f8a8a")
 KL_COLOUR: Final = "#c1571a"
 SMALL_SHARE: Final = 0.01
 """Kinds of actions that never exceed this share of an update are merged."""

@@ -77,6 +77,11 @@ class SimicClient:
         self.buffer: RolloutBuffer | None = None
         """Current rollout; created at the first step, when its size is known."""
 
+    @property
+    def reads_activation_gradients(self) -> bool:
+        """Whether the engine should measure the gradients at the slots."""
+        return not self.hide_curve
+
     # ---- PolicyProtocol -----------------------------------------------------------------------
 
     def initial_state(self, members: int) -> PolicyState:

@@ -190,7 +190,8 @@ def _accuracy(name: str, field: str) -> Feature:
 
 
 def _accuracy_slope(s: TrainingSignals) -> Floats:
-    return share(s.val_accuracy_slope_E / max(1.0 - s.context.chance_accuracy, MIN_SIZE))
+    slope_E = s.val_accuracy_slope_E.astype(np.float64)
+    return share(slope_E / max(1.0 - s.context.chance_accuracy, MIN_SIZE))
 
 
 def _slot_size(name: str, field: str) -> Feature:

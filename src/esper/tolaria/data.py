@@ -74,20 +74,12 @@ class SharedBatchIterator:
         `placement`: `stream` keeps the data in host memory. No placement synchronises the device.
         `member_ids`: numbers of the members in the names of their streams; None: their indices.
         """
-        if min(members, batch_size, batches_per_step) < 1:
-            raise EsperError(
-                f"members={members}, batch_size={batch_size}, batches_per_step={batches_per_step}: "
-                f"all must be 1 or more"
-            )
+        _check_sizes(members, batch_size, batches_per_step, mean, std)
         _check_data(examples, targets, batch_size, augmentation)
         self.device = torch.device(device)
         self.members, self.batch_size, self.batches_per_step = members, batch_size, batches_per_step
         self.seed, self.round, self.augmentation, self.dtype = seed, 0, augmentation, dtype
         self.member_ids = np.arange(members) if member_ids is None else np.asarray(member_ids)
-        if min(std) <= 0 or not np.isfinite((*mean, *std)).all():
-            raise EsperError(
-                f"mean={tuple(mean)}, std={tuple(std)}: must be finite, and std above 0"
-            )
         real = np.issubdtype(examples.dtype, np.floating)
         own = np.array(examples, dtype=np.float32 if real else examples.dtype)
         self.placement = choose_placement(placement, own.nbytes, self.device)
@@ -364,6 +356,22 @@ class OwnEpochs:
             order_EJN = flat.view(members, spanned, -1)
         self._epoch_EJ, self._order_EJN = epoch_EJ, order_EJN
         return order_EJN
+
+
+def _check_sizes(
+    members: int,
+    batch_size: int,
+    batches_per_step: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> None:
+    if min(members, batch_size, batches_per_step) < 1:
+        raise EsperError(
+            f"members={members}, batch_size={batch_size}, batches_per_step={batches_per_step}: "
+            f"all must be 1 or more"
+        )
+    if min(std) <= 0 or not np.isfinite((*mean, *std)).all():
+        raise EsperError(f"mean={tuple(mean)}, std={tuple(std)}: must be finite, and std above 0")
 
 
 def _check_data(

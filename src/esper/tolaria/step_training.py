@@ -46,6 +46,8 @@ class StepTrainer:
         self.batches, self.buffers = batches, buffers
         self.graphs: GraphCache | None = None
         """Cache of captured train batches; None: run eagerly."""
+        self.batches_run = 0
+        """Batches of all members computed so far, for benchmarks."""
         self._autocast = autocast
         self._last: tuple[Tensor, Tensor] | None = None
         """The last batch of the step."""
@@ -67,6 +69,7 @@ class StepTrainer:
                     population, x_EB, target_EB, env.train, env.scaler, self.graphs, active_E
                 )
             self._last = x_EB, target_EB
+            self.batches_run += 1
         population.set_active(None)
         population.lifecycle.trained_E |= env.train.batches_E > 0
 

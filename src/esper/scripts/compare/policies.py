@@ -120,8 +120,8 @@ class PolicyEntry:
             return static_policy(planted_ES, self.spec, reward)
         if self.agent is not None:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
-            agent = _reseeded(self.agent, seed)
-            return SimicClient(agent, reward, mode, hide_curve=self.word.blind)
+            agent, blind = _reseeded(self.agent, seed), self.word.blind
+            return SimicClient(agent, reward, mode, hide_curve=blind)
         word = replace(self.word, found_by=None) if self.word.kind == "wait" else self.word
         return make_policy(word, self.spec, seed=seed, reward=reward)
 

@@ -1,4 +1,4 @@
-"""`ModeReward`, the base class of all reward modes but plain `score`.
+"""`ModeReward`, the base class of all reward modes but plain `score` (score.py, the default).
 
 A mode defines its payments (`paid`) and which charges apply; this class checks the order of steps,
 adds the charges and handles the state.

@@ -76,6 +76,9 @@ class TaskConfig:
     """Price of growth: multiplies the task's score constants (parameters, MACs, FLOPs)."""
     data: Literal["files", "synthetic"] = "files"
     """files: the task's data; synthetic: generated data of the same shape."""
+    host: str | None = None
+    """Shape of the task's CNN host as WIDTHxBLOCKSkKERNEL, for example 8x4k3; default: the
+    task's."""
     contexts: ContextSpec | None = None
     """What differs between members and rounds: fixed (nothing), planned (as fixed, with a plan
     phase and a compute clock), varied (prices, caps, budgets, data), a JSON file or JSON text of a
@@ -90,10 +93,13 @@ class TaskConfig:
 
     def spec(self) -> TaskSpec:
         """Build the task spec with these changes applied."""
+        from esper.tasks.host_shapes import parse_host_shape, with_host_shape
         from esper.tasks.registry import get_task_spec
         from esper.tasks.synthetic_data import with_synthetic_data
 
         spec = get_task_spec(self.name)
+        if self.host is not None:
+            spec = with_host_shape(spec, parse_host_shape(self.host))
         for blueprint in self.blueprints:
             if blueprint not in spec.blueprints:
                 raise unknown_name("blueprint", blueprint, spec.blueprints, f"of {self.name}")
