@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from esper.leyline import NO_BLUEPRINT, statistics
-from esper.leyline.context import PLANNED, ContextSpec, Range
+from esper.leyline.context import PLANNED, VARIED, ContextSpec, Range
 from esper.leyline.errors import EsperError
 from esper.scripts.compare import Compare, compare_policies, main
 from esper.scripts.compare.comparison import Comparison
@@ -20,6 +20,7 @@ from esper.scripts.compare.run import SETTINGS
 from esper.simic.training.config import TaskConfig
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
+from esper.tasks.contexts import draw_round
 
 MIXED = ContextSpec(
     actions="full",
@@ -254,3 +255,17 @@ def test_what_cannot_run_is_refused_in_one_line_before_anything_does(
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_hidden_may_have_a_seed_of_its_own():
+    """A replay is recorded in the same visible context, with other noise and other groups."""
+    spec = TASK.spec()
+    varied = replace(VARIED, label_noise=Range(0.0, 0.4))
+    for seed in range(20):
+        here = draw_round(varied, spec, seed, 0, 4.0)
+        there = draw_round(varied, spec, seed, 0, 4.0, hidden_seed=seed + 1000)
+        assert (here.budget, here.data_share) == (there.budget, there.data_share)
+        assert here.groups == there.groups
+        assert here.pixel_noise != there.pixel_noise
+        assert here.label_noise != there.label_noise
+        assert here == draw_round(varied, spec, seed, 0, 4.0, hidden_seed=seed)

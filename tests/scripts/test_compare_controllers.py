@@ -169,6 +169,12 @@ def test_a_controller_with_other_features_is_refused(tmp_path):
         contender(tmp_path / "agent")
 
 
+def test_a_blind_controller_does_not_see_its_curve(tmp_path):
+    blind = contender(f"blind:{saved(tmp_path / 'agent')}").policy(TINY.first_seed)
+    assert isinstance(blind, SimicClient)
+    assert blind.hide_curve
+
+
 def test_folders_that_hold_no_sound_controller_are_refused_in_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     torn = saved(tmp_path / "torn")

@@ -62,7 +62,6 @@ def test_a_controller_that_cannot_play_is_refused_in_one_line(run, tmp_path, cap
         ([tmp_path / "nowhere"], "does not exist"),
         ([tmp_path], "has no run.json"),
         (["--envs", "3"], "name the checkpoint before any flag"),
-        ([run, "--blueprints", "norm"], "this controller was trained with norm, conv_light"),
         ([run, "--task", "tinyshakespeare"], "blueprint"),
         ([run, "--task", "cifar_baseline"], "--data synthetic"),
         ([run, "--device", "cuda:9"], "cuda:9"),

@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import PolicyProtocol
 from esper.nissa.readers import read_jsonl
 from esper.scripts.compare.judging import EVALUATION_SEED
@@ -37,7 +36,8 @@ from esper.simic.training.runs.folder import (
 )
 from esper.tamiyo import HeuristicConfig, WaitPolicy
 from esper.tamiyo.grammar import DESCRIPTIONS, parse, parse_all
-from esper.tasks.registry import get_task_spec
+from esper.tamiyo.make_policy import load_topology
+from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table
 from esper.tasks.scoring import Upkeep
 from esper.tolaria import EngineConfig, VectorizedEngine
 from resume_support import edit_checkpoint
@@ -56,13 +56,21 @@ def numbers(folder: Path, policy: str) -> dict:
     return json.loads((folder / f"train_{policy}_synthetic.json").read_text())
 
 
-def test_the_heuristic_is_told_the_prices_that_its_score_is_taken_by():
+def test_the_heuristic_has_the_charge_that_is_given():
+    """The price itself is in what it observes."""
     for flags, charge in (((), HeuristicConfig().charge), (("--charge", "0.5"), 0.5)):
         asked = read_train("heuristic", ["--task", "digits_impaired", "--rent", "0.25", *flags])
         policy = asked.make_policy(asked.check(), ScoreReward(Upkeep()))
-        own = get_task_spec("digits_impaired").score
-        assert policy.prices == ScoreConstants(*(0.25 * c for c in (own.c_p, own.c_m, own.c_f)))
         assert policy.config == HeuristicConfig(charge=charge)
+
+
+def test_a_table_is_planted_without_a_plan_phase_of_the_task(tmp_path):
+    rows = (TableRow(1.0, ("r0c1=norm",)), TableRow(9.0, ()))
+    write_table(tmp_path / "t.json", TopologyTable("synthetic", rows))
+    policy = f"table:{tmp_path / 't.json'}"
+    assert call(policy, *TINY, "--out", tmp_path / "out") == 0
+    (path,) = (tmp_path / "out").glob("*.json")
+    assert load_topology(path) == ("r0c1=norm",)
 
 
 @pytest.mark.parametrize("policy", ["wait", "random", "fixed", "static-full", "heuristic"])
@@ -234,13 +242,14 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     record = json.loads((run / "report" / "learning.json").read_text())
     assert [done["round_index"] for done in record["history"]] == [0, 1]
     assert list(record["judged"]) == [
-        "ppo", "ppo, sampled", "static-final", "wait", "random", "heuristic",
+        "ppo", "ppo, sampled", "static-final", "asha:2", "wait", "random", "heuristic",
     ]  # fmt: skip
     grown, planted = (record["judged"][name]["outcome"] for name in ("ppo", "static-final"))
     assert planted["blueprint_ES"] == grown["blueprint_ES"]
     assert sum(planted["germinated_E"]) == 0
     assert "static-final plants the final topologies of ppo" in said
-    assert all(len(found["test_E"]) == 3 for found in record["judged"].values())
+    for found in record["judged"].values():
+        assert all(len(found[name]) == 3 for name in ("test_E", "score_test_E", "compute_E"))
     assert record["evaluation_seed"] != record["training"]["seed"]
     task = TaskConfig("synthetic", episode_length=9, batch_size=16, batches_per_step=1)
     engine = VectorizedEngine(

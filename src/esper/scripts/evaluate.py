@@ -31,7 +31,10 @@ MEMBERS = 20
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate a saved controller on fresh hosts, next to static-final, wait, random and heuristic.
+    """Evaluate a saved controller on fresh hosts, next to policies that do not learn.
+
+    These are static-final (its own topologies, planted from the start), asha (a search over planted
+    topologies), wait, random and heuristic.
 
     Task and population default to those of its training; the defaults shown are those of the
     checkpoint on this command line.

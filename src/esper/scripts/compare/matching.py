@@ -40,7 +40,11 @@ def matching_compute(found: Comparison) -> tuple[Match, ...]:
     searches = [policy for policy in found.policies if policy.policy.startswith("asha:")]
     if len({policy.policy for policy in searches}) < 2:
         return ()
-    watching = [policy for policy in found.policies if policy.policy.startswith(CLOSED_LOOPS)]
+    watching = [
+        policy
+        for policy in found.policies
+        if policy.policy.startswith(CLOSED_LOOPS) and "blind" not in policy.policy
+    ]
     return tuple(_match(policy, searches, metric) for policy in watching for metric in METRICS)
 
 

@@ -55,7 +55,8 @@ def _print(found: Comparison, places: ReportPaths) -> None:
     console.print(cost_table(found))
     for match in matching_compute(found):
         if match.metric == "score":
-            say(console, f"N* of {match.label}: {match} runs of it, spent on asha, score as much")
+            runs = f"compute of asha that scores as much, in runs of {match.label}"
+            say(console, f"N* of {match.label}: {match} ({runs})")
     for word, path in places._asdict().items():
         say(console, f"{word}: {path}")
 

@@ -7,7 +7,7 @@
 
 Shows progress, then a table, and writes a plot and all numbers. `ppo` trains a controller and
 evaluates it on fresh members against static-final (its own topologies, planted from the start),
-wait, random and heuristic.
+asha (a search over planted topologies), wait, random and heuristic.
 """
 
 from __future__ import annotations

@@ -61,7 +61,8 @@ class TrainPPO:
     """Training settings."""
     evaluation_envs: int | None = None
     """Fresh members for the final evaluation against static-final (its own topologies, planted from
-    the start), wait, random and heuristic; default: --envs."""
+    the start), asha (a search over planted topologies), wait, random and heuristic; default:
+    --envs."""
     checkpoint_every: int = 1
     """Rounds between checkpoints; the best and the last round are always saved."""
     keep: int = KEEP
