@@ -265,7 +265,7 @@ def test_only_learning_explores():
         client = small_client(spec, mode=mode, exploration=Schedule(1.0))
         with torch.no_grad():
             for p in client.agent.network.parameters():
-                p.mul_(30.0)
+                p.mul_(100.0)
         small_engine(spec, diary).run_rollout(client)
         shown = diary.records[0].decision.op_probability_EO.max(axis=1)
         uniform = np.isclose(shown, 0.5, atol=1e-4)

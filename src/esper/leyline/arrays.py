@@ -110,16 +110,6 @@ def _same_fields(left: object, right: object) -> bool:
     return all(_same(getattr(left, n), getattr(right, n)) for n, _ in _layout(type(left)))
 
 
-def padded(values: Ints, shape: tuple[int, ...]) -> Ints:
-    """Counts extended with zeros to at least `shape`, for records with fewer operations or stages.
-
-    >>> padded(np.ones((1, 2), dtype=np.int64), (2, 2)).tolist()
-    [[1, 1], [0, 0]]
-    """
-    missing = [(0, max(0, size - had)) for size, had in zip(shape, values.shape, strict=True)]
-    return np.pad(values, missing) if any(after for _, after in missing) else values
-
-
 def require_equal_lengths(struct: ArrayStruct) -> None:
     """Raise unless all fields are arrays `[E]` of one length, at least 1."""
     expected: tuple[int, ...] | None = None

@@ -127,10 +127,9 @@ class PPOAgent:
     ) -> Act:
         """Choose an action for each member.
 
-        `step`: index of the decision within the round; keys the random draws. `members`: indices
-        that key them, too (default 0..E-1). `greedy`: take the most likely
-        choice of each head. If `greedy` or not `learning`, there is no exploration and the running
-        statistics are not updated.
+        `step`: index of the decision within the round, which keys the random draws; so do
+        `members` (default 0..E-1). `greedy`: take the most likely choice of each head. If `greedy`
+        or not `learning`, there is no exploration and the running statistics are not updated.
         """
         obs.require_finite()
         self._require_fit(obs, masks)

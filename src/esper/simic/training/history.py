@@ -6,14 +6,17 @@ Shape letters: E members, S slots, O operations, Z stages.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
-from esper.leyline.arrays import ArrayStruct, Doubles, Ints, padded
+from esper.leyline.arrays import ArrayStruct, Doubles, Ints
 from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
 from esper.leyline.records import PlanRecord, Rollout, StepRecord
 from esper.leyline.stages import SeedStage
+
+_SHAPE_OZ: Final = (len(LifecycleOp), len(SeedStage))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +50,9 @@ class RoundRecord(ArrayStruct):
     """Decisions of members for STOP."""
 
     def __post_init__(self) -> None:
-        shape = (len(LifecycleOp), len(SeedStage))
-        object.__setattr__(self, "chosen_OZ", padded(self.chosen_OZ, shape))
+        ops, stages = (max(0, n - m) for n, m in zip(_SHAPE_OZ, self.chosen_OZ.shape, strict=True))
+        if ops or stages:
+            object.__setattr__(self, "chosen_OZ", np.pad(self.chosen_OZ, ((0, ops), (0, stages))))
         self.sizes()
 
     @property
@@ -70,7 +74,7 @@ class ActionTally:
 
     def __init__(self) -> None:
         self.waited = self.stopped = 0
-        self.chosen_OZ: Ints = np.zeros((len(LifecycleOp), len(SeedStage)), dtype=np.int64)
+        self.chosen_OZ: Ints = np.zeros(_SHAPE_OZ, dtype=np.int64)
 
     def on_round_start(self, round_index: int, members: int) -> None:
         """Reset the counts."""
