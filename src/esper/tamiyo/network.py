@@ -82,7 +82,7 @@ class PolicyNetwork(nn.Module):
         super().__init__()
         self.spec, self.config = spec, config
         width, embedding = config.width, config.embedding
-        self.encode_candidate = _mlp(spec.candidate_features, embedding)
+        self.encode_candidate = _key_layers(spec.candidate_features, embedding)
         self.encode_global = _mlp(spec.global_features, width)
         self.encode_slot = _mlp(spec.slot_features + spec.candidate_features + embedding, width)
         self.attention = SlotAttention(width, config.attention_heads)
@@ -185,6 +185,20 @@ def held_seed(inputs: PolicyInputs) -> Tensor:
     index = inputs.blueprint_S.clamp(min=0)[..., None, None]
     descriptor_SD = torch.take_along_dim(inputs.candidate_SKD, index, dim=-2).squeeze(-2)
     return descriptor_SD * held_S.unsqueeze(-1)
+
+
+def _key_layers(inputs: int, size: int) -> nn.Sequential:
+    """Layers from a descriptor to its key.
+
+    Biases are random: like an embedding, a key is not 0 before anything is learnt, not even where
+    all descriptors are alike. Otherwise slot tokens are small, and slots are learnt slowly.
+    """
+    layers = nn.Sequential(nn.Linear(inputs, size), nn.Tanh(), nn.Linear(size, size))
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, math.sqrt(2.0))
+            nn.init.normal_(layer.bias)
+    return layers
 
 
 def _mlp(inputs: int, width: int) -> nn.Sequential:
