@@ -45,6 +45,7 @@ ON_THE_HOST: Final = {
     ),
     "kasmina/lifecycle.py": ("np.flatnonzero(self.fits_SK[at[1][misfit][0]])",),
     "kasmina/population.py": ("np.argwhere(self.network.fits_SK)",),
+    "kasmina/saving.py": ("population.member_ids",),
     "kasmina/rows.py": ("table.member_R", "late", "source"),
     "kasmina/training.py": ("values",),
     "simic/telemetry/emitters.py": ("slot_counts", "slot_successes", "slot_reward"),
@@ -52,6 +53,7 @@ ON_THE_HOST: Final = {
         "np.bincount(stage_ES.ravel(), minlength=len(SeedStage))",
         "totals.seconds_F",
     ),
+    "tamiyo/asha.py": ("kept_S",),
     "tolaria/setup.py": ("data.mean", "data.std"),
     "tolaria/counterfactual_eval.py": ("np.unique(seeds_E[seeds_E > 0])",),
 }

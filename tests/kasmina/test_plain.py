@@ -80,7 +80,7 @@ def test_every_stage_has_the_members_output():
     population.fossilize([1], "r0c1")
     population.prune([0], "r0c1", speed=3)
     until(SeedStage.DORMANT, SeedStage.FOSSILIZED)
-    assert seen == set(SeedStage)
+    assert seen == set(SeedStage) - {SeedStage.PLANTED}
     assert ramping >= 4
 
 

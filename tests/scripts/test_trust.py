@@ -107,7 +107,7 @@ def test_commands_that_need_no_task_of_theirs_read_a_foreign_folder_without_it(
     assert foreign.name in capsys.readouterr().out
     assert compare.main(["wait", str(foreign), "--task", "synthetic"]) == 2  # it has no controller
     config, _ = read_evaluate([str(foreign), "--task", "synthetic"])
-    assert config.task.blueprints == ("norm",), "what its own task has, from the checkpoint"
+    assert config.task.blueprints == (), "a controller takes what the task has"
     assert "--constants" in refused(lambda: _task_constants(str(file)))
     assert not has_run(file)
 

@@ -112,12 +112,12 @@ class PoisonedData:
 
 
 def poison_data(engine) -> None:
-    engine.batches = PoisonedData(engine.batches)
+    engine.trainer.batches = PoisonedData(engine.trainer.batches)
 
 
 def cure_data(engine) -> None:
-    if isinstance(engine.batches, PoisonedData):
-        engine.batches = engine.batches.batches
+    if isinstance(engine.trainer.batches, PoisonedData):
+        engine.trainer.batches = engine.trainer.batches.batches
 
 
 FAULTS = {"weights": poison_weights, "gradients": poison_gradients, "data": poison_data}
