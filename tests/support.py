@@ -127,6 +127,11 @@ KINDS: dict[str, HostKind] = {
     ),
 }
 
+EVERY_KIND = [
+    pytest.param(kind, marks=pytest.mark.slow) if kind == "resnet" else kind for kind in KINDS
+]
+"""For tests of every kind; residual hosts, which take longest, are among the slow ones."""
+
 
 def make_population(
     members: int = 3,

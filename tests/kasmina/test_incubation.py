@@ -13,6 +13,7 @@ from esper.leyline import BlendStyle, SeedStage
 from support import (
     CNN_BLUEPRINTS,
     DEVICES,
+    EVERY_KIND,
     KINDS,
     batch,
     bring_to,
@@ -111,7 +112,7 @@ def test_the_seed_itself_learns_from_the_task_loss(executor, kind, name):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_nan_in_an_incubating_seed_stays_there(executor, kind, device):
     name = KINDS[kind].seed
@@ -127,7 +128,7 @@ def test_nan_in_an_incubating_seed_stays_there(executor, kind, device):
             assert torch.isfinite(other.flat_EP).all(), "seeds of the same member elsewhere"
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("executor", EXECUTORS)
 def test_a_shadow_row_trains_its_own_seed_only(executor, kind):
     """Seeds further down are part of the shadow's computation but learn nothing from it."""

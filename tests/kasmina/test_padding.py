@@ -33,7 +33,7 @@ from esper.kasmina.rows import (
 )
 from esper.leyline import ALPHA_TARGETS, BlendStyle, LifecycleOp, SeedStage
 from esper.tolaria.counterfactual_eval import CounterfactualConfig, plan_coalitions
-from support import KINDS, batch, bring_to, good_signals, make_population, refused
+from support import EVERY_KIND, batch, bring_to, good_signals, make_population, refused
 
 ADD = frozenset({BlendStyle.ADD})
 members_counts = st.integers(1, 200)
@@ -335,7 +335,7 @@ def live_alike(kind: str, seed: int, detach: bool, steps: int) -> set[int]:
     return seen
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_random_life_is_trained_and_validated_alike(kind):
     seen = live_alike(kind, 7, detach=kind == "mlp", steps=12)
     assert seen >= {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING}
@@ -354,7 +354,7 @@ def test_one_member_alone_has_padding_too():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), detach=st.booleans())
 def test_random_lives_are_trained_and_validated_alike(kind, seed, detach):

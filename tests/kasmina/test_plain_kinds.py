@@ -13,7 +13,7 @@ from esper.kasmina import Population
 from esper.kasmina.export import export_onnx, export_pt2
 from esper.leyline import BlendStyle
 from plain_support import assert_same_output, classes_of, stir
-from support import KINDS, batch, make_population
+from support import EVERY_KIND, KINDS, batch, make_population
 
 EVERY_SEED = [(kind, name) for kind, made in KINDS.items() for name in made.blueprints]
 NO_ONNX = importlib.util.find_spec("onnxruntime") is None
@@ -66,7 +66,7 @@ def test_plain_transformer_keeps_its_tied_head_and_trains():
     assert torch.equal(population.network.host.flat_EP.detach(), kept), "the population stays"
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_exported_forms_have_the_members_output_at_any_batch_size(kind, tmp_path):
     names = KINDS[kind].blueprints
     population = with_seeds(kind, (names[-1], names[0], names[-2]))
@@ -80,7 +80,7 @@ def test_exported_forms_have_the_members_output_at_any_batch_size(kind, tmp_path
 
 
 @pytest.mark.skipif(NO_ONNX, reason="needs the extra: pip install 'esper-morph[export]'")
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_onnx_has_the_members_output_at_any_batch_size(kind, tmp_path):
     import onnxruntime
 

@@ -35,6 +35,7 @@ from saving_cases import (
     train_on,
 )
 from support import (
+    EVERY_KIND,
     KINDS,
     batch,
     bring_to,
@@ -229,7 +230,7 @@ class TiedHost(nn.Module):
         return self.outer(self.inner(x))
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 def test_hosts_and_blueprints_of_every_topology(kind, tmp_path):
     p, made = make_population(2, "loop", kind=kind), KINDS[kind]
     for index, name in enumerate(made.blueprints):  # an mlp blueprint is called `gate`: no gate

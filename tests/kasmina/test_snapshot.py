@@ -14,7 +14,16 @@ from esper.kasmina.saving import population_tensors
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.leyline import AlphaMode, BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.signals import NO_BLUEPRINT
-from support import KINDS, batch, bring_to, good_signals, make_population, pass_step, refused
+from support import (
+    EVERY_KIND,
+    KINDS,
+    batch,
+    bring_to,
+    good_signals,
+    make_population,
+    pass_step,
+    refused,
+)
 
 E = 4
 OPTIMS = {"sgd": OptimConfig(), "adamw": OptimConfig(kind="adamw", weight_decay=0.1)}
@@ -63,7 +72,7 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor], members, but: tuple[str
 
 
 @pytest.mark.parametrize("executor", ["vmap", "loop"])
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("optim", list(OPTIMS))
 def test_a_restored_member_is_the_one_of_the_snapshot(executor, kind, optim):
     population = fossils(executor, kind, optim)
@@ -329,7 +338,7 @@ def test_reports_handed_out_do_not_change():
 # ---- keeping ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("optim", list(OPTIMS))
 def test_snapshots_survive_a_save(tmp_path, kind, optim):
     population = fossils("loop", kind, optim)

@@ -24,7 +24,7 @@ from support import refused
 SEED, HOSTS, STEPS = EVALUATION_SEEDS[0], 2, 8
 CLOCKS = {
     "steps": ContextSpec(price=Range(0.2, 2.0)),
-    "compute": ContextSpec(clock="compute", price=Range(0.2, 2.0), budget=Range(6.0, 6.0)),
+    "compute": ContextSpec(clock="compute", price=Range(0.2, 2.0), budget=Range(3.0, 3.0)),
 }
 every_clock = pytest.mark.parametrize("clock", CLOCKS)
 
@@ -78,7 +78,7 @@ def values_of(engine: VectorizedEngine) -> np.ndarray:
 
 
 @every_clock
-@pytest.mark.parametrize("topologies", [4, 5])
+@pytest.mark.parametrize("topologies", [pytest.param(4, marks=pytest.mark.slow), 5])
 def test_one_population_ranks_as_separate_runs_do(clock, topologies):
     run = searched(CLOCKS[clock], topologies)
     state, steps = state_of(run), rung_steps(topologies, STEPS)

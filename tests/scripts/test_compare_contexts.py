@@ -173,6 +173,7 @@ def test_a_replay_repeats_the_plan_and_the_steps_of_the_neighbour(tmp_path):
     assert waits["wait"].result.score_N.tolist() == waits["replay:wait"].result.score_N.tolist()
 
 
+@pytest.mark.slow
 def test_waiting_as_another_policy_spends_its_compute(tmp_path):
     grown = compared(
         tmp_path / "a", "static-full:norm", "w=wait:as:static-full:norm", task=FIXED_TASK
@@ -206,6 +207,7 @@ def test_the_report_names_compute_contexts_and_n_star(tmp_path, capsys):
     assert record["settings"]["context"]["clock"] == "compute"
 
 
+@pytest.mark.slow
 def test_n_star_is_where_the_searches_reach_the_score(tmp_path):
     points = [(1.0, 0.50), (1.5, 0.60), (2.0, 0.58), (2.5, 0.70)]
     assert first_reaching(points, 0.55) == (pytest.approx(1.25), "")

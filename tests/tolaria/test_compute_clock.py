@@ -16,7 +16,7 @@ from esper.kasmina.convolution import torch_convolutions
 from esper.kasmina.seed_costs import measure_training_costs
 from esper.leyline import PLANNED, SeedStage
 from esper.tolaria.compute_clock import ComputeClock
-from support import KINDS, batch, bring_to, make_population, refused
+from support import EVERY_KIND, KINDS, batch, bring_to, make_population, refused
 
 NOBODY = np.zeros(2, dtype=bool)
 
@@ -91,7 +91,7 @@ def test_a_member_does_not_depend_on_the_cost_of_the_others(executor):
                 torch.testing.assert_close(value, right[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_an_inactive_member_is_bit_for_bit_unchanged(executor, kind):
     """Parameters, moments, buffers and the count of passes, even with NaN in its batch."""

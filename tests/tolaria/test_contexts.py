@@ -155,7 +155,7 @@ def test_candidates_say_what_a_seed_costs_and_whether_it_fits():
 
 @pytest.mark.parametrize("spec", [FIXED, PLANNED, VARIED], ids=["fixed", "planned", "varied"])
 def test_random_policies_survive_every_context(spec):
-    engine = planned_engine(spec, members=6, episode_length=10)
+    engine = planned_engine(spec, members=5, episode_length=6)
     for _ in range(2):
         outcome = engine.run_rollout(RandomPolicy(4)).outcome
         assert np.isfinite(outcome.score_E).all()
