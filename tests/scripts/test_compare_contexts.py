@@ -56,6 +56,7 @@ def table(path: Path, task: str = "synthetic") -> Path:
 # ---- contexts ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_policies_meet_the_same_contexts_whatever_they_may_grow(tmp_path):
     """A policy with fewer blueprints than the task has the caps and budgets of the others."""
     policies = ("wait", "random", "asha:2", "replay:random", "static-full:norm")

@@ -13,14 +13,15 @@ from engine_support import histories, small_engine, small_task
 from esper.leyline import (
     FIXED,
     PLANNED,
-    VARIED,
     ContextSpec,
     EngineListener,
     LifecycleOp,
     Range,
 )
+from esper.leyline.context import VARIED as esper_varied
 from esper.tamiyo.baselines import RandomPolicy, WaitPolicy
 
+VARIED = replace(esper_varied, budget=Range(1.0, 2.0))  # large budgets take long
 BARE = np.full((3, 3), EMPTY)
 
 
