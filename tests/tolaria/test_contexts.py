@@ -18,10 +18,10 @@ from esper.leyline import (
     LifecycleOp,
     Range,
 )
-from esper.leyline.context import VARIED as esper_varied
+from esper.leyline.context import VARIED as ALL_VARIED
 from esper.tamiyo.baselines import RandomPolicy, WaitPolicy
 
-VARIED = replace(esper_varied, budget=Range(1.0, 2.0))  # large budgets take long
+VARIED = replace(ALL_VARIED, budget=Range(1.0, 2.0))  # large budgets take long
 BARE = np.full((3, 3), EMPTY)
 
 
