@@ -93,7 +93,10 @@ def planned_engine(
     task = {
         name: config.pop(name) for name in ("episode_length", "batches_per_step") if name in config
     }
-    spec = replace(small_task(**({"episode_length": 5} | task)), context=context)
+    plain = small_task(**({"episode_length": 5} | task))
+    # Rates that differ, so that a seed trained at the wrong one is noticed.
+    optim = replace(plain.optim, seed_lr=plain.optim.host_lr / 4)
+    spec = replace(plain, context=context, optim=optim)
     return small_engine(spec, members=members, profile="exact", **config)
 
 

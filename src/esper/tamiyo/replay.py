@@ -92,7 +92,7 @@ class ReplayPolicy(StatelessPolicy):
         if index >= len(recorded):
             what = "plan decisions" if obs.planning else "steps"
             raise EsperError(
-                f"replay: recorded {len(recorded)} {what}, decision {index + 1} is asked for; "
+                f"replay: recorded {len(recorded)} {what}, decision {index + 1} is missing; "
                 f"record a run of the same task and contexts"
             )
         actions = recorded[index]

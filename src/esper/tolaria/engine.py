@@ -324,8 +324,8 @@ class VectorizedEngine:
         measured = None
         if self._measures_gradients:
             gradients_ES = self.trainer.activation_gradients(before_training=True)
-            assert gradients_ES is not None  # there is a first batch
-            measured = fetch({"gradients": gradients_ES})["gradients"]
+            # SYNC: one copy an episode, before step 0.
+            measured = None if gradients_ES is None else fetch({"": gradients_ES})[""]
         self._plan_gradients_ES = self._gradients(measured)
         planted = run_plan_phase(
             env,
