@@ -8,17 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from engine_support import small_task
 from esper.kasmina.caps import SeedCosts
 from esper.leyline import FIXED, NAMED_CONTEXTS, VARIED, ContextSpec, Range, RoundContext
+from esper.tasks import context_data
+from esper.tasks.context_data import RoundData
 from esper.tasks.context_files import context_text, read_context
 from esper.tasks.contexts import (
     MIN_BATCHES,
     chance_of,
     draw_members,
     draw_round,
-    part_in_context,
     require_contexts_fit,
     train_samples,
 )
@@ -91,14 +93,22 @@ def test_round_draws_stay_in_their_ranges():
 
 
 def part(name: str, context: RoundContext, seed: int = 0):
-    return part_in_context(DATA, name, context, seed, 2)
+    return as_part(RoundData(DATA, context, seed, 2), name)
+
+
+def as_part(data: RoundData, name: str) -> TaskPart:
+    inputs, labels = data.part(name, torch.device("cpu"))
+    return TaskPart(inputs.numpy(), labels.numpy())
 
 
 def test_the_plain_context_leaves_the_data_alone():
     for name in ("train", "val_control", "val_score", "test"):
-        same = part(name, RoundContext())
-        assert same.inputs is getattr(DATA, name).inputs
-        assert same.labels is getattr(DATA, name).labels
+        same, before = part(name, RoundContext()), getattr(DATA, name)
+        assert np.array_equal(same.inputs, before.inputs)
+        assert np.array_equal(same.labels, before.labels)
+        same.inputs[:], same.labels[:] = 0, 0
+        assert before.inputs.any(), "a copy"
+        assert before.labels.any(), "a copy"
 
 
 def test_labels_are_grouped_in_every_part():
@@ -128,9 +138,24 @@ def test_one_permutation_serves_all_samples_and_parts():
 
 def test_noise_has_the_given_standard_deviation():
     quiet = replace(DATA, train=replace(DATA.train, inputs=np.full_like(DATA.train.inputs, 128)))
-    noisy = part_in_context(quiet, "train", RoundContext(pixel_noise=0.5), 0, 0)
+    noisy = as_part(RoundData(quiet, RoundContext(pixel_noise=0.5), 0, 0), "train")
     assert noisy.inputs.dtype == np.uint8
     assert noisy.inputs.std() == pytest.approx(0.5 * DATA.std[0], rel=0.1)
+
+
+def test_noise_of_a_sample_does_not_depend_on_how_many_are_made(monkeypatch):
+    noisy = RoundData(DATA, RoundContext(pixel_noise=0.5), 0, 0)
+    whole = noisy.part("test", torch.device("cpu"))[0]
+    monkeypatch.setattr(context_data, "CHUNK_NUMBERS", 3 * whole[0].numel())
+    assert torch.equal(noisy.part("test", torch.device("cpu"))[0], whole)
+    assert torch.equal(noisy.part("test", torch.device("cpu"), 5)[0], whole[:5])
+    assert not torch.equal(noisy.part("val_score", torch.device("cpu"), 5)[0], whole[:5])
+
+
+def test_a_rounds_inputs_are_normalised_as_the_tasks_are():
+    plain = RoundData(DATA, RoundContext(), 0, 0)
+    normalised = plain.normalised(plain.part("test", torch.device("cpu"))[0])
+    assert np.array_equal(normalised.numpy(), DATA.normalised(DATA.test))
 
 
 def test_a_share_of_the_data_is_a_random_subset_of_two_batches_at_least():

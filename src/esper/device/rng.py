@@ -93,6 +93,19 @@ def normal(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
     return torch.cat([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)[:, :count]
 
 
+def normal_rows(keys_R: Tensor, count: int) -> Tensor:
+    """Return `[R, count]` standard normal float32 values; row r is a stream of `keys_R[r]`.
+
+    Faster than `normal`: 32 random bits for each value.
+    """
+    pairs = (count + 1) // 2
+    bits = random_words(keys_R, 2 * pairs).bitwise_right_shift_(8).bitwise_and_((1 << 24) - 1)
+    u = to_unit_interval(bits)
+    radius = u[:, :pairs].log().mul_(-2.0).sqrt_()
+    angle = u[:, pairs:].mul_(2.0 * math.pi)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], dim=1)[:, :count]
+
+
 @contextlib.contextmanager
 def forked_rng(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Seed the global generators for a block of user code, and restore them afterwards.

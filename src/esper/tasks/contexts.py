@@ -1,9 +1,11 @@
-"""Drawing of contexts and their effect on a task's data.
+"""Drawing of contexts, and whether they fit a task.
 
 Every draw is a hash of (run seed, round, name) or (run seed, round, member, name): it depends
 neither on the number of members nor on other draws.
 
-Shape letters: E members, S slots, K blueprints, N samples.
+`context_data` applies them to the data.
+
+Shape letters: E members, S slots, K blueprints.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.context import ContextSpec, MemberContexts, Range, RoundContext
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_keys, stream_seed
-from esper.tasks.spec import Inputs, TaskData, TaskPart, TaskSpec
+from esper.tasks.spec import TaskData, TaskSpec
 
 MIN_BATCHES: Final = 2
 """The data share of a round never leaves less than this many batches."""
@@ -165,51 +167,3 @@ def train_samples(task: TaskSpec, data: TaskData, context: RoundContext) -> int:
         return samples
     wanted = round(context.data_share * samples)
     return min(samples, max(wanted, MIN_BATCHES * task.batch_size))
-
-
-def part_in_context(
-    data: TaskData, name: str, context: RoundContext, seed: int, round_index: int
-) -> TaskPart:
-    """Return one part of the data as a round sees it.
-
-    Samples of `train` are reordered if only a share of them is used, so that a prefix is a random
-    subset. Only `train` has label noise.
-    """
-    part: TaskPart = getattr(data, name)
-    inputs, labels = part.inputs, part.labels
-    generator = np.random.default_rng(stream_seed(seed, "context", round_index, "data", name))
-    if name == "train" and context.data_share < 1.0:
-        order_N = generator.permutation(len(part))
-        inputs, labels = inputs[order_N], labels[order_N]
-    if context.permuted:
-        inputs = _permuted(inputs, stream_seed(seed, "context", round_index, "pixels"))
-    if context.pixel_noise > 0:
-        inputs = _noisy(data, inputs, context.pixel_noise, generator)
-    if context.label_map is not None:
-        labels = np.array(context.label_map, dtype=np.int64)[labels]
-    if name == "train" and context.label_noise > 0:
-        groups = int(labels.max()) + 1
-        random_N = generator.integers(groups, size=labels.shape)
-        labels = np.where(generator.random(labels.shape) < context.label_noise, random_N, labels)
-    return TaskPart(inputs, labels)
-
-
-def _permuted(inputs: Inputs, seed: int) -> Inputs:
-    """Permute positions, the same way for all samples and channels."""
-    if inputs.ndim == 2:  # vectors: features are the positions
-        return inputs[:, np.random.default_rng(seed).permutation(inputs.shape[1])]
-    flat = inputs.reshape(*inputs.shape[:2], -1)
-    order = np.random.default_rng(seed).permutation(flat.shape[2])
-    return np.ascontiguousarray(flat[:, :, order]).reshape(inputs.shape)
-
-
-def _noisy(
-    data: TaskData, inputs: Inputs, strength: float, generator: np.random.Generator
-) -> Inputs:
-    """Add normal noise with `strength` standard deviations of the training inputs."""
-    scale = data.std.reshape(-1, *(1,) * (inputs.ndim - 2))
-    noise = generator.standard_normal(inputs.shape, dtype=np.float32) * np.float32(strength) * scale
-    noisy = inputs.astype(np.float32) + noise
-    if inputs.dtype == np.uint8:
-        return np.clip(np.rint(noisy), 0, 255).astype(np.uint8)
-    return noisy.astype(inputs.dtype)

@@ -26,17 +26,17 @@ from esper.leyline.context import (
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.signals import SlotReports
 from esper.leyline.stages import SeedStage
+from esper.tasks.context_data import RoundData
 from esper.tasks.contexts import (
     Chance,
     chance_of,
     draw_members,
     draw_round,
-    part_in_context,
     require_contexts_fit,
     train_samples,
 )
 from esper.tasks.scoring import MAIN_PASSES, SHADOW_PASSES, added
-from esper.tasks.spec import PARTS, TaskData, TaskSpec
+from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.compute_clock import ComputeClock
 
 
@@ -127,13 +127,9 @@ class ContextState:
         self._data_seed, self._round_index = hidden_seed, round_index
         return spec.changes_data
 
-    def data_parts(self) -> TaskData:
+    def round_data(self) -> RoundData:
         """The data as this round sees them."""
-        parts = {
-            name: part_in_context(self.data, name, self.round, self._data_seed, self._round_index)
-            for name in PARTS
-        }
-        return TaskData(**parts, mean=self.data.mean, std=self.data.std)
+        return RoundData(self.data, self.round, self._data_seed, self._round_index)
 
     # ---- prices and costs ---------------------------------------------------------------------
 

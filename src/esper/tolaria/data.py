@@ -30,6 +30,7 @@ from esper.leyline.arrays import Ints
 from esper.leyline.compute import PLACEMENTS, DataPlacement
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.streams import stream_keys
+from esper.tasks.context_data import RoundData
 
 Augmentation = Literal["none", "flip", "crop_flip"]
 AUGMENTATIONS: tuple[Augmentation, ...] = ("none", "flip", "crop_flip")
@@ -133,12 +134,11 @@ class SharedBatchIterator:
         self._epochs.clear()
         self._own_epochs = OwnEpochs()
 
-    def replace_data(
-        self, examples: npt.NDArray[np.generic], targets: npt.NDArray[np.int64], used: int
-    ) -> None:
+    def replace_data(self, data: RoundData, used: int) -> None:
         """Overwrite the data in place, between episodes; batches use the first `used` examples."""
-        self.examples.copy_(torch.from_numpy(np.ascontiguousarray(examples)))
-        self.targets.copy_(torch.from_numpy(np.ascontiguousarray(targets)))
+        examples, targets = data.part("train", self._data_device)
+        self.examples.copy_(examples)
+        self.targets.copy_(targets)
         self.used = used
 
     def step(

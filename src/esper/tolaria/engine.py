@@ -292,7 +292,9 @@ class VectorizedEngine:
         population, self._next_step = self.env.model, None
         self._measures_gradients = getattr(client, "reads_activation_gradients", False)
         if self.context.begin_round(self.config.seed, self.round):
-            self._replace_data(self.context.data_parts())
+            data = self.context.round_data()
+            self.batches.replace_data(data, self.context.samples)
+            self.validator.replace_data(data)
         self.env.governor.chance = self.context.chance.accuracy
         reset_env_state(self.env, self.round, client)
         self.batches.reset(self.round)
@@ -300,11 +302,6 @@ class VectorizedEngine:
         self.slot_events.reset()
         self.episode.reset(population.slot_reports())
         self.env.governor.reset(self._score_fresh_members())
-
-    def _replace_data(self, data: TaskData) -> None:
-        """Use other data of the same shape, in place."""
-        self.batches.replace_data(data.train.inputs, data.train.labels, self.context.samples)
-        self.validator.replace_data(data)
 
     def _score_fresh_members(self) -> Doubles:
         """Validate the members before the first step; returns their scores."""

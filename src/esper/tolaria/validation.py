@@ -23,6 +23,7 @@ from esper.kasmina.population import Population
 from esper.kasmina.rows import PlanBuffers, RowPlan, RowTable
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
+from esper.tasks.context_data import RoundData
 from esper.tasks.scoring import language_accuracy
 from esper.tasks.spec import TaskData, TaskPart, TaskSpec
 from esper.tolaria.batch_ops import (
@@ -57,11 +58,11 @@ class ValidationPart:
         self._labels = torch.from_numpy(np.array(chosen.labels)).to(device)
         self._batch_size = batch_size
 
-    def overwrite(self, data: TaskData, part: TaskPart) -> None:
-        """Replace the samples in place, as captured graphs need; `part` has the same shape."""
-        chosen = TaskPart(part.inputs[: len(self)], part.labels[: len(self)])
-        self._inputs.copy_(torch.from_numpy(np.ascontiguousarray(data.normalised(chosen))))
-        self._labels.copy_(torch.from_numpy(np.ascontiguousarray(chosen.labels)))
+    def overwrite(self, data: RoundData, name: str) -> None:
+        """Replace the samples by those of a round, in place, as captured graphs need."""
+        inputs, labels = data.part(name, self._inputs.device, len(self))
+        self._inputs.copy_(data.normalised(inputs))
+        self._labels.copy_(labels)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -94,16 +95,18 @@ class Validator:
         self.merit: Merit = language_merit if data.kind == "tokens" else classification_merit
         self._vocab = spec.num_classes if data.kind == "tokens" else None
         self._data, self._device, self._batch_size = data, device, batch_size
+        self._round: RoundData | None = None
+        """What the context changes in the data; None: nothing."""
         self.graphs: GraphCache | None = None
         """Cache of captured passes over control and score; None: run eagerly."""
         self._totals: WeakKeyDictionary[PlanBuffers, dict[str, RowTotals]] = WeakKeyDictionary()
         """Output buffers of captured passes. A replay overwrites them, so callers get copies."""
 
-    def replace_data(self, data: TaskData) -> None:
-        """Overwrite the validation parts in place, between episodes."""
-        self._data = data
-        self.control.overwrite(data, data.val_control)
-        self.score.overwrite(data, data.val_score)
+    def replace_data(self, data: RoundData) -> None:
+        """Overwrite the validation parts in place, between episodes; `test` when it is used."""
+        self._round = data
+        self.control.overwrite(data, "val_control")
+        self.score.overwrite(data, "val_score")
 
     def run_control(self, population: Population, table: RowTable | None) -> RowTotals:
         """Validate the rows of the table (None: members only) on `val_control`."""
@@ -116,6 +119,8 @@ class Validator:
     def run_test(self, population: Population) -> RowTotals:
         """Validate the members on `test`; for the final report only."""
         part = ValidationPart(self._data, self._data.test, self._device, self._batch_size)
+        if self._round is not None:
+            part.overwrite(self._round, "test")
         plan = population.member_plan()
         totals = RowTotals.zeros(plan.table.rows, self._device)
         self._add_part(population, plan, True, part, totals)
