@@ -68,6 +68,8 @@ class Objective:
     constant_score: float
     """Metric of the best constant prediction: the share of the largest class, or 0; NaN if not
     measured."""
+    check_targets: Callable[[Tensor, str], None]
+    """Raise if targets of a part (by its name) have no meaning for the loss."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,7 @@ def make_objective(
         raise unknown_name("loss", name, ("auto", *LOSSES), "(or give a function)")
     _check_options(name, options)
     terms = _make_terms(name, plain, shape, options)
-    terms.check_targets(plain, "train")
+    terms.check_targets(targets, "train")
     constant_loss = terms.constant_loss(targets)
     if not constant_loss > 0:
         raise EsperError(
@@ -146,7 +148,7 @@ def make_objective(
     majority = terms.majority(targets) if shown in ("accuracy", "exact_match") else 0.0
     return Objective(
         name, shown, _KIND[name], _row_loss(name, terms, plain, options), score, constant_loss,
-        float("nan") if callable(metric) else majority,
+        float("nan") if callable(metric) else majority, terms.check_targets,
     )  # fmt: skip
 
 
@@ -349,7 +351,7 @@ def _own_objective(
     if callable(metric):
         judge = MemberFunction(metric, "metric")
         nan = float("nan")
-        return Objective(own.name, judge.name, "own", own, judge.per_sample, nan, nan)
+        return Objective(own.name, judge.name, "own", own, judge.per_sample, nan, nan, _accept)
     integers = not targets.dtype.is_floating_point
     axis = class_axis(shape, tuple(targets.shape[1:])) if integers else None
     if metric == "accuracy" or (metric == "auto" and axis is not None):
@@ -362,8 +364,9 @@ def _own_objective(
         terms = ClassTerms(name="accuracy", shape=shape, axis=axis)
         terms.check_targets(targets, "train")
         return Objective(
-            own.name, "accuracy", "own", own, terms.accuracy, float("nan"), terms.majority(targets)
-        )
+            own.name, "accuracy", "own", own, terms.accuracy, float("nan"),
+            terms.majority(targets), terms.check_targets,
+        )  # fmt: skip
     if metric not in ("auto", "explained"):
         raise unknown_name("metric", metric, ("auto", "accuracy", "explained"), "for your own loss")
     constant_loss = fit_constant(own, targets, shape)
@@ -373,5 +376,10 @@ def _own_objective(
             f"share of it can be the score; give metric= as well"
         )
     return Objective(
-        own.name, "explained", "own", own, Explained(own, constant_loss), constant_loss, 0.0
-    )
+        own.name, "explained", "own", own, Explained(own, constant_loss), constant_loss, 0.0,
+        _accept,
+    )  # fmt: skip
+
+
+def _accept(targets: Tensor, part: str) -> None:
+    """Only the user's function knows what targets mean."""

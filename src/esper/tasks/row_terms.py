@@ -211,6 +211,7 @@ class ClassTerms(RowTerms):
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if labels are not 0 to K - 1."""
+        targets = self._plain(targets)
         if targets.dtype.is_floating_point and bool((targets != targets.round()).any()):
             raise EsperError(
                 f"{part} targets are {dtype_name(targets)} such as "
@@ -311,6 +312,7 @@ class BinaryTerms(_PairedTerms):
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a target is not in 0..1."""
+        targets = self._plain(targets)
         wrong = ~((targets >= 0) & (targets <= 1)) if targets.dtype != torch.bool else None
         if wrong is not None and bool(wrong.any()):
             sample = int(torch.nonzero(wrong)[0][0])
@@ -353,6 +355,7 @@ class NumberTerms(_PairedTerms):
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a number is not finite."""
+        targets = self._plain(targets)
         wrong = ~torch.isfinite(targets)
         if bool(wrong.any()):
             sample = int(torch.nonzero(wrong)[0][0])
