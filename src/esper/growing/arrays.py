@@ -139,9 +139,8 @@ def _not_numbers(array: npt.NDArray[Any], where: str) -> str:
     if array.dtype.kind in "Mm":
         return f"{where}: dates ({array.dtype}); give numbers, as in x.astype('int64')"
     if array.dtype.kind in "US":
-        return (
-            f"{where}: strings such as {shown(array.flat[0])}; networks take numbers, encode them"
-        )
+        first = shown(str(array.flat[0]))
+        return f"{where}: strings such as {first}; networks take numbers, encode them"
     kinds = Counter(type(value).__name__ for value in array.flat)
     if len({np.shape(value) for value in array.flat}) > 1:
         return f"{where}: an object array of ragged samples; pad or crop all to one shape"
