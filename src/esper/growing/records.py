@@ -66,11 +66,15 @@ class SearchState:
     """Time spent by earlier sessions and this one."""
     stalled: int = 0
     """Brackets in a row that have not improved the frontier."""
+    ends: tuple[int, ...] = ()
+    """Batches at the ends of the stages of the bracket under way; empty between brackets."""
+    sizes: tuple[int, ...] = ()
+    """Members of its stages, copies not counted."""
     stage: int = 0
-    """Stage of the bracket under way."""
+    """Its current stage."""
     batch: int = 0
     """Batches its members have trained on."""
     members: tuple[int, ...] = ()
-    """Candidate numbers of the members of the bracket under way; empty between brackets."""
+    """Candidate numbers of its members."""
     compute_E: tuple[float, ...] = ()
     """What each of them has spent."""

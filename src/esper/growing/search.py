@@ -55,6 +55,10 @@ class SearchSettings:
     seed: int
 
 
+class OutOfTimeError(Exception):
+    """The minutes of the budget are over."""
+
+
 class SearchStore(Protocol):
     """Where a search keeps its state and the networks it has trained."""
 
@@ -103,19 +107,40 @@ class Search:
         self._began = time.monotonic()
         self._earlier_seconds = 0.0
         self._saved_at = self._began
+        self._current: BracketTrainer | None = None
         self._cost = 1.0
         """Mean cost of the candidates of a bracket, relative to the bare host's."""
 
-    def run(self, state: SearchState | None = None, population: Population | None = None) -> None:
-        """Search until the budget is spent or nothing improves; `state`: resume from there."""
+    def run(self, state: SearchState | None = None, population: Population | None = None) -> bool:
+        """Search until the budget is spent or nothing improves; returns whether it came to an end.
+
+        `state`, `population`: resume from there. Interrupted by Ctrl-C or out of time, it saves
+        where it is, and judges the members under way as they are.
+        """
         if state is not None:
             self.state, self._earlier_seconds = state, state.seconds
-        if self.state.members and population is not None:
-            self._resume_bracket(population)
-        while (bracket := self.next_bracket()) is not None:
-            if not self._run_bracket(bracket):
-                break
+        try:
+            if self.state.members and population is not None:
+                self._resume_bracket(population)
+            while (bracket := self.next_bracket()) is not None:
+                if not self._run_bracket(bracket):
+                    break
+        except (KeyboardInterrupt, OutOfTimeError) as reason:
+            self._close_early()
+            return isinstance(reason, OutOfTimeError)
         self._store.save_state(self._timed(), None)
+        return True
+
+    def _close_early(self) -> None:
+        """Judge the members under way without further training; the saved state is kept."""
+        trainer = self._current
+        if trainer is None or not self.state.members or not trainer.batch:
+            return
+        self._save(trainer)
+        trainer.settle()
+        score_E, loss_E = trainer.validate(self._val)
+        self._record(trainer, score_E, loss_E, finished=True)
+        self._save_networks(trainer)
 
     # ---- budget ---------------------------------------------------------------------------
 
@@ -140,7 +165,10 @@ class Search:
             left = min(left, (settings.seconds - self.seconds) * rate / self._cost)
         if left <= 0:
             return None
-        return make_bracket(settings.length, settings.most_members, left)
+        bracket = make_bracket(settings.length, settings.most_members, left)
+        if bracket is None and not state.bracket:  # train the host at least
+            return Bracket((1,), (settings.length,))
+        return bracket
 
     def _timed(self) -> SearchState:
         return replace(self.state, seconds=self.seconds)
@@ -180,26 +208,21 @@ class Search:
             candidates=(*state.candidates, *fresh),
             members=tuple(candidate.number for candidate in fresh),
             compute_E=(0.0,) * len(fresh),
+            ends=bracket.ends,
+            sizes=bracket.members,
             stage=0,
             batch=0,
         )
         trainer = self._trainer(self._build(self.state.members), fresh)
         trainer.plant([candidate.topology for candidate in fresh])
-        self._run_stages(bracket, trainer)
+        self._run_stages(trainer)
         return True
 
     def _resume_bracket(self, population: Population) -> None:
         state = self.state
         trainer = self._trainer(population, [state.candidates[n] for n in state.members])
         trainer.batch, trainer.compute_E = state.batch, np.array(state.compute_E)
-        before = replace(state, members=(), compute=state.compute - sum(state.compute_E))
-        self.state = before
-        bracket = self.next_bracket()
-        self.state = state
-        length = self.settings.length
-        ends = bracket.ends if bracket is not None else (length,)
-        members = bracket.members if bracket is not None else (len(state.members),)
-        self._run_stages(Bracket(members, ends), trainer)
+        self._run_stages(trainer)
 
     def _trainer(self, population: Population, candidates: Sequence[Candidate]) -> BracketTrainer:
         return BracketTrainer(
@@ -212,17 +235,19 @@ class Search:
             self._autocast,
         )
 
-    def _run_stages(self, bracket: Bracket, trainer: BracketTrainer) -> None:
-        for stage in range(self.state.stage, len(bracket.ends)):
-            trainer.train(bracket.ends[stage], lambda _: self._after_batches(trainer))
-            last = stage == len(bracket.ends) - 1
+    def _run_stages(self, trainer: BracketTrainer) -> None:
+        self._current = trainer
+        ends, sizes = self.state.ends, self.state.sizes
+        for stage in range(self.state.stage, len(ends)):
+            trainer.train(ends[stage], lambda _: self._after_batches(trainer))
+            last = stage == len(ends) - 1
             if last:
                 trainer.settle()
             score_E, loss_E = trainer.validate(self._val)
             self._record(trainer, score_E, loss_E, finished=last)
             self._observer.on_stage(self, stage, trainer)
             if not last:
-                self._halve(trainer, score_E, bracket.members[stage + 1])
+                self._halve(trainer, score_E, sizes[stage + 1])
                 self.state = replace(self.state, stage=stage + 1)
                 self._save(trainer)
         self._finish(trainer)
@@ -238,6 +263,8 @@ class Search:
         if time.monotonic() - self._saved_at > SAVE_SECONDS:
             self._save(trainer)
         self._observer.on_batch(self, trainer)
+        if self.seconds > self.settings.seconds:
+            raise OutOfTimeError
 
     def _save(self, trainer: BracketTrainer) -> None:
         self._store.save_state(self._timed(), trainer.population)
@@ -352,51 +379,47 @@ class Search:
 
     def _finish(self, trainer: BracketTrainer) -> None:
         """Save the networks of the frontier and close the bracket."""
+        self._save_networks(trainer)
         state = self.state
-        before, after = (
-            self._volume(state.candidates, state.bracket),
-            self._volume(state.candidates, None),
-        )
-        candidates = list(state.candidates)
-        for number in frontier_numbers(candidates) | control_numbers(candidates):
-            if number in state.members and not candidates[number].saved:
-                member = state.members.index(number)
-                self._store.save_network(candidates[number], trainer.population, member)
-                candidates[number] = replace(candidates[number], saved=True)
-        tried = [c for c in candidates if c.bracket == state.bracket]
+        before = self._volume([c for c in state.candidates if c.bracket < state.bracket])
+        improved = self._volume(state.candidates) > before * (1.0 + PROGRESS)
+        tried = [c for c in state.candidates if c.bracket == state.bracket]
         costs = [self.space.size(candidate.topology).cost for candidate in tried]
         self._cost = max(1.0, float(np.mean(costs)))
-        improved = after > before * (1.0 + PROGRESS)
         self.state = replace(
             state,
-            candidates=tuple(candidates),
             bracket=state.bracket + 1,
             stalled=0 if improved else state.stalled + 1,
-            members=(),
-            compute_E=(),
+            ends=(),
+            sizes=(),
             stage=0,
             batch=0,
+            members=(),
+            compute_E=(),
         )
+        self._current = None
         self._store.save_state(self._timed(), None)
 
-    def _volume(self, candidates: Sequence[Candidate], before_bracket: int | None) -> float:
-        """Hypervolume of the finished candidates, of earlier brackets or of all."""
-        some = [
-            c
-            for c in candidates
-            if c.finished and (before_bracket is None or c.bracket < before_bracket)
-        ]
+    def _save_networks(self, trainer: BracketTrainer) -> None:
+        """Save those members that are on the frontier, and the control."""
+        candidates = list(self.state.candidates)
+        for number in sorted(frontier_numbers(candidates) | control_numbers(candidates)):
+            if number in self.state.members and not candidates[number].saved:
+                member = self.state.members.index(number)
+                self._store.save_network(candidates[number], trainer.population, member)
+                candidates[number] = replace(candidates[number], saved=True)
+        self.state = replace(self.state, candidates=tuple(candidates))
+
+    def _volume(self, candidates: Sequence[Candidate]) -> float:
+        """Hypervolume of the candidates that are trained in full."""
+        some = [c for c in candidates if c.finished]
         if not some:
             return 0.0
         host = self.space.costs.host_params
         largest = max(self.space.size(self.space.largest()).params, host + 1)
         score_N = np.array([c.score for c in some])
         size_N = np.array([float(c.params) for c in some])
-        worst = (
-            min(0.0, self._objective.constant_score)
-            if np.isnan(self._objective.constant_score)
-            else self._objective.constant_score
-        )
+        worst = float(np.nan_to_num(self._objective.constant_score))
         return hypervolume(score_N, size_N, largest, host, min(worst, 0.99))
 
 

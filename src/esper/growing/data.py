@@ -1,0 +1,324 @@
+"""Read what a user gives as data into three parts; nothing is normalised or changed.
+
+    data = read_data((x, y))                      # arrays, tensors, lists, data frames
+    data = read_data(train_loader, val=val_loader)
+    data = read_data(table["train"], test=table["test"], columns=("image", "label"))
+
+What fits in memory is read once. What does not, and what random transforms change with every read,
+becomes a `StreamSource`. Parts that are not given are cut from train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import torch
+
+from esper.growing.arrays import Notes
+from esper.growing.labels import LabelMap
+from esper.growing.opening import open_source
+from esper.growing.part_checks import (
+    check_classes,
+    check_lengths,
+    check_like_train,
+    check_values,
+    describe_samples,
+    note_new_classes,
+    note_overlap,
+)
+from esper.growing.parts import GrowPart, RawPart, fingerprint
+from esper.growing.sources import Source
+from esper.growing.splitting import check_fractions, has_classes, random_cut, stratified_cut
+from esper.growing.streams import StreamSource
+from esper.leyline.arrays import Ints
+from esper.leyline.errors import EsperError, shown, unknown_name
+from esper.leyline.seeds import require_seed
+from esper.tolaria.memory_check import free_bytes
+
+StreamChoice = Literal["auto", "always", "never"]
+MEMORY_SHARE: Final = 0.25
+"""Share of the free memory that a part may take."""
+FEW_SAMPLES: Final = 200
+"""Number of training samples below which val and test share what is cut from them."""
+STREAM_BATCH: Final = 64
+"""Batch size of a stream if the user gives none."""
+
+
+@dataclass(frozen=True, eq=False)
+class GrowData:
+    """Data in three parts, checked, and what was decided about them."""
+
+    train: GrowPart | StreamSource
+    val: GrowPart
+    """Guides growth and choices."""
+    test: GrowPart
+    """Used once, at the end."""
+    classes: tuple[str, ...] | None
+    """Names of the classes in the order of their indices, if labels were strings."""
+    fingerprint: str
+    """SHA-256 of shapes, dtypes and contents; of a stream without its contents."""
+    notes: tuple[str, ...]
+    """What was decided, one line each."""
+    batch_size: int | None = None
+    """Batch size that the user asked for, or that the loader has; None: no wish."""
+
+    @property
+    def sample(self) -> GrowPart:
+        """Some training samples: the first ones, or the first batch of a stream."""
+        return self.train.example if isinstance(self.train, StreamSource) else self.train
+
+    def example(self, samples: int = 2) -> GrowPart:
+        """Return the first training samples."""
+        return self.sample.take(slice(samples))
+
+
+def read_data(
+    train: Any,
+    val: Any = None,
+    test: Any = None,
+    *,
+    columns: Sequence[str] | None = None,
+    seed: int = 0,
+    fractions: Sequence[float] = (0.2, 0.2),
+    batch_size: int | None = None,
+    stream: StreamChoice = "auto",
+    memory_limit: float | None = None,
+) -> GrowData:
+    """Read the data of a growth run.
+
+    `columns`: names of the inputs and then of the target, for dicts and tables. `fractions`: shares
+    of train that become val and test where they are not given. `stream`: read train anew in every
+    epoch; "auto" decides by size and by whether reads differ. `memory_limit`: bytes that a part may
+    take; None: a quarter of the free memory.
+    """
+    _check_arguments(columns, seed, fractions, batch_size, stream)
+    notes = Notes()
+    limit = MEMORY_SHARE * free_bytes(torch.device("cpu")) if memory_limit is None else memory_limit
+    with torch.random.fork_rng(devices=[]):  # loaders draw from torch's global generator
+        sources = {
+            name: open_source(given, name, columns, notes)
+            for name, given in (("train", train), ("val", val), ("test", test))
+            if name == "train" or given is not None
+        }
+        for name, given in (("val", val), ("test", test)):
+            if given is train:
+                notes.add(f"{name}: the same object as train, so its scores are too good")
+        reader = _Reader(sources, notes, seed, tuple(fractions), batch_size, limit)
+        return reader.read(stream)
+
+
+def _check_arguments(
+    columns: Sequence[str] | None,
+    seed: int,
+    fractions: Sequence[float],
+    batch_size: int | None,
+    stream: str,
+) -> None:
+    require_seed(seed, "seed")
+    check_fractions(fractions)
+    if stream not in get_args(StreamChoice):
+        raise unknown_name("stream", stream, get_args(StreamChoice))
+    if columns is not None and (isinstance(columns, str) or len(columns) < 2):
+        raise EsperError(
+            f"columns={shown(columns)}: name the inputs and then the target, as in ('image', "
+            f"'label')"
+        )
+    if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
+        raise EsperError(f"batch_size={batch_size!r}: must be 1 or more")
+
+
+class _Reader:
+    """Reads the sources of one `read_data` call."""
+
+    def __init__(
+        self,
+        sources: dict[str, Source],
+        notes: Notes,
+        seed: int,
+        fractions: tuple[float, ...],
+        batch_size: int | None,
+        limit: float,
+    ) -> None:
+        self.sources, self.notes, self.seed, self.limit = sources, notes, seed, limit
+        self.shares = dict(zip(("val", "test"), fractions, strict=True))
+        self.source = sources["train"]
+        self.wanted = batch_size
+        self.batch_size = batch_size or self.source.batch_size
+
+    def read(self, stream: StreamChoice) -> GrowData:
+        """Read all parts."""
+        given = {name: self._whole(name) for name in self.sources if name != "train"}
+        reason, whole = self._reason_to_stream(stream)
+        if whole is None:
+            self.notes.add(f"train: streamed, {reason}")
+            return self._streamed(given)
+        return self._in_memory(whole, given)
+
+    def _whole(self, name: str) -> RawPart:
+        """Read a part that must fit in memory."""
+        part = self.sources[name].read(self.limit)
+        if part is None:
+            raise EsperError(
+                f"{name} takes more than {self.limit / 2**30:.2g} GiB, a quarter of the free "
+                f"memory or memory_limit: give fewer samples"
+            )
+        check_lengths(part, name)
+        return part
+
+    def _reason_to_stream(self, stream: StreamChoice) -> tuple[str, RawPart | None]:
+        """Return why train is streamed, or the whole of it."""
+        if stream == "always":
+            return "as requested", None
+        if stream == "auto" and not self.source.in_memory and self.source.random():
+            return "because reading a sample twice gives different values", None
+        whole = self.source.read(self.limit if stream == "auto" else np.inf)
+        if whole is not None:
+            check_lengths(whole, "train")
+            return "", whole
+        if getattr(self.source, "once", False):
+            raise EsperError(
+                f"train: a generator, whose samples take more than {self.limit / 2**30:.2g} GiB; "
+                f"give a Dataset or DataLoader, which can be read in every epoch"
+            )
+        return f"because it takes more than {self.limit / 2**30:.2g} GiB", None
+
+    # ---- in memory ------------------------------------------------------------------------
+
+    def _in_memory(self, whole: RawPart, given: dict[str, RawPart]) -> GrowData:
+        labels = LabelMap.of([whole.targets])
+        parts = {
+            name: GrowPart(raw.inputs, labels.indices(raw.targets, name))
+            for name, raw in (("train", whole), *given.items())
+        }
+        for name, part in parts.items():
+            check_values(part, name)
+            if name != "train":
+                check_like_train(part, parts["train"], name)
+        check_classes(parts["train"], labels.classes)
+        for name in given:
+            note_new_classes(parts[name], parts["train"], name, self.notes)
+            note_overlap(parts[name], parts["train"], name, self.notes)
+        self._note_rare(parts["train"], labels)
+        parts = self._cut(parts)
+        self._fit_batch_size(len(parts["train"]))
+        return GrowData(
+            parts["train"], parts["val"], parts["test"], labels.classes,
+            fingerprint((name, parts[name]) for name in ("train", "val", "test")),
+            tuple(self.notes.lines), self.batch_size,
+        )  # fmt: skip
+
+    def _note_rare(self, train: GrowPart, labels: LabelMap) -> None:
+        if not has_classes(train.targets):
+            return
+        found, count = np.unique(train.targets.numpy(), return_counts=True)
+        alone = found[count == 1].tolist()
+        if alone:
+            names = [labels.classes[label] if labels.classes else label for label in alone]
+            self.notes.add(
+                f"train: classes {shown(names)} have a single sample each, which is only trained on"
+            )
+
+    def _cut(self, parts: dict[str, GrowPart]) -> dict[str, GrowPart]:
+        """Cut the parts that are missing from train."""
+        train = parts["train"]
+        missing = [name for name in ("val", "test") if name not in parts]
+        few = len(train) < FEW_SAMPLES and "test" in missing
+        cut = [name for name in missing if name == "val" or not few]
+        made = dict(parts)
+        if cut:
+            shares = [self.shares[name] for name in cut]
+            by_class = has_classes(train.targets)
+            pieces = (
+                stratified_cut(train.targets, shares, self.seed)
+                if by_class
+                else random_cut(len(train), shares, self.seed)
+            )
+            for name, index_N in zip((*cut, "train"), pieces, strict=True):
+                made[name] = train.take(index_N)
+            how = "stratified by class" if by_class else "at random"
+            for name in cut:
+                self.notes.add(
+                    f"{name}: {self.shares[name]:.0%} of train, {how} ({len(made[name])} samples)"
+                )
+        if few:
+            made["test"] = made["val"]
+            self.notes.add(
+                f"test: the same samples as val, because train has {len(train)} samples, under "
+                f"{FEW_SAMPLES}; give test= for an honest score"
+            )
+        return made
+
+    def _fit_batch_size(self, samples: int) -> None:
+        if self.batch_size is None or self.batch_size <= samples:
+            return
+        if self.wanted is not None:
+            raise EsperError(
+                f"batch_size={self.wanted} is larger than the {samples} training samples; set it "
+                f"to {samples} or less"
+            )
+        self.notes.add(
+            f"batch size: {samples}, because the loader's {self.batch_size} is more than the "
+            f"training samples"
+        )
+        self.batch_size = samples
+
+    # ---- streamed -------------------------------------------------------------------------
+
+    def _streamed(self, given: dict[str, RawPart]) -> GrowData:
+        keep = self._held_out(given)
+        size = self.batch_size or STREAM_BATCH
+        if keep is not None:
+            self._fit_batch_size(len(keep))
+            size = min(size, len(keep))
+        first = next(iter(self.source.epoch(size, keep, self.seed)), None)
+        if first is None:
+            raise EsperError(self.source.empty_message())
+        check_lengths(first, "train")
+        labels = LabelMap.of([first.targets, *(raw.targets for raw in given.values())])
+        train = StreamSource(self.source, size, labels, keep, self.seed)
+        parts = {
+            name: GrowPart(raw.inputs, labels.indices(raw.targets, name))
+            for name, raw in given.items()
+        }
+        for name, part in parts.items():
+            check_values(part, name)
+            check_like_train(part, train.example, name)
+        if given["test"] is given["val"]:
+            parts["test"] = parts["val"]
+        stamp = f"stream of {train.samples} samples, {describe_samples(train.example)}"
+        return GrowData(
+            train, parts["val"], parts["test"], labels.classes,
+            fingerprint(((name, parts[name]) for name in ("val", "test")), stamp),
+            tuple(self.notes.lines), train.batch_size,
+        )  # fmt: skip
+
+    def _held_out(self, given: dict[str, RawPart]) -> Ints | None:
+        """Read missing parts from the stream, into `given`; returns the samples left to train."""
+        missing = [name for name in ("val", "test") if name not in given]
+        if not missing:
+            return None
+        source = self.source
+        if not source.indexable or source.length is None:
+            if missing == ["test"]:
+                given["test"] = given["val"]
+                self.notes.add(
+                    "test: the same samples as val, because none can be cut from a stream; give "
+                    "test= for an honest score"
+                )
+                return None
+            raise EsperError(
+                "train is streamed and its samples cannot be told apart, so none can be held out: "
+                "give val= as well"
+            )
+        *pieces, keep = random_cut(source.length, [self.shares[n] for n in missing], self.seed)
+        for name, index_N in zip(missing, pieces, strict=True):
+            given[name] = source.take(index_N)
+            check_lengths(given[name], name)
+            self.notes.add(
+                f"{name}: {self.shares[name]:.0%} of train, at random ({len(index_N)} samples), "
+                f"read once with the transforms of train"
+            )
+        return keep

@@ -1,0 +1,193 @@
+"""Do model, data and loss fit together? Asked before anything trains; one line if not.
+
+Shape letters: B batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from esper.growing.data import GrowData
+from esper.growing.parts import Inputs, named_inputs
+from esper.leyline.errors import EsperError, shown
+from esper.leyline.user_errors import format_error
+from esper.tasks.objectives import Objective, make_objective
+from esper.tasks.row_terms import dtype_name
+
+_CHANNELS: Final = (1, 3, 4)
+_ROUNDING: Final = 1e-4
+
+
+def check_against_model(
+    data: GrowData,
+    loss: Objective | str | Callable[..., Any],
+    output: object,
+    samples: int | None = None,
+) -> None:
+    """Raise unless the model's output for the first training samples fits the data and the loss.
+
+    `samples`: how many samples the model was given; None: as many as it gave outputs for.
+    """
+    logits = check_output(output, samples)
+    shape = tuple(logits.shape[1:])
+    if isinstance(loss, Objective):
+        objective = loss
+    else:
+        objective = make_objective(loss, targets=data.sample.targets, output_shape=shape)
+    for name, part in (("train", data.sample), ("val", data.val), ("test", data.test)):
+        objective.check_targets(part.targets, name)
+    if objective.kind == "classes":
+        _refuse_probabilities(logits, objective.name)
+    _check_loss(objective, logits, data.sample.targets[: len(logits)])
+
+
+def check_output(output: object, samples: int | None = None) -> Tensor:
+    """Return a model's output if it is a finite float tensor `[B, ...]`."""
+    if not isinstance(output, Tensor):
+        raise EsperError(_not_a_tensor(output))
+    if not output.ndim:
+        raise EsperError(
+            "the model returns one number for the whole batch, perhaps its loss; return the "
+            "outputs of each sample, [batch, ...]"
+        )
+    if samples is not None and len(output) != samples:
+        raise EsperError(
+            f"the model returns {len(output)} rows for {samples} samples (shape "
+            f"{tuple(output.shape)}); its first axis must be the batch"
+        )
+    if not output.dtype.is_floating_point:
+        raise EsperError(
+            f"the model returns {dtype_name(output)}, which has no gradient; return logits or "
+            f"numbers, without argmax or rounding"
+        )
+    bad = ~torch.isfinite(output.detach().reshape(len(output), -1)).all(dim=1)
+    if bool(bad.any()):
+        raise EsperError(
+            f"the model returns NaN or infinite numbers for sample {int(torch.nonzero(bad)[0])} "
+            f"before training; check its layers, and the scale of the inputs"
+        )
+    return output
+
+
+def _not_a_tensor(output: object) -> str:
+    if isinstance(output, Mapping):
+        keys = [str(key) for key, value in output.items() if isinstance(value, Tensor)]
+        return (
+            f"the model returns a {type(output).__name__} with {shown(', '.join(keys))}; choose "
+            f"one, as in output={keys[0] if keys else 'name'!r}"
+        )
+    if isinstance(output, tuple | list):
+        kinds = ", ".join(type(value).__name__ for value in output)
+        return (
+            f"the model returns a {type(output).__name__} of ({kinds}); choose one, as in output=0"
+        )
+    return f"the model returns a {type(output).__name__}; return a tensor [batch, ...]"
+
+
+def _refuse_probabilities(logits: Tensor, name: str) -> None:
+    """Raise if outputs are the result of a softmax: the loss would apply a second one."""
+    values = logits.detach()
+    if len(values) < 2 or values.ndim != 2 or bool((values < 0).any()):
+        return
+    if bool(((values.sum(dim=1) - 1).abs() < _ROUNDING).all()):
+        raise EsperError(
+            f"the model's outputs are probabilities that sum to 1: loss {name!r} takes logits, "
+            f"remove the softmax at its end"
+        )
+
+
+def _check_loss(objective: Objective, logits: Tensor, targets: Tensor) -> None:
+    outputs = logits.detach().unsqueeze(0).requires_grad_()
+    with torch.enable_grad():
+        loss_R = objective.loss(outputs, targets.to(outputs.device).unsqueeze(0))
+    if not bool(torch.isfinite(loss_R).all()):
+        raise EsperError(
+            f"loss {objective.name} is {float(loss_R[0].detach())} on the first samples, before "
+            f"training; check it on the model's outputs and the targets"
+        )
+    if not loss_R.requires_grad:
+        raise EsperError(
+            f"loss {objective.name} has no gradient; compute it with torch, without .item(), "
+            f".detach() or numpy"
+        )
+
+
+# ---- a model that fails ----------------------------------------------------------------------
+
+
+def model_failure(error: BaseException, model: nn.Module, inputs: Inputs) -> EsperError:
+    """Return the line for an exception that the model raised on training inputs."""
+    given = ", ".join(
+        f"{name} {tuple(value.shape)} {dtype_name(value)}" for name, value in named_inputs(inputs)
+    )
+    hint = _layout_hint(model, inputs) or _dtype_hint(model, inputs) or _size_hint(model, inputs)
+    hint = hint or _argument_hint(error, inputs)
+    advice = f"; {hint}" if hint else ""
+    return EsperError(f"the model fails on {given}: {format_error(error)}{advice}")
+
+
+def _first(model: nn.Module, *kinds: type[nn.Module]) -> Any:
+    """Return the first layer of any kind that computes with weights, if it is one of `kinds`."""
+    weighted = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.Embedding)
+    first = next((layer for layer in model.modules() if isinstance(layer, weighted)), None)
+    return first if isinstance(first, kinds) else None
+
+
+def _layout_hint(model: nn.Module, inputs: Inputs) -> str:
+    conv = _first(model, nn.Conv2d)
+    if conv is None or not isinstance(inputs, Tensor):
+        return ""
+    wanted, shape = conv.in_channels, tuple(inputs.shape[1:])
+    if len(shape) == 3 and shape[-1] == wanted != shape[0] and wanted in _CHANNELS:
+        return (
+            f"images are channels last, the first convolution takes {wanted} channels first: give "
+            f"x.permute(0, 3, 1, 2) (numpy: x.transpose(0, 3, 1, 2))"
+        )
+    if len(shape) == 2:
+        return f"images have no channel axis, the first convolution takes {wanted}: give x[:, None]"
+    if len(shape) == 3 and shape[0] != wanted:
+        return f"images have {shape[0]} channels, the first convolution takes {wanted}"
+    return ""
+
+
+def _dtype_hint(model: nn.Module, inputs: Inputs) -> str:
+    value = named_inputs(inputs)[0][1]
+    if _first(model, nn.Embedding) is not None:
+        if value.dtype.is_floating_point:
+            return "its embedding takes integers: give token ids, as in x.long()"
+        most, layer = int(value.max()), _first(model, nn.Embedding)
+        if most >= layer.num_embeddings:
+            return (
+                f"token id {most}, the embedding has {layer.num_embeddings} rows: ids are 0 to "
+                f"{layer.num_embeddings - 1}"
+            )
+        return ""
+    if not value.dtype.is_floating_point and _first(model, nn.Conv1d, nn.Conv2d, nn.Linear):
+        return (
+            f"its weights are float32, the inputs {dtype_name(value)}: convert them in the data, "
+            f"as in x.float() / 255"
+        )
+    return ""
+
+
+def _size_hint(model: nn.Module, inputs: Inputs) -> str:
+    linear, value = _first(model, nn.Linear), named_inputs(inputs)[0][1]
+    if linear is None or value.shape[-1] == linear.in_features:
+        return ""
+    if value[0].numel() == linear.in_features:
+        return f"its first Linear takes {linear.in_features}: flatten the inputs, x.flatten(1)"
+    shape = tuple(value.shape[1:])
+    return f"its first Linear takes {linear.in_features} features, samples are {shape}"
+
+
+def _argument_hint(error: BaseException, inputs: Inputs) -> str:
+    if not isinstance(error, TypeError):
+        return ""
+    if isinstance(inputs, dict):
+        return f"it is called with the keywords {', '.join(inputs)}; choose them with columns="
+    number = len(inputs) if isinstance(inputs, tuple) else 1
+    return f"it is called with {number} argument{'s' * (number > 1)}, the inputs of a batch"

@@ -1,0 +1,125 @@
+"""Is a part of the data sound, and does it match the training part? One line if not.
+
+Shape letters: N samples.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.growing.arrays import Notes
+from esper.growing.parts import GrowPart, RawPart, named_inputs
+from esper.leyline.errors import EsperError, shown
+from esper.tasks.row_terms import dtype_name
+
+MOST_CLASSES: Final = 1000
+"""Integer targets with more values than this are not looked at as classes."""
+MOST_COMPARED: Final = 100_000
+"""Samples of a part up to which it is searched for samples of train."""
+
+
+def check_lengths(part: RawPart, where: str) -> None:
+    """Raise unless there is one target for each sample, and at least one sample."""
+    for name, value in named_inputs(part.inputs):
+        if not value.ndim:
+            raise EsperError(f"{where} {name}: one number; give an array with one row per sample")
+        if len(value) != len(part.targets):
+            raise EsperError(
+                f"{where}: {len(value)} {name}, {len(part.targets)} targets; give one target for "
+                f"each sample"
+            )
+    if not len(part):
+        raise EsperError(f"{where} is empty: give at least one sample")
+
+
+def check_finite(value: Tensor, what: str) -> None:
+    """Raise if a number is NaN or infinite; names the first such sample."""
+    if not value.dtype.is_floating_point or bool(torch.isfinite(value).all()):
+        return
+    bad = ~torch.isfinite(value)
+    broken = int(bad.reshape(len(value), -1).any(dim=1).sum())
+    sample, *place = (int(index) for index in torch.nonzero(bad)[0])
+    at = f" at {place}" if place else ""
+    raise EsperError(
+        f"{what}: {broken} of {len(value)} samples are not finite, the first is "
+        f"{float(value[bad][0])} in sample {sample}{at}; leave these samples out or fill the gaps"
+    )
+
+
+def check_values(part: GrowPart, where: str) -> None:
+    """Raise if inputs or targets hold NaN or infinite numbers."""
+    for name, value in (*named_inputs(part.inputs), ("targets", part.targets)):
+        check_finite(value, f"{where} {name}")
+
+
+def describe_samples(part: GrowPart) -> str:
+    """Describe shapes and dtypes of one sample."""
+    both = (*named_inputs(part.inputs), ("targets", part.targets))
+    return ", ".join(f"{name} {tuple(v.shape[1:])} {dtype_name(v)}" for name, v in both)
+
+
+def check_like_train(part: GrowPart, train: GrowPart, where: str) -> None:
+    """Raise if samples differ from those of train in shape or dtype."""
+    found, wanted = describe_samples(part), describe_samples(train)
+    if found != wanted:
+        raise EsperError(
+            f"{where} has samples of {found}; train has {wanted}: prepare both in the same way"
+        )
+
+
+def check_classes(train: GrowPart, classes: tuple[str, ...] | None) -> None:
+    """Raise if all samples of train have the same class."""
+    targets = train.targets
+    if targets.dtype.is_floating_point or targets.ndim != 1:
+        return
+    if bool((targets == targets[0]).all()):
+        label = classes[int(targets[0])] if classes else int(targets[0])
+        raise EsperError(
+            f"train: all {len(train)} labels are {label!r}; there is nothing to learn from one "
+            f"class, add samples of another"
+        )
+
+
+def note_new_classes(part: GrowPart, train: GrowPart, where: str, notes: Notes) -> None:
+    """Note integer labels that train does not have."""
+    if train.targets.dtype.is_floating_point or train.targets.ndim != 1:
+        return
+    known, found = (np.unique(each.targets.numpy()) for each in (train, part))
+    new = np.setdiff1d(found, known)
+    if len(new) and len(known) <= MOST_CLASSES:
+        number = int(np.isin(part.targets.numpy(), new).sum())
+        notes.add(
+            f"{where}: {number} samples of labels {shown(new.tolist())} that train does not have; "
+            f"they can hardly be predicted"
+        )
+
+
+def note_overlap(part: GrowPart, train: GrowPart, where: str, notes: Notes) -> None:
+    """Note samples that are also in train: scores on them say nothing about new data."""
+    if max(len(part), len(train)) > MOST_COMPARED:
+        return
+    known = set(_digests(train))
+    shared = sum(digest in known for digest in _digests(part))
+    if shared:
+        notes.add(
+            f"{where}: {shared} of {len(part)} samples are also in train, so its scores are too "
+            f"good"
+        )
+
+
+def _digests(part: GrowPart) -> list[bytes]:
+    """Return a hash of each sample's inputs and target."""
+    columns = [
+        value.contiguous().reshape(len(part), -1).view(torch.uint8).numpy()
+        for _, value in (*named_inputs(part.inputs), ("targets", part.targets))
+        if value[0].numel()
+    ]
+    return [
+        hashlib.blake2b(b"".join(c[i].tobytes() for c in columns), digest_size=16).digest()
+        for i in range(len(part))
+    ]

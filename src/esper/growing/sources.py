@@ -1,0 +1,354 @@
+"""Where samples come from: arrays, datasets, loaders, tables with columns, iterables.
+
+A source can be read as a whole, or in batches, epoch after epoch. `random` tells whether reading
+the same sample again gives other values, as random transforms do.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)
+
+from esper.growing.arrays import Notes
+from esper.growing.parts import RawPart, input_bytes, join_inputs, join_targets
+from esper.growing.samples import collate_samples, convert_batch, split_sample
+from esper.leyline.arrays import Ints
+from esper.leyline.errors import EsperError
+from esper.leyline.user_errors import user_code
+
+CHUNK: Final = 256
+"""Samples read at a time."""
+PROBED_SAMPLES: Final = 8
+PROBED_READS: Final = 4
+"""Samples that are read several times to find random transforms: a coin flip in each goes unseen
+once in 10 million times."""
+
+Batches = Iterator[RawPart]
+
+
+class Source(abc.ABC):
+    """Samples given as one of the parts."""
+
+    length: int | None = None
+    """Number of samples; None: unknown."""
+    batch_size: int | None = None
+    """Batch size that the user chose."""
+    in_memory: bool = False
+    indexable: bool = False
+    """Whether single samples can be read by number."""
+
+    def __init__(self, where: str, columns: Sequence[str] | None, notes: Notes) -> None:
+        self.where, self.columns, self.notes = where, columns, notes
+
+    @abc.abstractmethod
+    def in_order(self) -> Batches:
+        """Yield all samples once, in batches of any size, in their own order."""
+
+    @abc.abstractmethod
+    def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
+        """Yield the batches of one epoch of training; `keep`: numbers of samples to use."""
+
+    def random(self) -> bool:
+        """Whether two reads of a sample differ."""
+        return False
+
+    def take(self, index_N: Ints) -> RawPart:
+        """Read single samples by number."""
+        raise EsperError(f"{self.where}: a stream has no numbered samples")
+
+    def read(self, limit: float = math.inf) -> RawPart | None:
+        """Read everything; None if it takes more than `limit` bytes."""
+        pieces: list[RawPart] = []
+        size, samples = 0, 0
+        for piece in self.in_order():
+            pieces.append(piece)
+            size += input_bytes(piece.inputs)
+            samples += len(piece)
+            expected = size if self.length is None else size / max(1, samples) * self.length
+            if expected > limit:
+                return None
+        if not pieces:
+            raise EsperError(self.empty_message())
+        return join_raw(pieces, self.where)
+
+    def empty_message(self) -> str:
+        """Return the line that says why there is nothing to read."""
+        return f"{self.where} is empty: give at least one sample"
+
+    def _collate(self, samples: Sequence[object], start: int = 0) -> RawPart:
+        return collate_samples(samples, self.columns, self.where, self.notes, start)
+
+    def _convert(self, batch: object) -> RawPart:
+        inputs, targets = split_sample(batch, self.columns, self.where)
+        return convert_batch(inputs, targets, self.where, self.notes)
+
+
+def join_raw(pieces: list[RawPart], where: str) -> RawPart:
+    """Concatenate batches."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return RawPart(
+        join_inputs([piece.inputs for piece in pieces], where, "batch"),
+        join_targets([piece.targets for piece in pieces], where, "batch"),
+    )
+
+
+class ArraySource(Source):
+    """Inputs and targets of all samples, in memory."""
+
+    in_memory = True
+    indexable = True
+
+    def __init__(self, inputs: object, targets: object, where: str, notes: Notes) -> None:
+        super().__init__(where, None, notes)
+        self.part = convert_batch(inputs, targets, where, notes)
+        self.length = len(self.part)
+
+    def in_order(self) -> Batches:
+        """Yield everything as one batch."""
+        if self.length:
+            yield self.part
+
+    def take(self, index_N: Ints) -> RawPart:
+        """Return the given samples."""
+        from esper.growing.parts import map_inputs
+
+        index = torch.from_numpy(index_N)
+        targets = self.part.targets
+        chosen = targets[index] if isinstance(targets, Tensor) else targets[index_N]
+        return RawPart(map_inputs(lambda value: value[index], self.part.inputs), chosen)
+
+    def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
+        """Yield batches in a new random order."""
+        numbers = np.arange(len(self.part)) if keep is None else keep
+        order = np.random.default_rng(seed).permutation(numbers)
+        for start in range(0, len(order), batch_size):
+            yield self.take(order[start : start + batch_size])
+
+
+class DatasetSource(Source):
+    """A map-style dataset: `len(data)` and `data[i]`."""
+
+    indexable = True
+
+    def __init__(self, data: Any, where: str, columns: Sequence[str] | None, notes: Notes) -> None:
+        super().__init__(where, columns, notes)
+        self.data = data
+        with user_code(f"{where}: len() of the {type(data).__name__} fails"):
+            self.length = len(data)
+
+    def in_order(self) -> Batches:
+        """Yield the samples by number."""
+        for start in range(0, self.length or 0, CHUNK):
+            numbers = range(start, min(start + CHUNK, self.length or 0))
+            yield self._collate([self._sample(number) for number in numbers], start)
+
+    def take(self, index_N: Ints) -> RawPart:
+        """Read the given samples."""
+        return self._collate([self._sample(int(number)) for number in index_N])
+
+    def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
+        """Yield batches in a new random order."""
+        numbers = np.arange(self.length or 0) if keep is None else keep
+        order = np.random.default_rng(seed).permutation(numbers)
+        for start in range(0, len(order), batch_size):
+            yield self.take(order[start : start + batch_size])
+
+    def random(self) -> bool:
+        """Read the first samples several times."""
+        numbers = range(min(PROBED_SAMPLES, self.length or 0))
+        return differ(lambda: [self._sample(number) for number in numbers])
+
+    def _sample(self, number: int) -> object:
+        with user_code(f"{self.where}: sample {number} of the {type(self.data).__name__} fails"):
+            return self.data[number]
+
+
+class TableSource(DatasetSource):
+    """A table of named columns, as of Hugging Face: `data[a:b]` is a dict of columns."""
+
+    def __init__(self, data: Any, where: str, columns: Sequence[str] | None, notes: Notes) -> None:
+        style = getattr(data, "format", None)
+        if isinstance(style, Mapping) and style.get("type") is None:
+            data = data.with_format("torch")  # plain Python lists otherwise
+        super().__init__(data, where, columns, notes)
+
+    def in_order(self) -> Batches:
+        """Yield rows in slices, which is much faster than one by one."""
+        for start in range(0, self.length or 0, CHUNK):
+            with user_code(f"{self.where}: rows from {start} on fail"):
+                rows = self.data[start : min(start + CHUNK, self.length or 0)]
+            yield self._convert(rows)
+
+
+class LoaderSource(Source):
+    """A `DataLoader`; its collate function makes the batches."""
+
+    def __init__(
+        self, loader: DataLoader[Any], where: str, columns: Sequence[str] | None, notes: Notes
+    ) -> None:
+        super().__init__(where, columns, notes)
+        self.loader = loader
+        self.batch_size = loader.batch_size
+        self.numbers = _sampled_numbers(loader)
+        """Numbers of the samples that the loader draws; None: only its sampler knows."""
+        self.indexable = self.numbers is not None
+        if self.numbers is not None:
+            self.length = len(self.numbers)
+            if self.length and not len(loader):
+                raise EsperError(
+                    f"{where}: the DataLoader has drop_last=True, batch_size={loader.batch_size} "
+                    f"and {self.length} samples, so it yields nothing; lower batch_size"
+                )
+
+    def in_order(self) -> Batches:
+        """Yield the samples in the order of the dataset, or of the loader if it is its own."""
+        loader = self.loader
+        if self.numbers is not None:
+            loader = self._loader(self.numbers, self.batch_size or CHUNK, shuffle=False, seed=0)
+        yield from self._batches(loader)
+
+    def take(self, index_N: Ints) -> RawPart:
+        """Read the samples of these places in the loader's own set."""
+        assert self.numbers is not None
+        loader = self._loader(self.numbers[index_N], len(index_N), shuffle=False, seed=0)
+        return join_raw(list(self._batches(loader)), self.where)
+
+    def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
+        """Yield the loader's own batches, or those of its dataset without held-out samples."""
+        loader = self.loader
+        if keep is not None and self.numbers is not None:
+            shuffle = not isinstance(loader.sampler, SequentialSampler)
+            loader = self._loader(self.numbers[keep], batch_size, shuffle, seed)
+        yield from self._batches(loader)
+
+    def random(self) -> bool:
+        """Read the first samples, or the first batch, several times."""
+        if self.numbers is None:
+            return differ(lambda: next(iter(self.loader), None), reads=2)
+        dataset, collate = self.loader.dataset, self.loader.collate_fn
+        some = [int(number) for number in self.numbers[:PROBED_SAMPLES]]
+        with user_code(f"{self.where}: samples of the {type(dataset).__name__} fail"):
+            return differ(lambda: collate([dataset[number] for number in some]))
+
+    def _loader(self, numbers: Ints, batch_size: int, shuffle: bool, seed: int) -> DataLoader[Any]:
+        """Return a loader like the user's own, over some of the samples."""
+        own = self.loader
+        return DataLoader(
+            Subset(own.dataset, [int(number) for number in numbers]),
+            batch_size=min(batch_size, max(1, len(numbers))),
+            shuffle=shuffle,
+            num_workers=own.num_workers,
+            collate_fn=own.collate_fn,
+            worker_init_fn=own.worker_init_fn,
+            generator=torch.Generator().manual_seed(seed),
+        )
+
+    def _batches(self, loader: DataLoader[Any]) -> Batches:
+        iterator = self._guarded(iter(loader))
+        for batch in iterator:
+            yield self._convert(batch)
+
+    def _guarded(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        """Yield from the user's code; its errors become one line."""
+        for number in itertools.count():
+            with user_code(f"{self.where}: batch {number} of the DataLoader fails"):
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+            yield batch
+
+
+def _sampled_numbers(loader: DataLoader[Any]) -> Ints | None:
+    """Return the samples of a loader if each is drawn once an epoch, in any order."""
+    sampler, plain = loader.sampler, isinstance(loader.batch_sampler, BatchSampler)
+    if not plain or not hasattr(loader.dataset, "__getitem__"):
+        return None
+    if isinstance(sampler, SubsetRandomSampler):
+        return np.sort(np.asarray([int(number) for number in sampler.indices], dtype=np.int64))
+    whole = isinstance(sampler, SequentialSampler) or (
+        isinstance(sampler, RandomSampler)
+        and not sampler.replacement
+        and sampler.num_samples == len(sampler.data_source)
+    )
+    size: Any = loader.dataset
+    return np.arange(len(size), dtype=np.int64) if whole else None
+
+
+class IterableSource(Source):
+    """An iterable of samples: an `IterableDataset`, a generator, a streamed table."""
+
+    def __init__(
+        self, data: Iterable[Any], where: str, columns: Sequence[str] | None, notes: Notes
+    ) -> None:
+        super().__init__(where, columns, notes)
+        self.data = data
+        self.once = isinstance(data, Iterator)
+        """Whether it can be iterated a single time, as generators can."""
+
+    def in_order(self) -> Batches:
+        """Yield the samples as they come."""
+        return self.epoch(CHUNK, None, 0)
+
+    def epoch(self, batch_size: int, keep: Ints | None, seed: int) -> Batches:
+        """Yield the samples as they come, in batches."""
+        iterator = iter(self.data)
+        for number in itertools.count():
+            with user_code(f"{self.where}: reading from sample {number * batch_size} on fails"):
+                samples = list(itertools.islice(iterator, batch_size))
+            if not samples:
+                return
+            yield self._collate(samples, number * batch_size)
+
+    def random(self) -> bool:
+        """Start twice and compare the first samples; not possible for generators."""
+        if self.once:
+            return False
+        return differ(lambda: list(itertools.islice(iter(self.data), PROBED_SAMPLES)), reads=2)
+
+    def empty_message(self) -> str:
+        """A generator may have been used up."""
+        if self.once:
+            return (
+                f"{self.where}: the {type(self.data).__name__} is exhausted or empty; make a new "
+                f"one, or give a list or Dataset, which can be read again"
+            )
+        return super().empty_message()
+
+
+# ---- random transforms -------------------------------------------------------------------------
+
+
+def differ(read: Callable[[], object], reads: int = PROBED_READS) -> bool:
+    """Whether repeated reads give different values."""
+    first = read()
+    return any(not _same(first, read()) for _ in range(reads - 1))
+
+
+def _same(one: Any, two: Any) -> bool:
+    if isinstance(one, Mapping):
+        return one.keys() == two.keys() and all(_same(one[key], two[key]) for key in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(two) and all(map(_same, one, two))
+    if isinstance(one, Tensor | np.ndarray | float | int):
+        first, second = np.asarray(one), np.asarray(two)
+        if first.dtype.kind not in "biuf":
+            return np.array_equal(first, second)
+        return np.array_equal(first, second, equal_nan=first.dtype.kind == "f")
+    return bool(one == two)

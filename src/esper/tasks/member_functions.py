@@ -1,0 +1,106 @@
+"""Loss and metric functions that users write for one network, applied to every row.
+
+Rows are computed at once by `torch.func.vmap`; functions it cannot take run row by row.
+
+Shape letters: R rows, B batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from esper.leyline.errors import EsperError
+from esper.leyline.user_errors import is_out_of_memory, user_code
+
+FITTED_SAMPLES: Final = 1024
+"""Samples that the best constant of a loss is fitted to."""
+_FIT_STEPS: Final = 300
+_FIT_LR: Final = 0.1
+
+
+class MemberFunction:
+    """`function(outputs [B, ...], targets [B, ...])` of one network, applied to each row.
+
+    The function returns one number, or one or more per sample, which are averaged.
+    """
+
+    def __init__(self, function: Callable[..., Any], what: str) -> None:
+        """`what`: loss or metric, for messages."""
+        name = getattr(function, "__name__", type(function).__name__)
+        self.name = "own" if name == "<lambda>" else str(name)
+        self.__qualname__ = self.name  # saved populations remember their loss by this name
+        self.function = function
+        self.what = what
+        self.vmapped: bool | None = None
+        """Whether vmap takes the function; None: not tried yet."""
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one number per row `[R]`."""
+        return self._values(outputs, targets).flatten(1).mean(dim=1)
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return `[R, B]`; one number for the whole batch counts for each of its samples."""
+        values = self._values(outputs, targets)
+        rows, batch = outputs.shape[:2]
+        if values.ndim > 1 and values.shape[1] == batch:
+            return values.flatten(2).mean(dim=2) if values.ndim > 2 else values
+        return values.flatten(1).mean(dim=1, keepdim=True).expand(rows, batch)
+
+    def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return what the function gives for each row, `[R, ...]`."""
+        if self.vmapped is not False:
+            try:
+                values = torch.func.vmap(self._checked, randomness="different")(outputs, targets)
+            except EsperError:
+                raise
+            except Exception as error:
+                if self.vmapped or is_out_of_memory(error):
+                    raise
+                self.vmapped = False
+            else:
+                self.vmapped = True
+                return values.unsqueeze(1) if values.ndim == 1 else values
+        rows = zip(outputs.unbind(), targets.unbind(), strict=True)
+        with user_code(f"{self.what} {self.name} fails", "it is called with (outputs, targets)"):
+            values = torch.stack([self._checked(output, target) for output, target in rows])
+        return values.unsqueeze(1) if values.ndim == 1 else values
+
+    def _checked(self, output: Tensor, target: Tensor) -> Tensor:
+        value = self.function(output, target)
+        if isinstance(value, int | float):
+            return torch.full((), float(value), device=output.device)
+        if not isinstance(value, Tensor):
+            raise EsperError(
+                f"{self.what} {self.name} returns a {type(value).__name__}: return a tensor of one "
+                f"number, or of one per sample"
+            )
+        return value if value.dtype.is_floating_point else value.float()
+
+
+def fit_constant(loss: MemberFunction, targets: Tensor, output_shape: Sequence[int]) -> float:
+    """Return the loss of the best constant prediction on targets `[N, ...]`, found by Adam."""
+    step = max(1, len(targets) // FITTED_SAMPLES)
+    some = targets[::step][:FITTED_SAMPLES].unsqueeze(0)
+    start = torch.zeros(tuple(output_shape))
+    if some.dtype.is_floating_point and tuple(some.shape[2:]) == tuple(output_shape):
+        start = some.mean(dim=(0, 1))
+    constant = start.clone().requires_grad_()
+    optimizer = torch.optim.Adam([constant], lr=_FIT_LR * max(1.0, float(start.abs().max())))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _FIT_STEPS)
+    best = math.inf
+    with torch.enable_grad():
+        for _ in range(_FIT_STEPS):
+            value = loss(constant.expand(1, some.shape[1], *constant.shape), some)[0]
+            best = min(best, float(value.detach()))
+            if not value.requires_grad:
+                break
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            schedule.step()
+    return best

@@ -1,0 +1,443 @@
+"""Whatever users call data is read as it is: same samples, same dtypes, parts that do not meet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from esper.growing.data import GrowData, read_data
+from esper.growing.parts import GrowPart
+from esper.growing.streams import StreamSource
+
+N, F = 300, 4
+
+
+def inputs(samples: int = N) -> Tensor:
+    """Every sample is unique: its first number is its own."""
+    values = torch.randn(samples, F, generator=torch.Generator().manual_seed(0))
+    values[:, 0] = torch.arange(samples)
+    return values
+
+
+def labels(samples: int = N, classes: int = 3) -> Tensor:
+    return torch.arange(samples) % classes
+
+
+class Samples(Dataset[Any]):
+    """A map-style dataset; `noise` is what a random transform does."""
+
+    def __init__(self, style: str = "tuple", samples: int = N, noise: float = 0.0) -> None:
+        self.style, self.noise = style, noise
+        self.x, self.y = inputs(samples), labels(samples)
+        self.reads: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, number: int) -> Any:
+        self.reads[number] += 1
+        x, y = self.x[number].clone(), int(self.y[number])
+        x[1:] += self.noise * torch.randn(F - 1)
+        if self.style == "dict":
+            return {"x": x, "label": y}
+        if self.style == "two":
+            return x, x[:2], y
+        return (x, y)
+
+
+class Stream(IterableDataset[Any]):
+    def __init__(self, samples: int = N, shuffled: bool = False) -> None:
+        self.samples, self.shuffled = samples, shuffled
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(self.samples) if self.shuffled else torch.arange(self.samples)
+        x, y = inputs(self.samples), labels(self.samples)
+        return iter([(x[i], y[i]) for i in order])
+
+
+class Table:
+    """As much of a Hugging Face dataset as is used: rows of Python values, or a format."""
+
+    def __init__(self, columns: dict[str, list[Any]], kind: str | None = None) -> None:
+        self.columns, self.format = columns, {"type": kind}
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.columns)
+
+    def with_format(self, kind: str) -> Table:
+        return Table(self.columns, kind)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key: int | slice) -> dict[str, Any]:
+        rows = {name: values[key] for name, values in self.columns.items()}
+        if self.format["type"] is None:
+            return rows
+        texts = {name for name, values in self.columns.items() if isinstance(values[0], str)}
+        return {n: value if n in texts else torch.tensor(value) for n, value in rows.items()}
+
+
+class Series:
+    """As much of a pandas series as is used."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.asarray(values)
+
+    def to_numpy(self) -> np.ndarray:
+        return self.values
+
+
+class Frame:
+    """As much of a pandas data frame as is used."""
+
+    iloc = None
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.columns = columns
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, list):
+            return Frame({name: self.columns[name] for name in key})
+        return Series(self.columns[key])
+
+    def to_numpy(self) -> np.ndarray:
+        return np.stack([np.asarray(values) for values in self.columns.values()], axis=1)
+
+
+def table(strings: bool = False) -> Table:
+    words = ["cat", "dog", "eel"]
+    y = labels().tolist()
+    columns = {"image": inputs().tolist(), "label": [words[i] for i in y] if strings else y}
+    return Table(columns | {"id": list(range(N))})
+
+
+def part(value: Any) -> GrowPart:
+    assert isinstance(value, GrowPart)
+    return value
+
+
+def numbers_of(value: GrowPart) -> set[int]:
+    x = value.inputs
+    x = x if isinstance(x, Tensor) else next(iter(x.values() if isinstance(x, dict) else x))
+    return {int(number) for number in x.reshape(len(value), -1)[:, 0]}
+
+
+def all_samples(data: GrowData) -> list[int]:
+    return sorted(n for each in (data.train, data.val, data.test) for n in numbers_of(part(each)))
+
+
+# ---- what is accepted -------------------------------------------------------------------------
+
+SOURCES: dict[str, Any] = {
+    "tensors": lambda: (inputs(), labels()),
+    "arrays": lambda: (inputs().numpy(), labels().numpy()),
+    "small integers": lambda: (inputs().numpy(), labels().numpy().astype(np.uint8)),
+    "lists": lambda: (inputs().tolist(), labels().tolist()),
+    "list of arrays": lambda: [inputs(), labels()],
+    "list of rows": lambda: (list(inputs()), list(labels())),
+    "dict of arrays": lambda: {"x": inputs(), "y": labels()},
+    "frame and series": lambda: (
+        Frame({str(i): inputs()[:, i] for i in range(F)}),
+        Series(labels()),
+    ),
+    "frame": lambda: Frame({str(i): inputs()[:, i] for i in range(F)} | {"y": labels()}),
+    "tensor dataset": lambda: TensorDataset(inputs(), labels()),
+    "dataset": Samples,
+    "dataset of dicts": lambda: Samples("dict"),
+    "samples": lambda: [(x, int(y)) for x, y in zip(inputs(), labels(), strict=True)],
+    "iterable dataset": Stream,
+    "generator": lambda: ((x, y) for x, y in zip(inputs(), labels(), strict=True)),
+    "loader": lambda: DataLoader(Samples(), batch_size=32),
+    "shuffling loader": lambda: DataLoader(Samples(), batch_size=32, shuffle=True, drop_last=True),
+    "loader of dicts": lambda: DataLoader(Samples("dict"), batch_size=7),
+    "loader of an iterable": lambda: DataLoader(Stream(), batch_size=32),
+    "loader that does not batch": lambda: DataLoader(Samples(), batch_size=None),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_everything_called_data_reads_alike(source):
+    data = read_data(SOURCES[source]())
+    assert all_samples(data) == list(range(N))
+    for each in (data.train, data.val, data.test):
+        chosen = part(each)
+        assert isinstance(chosen.inputs, Tensor)
+        number = chosen.inputs[:, 0].long()
+        torch.testing.assert_close(chosen.inputs, inputs()[number])
+        assert torch.equal(chosen.targets, labels()[number])
+        assert chosen.targets.dtype == torch.int64
+    assert data.fingerprint == read_data((inputs(), labels())).fingerprint
+    assert data.classes is None
+
+
+def test_tables_are_read_by_column():
+    data = read_data(table(), columns=("image", "label"))
+    assert data.fingerprint == read_data((inputs(), labels())).fingerprint
+    data = read_data(table(strings=True), columns=("image", "id", "label"))
+    chosen = part(data.train).inputs
+    assert isinstance(chosen, dict)
+    assert list(chosen) == ["image", "id"]
+    assert torch.equal(chosen["image"][:, 0].long(), chosen["id"])
+    assert data.classes == ("cat", "dog", "eel")
+
+
+@pytest.mark.parametrize("source", [lambda: Samples("two"), lambda: DataLoader(Samples("two"), 9)])
+def test_several_inputs_stay_in_order(source):
+    data = read_data(source())
+    chosen = part(data.train).inputs
+    assert isinstance(chosen, tuple)
+    assert [tuple(value.shape[1:]) for value in chosen] == [(F,), (2,)]
+    assert torch.equal(chosen[0][:, :2], chosen[1])
+    assert data.fingerprint == read_data((inputs(), inputs()[:, :2], labels())).fingerprint
+    assert data.fingerprint == read_data(((inputs(), inputs()[:, :2]), labels())).fingerprint
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int16, torch.int64, torch.bool, torch.float16, torch.bfloat16]
+)
+def test_inputs_keep_dtype_and_values(dtype):
+    pixels = torch.randint(0, 2, (N, 1, 2, 2)).to(dtype)
+    data = read_data((pixels, labels()), val=(pixels, labels()), test=(pixels, labels()))
+    assert torch.equal(part(data.train).inputs, pixels)
+    assert part(data.train).inputs.dtype == dtype
+
+
+def test_double_precision_becomes_single_and_is_noted():
+    data = read_data((inputs().double().numpy(), labels().double().numpy() / 7))
+    assert part(data.train).inputs.dtype == part(data.train).targets.dtype == torch.float32
+    assert "train inputs: float64 taken as float32" in data.notes
+
+
+def test_collate_functions_make_the_batches():
+    def halves(samples: list[Any]) -> Any:
+        x, y = zip(*samples, strict=True)
+        return torch.stack(x)[:, :2], torch.tensor(y)
+
+    data = read_data(DataLoader(Samples(), batch_size=32, collate_fn=halves))
+    assert part(data.train).inputs.shape[1:] == (2,)
+    assert data.batch_size == 32
+    assert all_samples(data) == list(range(N))
+
+
+def test_a_sampler_of_a_subset_is_kept():
+    loader = DataLoader(Samples(), batch_size=16, sampler=SubsetRandomSampler(range(0, N, 2)))
+    data = read_data(loader, val=Samples(samples=20), test=Samples(samples=30))
+    assert numbers_of(part(data.train)) == set(range(0, N, 2))
+
+
+def test_a_sampler_of_its_own_is_streamed():
+    weights = WeightedRandomSampler([1.0] * N, N)
+    loader = DataLoader(Samples(), batch_size=16, sampler=weights)
+    data = read_data(loader, val=Samples(samples=20))
+    assert isinstance(data.train, StreamSource)
+    assert len(list(data.train.epoch())) == N // 16
+
+
+# ---- labels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["list", "array", "object", "samples", "bytes"])
+def test_strings_become_indices(kind):
+    words = [["eel", "cat", "dog"][i % 3] for i in range(N)]
+    x = inputs()
+    made: dict[str, Any] = {
+        "list": (x, words),
+        "array": (x, np.array(words)),
+        "object": (x, np.array(words, dtype=object)),
+        "samples": list(zip(x, words, strict=True)),
+        "bytes": (x, [word.encode() for word in words]),
+    }
+    data = read_data(made[kind])
+    assert data.classes == ("cat", "dog", "eel")
+    for each in (data.train, data.val, data.test):
+        chosen = part(each)
+        numbers = chosen.inputs[:, 0].long().tolist()  # type: ignore[union-attr]
+        assert [data.classes[i] for i in chosen.targets] == [words[i] for i in numbers]
+
+
+def test_integers_are_never_renumbered():
+    data = read_data((inputs(), labels() * 5 + 1))
+    assert set(part(data.train).targets.tolist()) == {1, 6, 11}
+    assert data.classes is None
+
+
+# ---- parts ------------------------------------------------------------------------------------
+
+
+def test_cuts_are_stratified_seeded_and_disjoint():
+    y = (torch.arange(1000) >= 900).long()
+    one, two, other = (read_data((inputs(1000), y), seed=seed) for seed in (3, 3, 4))
+    assert (len(part(one.train)), len(one.val), len(one.test)) == (600, 200, 200)
+    assert all_samples(one) == list(range(1000))
+    assert one.fingerprint == two.fingerprint != other.fingerprint
+    for each in (one.val, one.test):
+        assert int(each.targets.sum()) == 20
+    assert one.notes == (
+        "val: 20% of train, stratified by class (200 samples)",
+        "test: 20% of train, stratified by class (200 samples)",
+    )
+
+
+def test_cuts_do_not_depend_on_the_global_generator():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = read_data(DataLoader(Samples(), batch_size=32, shuffle=True))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert one.fingerprint == read_data(DataLoader(Samples(), 32, shuffle=True)).fingerprint
+
+
+def test_numbers_are_cut_at_random():
+    data = read_data((inputs(), inputs()[:, 1]), fractions=(0.1, 0.3))
+    assert (len(data.val), len(data.test)) == (30, 90)
+    assert all_samples(data) == list(range(N))
+    assert "val: 10% of train, at random (30 samples)" in data.notes
+
+
+def test_given_parts_are_taken_whole():
+    data = read_data((inputs(), labels()), test=(inputs(50) + 1000, labels(50)))
+    assert len(data.test) == 50
+    assert len(part(data.train)) + len(data.val) == N
+    data = read_data(
+        (inputs(), labels()),
+        val=(inputs(50) + 1000, labels(50)),
+        test=DataLoader(Samples(samples=60), 7, shuffle=True),
+    )
+    assert (len(part(data.train)), len(data.val), len(data.test)) == (N, 50, 60)
+    assert data.notes == ("test: 60 of 60 samples are also in train, so its scores are too good",)
+
+
+def test_under_200_samples_validation_is_shared():
+    data = read_data((inputs(150), labels(150)))
+    assert data.test is data.val
+    assert len(part(data.train)) + len(data.val) == 150
+    assert any("test: the same samples as val, because train has 150" in n for n in data.notes)
+    assert data.test is not read_data((inputs(150), labels(150)), test=(inputs(5), labels(5))).val
+
+
+def test_every_class_stays_in_train():
+    y = labels()
+    y[7], y[8], y[9] = 3, 4, 4
+    data = read_data((inputs(), y), fractions=(0.45, 0.45))
+    assert set(part(data.train).targets.tolist()) == {0, 1, 2, 3, 4}
+    assert "train: classes [3] have a single sample each, which is only trained on" in data.notes
+
+
+@pytest.mark.parametrize("samples", [3, 4, 5, 7])
+def test_a_handful_of_samples_is_enough(samples):
+    data = read_data((inputs(samples), torch.rand(samples)))
+    assert len(data.val) >= 1 <= len(part(data.train))
+    assert len(part(data.train)) + len(data.val) == samples
+
+
+def test_what_deserves_a_note_gets_one():
+    both = (inputs(), labels())
+    notes = read_data(both, val=both).notes
+    assert "val: the same object as train, so its scores are too good" in notes
+    assert "val: 300 of 300 samples are also in train, so its scores are too good" in notes
+    new = (inputs(60) + 1000, labels(60, 4))
+    assert any(
+        "val: 15 samples of labels [3] that train does not have" in note
+        for note in read_data(both, val=new).notes
+    )
+    loader = DataLoader(Samples(), batch_size=256)
+    data = read_data(loader)
+    assert data.batch_size == 180
+    assert any("batch size: 180, because the loader's 256 is more" in note for note in data.notes)
+
+
+# ---- streams ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source",
+    [lambda: Samples(noise=0.1), lambda: DataLoader(Samples(noise=0.1), 16, shuffle=True)],
+)
+def test_random_transforms_are_streamed(source):
+    data = read_data(source(), batch_size=16)
+    stream = data.train
+    assert isinstance(stream, StreamSource)
+    assert stream.samples == 180
+    assert stream.batches_per_epoch == 11
+    held = numbers_of(data.val) | numbers_of(data.test)
+    assert len(held) == 120
+    epochs = [list(stream.epoch(number)) for number in (0, 1)]
+    seen = [[int(n) for x, _ in batches for n in x[:, 0]] for batches in epochs]
+    assert seen[0] != seen[1]
+    for numbers in seen:
+        assert len(set(numbers)) == len(numbers) == 11 * 16
+        assert not set(numbers) & held
+    for x, y in epochs[0]:
+        assert torch.equal(y, labels()[x[:, 0].long()])
+    assert "train: streamed, because reading a sample twice gives different values" in data.notes
+    assert any("read once with the transforms of train" in note for note in data.notes)
+    assert data.fingerprint != read_data((inputs(), labels())).fingerprint
+
+
+def test_flips_are_noticed():
+    class Flipping(Samples):
+        def __getitem__(self, number: int) -> Any:
+            x, y = super().__getitem__(number)
+            return (x.flip(0) if torch.rand(()) < 0.5 else x), y
+
+    assert isinstance(read_data(Flipping()).train, StreamSource)
+
+
+def test_what_does_not_fit_is_streamed():
+    data = read_data(Samples(), memory_limit=N * F * 4 - 1, fractions=(0.1, 0.1))
+    assert isinstance(data.train, StreamSource)
+    assert any(note.startswith("train: streamed, because it takes more") for note in data.notes)
+    assert isinstance(read_data(Samples(), memory_limit=N * F * 4).train, GrowPart)
+
+
+def test_large_data_are_not_read_twice():
+    samples = Samples(samples=2000)
+    read_data(samples, memory_limit=100, fractions=(0.01, 0.01))
+    assert sum(count > 0 for count in samples.reads.values()) < 600
+
+
+def test_streams_may_be_chosen():
+    assert isinstance(read_data((inputs(), labels()), stream="always").train, StreamSource)
+    assert isinstance(read_data(Samples(noise=1.0), stream="never").train, GrowPart)
+
+
+def test_streams_without_length_count_by_steps():
+    data = read_data(Stream(shuffled=True), val=Samples(samples=30), batch_size=8)
+    stream = data.train
+    assert isinstance(stream, StreamSource)
+    assert (stream.samples, stream.batches_per_epoch, stream.batch_size) == (None, None, 8)
+    assert data.test is data.val
+    batches = stream.batches()
+    taken = [next(batches) for _ in range(2 * (N // 8) + 3)]  # over the end of two epochs
+    assert {len(y) for _, y in taken} == {8}
+
+
+def test_string_labels_stream():
+    words = ["cat", "dog", "eel"]
+    rows = [(x, words[int(y)]) for x, y in zip(inputs(), labels(), strict=True)]
+    data = read_data(rows, stream="always")
+    assert data.classes == ("cat", "dog", "eel")
+    assert isinstance(data.train, StreamSource)
+    x, y = next(data.train.batches())
+    assert torch.equal(y, labels()[x[:, 0].long()])  # type: ignore[index,call-overload]
+
+
+def test_examples_are_the_first_samples():
+    data = read_data((inputs(), labels()), val=Samples(samples=9), test=Samples(samples=9))
+    assert torch.equal(data.example(3).inputs, inputs()[:3])  # type: ignore[arg-type]
+    assert len(read_data(Samples(), stream="always").example(3)) == 3
