@@ -30,10 +30,19 @@ class BatchSource(Protocol):
 
 
 class ResidentBatches:
-    """Batches of samples that are on the device; every epoch has its own permutation."""
+    """Batches of samples in memory; every epoch has its own permutation."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        batch_size: int,
+        seed: int,
+        device: torch.device | None = None,
+    ) -> None:
+        """`device`: where batches are needed, if the samples are elsewhere."""
         self.inputs, self.targets = inputs, targets
+        self._device = targets.device if device is None else device
         self.batch_size = min(batch_size, len(targets))
         self.per_epoch = len(targets) // self.batch_size
         """Batches of an epoch; a last one with fewer samples is left out."""
@@ -45,7 +54,8 @@ class ResidentBatches:
         epoch, place = divmod(number, self.per_epoch)
         first = place * self.batch_size
         index_B = self._permutation(epoch)[first : first + self.batch_size]
-        return self.inputs[index_B][None], self.targets[index_B][None]
+        x, target = self.inputs[index_B], self.targets[index_B]
+        return x[None].to(self._device), target[None].to(self._device)
 
     def _permutation(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:

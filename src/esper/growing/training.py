@@ -22,7 +22,7 @@ from esper.kasmina.gates import gate_signals
 from esper.kasmina.population import Population
 from esper.kasmina.rows import whole_rows
 from esper.leyline.actions import LifecycleOp
-from esper.leyline.arrays import Doubles, Floats, Ints
+from esper.leyline.arrays import Bools, Doubles, Floats, Ints
 from esper.leyline.stages import SeedStage
 from esper.tasks.objectives import Objective
 
@@ -129,7 +129,7 @@ class BracketTrainer:
             population.end_step(signals)
             self._advance()
 
-    def _growing(self) -> Ints:
+    def _growing(self) -> Bools:
         """`[E, S]`: seeds that are on their way into the network."""
         settled = (SeedStage.DORMANT, SeedStage.PLANTED, SeedStage.FOSSILIZED)
         return ~np.isin(self.population.lifecycle.stage_ES, [int(stage) for stage in settled])
@@ -203,7 +203,7 @@ class BracketTrainer:
         for member, slot in zip(member_N.tolist(), slot_N.tolist(), strict=True):
             self.population.prune([member], slot)
 
-    def _removable(self) -> Ints:
+    def _removable(self) -> Bools:
         return np.asarray(self.population.lifecycle.legal_ops()[..., LifecycleOp.PRUNE])
 
     def topologies(self) -> list[Topology]:

@@ -171,7 +171,7 @@ def trace_model(
     def host() -> nn.Module:
         return TracedHost(factory(), plan)
 
-    _check_same(name, base, host(), inputs, example, output)
+    _check_same(name, base, build(host, 0, "model"), inputs, example, output)
     ids = tuple(spec.slot_id for spec in specs)
     return HostTrace(
         factory=host,
