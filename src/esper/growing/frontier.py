@@ -22,6 +22,7 @@ def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:
     >>> dominance_ranks(np.array([0.9, 0.8, 0.95, 0.7]), np.array([10, 10, 20, 30])).tolist()
     [0, 1, 0, 2]
     """
+    size_N = np.where(np.isnan(score_N), np.inf, size_N)
     score_N = np.where(np.isnan(score_N), -np.inf, score_N)
     better_NN = score_N[:, None] >= score_N[None, :]
     smaller_NN = size_N[:, None] <= size_N[None, :]
