@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import numpy as np
 
@@ -39,6 +39,11 @@ SAVE_SECONDS: Final = 60.0
 """A bracket under way is saved this often."""
 
 
+SearchPolicy = Literal["halving", "asha"]
+"""`halving`: candidates come from the frontier, and copies with a seed less or more join them.
+`asha`: successive halving over random topologies alone."""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
     """Settings of a search, all decided."""
@@ -54,6 +59,7 @@ class SearchSettings:
     seconds: float
     """Wall-clock time; infinite: no limit."""
     seed: int
+    policy: SearchPolicy = "halving"
 
 
 class OutOfTimeError(Exception):
@@ -178,7 +184,13 @@ class Search:
     def _proposals(self, count: int) -> list[Proposal]:
         state, settings = self.state, self.settings
         return propose(
-            self.space, settings.rates, state.candidates, state.bracket, count, settings.seed
+            self.space,
+            settings.rates,
+            state.candidates,
+            state.bracket,
+            count,
+            settings.seed,
+            settings.policy == "asha",
         )
 
     def _timed(self) -> SearchState:
@@ -304,7 +316,7 @@ class Search:
         ranked = survivors(score_E, size_E, keep, self._controls(here, score_E))
         kept = ranked[: self._affordable(here, ranked)]
         copies = []
-        if len(kept) == len(ranked):
+        if len(kept) == len(ranked) and self.settings.policy == "halving":
             copies = self._variations(trainer, score_E, kept, round(VARIATIONS * keep))
         parents = np.array([member for member, *_ in copies], dtype=np.int64)
         trainer.select(np.concatenate([kept, parents]))

@@ -140,9 +140,10 @@ class BracketTrainer:
         member_N, slot_N = np.nonzero(legal_ESO[..., LifecycleOp.ADVANCE])
         if member_N.size:
             self.population.advance(member_N, slot_N)
-        member_N, slot_N = np.nonzero(legal_ESO[..., LifecycleOp.FOSSILIZE])
-        if member_N.size:
-            self.population.fossilize(member_N, slot_N)
+        blended_ES = self.population.lifecycle.stage_ES == SeedStage.HOLDING
+        if blended_ES.any():  # from now on like a planted seed, which may be pruned later
+            where = np.nonzero(blended_ES)
+            self.population.lifecycle.make_static(*where, SeedStage.PLANTED)
 
     # ---- validation -----------------------------------------------------------------------
 
