@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from esper.kasmina.losses import RowLoss, cross_entropy
+from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError, unknown_name
 from esper.tasks.member_functions import MemberFunction, fit_constant
 from esper.tasks.row_terms import (
@@ -70,6 +72,15 @@ class Objective:
     measured."""
     check_targets: Callable[[Tensor, str], None]
     """Raise if targets of a part (by its name) have no meaning for the loss."""
+
+    def score(self, merit_R: Doubles) -> Doubles:
+        """Return mean merits as scores: finite, and in 0..1 unless the metric is the user's own."""
+        own = math.isnan(self.constant_score)
+        return np.where(np.isfinite(merit_R), merit_R if own else np.clip(merit_R, 0.0, 1.0), 0.0)
+
+    def count_correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the metric of each row `[R]`, times its number of targets."""
+        return self.merit(outputs, targets).mean(dim=1) * targets[0].numel()
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,7 @@ def make_objective(
     plain = targets[..., 0] if weighted else targets
     name = choose_loss(plain, shape, ignore_index) if loss == "auto" else loss
     if name not in LOSSES:
-        raise unknown_name("loss", name, ("auto", *LOSSES), "(or give a function)")
+        raise unknown_name("loss", name, ("auto", *LOSSES, "a function"))
     _check_options(name, options)
     terms = _make_terms(name, plain, shape, options)
     terms.check_targets(targets, "train")
@@ -317,7 +328,7 @@ def _metric(
         raise EsperError(
             f"metric {metric!r}: not for loss {name!r}; give 'explained' or a function"
         )
-    raise unknown_name("metric", metric, ("auto", *METRICS), "(or give a function)")
+    raise unknown_name("metric", metric, ("auto", *METRICS, "a function"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,7 +379,7 @@ def _own_objective(
             terms.majority(targets), terms.check_targets,
         )  # fmt: skip
     if metric not in ("auto", "explained"):
-        raise unknown_name("metric", metric, ("auto", "accuracy", "explained"), "for your own loss")
+        raise unknown_name("metric", metric, ("auto", "accuracy", "explained", "a function"))
     constant_loss = fit_constant(own, targets, shape)
     if not 0 < constant_loss < float("inf"):
         raise EsperError(
