@@ -1,9 +1,33 @@
 """Esper grows neural networks while they train.
 
-This module imports nothing, so `import esper` and `--help` stay fast; names live in the packages.
+    result = esper.grow(model, train=(x, y), budget=esper.Budget(params=50_000, minutes=10))
+
+Importing this module imports nothing else, so that `--help` stays fast: `grow`, `Budget` and
+`GrowResult` are loaded at first use.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.growing.api import grow as grow
+    from esper.growing.budget import Budget as Budget
+    from esper.growing.result import GrowResult as GrowResult
 
 __version__ = "0.1.0"
 """The one place of the version: the build reads it from here."""
 
-__all__ = ["__version__"]
+__all__ = ["Budget", "GrowResult", "__version__", "grow"]
+
+_HOMES = {
+    "grow": "esper.growing.api",
+    "Budget": "esper.growing.budget",
+    "GrowResult": "esper.growing.result",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'esper' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -31,6 +31,7 @@ def grown(stages: tuple[SeedStage | None, ...], joined: bool) -> Population:
     return population
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=15)
 @given(stages=st.tuples(*[st.sampled_from(STAGES)] * 6), seed=st.integers(0, 99))
 def test_joined_segments_train_bit_for_bit_as_one_after_the_other(stages, seed):

@@ -19,6 +19,13 @@ EVERY_SEED = [(kind, name) for kind, made in KINDS.items() for name in made.blue
 NO_ONNX = importlib.util.find_spec("onnxruntime") is None
 
 
+FIRST_KIND = [
+    pytest.param(kind, marks=[pytest.mark.slow] if number else [])
+    for number, kind in enumerate(EVERY_KIND)
+]
+"""Exporters take seconds: all but the first are in the slow suite."""
+
+
 def with_seeds(kind: str, names: tuple[str, ...]) -> Population:
     """One of the seeds in each slot, each with another style and alpha; parameters stirred."""
     population = make_population(members=2, kind=kind)
@@ -66,7 +73,7 @@ def test_plain_transformer_keeps_its_tied_head_and_trains():
     assert torch.equal(population.network.host.flat_EP.detach(), kept), "the population stays"
 
 
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", FIRST_KIND)
 def test_exported_forms_have_the_members_output_at_any_batch_size(kind, tmp_path):
     names = KINDS[kind].blueprints
     population = with_seeds(kind, (names[-1], names[0], names[-2]))
@@ -80,7 +87,7 @@ def test_exported_forms_have_the_members_output_at_any_batch_size(kind, tmp_path
 
 
 @pytest.mark.skipif(NO_ONNX, reason="needs the extra: pip install 'esper-morph[export]'")
-@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("kind", FIRST_KIND)
 def test_onnx_has_the_members_output_at_any_batch_size(kind, tmp_path):
     import onnxruntime
 

@@ -188,6 +188,7 @@ def test_rent_is_a_multiple_of_what_growth_costs(tmp_path):
 # ---- cut off, and gone on with -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkeypatch, counted):
     """Cut at the third policy; the first two are not computed again, and nothing differs."""
     policies = ("wait", "random", "static-full:norm")

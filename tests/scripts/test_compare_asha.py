@@ -77,6 +77,7 @@ def values_of(engine: VectorizedEngine) -> np.ndarray:
     return episode.accuracy_TE[:, 0] - context.members.price_E[0] * rent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clock", ["steps", pytest.param("compute", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("topologies", [pytest.param(4, marks=pytest.mark.slow), 5])
 def test_one_population_ranks_as_separate_runs_do(clock, topologies):

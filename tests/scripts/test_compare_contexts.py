@@ -163,6 +163,7 @@ def test_a_static_topology_leaves_out_what_exceeds_the_caps(tmp_path):
     assert planted.blueprint_NS.tolist() == source.blueprint_NS.tolist(), "it fits: it was grown"
 
 
+@pytest.mark.slow
 def test_a_replay_repeats_the_plan_and_the_steps_of_the_neighbour(tmp_path):
     """random decides by position, whatever it sees: its replay does the same, where it may."""
     uncapped = replace(MIXED, capped=0.0)

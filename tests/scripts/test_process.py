@@ -99,6 +99,7 @@ def names(folder: Path) -> set[str]:
 # ---- nobody takes the output --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_that_left_costs_no_result(commands, tmp_path):
     """`esper train wait --quiet ... | true`"""
     words = ("train", "wait", *TINY, "--quiet", "--out", "o")

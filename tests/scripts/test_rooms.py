@@ -39,6 +39,7 @@ def test_a_checkpoint_is_judged_as_it_was_at_the_end_of_its_run(run, tmp_path):
     assert found["checkpoint"] == str(last)
 
 
+@pytest.mark.slow
 def test_a_run_is_judged_at_its_best_on_its_own_task_or_another(run, tmp_path, capsys):
     small = ("--envs", "3", "--out", str(tmp_path), "--device", "cpu")
     assert evaluate.main([str(run), *small]) == 0

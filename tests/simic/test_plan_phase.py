@@ -202,6 +202,7 @@ def varied_config(rounds: int, **changes):
     return replace(config, task=replace(config.task, episode_length=STEPS), ppo=ppo, **changes)
 
 
+@pytest.mark.slow
 def test_a_run_over_contexts_is_deterministic_and_learns():
     from esper.simic.training.vectorized import train_ppo_vectorized
 

@@ -300,6 +300,7 @@ def test_actions_beyond_the_host_are_refused():
     assert "action of member 2: slot 7, but there are 3" in line
 
 
+@pytest.mark.slow
 def test_out_of_memory_says_what_to_lower():
     """A real failed allocation, in a process that may not take more."""
     code = """

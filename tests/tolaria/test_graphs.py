@@ -240,6 +240,7 @@ def assert_same_run(runs: list[tuple[VectorizedEngine, Diary]]) -> None:
         )
 
 
+@pytest.mark.slow
 def test_whole_episodes_of_random_growth_end_with_equal_weights():
     """Germination, blending, pruning, fossils, resets between rounds, new banks on the way."""
     spec = small_task(episode_length=14, kernel_size=3)

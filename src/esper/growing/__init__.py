@@ -1,1 +1,1 @@
-"""Growing: one call that grows a user's network on a user's data, within a budget."""
+"""`esper.grow`: a user's model, data and budget in; the frontier of score against size out."""

@@ -63,7 +63,7 @@ class Caps:
         gates_allowed: bool = True,
     ) -> None:
         """`gates_allowed`: a new seed might get blend style GATE."""
-        self.costs = costs
+        self.costs, self.gates_allowed = costs, gates_allowed
         self.params_cap_E = np.asarray(params_cap_E, dtype=np.float64)
         self.macs_cap_E = np.asarray(macs_cap_E, dtype=np.float64)
         gate_S = costs.gate_params_S if gates_allowed else np.zeros_like(costs.gate_params_S)

@@ -301,6 +301,7 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
             names[local] = owners[id(tensor)]
         segments.append(Segment(module, names))
     unused = set(owners.values()) - {name for s in segments for name in s.names.values()}
+    unused -= set(getattr(host, "unused", ()))  # a traced host keeps them as they are
     if unused:
         raise EsperError(
             f"{type(host).__name__} {sorted(unused)[0]!r} is in none of its segments: "

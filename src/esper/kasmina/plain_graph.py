@@ -11,7 +11,7 @@ import copy
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, fx, nn
@@ -47,7 +47,7 @@ def to_plain(
     """
     segments, live = _copy_parts(host, seeds)
     chain = _Chain(_links(segments, live, slots))
-    tracer = _Tracer()
+    tracer = LeafTracer()
     graph = tracer.trace(chain.eval())
     whole = fx.GraphModule(chain, graph, f"Plain{type(host).__name__}")
     drop_identities(whole)
@@ -243,16 +243,33 @@ def _links(
 # ---- tracing ------------------------------------------------------------------------------
 
 
-class _Tracer(fx.Tracer):
+_FACTORIES: Final = (
+    torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace,
+    torch.rand, torch.randn, torch.randint, torch.randperm,
+)  # fmt: skip
+"""Functions that take sizes, not tensors: fx records them only if it is told to."""
+
+
+class LeafTracer(fx.Tracer):
     """Traces through everything except torch's modules; untraceable modules become leaves."""
 
     proxy_buffer_attributes = True
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(autowrap_functions=_FACTORIES)
+        self._autowrap_search.append(torch)  # so that `torch.arange(size)` is recorded
         self.untraced: dict[str, str] = {}
         """Path -> reason."""
         self._attributes: dict[str, fx.Proxy] = {}
+
+    def trace(
+        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+    ) -> fx.Graph:
+        """As in torch, without the marks that would wrap torch's own functions for good."""
+        graph = super().trace(root, concrete_args)
+        for node in graph.nodes:
+            node.meta.pop("is_wrapped", None)
+        return graph
 
     def call_module(
         self,

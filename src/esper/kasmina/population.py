@@ -43,6 +43,7 @@ from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, traini
 from esper.kasmina.saving import load_population, save_population
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.seed_costs import SeedSizes
+from esper.kasmina.selection import copy_members
 from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
@@ -97,6 +98,7 @@ class Population:
         self.loss = loss
         self.count_correct: RowLoss = count_correct
         """Correct predictions of each row, for the train accuracy."""
+        self._host_factory = host_factory
         self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
         self.choice: ExecutorChoice | None = None
@@ -150,6 +152,26 @@ class Population:
         self.lifecycle.reset()
         self.trainer.reset()
         self._draw_hosts()
+
+    def select(self, members: IntLike) -> Population:
+        """Return a population of these members, which continue as they would have here.
+
+        A member given several times is copied: the copies are alike until they are told apart.
+        """
+        chosen = self._members(members)
+        population = Population(
+            self._host_factory,
+            self.slots,
+            self.blueprints,
+            len(chosen),
+            self.seed,
+            self.device,
+            self.config,
+            self.loss,
+        )
+        population.count_correct = self.count_correct
+        copy_members(self, population, chosen)
+        return population
 
     def _draw_hosts(self) -> None:
         everyone = np.arange(self.members)

@@ -71,6 +71,7 @@ def test_a_cut_is_worth_the_state_beyond_it_not_the_next_episode(monkeypatch):
     assert all(np.abs(found - worth[other]).min() > 1e-5 for other in ("next", "before"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "worth"), [(True, 1 / (1 - 0.9)), (False, (1 - 0.9**5) / (1 - 0.9))]
 )

@@ -80,6 +80,7 @@ def bandit_regret(seed: int) -> float:
     return float(best.mean() - play(it, test, 512, 0).mean())
 
 
+@pytest.mark.slow
 def test_a_masked_bandit_is_learnt_to_its_optimum():
     assert bandit_regret(seed=0) == pytest.approx(0.0, abs=0.005)
 
@@ -127,10 +128,12 @@ def recalled(core: str, seed: int) -> float:
 CHANCE = pytest.approx(0.5, abs=4 * 0.5 / 1000**0.5)
 
 
+@pytest.mark.slow
 def test_the_recurrent_core_recalls_what_it_saw():
     assert recalled("lstm", seed=0) > 0.99
 
 
+@pytest.mark.slow
 def test_without_memory_recall_stays_at_chance():
     assert recalled("memoryless", seed=0) == CHANCE
 

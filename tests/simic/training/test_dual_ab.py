@@ -23,6 +23,7 @@ def compared(a: RewardConfig, b: RewardConfig, rounds: int = 2, **settings):
     return dual_ab(config, a, b, spec=tiny_task(), **({"evaluation_envs": 3} | settings))
 
 
+@pytest.mark.slow
 def test_a_reward_against_itself_differs_by_exactly_nothing():
     found = compared(SHAPED, SHAPED)
     (pair,) = found.pairs
@@ -57,6 +58,7 @@ def test_each_arm_is_the_run_it_would_have_been_alone(two):
         np.testing.assert_array_equal(np.stack([r.score_E for r in alone]), score_UE)
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_whole_episodes_however_often_is_learnt():
     """Updates in the middle of an episode add no rows: a score there is not the episode's."""
     config = tiny_config(rounds=2, rollout_steps=3)

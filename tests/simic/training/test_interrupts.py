@@ -154,6 +154,7 @@ def test_the_step_is_finished_and_no_other_is_begun(tmp_path):
     assert read_info(path).sessions[-1].end is SessionEnd.INTERRUPTED
 
 
+@pytest.mark.slow
 def test_only_the_round_under_way_is_lost_however_seldom_is_saved(tmp_path):
     """With `every` at 100 the last whole round is in memory; what was begun leaves no mark."""
     path, _ = stopped(tmp_path, Press(2, 1), every=100)

@@ -240,6 +240,8 @@ def _prefers_channels_last(network: StackedNetwork, x: Tensor) -> bool:
 
 
 def _supports_any_layout(module: nn.Module) -> bool:
-    """Whether all submodules are ours or torch's; user modules may use `view`."""
+    """Whether all submodules are ours or torch's; user modules and graphs may use `view`."""
     ours = ("esper.kasmina.", "torch.nn.")
+    if not getattr(module, "supports_any_layout", True):
+        return False
     return all(type(part).__module__.startswith(ours) for part in module.modules())

@@ -1,0 +1,55 @@
+"""What a run of `esper.grow` may cost, and how large its networks may be."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from esper.leyline.errors import EsperError
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a run; all that are given hold.
+
+    `params` and `macs` limit each network that is returned. `flops`, `host_runs` and `minutes`
+    limit the whole search.
+    """
+
+    params: int | None = None
+    """Most parameters of a network."""
+    macs: float | None = None
+    """Most multiply-accumulates of a network for one sample."""
+    flops: float | None = None
+    """Most floating-point operations of all training, forward and backward."""
+    host_runs: float | None = None
+    """Most training compute, in full training runs of the model as it was given."""
+    minutes: float | None = None
+    """Longest wall-clock time."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise EsperError(
+                    f"budget {field.name}={value!r}: give a number, or leave it out for no limit"
+                )
+            if not value > 0 or math.isinf(value):
+                raise EsperError(f"budget {field.name}={value}: must be above 0, and finite")
+        if self.params is not None and self.params != int(self.params):
+            raise EsperError(f"budget params={self.params}: give a whole number of parameters")
+
+    def check_host(self, params: int, macs: int) -> None:
+        """Raise if the model itself exceeds the limits of a network."""
+        for name, limit, size in (("params", self.params, params), ("macs", self.macs, macs)):
+            if limit is not None and size > limit:
+                raise EsperError(
+                    f"budget {name}={limit:g}: your model alone has {size}; growing adds to it, so "
+                    f"give {name}={size} or more, or start from a smaller model"
+                )
+
+
+DEFAULT_HOST_RUNS = 20.0
+"""Compute of a search without a limit of its own."""

@@ -1,0 +1,213 @@
+"""Folders of `esper.grow` runs.
+
+    runs/<name>__grow__<seed>__<time>/
+        grow.json       settings, model, data and versions
+        search.json     the state of the search
+        population/     members of the bracket under way
+        networks/       networks of the frontier: NUMBER/ (safetensors), NUMBER.pt2
+        result.json     frontier, pick and verdict
+        report.html     the same for people
+        lock            held by the process that runs the search
+
+JSON files carry a checksum.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from torch import nn
+
+from esper.growing.budget import Budget
+from esper.growing.records import Candidate, SearchState
+from esper.kasmina.population import Population
+from esper.leyline.codec import Json, read_record, to_json
+from esper.leyline.errors import EsperError
+from esper.storage.atomic import write_advice, write_atomic
+from esper.storage.folder_lock import FolderLock
+from esper.storage.sealed_json import read_document, seal
+
+GROW: Final = "grow.json"
+SEARCH: Final = "search.json"
+POPULATION: Final = "population"
+NETWORKS: Final = "networks"
+RESULT: Final = "result.json"
+REPORT: Final = "report.html"
+SCHEMA: Final = 1
+RUNS: Final = Path("runs")
+
+
+@dataclass(frozen=True, slots=True)
+class GrowInfo:
+    """What a run was started with, and what was decided before the search."""
+
+    schema: int
+    name: str
+    created: str
+    """UTC."""
+    model: str
+    """Class of the user's model."""
+    fingerprint: str
+    """Of the data."""
+    architecture: str
+    """SHA-256 of the names and shapes of the model's tensors."""
+    notes: tuple[str, ...]
+    """What was decided about the data."""
+    loss: str
+    metric: str
+    topology: str
+    slots: tuple[str, ...]
+    places: tuple[str, ...]
+    """Where each slot is in the user's model."""
+    blueprints: tuple[str, ...]
+    host_params: int
+    host_macs: int
+    batch_size: int
+    epochs: float
+    length: int
+    """Batches of a full training run."""
+    optimizer: str
+    rates: tuple[float, ...]
+    most_members: int
+    runs: float
+    """Compute of the search, in full training runs of the bare host."""
+    seed: int
+    device: str
+    budget: Budget
+    versions: tuple[tuple[str, str], ...]
+    train_macs: int = 0
+    """Training MACs of the bare host for one sample, forward and backward."""
+    constant_score: float = float("nan")
+    """Score of the best constant prediction."""
+
+
+class GrowFolder:
+    """The folder of one run, locked while it is open; a `SearchStore`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FolderLock(path)
+
+    @staticmethod
+    def create(root: Path, name: str, seed: int) -> GrowFolder:
+        """Make a new folder; existing ones are never touched."""
+        safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+        for attempt in range(1000):
+            suffix = f"-{attempt}" if attempt else ""
+            path = root / f"{safe[:60]}__grow__{seed}__{stamp}{suffix}"
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise EsperError(
+                    f"cannot make {path}: {error.strerror}; {write_advice(error)} or choose "
+                    f"another folder"
+                ) from error
+            (path / NETWORKS).mkdir()
+            return GrowFolder(path)
+        raise EsperError(f"{root}: no free name for a new run; move old runs away")
+
+    @staticmethod
+    def open(path: Path) -> GrowFolder:
+        """Open a folder to resume its run."""
+        require_grow_folder(path)
+        return GrowFolder(path)
+
+    def close(self) -> None:
+        """Release the lock."""
+        self._lock.release()
+
+    def write(self, name: str, record: object) -> None:
+        """Write a record as sealed JSON."""
+        document = to_json(record)
+        assert isinstance(document, dict)
+        self._write(name, seal(document))
+
+    def _write(self, name: str, document: Mapping[str, Json]) -> None:
+        try:
+            write_atomic(self.path / name, (json.dumps(document, indent=1) + "\n").encode())
+        except OSError as error:
+            raise EsperError(
+                f"cannot write {self.path / name}: {error.strerror}; {write_advice(error)}"
+            ) from error
+
+    # ---- the search -----------------------------------------------------------------------
+
+    def save_state(self, state: SearchState, population: Population | None) -> None:
+        """Save the state; `population`: the members of the bracket under way.
+
+        The population is saved under the name of its progress and named in the state, so that a
+        kill between both writes leaves an older pair.
+        """
+        held = population_name(state)
+        if population is not None:
+            population.save(self.path / held)
+        self.write(SEARCH, state)
+        for old in self.path.glob(f"{POPULATION}-*"):
+            if old.name != held or population is None:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def save_network(self, candidate: Candidate, population: Population, member: int) -> None:
+        """Save the weights of a candidate."""
+        population.member(member).save(self.network_path(candidate.number))
+
+    def network_path(self, number: int) -> Path:
+        """Folder of the weights of a candidate."""
+        return self.path / NETWORKS / f"{number:04d}"
+
+
+def population_name(state: SearchState) -> str:
+    """Folder name of the population that belongs to a state."""
+    return f"{POPULATION}-{state.bracket}-{state.stage}-{state.batch}"
+
+
+def require_grow_folder(path: Path) -> None:
+    """Raise unless a folder holds an `esper.grow` run."""
+    if not path.is_dir():
+        found = "is a file" if path.exists() else "does not exist"
+        raise EsperError(f"{path} {found}: name the folder of a run, see esper runs")
+    if not (path / GROW).is_file():
+        raise EsperError(f"{path} holds no run of esper.grow: it has no {GROW}")
+
+
+def read_info(path: Path) -> GrowInfo:
+    """Read what a run was started with."""
+    require_grow_folder(path)
+    document = read_document(path / GROW)
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise EsperError(f"{path / GROW} has schema {found}, this version reads {SCHEMA}")
+    return read_record(GrowInfo, document, str(path / GROW))
+
+
+def read_state(path: Path) -> SearchState:
+    """Read the state of a search; a fresh one if none was saved."""
+    if not (path / SEARCH).exists():
+        return SearchState()
+    return read_record(SearchState, read_document(path / SEARCH), str(path / SEARCH))
+
+
+def architecture_of(model: nn.Module) -> str:
+    """SHA-256 of the names and shapes of a model's parameters and buffers."""
+    import hashlib
+
+    described = [
+        f"{name} {tuple(tensor.shape)} {tensor.dtype}"
+        for name, tensor in (*model.named_parameters(), *model.named_buffers())
+    ]
+    return hashlib.sha256("\n".join(described).encode()).hexdigest()
+
+
+def runs_root(folder: str | os.PathLike[str] | None) -> Path:
+    """Folder in which run folders are made."""
+    return RUNS if folder is None else Path(folder)

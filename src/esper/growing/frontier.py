@@ -1,0 +1,98 @@
+"""Frontiers of score against size: what is dominated, what survives, and the hypervolume.
+
+Shape letters: N networks.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from esper.leyline.arrays import Bools, Doubles, Ints
+from esper.leyline.errors import EsperError
+
+
+def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:
+    """Rank `[N]`: 0 for networks that none dominates, 1 after those are removed, and so on.
+
+    A network dominates another if it is at least as good and at most as large, and better in one
+    of both. A score of NaN is dominated by every other.
+
+    >>> dominance_ranks(np.array([0.9, 0.8, 0.95, 0.7]), np.array([10, 10, 20, 30])).tolist()
+    [0, 1, 0, 2]
+    """
+    score_N = np.where(np.isnan(score_N), -np.inf, score_N)
+    better_NN = score_N[:, None] >= score_N[None, :]
+    smaller_NN = size_N[:, None] <= size_N[None, :]
+    strictly_NN = (score_N[:, None] > score_N[None, :]) | (size_N[:, None] < size_N[None, :])
+    dominates_NN = better_NN & smaller_NN & strictly_NN
+    rank_N = np.full(len(score_N), -1, dtype=np.int64)
+    rank = 0
+    while (rank_N < 0).any():
+        left_N = rank_N < 0
+        free_N = left_N & ~(dominates_NN & left_N[:, None]).any(axis=0)
+        rank_N[free_N] = rank
+        rank += 1
+    return rank_N
+
+
+def survivors(score_N: Doubles, size_N: Doubles, keep: int, kept_N: Bools | None = None) -> Ints:
+    """Indices of the `keep` networks that continue, best first.
+
+    Fronts are taken whole, in the order of their rank; of the last one those that leave the largest
+    gaps in (score, log size). `kept_N`: networks that continue in any case.
+    """
+    if keep < 1:
+        raise EsperError(f"survivors keep={keep}: must be 1 or more")
+    rank_N = dominance_ranks(score_N, size_N)
+    crowding_N = np.zeros(len(score_N))
+    for rank in np.unique(rank_N):
+        front = np.flatnonzero(rank_N == rank)
+        crowding_N[front] = _gaps(score_N[front], size_N[front])
+    protected_N = np.zeros(len(score_N), dtype=np.bool_) if kept_N is None else kept_N
+    order = np.lexsort((-crowding_N, rank_N, ~protected_N))
+    return np.asarray(order[: max(keep, int(protected_N.sum()))])
+
+
+def _gaps(score_N: Doubles, size_N: Doubles) -> Doubles:
+    """How far the neighbours of each network on its front are apart; infinite at both ends."""
+    gaps_N = np.zeros(len(score_N))
+    for values in (np.nan_to_num(score_N, nan=-1.0), np.log(np.maximum(size_N, 1.0))):
+        order = np.argsort(values, kind="stable")
+        spread = values[order[-1]] - values[order[0]]
+        gaps_N[order[[0, -1]]] = np.inf
+        if len(order) > 2 and spread > 0:
+            gaps_N[order[1:-1]] += (values[order[2:]] - values[order[:-2]]) / spread
+    return gaps_N
+
+
+def pareto(score_N: Doubles, size_N: Doubles) -> Ints:
+    """Indices of the networks that none dominates, smallest first; of equal ones the first."""
+    front = np.flatnonzero(dominance_ranks(score_N, size_N) == 0)
+    order = front[np.lexsort((-score_N[front], size_N[front]))]
+    seen: dict[tuple[float, float], int] = {}
+    for index in order.tolist():
+        if not math.isnan(score_N[index]):
+            seen.setdefault((float(size_N[index]), float(score_N[index])), index)
+    return np.array(list(seen.values()), dtype=np.int64)
+
+
+def hypervolume(
+    score_N: Doubles, size_N: Doubles, largest: float, smallest: float, worst: float = 0.0
+) -> float:
+    """Area in (log size, score) that a frontier dominates, as a share of the whole.
+
+    The whole reaches from `smallest` to `largest` and from `worst` to a score of 1.
+
+    >>> hypervolume(np.array([0.5]), np.array([10.0]), largest=1000.0, smallest=10.0)
+    0.5
+    """
+    if not 0 < smallest < largest:
+        raise EsperError(f"hypervolume from {smallest} to {largest}: give 0 < smallest < largest")
+    inside_N = (size_N <= largest) & (score_N > worst)
+    front = pareto(score_N[inside_N], size_N[inside_N])
+    score_F, size_F = score_N[inside_N][front], size_N[inside_N][front]
+    place_F = np.log(np.maximum(size_F, smallest) / smallest) / math.log(largest / smallest)
+    width_F = np.diff(np.append(place_F, 1.0))
+    return float((width_F * (score_F - worst)).sum() / (1.0 - worst))

@@ -1,0 +1,149 @@
+"""The outcome of a search: plain networks of the frontier, judged once on test, and a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from esper.growing.data import GrowData
+from esper.growing.folder import NETWORKS, RESULT, GrowFolder, GrowInfo
+from esper.growing.parts import Inputs, map_inputs
+from esper.growing.records import GROWN_ORIGINS, Candidate
+from esper.growing.result import GrowResult, NetworkRecord, ResultRecord, judge
+from esper.growing.search import Search, control_numbers, frontier_numbers
+from esper.kasmina.export import export_pt2
+from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.tracing import HostTrace, plain_model
+from esper.leyline.errors import EsperError
+from esper.tasks.objectives import Objective
+
+TEST_BATCH = 512
+
+
+def make_result(
+    trace: HostTrace,
+    data: GrowData,
+    objective: Objective,
+    info: GrowInfo,
+    search: Search,
+    folder: GrowFolder,
+    complete: bool,
+    say: Callable[[str], None],
+) -> GrowResult:
+    """Judge the networks of the frontier and write the result."""
+    candidates = search.state.candidates
+    wanted = sorted(frontier_numbers(candidates) | control_numbers(candidates))
+    if not wanted:
+        raise EsperError(
+            f"stopped before any network was trained; resume with resume={str(folder.path)!r}"
+        )
+    models: dict[int, nn.Module] = {}
+    records: dict[int, NetworkRecord] = {}
+    for number in wanted:
+        member = MorphogeneticModel.load(folder.network_path(number), trace.factory)
+        models[number] = plain_model(trace, member)
+        records[number] = _judged(models[number], candidates[number], trace, data, objective, info)
+        say(f"test: network {number}, {records[number].params:,} parameters, "
+            f"{info.metric} {records[number].test_score:.4f}")  # fmt: skip
+    front = frontier_numbers(candidates)
+    networks = sorted((records[n] for n in wanted if n in front), key=lambda r: r.params)
+    host = records[next(iter(control_numbers(candidates)))]
+    pick = max((*networks, host), key=lambda record: (record.val_score, -record.params))
+    static = tuple(
+        _record(c, info) for c in candidates if c.finished and c.origin not in GROWN_ORIGINS
+    )
+    record = ResultRecord(
+        networks=tuple(networks),
+        host=host,
+        static=static,
+        pick=pick.number,
+        verdict=verdict(pick, host, static, info.metric),
+        runs=search.runs,
+        seconds=search.seconds,
+        complete=complete,
+    )
+    folder.write(RESULT, record)
+    _export_all(models, data, folder, say)
+    result = GrowResult(
+        record, info, folder.path, models.__getitem__, lambda: data.example().inputs
+    )
+    result.report()
+    return result
+
+
+def _record(
+    candidate: Candidate, info: GrowInfo, test_score: float = math.nan, test_se: float = math.nan
+) -> NetworkRecord:
+    return NetworkRecord(
+        number=candidate.number,
+        topology=candidate.topology,
+        origin=candidate.origin,
+        rate=candidate.rate,
+        params=candidate.params,
+        macs=candidate.macs,
+        val_score=candidate.score,
+        test_score=test_score,
+        test_se=test_se,
+        runs=candidate.compute / info.length,
+    )
+
+
+def _judged(
+    model: nn.Module,
+    candidate: Candidate,
+    trace: HostTrace,
+    data: GrowData,
+    objective: Objective,
+    info: GrowInfo,
+) -> NetworkRecord:
+    def call(plain: nn.Module, batch: tuple[Inputs, slice]) -> Tensor:
+        raw = map_inputs(lambda value: value[batch[1]], batch[0])
+        out: Tensor = trace.inputs.call(plain, trace.inputs.values(raw))
+        return out
+
+    test = data.test
+    score = judge(model, test.inputs, test.targets, objective.merit, call, TEST_BATCH)
+    return _record(candidate, info, *score)
+
+
+def _export_all(
+    models: dict[int, nn.Module], data: GrowData, folder: GrowFolder, say: Callable[[str], None]
+) -> None:
+    example: Any = data.example().inputs
+    for number, model in models.items():
+        try:
+            export_pt2(model, folder.path / NETWORKS / f"{number:04d}.pt2", example)
+        except EsperError as error:
+            say(f"network {number} is kept as safetensors only: {error}")
+
+
+def verdict(
+    pick: NetworkRecord, host: NetworkRecord, static: Sequence[NetworkRecord], metric: str
+) -> str:
+    """The outcome in one line."""
+    if not any(pick.topology):
+        return (
+            f"your model is already right: {host.params:,} parameters, test {metric} "
+            f"{host.test_score:.4f}; nothing grown was better on validation"
+        )
+    gain = 100.0 * (pick.test_score - host.test_score)
+    error = 100.0 * math.hypot(pick.test_se, host.test_se)
+    over = "level with" if abs(gain) <= error else f"{gain:+.1f} points over"
+    if gain < -error:
+        over = f"{gain:+.1f} points against"
+    line = (
+        f"grown to {pick.params:,} parameters (your model: {host.params:,}), test {metric} "
+        f"{pick.test_score:.4f}, {over} your model"
+    )
+    if pick.origin not in GROWN_ORIGINS:
+        return f"{line}; planted from the start"
+    same_size = [r for r in static if any(r.topology) and r.params <= pick.params]
+    if not same_size:
+        return line
+    best = max(same_size, key=lambda r: np.nan_to_num(r.val_score, nan=-math.inf))
+    ahead = 100.0 * (pick.val_score - best.val_score)
+    return f"{line}; {ahead:+.1f} points on validation over the best static one of that size"

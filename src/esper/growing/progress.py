@@ -1,0 +1,113 @@
+"""What a search shows while it runs, and what callers may listen to."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TextIO
+
+from esper.growing.search import Search
+from esper.growing.training import BracketTrainer
+
+INTERVAL: Final = 1.0
+"""Seconds between two lines on a terminal."""
+PLAIN_INTERVAL: Final = 2.0
+"""Seconds between two lines elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a search is; given to `on_round`."""
+
+    bracket: int
+    stage: int
+    stages: int
+    members: int
+    batch: int
+    length: int
+    best_score: float
+    """Best validation score of a network trained in full, or of the last stage; NaN if none."""
+    runs: float
+    """Compute spent, in full training runs of the model."""
+    budget_runs: float
+    seconds: float
+
+    def __str__(self) -> str:
+        best = "" if math.isnan(self.best_score) else f"best {self.best_score:.4f}  "
+        minutes, seconds = divmod(int(self.seconds), 60)
+        return (
+            f"bracket {self.bracket + 1}, stage {self.stage + 1} of {self.stages}: "
+            f"{self.members} networks at batch {self.batch} of {self.length}  {best}"
+            f"{self.runs:.1f} of {self.budget_runs:.3g} host runs  {minutes}:{seconds:02d}"
+        )
+
+
+class ProgressPrinter:
+    """Prints where a search is; a `SearchObserver`."""
+
+    def __init__(
+        self,
+        verbose: bool = True,
+        on_round: Callable[[Progress], None] | None = None,
+        stream: TextIO | None = None,
+    ) -> None:
+        self._verbose, self._on_round = verbose, on_round
+        self._stream = sys.stderr if stream is None else stream
+        self._terminal = self._stream.isatty()
+        self._printed = -math.inf
+        self._width = 0
+
+    def say(self, line: str) -> None:
+        """Print a line that stays."""
+        if self._verbose:
+            self._end_line()
+            print(line, file=self._stream, flush=True)
+            self._printed = time.monotonic()
+
+    def on_batch(self, search: Search, trainer: BracketTrainer) -> None:
+        """Print where the search is, unless that was printed a moment ago."""
+        wait = INTERVAL if self._terminal else PLAIN_INTERVAL
+        if self._verbose and time.monotonic() - self._printed >= wait:
+            self._show(str(progress_of(search, trainer)))
+
+    def on_stage(self, search: Search, stage: int, trainer: BracketTrainer) -> None:
+        """Report the end of a stage."""
+        progress = progress_of(search, trainer)
+        self.say(str(progress))
+        if self._on_round is not None:
+            self._on_round(progress)
+
+    def _show(self, line: str) -> None:
+        self._printed = time.monotonic()
+        if not self._terminal:
+            print(line, file=self._stream, flush=True)
+            return
+        print(f"\r{line:<{self._width}}", end="", file=self._stream, flush=True)
+        self._width = len(line)
+
+    def _end_line(self) -> None:
+        if self._width:
+            print(f"\r{'':<{self._width}}\r", end="", file=self._stream)
+            self._width = 0
+
+
+def progress_of(search: Search, trainer: BracketTrainer) -> Progress:
+    """Where a search is."""
+    state, settings = search.state, search.settings
+    known = [c for c in state.candidates if c.finished] or list(state.candidates)
+    scores = [c.score for c in known if not math.isnan(c.score)]
+    return Progress(
+        bracket=state.bracket,
+        stage=state.stage,
+        stages=len(state.ends),
+        members=trainer.population.members,
+        batch=trainer.batch,
+        length=settings.length,
+        best_score=max(scores, default=math.nan),
+        runs=search.runs,
+        budget_runs=settings.runs,
+        seconds=search.seconds,
+    )

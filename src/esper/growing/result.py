@@ -1,0 +1,280 @@
+"""What `esper.grow` returns: the frontier of score against size, and the pick under the budget."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growing.folder import NETWORKS, RESULT, GrowInfo, read_info
+from esper.growing.records import Origin
+from esper.kasmina.export import export_onnx, export_pt2
+from esper.leyline.codec import read_record
+from esper.leyline.errors import EsperError
+from esper.storage.sealed_json import read_document
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRecord:
+    """One network of the frontier, as it is kept in the run folder."""
+
+    number: int
+    topology: tuple[str, ...]
+    """Blueprint of each slot, "" for an empty one."""
+    origin: Origin
+    rate: float
+    params: int
+    macs: int
+    val_score: float
+    test_score: float
+    test_se: float
+    """Standard error of the test score over samples."""
+    runs: float
+    """Compute that this network took to train, in training runs of the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRecord:
+    """The outcome of a run."""
+
+    networks: tuple[NetworkRecord, ...]
+    """The frontier, smallest first."""
+    host: NetworkRecord
+    """The model as it was given, trained on the same batches."""
+    static: tuple[NetworkRecord, ...]
+    """Every network trained in full from the start with the seeds planted; test not judged."""
+    pick: int
+    """Number of the network with the best validation score within the budget."""
+    verdict: str
+    runs: float
+    seconds: float
+    complete: bool
+    """Whether the search came to its end."""
+
+
+@dataclass(frozen=True, eq=False)
+class GrownNetwork:
+    """A network of the frontier."""
+
+    record: NetworkRecord
+    info: GrowInfo
+    _load: Callable[[], nn.Module] = field(repr=False)
+    _example: Callable[[], Any] = field(repr=False)
+
+    @property
+    def params(self) -> int:
+        """Trainable parameters."""
+        return self.record.params
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates for one sample."""
+        return self.record.macs
+
+    @property
+    def test_score(self) -> float:
+        """Score on the test part."""
+        return self.record.test_score
+
+    @property
+    def val_score(self) -> float:
+        """Score on the validation part."""
+        return self.record.val_score
+
+    @property
+    def model(self) -> nn.Module:
+        """A plain module, in eval mode, that takes what the data yield."""
+        return self._load()
+
+    @property
+    def seeds(self) -> dict[str, str]:
+        """Where it was grown -> blueprint."""
+        pairs = zip(self.info.places, self.record.topology, strict=True)
+        return {place: name for place, name in pairs if name}
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights alone)."""
+        target = Path(path)
+        model, example = self.model, self._example()
+        if target.suffix == ".onnx":
+            export_onnx(model, target, example)
+        elif target.suffix == ".pt2":
+            export_pt2(model, target, example)
+        elif target.suffix == ".safetensors":
+            from safetensors.torch import save_model
+
+            target.parent.mkdir(parents=True, exist_ok=True)
+            save_model(model, str(target))
+        else:
+            raise EsperError(
+                f"export to {target}: the suffix decides the format; use .pt2, .onnx or "
+                f".safetensors"
+            )
+        return target
+
+
+class GrowResult:
+    """The frontier of a run: networks from small to large, none of which another one beats."""
+
+    def __init__(
+        self,
+        record: ResultRecord,
+        info: GrowInfo,
+        folder: Path,
+        load: Callable[[int], nn.Module],
+        example: Callable[[], Any],
+    ) -> None:
+        self.record, self.info, self.folder = record, info, folder
+        self._load, self._example = load, example
+        self._models: dict[int, nn.Module] = {}
+
+    @staticmethod
+    def load(folder: str | os.PathLike[str]) -> GrowResult:
+        """Read the result of a run from its folder; the user's code is not needed."""
+        path = Path(folder)
+        info = read_info(path)
+        if not (path / RESULT).is_file():
+            raise EsperError(
+                f"{path} has no {RESULT}: the run has not finished; resume it with "
+                f"esper.grow(..., resume={str(path)!r})"
+            )
+        record = read_record(ResultRecord, read_document(path / RESULT), str(path / RESULT))
+
+        def stored(number: int) -> torch.export.ExportedProgram:
+            file = path / NETWORKS / f"{number:04d}.pt2"
+            if not file.is_file():
+                raise EsperError(f"{file} is missing: the run could not export this network")
+            return torch.export.load(file)
+
+        def example() -> Any:
+            args, kwargs = stored(record.pick).example_inputs
+            return kwargs or (args[0] if len(args) == 1 else args)
+
+        return GrowResult(record, info, path, lambda n: stored(n).module(), example)
+
+    def _network(self, record: NetworkRecord) -> GrownNetwork:
+        def load() -> nn.Module:
+            if record.number not in self._models:
+                self._models[record.number] = self._load(record.number)
+            return self._models[record.number]
+
+        return GrownNetwork(record, self.info, load, self._example)
+
+    @property
+    def frontier(self) -> list[GrownNetwork]:
+        """All networks, smallest first."""
+        return [self._network(record) for record in self.record.networks]
+
+    @property
+    def host(self) -> GrownNetwork:
+        """The model as it was given, trained on the same batches."""
+        return self._network(self.record.host)
+
+    @property
+    def best(self) -> GrownNetwork:
+        """The pick: best validation score within the budget."""
+        return next(n for n in (*self.frontier, self.host) if n.record.number == self.record.pick)
+
+    @property
+    def model(self) -> nn.Module:
+        """The pick as a plain module, in eval mode."""
+        return self.best.model
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in one line."""
+        return self.record.verdict
+
+    def pick(self, params: float | None = None, macs: float | None = None) -> GrownNetwork:
+        """The network with the best validation score within these limits."""
+        within = [
+            network
+            for network in (*self.frontier, self.host)
+            if (params is None or network.params <= params)
+            and (macs is None or network.macs <= macs)
+        ]
+        if not within:
+            smallest = min((*self.frontier, self.host), key=lambda n: n.params)
+            raise EsperError(
+                f"no network within params={params}, macs={macs}: the smallest has "
+                f"{smallest.params} parameters and {smallest.macs} MACs"
+            )
+        return max(within, key=lambda network: (network.val_score, -network.params))
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write a self-contained HTML page; returns its path."""
+        from esper.growing.report import write_report
+
+        target = self.folder / "report.html" if path is None else Path(path)
+        write_report(self, target)
+        return target
+
+    def __str__(self) -> str:
+        return "\n".join([self.verdict, "", *table_lines(self), "", f"run folder: {self.folder}"])
+
+    __repr__ = __str__
+
+
+def table_lines(result: GrowResult) -> list[str]:
+    """The frontier as a table, with the model as given beside it."""
+    head = ("", f"test {result.info.metric}", "val", "parameters", "MACs", "host runs", "seeds")
+    rows: list[Sequence[str]] = [head]
+    for network in result.frontier:
+        chosen = ">" if network.record.number == result.record.pick else ""
+        rows.append((chosen, *_cells(network)))
+    if all(n.record.number != result.record.host.number for n in result.frontier):
+        rows.append(("", *_cells(result.host)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    return [
+        "  ".join(
+            cell.ljust(width) if column in (0, 6) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _cells(network: GrownNetwork) -> tuple[str, ...]:
+    record = network.record
+    seeds = ", ".join(f"{name} {place}" for place, name in network.seeds.items())
+    described = seeds or "none: your model"
+    if record.origin not in ("host", "planted"):
+        described += f" ({record.origin})"
+    error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"
+    return (
+        f"{record.test_score:.4f}{error}",
+        f"{record.val_score:.4f}",
+        f"{record.params:,}",
+        f"{record.macs:,}",
+        f"{record.runs:.2f}",
+        described,
+    )
+
+
+def judge(
+    model: nn.Module,
+    inputs: Any,
+    targets: Tensor,
+    merit: Callable[[Tensor, Tensor], Tensor],
+    call: Callable[[nn.Module, Any], Tensor],
+    batch_size: int,
+) -> tuple[float, float]:
+    """Score of a plain model on samples, and its standard error.
+
+    `call`: runs the model on some of the inputs.
+    """
+    values = []
+    with torch.no_grad():
+        for first in range(0, len(targets), batch_size):
+            some = slice(first, first + batch_size)
+            outputs = call(model, (inputs, some))
+            values.append(merit(outputs.float()[None], targets[some][None])[0])
+    merit_N = torch.cat(values).double()
+    error = float(merit_N.std() / math.sqrt(len(merit_N))) if len(merit_N) > 1 else math.nan
+    return float(merit_N.mean()), error

@@ -1,0 +1,284 @@
+"""A user's model as a host: `trace_model` finds its slots and builds the chain of segments."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from esper.device.rng import forked_rng
+from esper.kasmina.blueprints.registry import BlueprintRegistry
+from esper.kasmina.initialisation import build
+from esper.kasmina.network import StackedNetwork
+from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
+from esper.kasmina.tracing.inputs import Inputs, Raw
+from esper.kasmina.tracing.places import Place, choose_places, find_places, named_places
+from esper.kasmina.tracing.residual import keeps_input, protect_input
+from esper.kasmina.tracing.split import split_graph
+from esper.kasmina.tracing.tracer import BATCHES, pick_output
+from esper.leyline.errors import EsperError
+from esper.leyline.slots import InjectionSpec, Topology, slot_id
+from esper.leyline.user_errors import user_code
+
+Factory = Callable[[], nn.Module]
+
+
+class SegmentPlan:
+    """The graphs of a host's segments; all hosts of a kind share it."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        graphs: Sequence[fx.Graph],
+        specs: tuple[InjectionSpec, ...],
+        additions: Additions,
+    ) -> None:
+        self.topology = topology
+        self.graphs = tuple(graphs)
+        self.specs = specs
+        self.additions = additions
+        self.unused: tuple[str, ...] = ()
+        """Names of parameters and buffers that no segment uses."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SegmentPlan:
+        return self
+
+
+class TracedHost(nn.Module):
+    """A user's model as a chain of segments; parameters and buffers keep the user's names."""
+
+    supports_any_layout: bool = False
+    """Graphs may hold `view`, which needs contiguous tensors."""
+    torch_attention: bool = True
+    """It may hold torch's fused attention, which vmap runs row by row on a CPU."""
+
+    def __init__(self, model: nn.Module, plan: SegmentPlan) -> None:
+        """`model` belongs to the host from now on."""
+        super().__init__()
+        plan.additions.install(model)
+        for name in plan.unused:
+            _freeze(model, name)
+        # The same dictionaries: names stay the user's, and `model.train` keeps its effect.
+        for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            self.__dict__[name] = model.__dict__[name]
+        self.__dict__["_model"] = model
+        self._plan = plan
+        self._segments: tuple[fx.GraphModule, ...] | None = None
+        self.train()
+
+    @property
+    def topology(self) -> Topology:
+        """Kind of network."""
+        return self._plan.topology
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Names of parameters and buffers that no segment uses; they stay as they are."""
+        return self._plan.unused
+
+    def segments(self) -> Sequence[nn.Module]:
+        """The parts between the slots."""
+        if self._segments is None:
+            model = self.__dict__["_model"]
+            self._segments = tuple(
+                fx.GraphModule(model, graph, "Segment") for graph in self._plan.graphs
+            )
+            for segment in self._segments:
+                segment.residual = keeps_input(segment.graph)  # type: ignore[assignment]
+                segment.training = self.training
+        return self._segments
+
+    def injection_specs(self) -> tuple[InjectionSpec, ...]:
+        """The slots in order of execution."""
+        return self._plan.specs
+
+    def forward(self, x: Tensor) -> Tensor:
+        for segment in self.segments():
+            x = segment(x)
+        return x
+
+    def train(self, mode: bool = True) -> TracedHost:
+        """Set the mode as the user's model does, which may keep parts of it in eval mode."""
+        self.training = mode
+        self.__dict__["_model"].train(mode)
+        for segment in self._segments or ():
+            segment.training = mode
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_segments": None}  # a copy builds its own, from its own tensors
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> TracedHost:
+        self._segments = None  # moving a module replaces its buffers
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return,no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostTrace:
+    """What a `Population` needs to grow a user's model."""
+
+    factory: Factory
+    """Builds one host; a new one at each call."""
+    topology: Topology
+    slots: tuple[str, ...]
+    """Ids in order of execution."""
+    places: dict[str, str]
+    """Slot id -> where it is, for example `after layer1.0`."""
+    blueprints: tuple[str, ...]
+    """Registered blueprints that fit at least one slot."""
+    name: str
+    """Class of the user's model."""
+    inputs: Inputs
+    """How raw inputs are packed into the one tensor the host takes."""
+    untraced: dict[str, str]
+    """Paths of modules kept whole -> why."""
+    trainable: tuple[str, ...]
+    """Unused parameters that a plain model lets train again."""
+
+
+def trace_model(
+    model: nn.Module | Factory,
+    example: Raw,
+    slots: int | Sequence[str] = 8,
+    output: str | int | None = None,
+) -> HostTrace:
+    """Turn any model into a host, by one example batch; the model itself is not changed.
+
+    `model`: an instance, whose weights all members start from, or a class or factory, which gives
+    each member its own. `slots`: how many at most, or paths of the modules they come after.
+    `output`: index or key of the tensor to train on, if the model returns several.
+    """
+    factory = _factory_of(model)
+    base = build(factory, 0, "model")
+    name = type(base).__name__
+    inputs = Inputs.of(base, example)
+    traced = trace_graph(base, inputs, example, output)
+    _check_output(name, traced)
+    chosen = _chosen(name, traced, slots)
+    specs = tuple(
+        InjectionSpec(slot_id(0, col), place.channels, col, place.label)
+        for col, place in enumerate(chosen)
+    )
+    graphs = split_graph(traced.graph, [place.node for place in chosen])
+    plan = SegmentPlan(chosen[0].topology, graphs, specs, traced.additions)
+    _complete(plan, factory, inputs, example)
+    trainable = tuple(n for n, p in base.named_parameters() if n in plan.unused and p.requires_grad)
+
+    def host() -> nn.Module:
+        return TracedHost(factory(), plan)
+
+    _check_same(name, base, build(host, 0, "model"), inputs, example, output)
+    ids = tuple(spec.slot_id for spec in specs)
+    return HostTrace(
+        factory=host,
+        topology=plan.topology,
+        slots=ids,
+        places={spec.slot_id: spec.surface for spec in specs},
+        blueprints=_fitting(host, ids, plan.topology),
+        name=name,
+        inputs=inputs,
+        untraced=traced.untraced,
+        trainable=trainable,
+    )
+
+
+def _factory_of(model: nn.Module | Factory) -> Factory:
+    if not isinstance(model, nn.Module):
+        return lambda: model().cpu()
+    whole: nn.Module = getattr(model, "_orig_mod", model)  # of torch.compile
+    name = type(whole).__name__
+    with user_code(f"{name} cannot be copied", "give its class or a function that builds it"):
+        base = copy.deepcopy(whole).cpu()
+    return lambda: copy.deepcopy(base)
+
+
+def _chosen(name: str, traced: ModelGraph, slots: int | Sequence[str]) -> list[Place]:
+    places = find_places(traced)
+    if isinstance(slots, str):
+        raise EsperError(f"slots={slots!r}: give a number or a list of module paths")
+    if not places:
+        whole = next(iter(traced.untraced.items()), None)
+        reason = f" ({whole[0]} is kept whole: {whole[1]})" if whole else ""
+        raise EsperError(
+            f"{name} has no place for a seed{reason}: somewhere between two layers with parameters "
+            f"one float32 tensor, batch first, of 2 to 4 axes must be all that is passed on"
+        )
+    if not isinstance(slots, int):
+        if not slots:
+            raise EsperError("slots=[]: name at least one module")
+        return named_places(places, slots, traced.root)
+    if slots < 1:
+        raise EsperError(f"slots={slots}: must be 1 or more")
+    return choose_places(places, slots)
+
+
+def _check_output(name: str, traced: ModelGraph) -> None:
+    output = next(node for node in traced.graph.nodes if node.op == "output")
+    value = output.args[0]
+    values = value.meta["values"] if isinstance(value, fx.Node) else None
+    if values is None or not isinstance(values[0], Tensor):
+        raise EsperError(f"{name} returns no tensor that depends on its input: see output=")
+    if values[0].ndim < 1 or (len(values[0]), len(values[1])) != BATCHES:
+        raise EsperError(
+            f"{name} turns a batch of {BATCHES[0]} into {tuple(values[0].shape)}: its output must "
+            f"be batch first; pick another with output="
+        )
+
+
+def _complete(plan: SegmentPlan, factory: Factory, inputs: Inputs, example: Raw) -> None:
+    """Protect inputs of segments from writes in place; find what no segment uses."""
+    host = TracedHost(factory(), plan)
+    x = inputs.pack(inputs.batch(example, BATCHES[0]))
+    segments = host.segments()
+    with torch.no_grad(), forked_rng(0):
+        for training in (False, True):
+            host.train(training)
+            h = x.clone()
+            for graph, segment in zip(plan.graphs, segments, strict=True):
+                given = h.clone()
+                h = segment(given)
+                if given._version:
+                    protect_input(graph)
+                    h = h.clone()
+    used = {id(t) for s in segments for t in (*s.parameters(), *s.buffers())}
+    state = (*host.named_parameters(), *host.named_buffers())
+    plan.unused = tuple(name for name, tensor in state if id(tensor) not in used)
+
+
+def _freeze(model: nn.Module, name: str) -> None:
+    owner, _, leaf = name.rpartition(".")
+    parameter = model.get_submodule(owner)._parameters.get(leaf)
+    if parameter is not None:
+        parameter.requires_grad_(False)  # so that weight decay leaves it as it is
+
+
+def _check_same(
+    name: str, base: nn.Module, host: nn.Module, inputs: Inputs, example: Raw, output: Any
+) -> None:
+    """Raise unless the chain equals the model in eval and in training mode."""
+    values = inputs.batch(example, BATCHES[1])
+    for mode in (False, True):
+        model, chain = copy.deepcopy(base).train(mode), copy.deepcopy(host).train(mode)
+        with torch.no_grad():
+            with forked_rng(0), user_code(f"{name} fails on the example"):
+                expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
+            with forked_rng(0):
+                found = chain(inputs.pack(values))
+        if found.shape != expected.shape or not torch.allclose(
+            found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
+        ):
+            kind = "training" if mode else "eval"
+            raise EsperError(
+                f"{name} computes something else in {kind} mode than its trace: something in its "
+                f"forward depends on more than its inputs and tensors"
+            )
+
+
+def _fitting(host: Factory, slots: tuple[str, ...], topology: Topology) -> tuple[str, ...]:
+    names = BlueprintRegistry.names(topology)
+    fits = StackedNetwork(host, slots, names, 1, torch.device("cpu")).fits_SK
+    return tuple(name for k, name in enumerate(names) if fits[:, k].any())

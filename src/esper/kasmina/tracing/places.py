@@ -1,0 +1,385 @@
+"""Places in a traced model where a seed can be inserted, and the choice among them.
+
+A place is legal where one tensor is alive that depends on the data, and its layout is one that
+blueprints know.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+
+from esper.kasmina.host_checks import LAYOUTS
+from esper.kasmina.tracing.graph import ModelGraph
+from esper.kasmina.tracing.split import size_matches
+from esper.kasmina.tracing.tracer import BATCHES, Level, is_accessor
+from esper.leyline.errors import EsperError, shown
+from esper.leyline.slots import Topology
+
+BLOCK, STEP, LAYER, OTHER = 3, 2, 1, 0
+"""Grades of a place: end of a block or stage; after an activation, a pool or a skip; after another
+layer; anywhere else."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """A tensor that a seed may be added to."""
+
+    node: fx.Node
+    index: int
+    """Position in the order of execution after which it is the only one alive."""
+    topology: Topology
+    channels: int
+    interval: int
+    """Number of layers with parameters before it."""
+    paths: tuple[str, ...]
+    """Modules that return it, inner ones first."""
+    grade: int
+    label: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.node.meta["values"][0].shape[1:])
+
+
+def find_places(model: ModelGraph) -> list[Place]:
+    """Return all legal places in order of execution."""
+    nodes = [node for node in model.graph.nodes if node.op != "output"]
+    order = {node: index for index, node in enumerate(nodes)}
+    layers = [index for index, node in enumerate(nodes) if _has_parameters(model.root, node)]
+    sizes = _size_uses(nodes, order)
+    last_use = {node: _last_use(node, order) for node in nodes}
+    places: list[Place] = []
+    alive: list[fx.Node] = []
+    seen: set[fx.Node] = set()
+    for index, node in enumerate(nodes):
+        if node.meta["level"] == Level.DATA:
+            alive.append(node)
+        alive = [n for n in alive if last_use[n] > index]
+        if len(alive) != 1 or alive[0] in seen:
+            continue
+        live = alive[0]
+        seen.add(live)
+        before = sum(layer <= index for layer in layers)
+        layout = _layout(model.root, live) if 0 < before < len(layers) else None
+        if layout is None or not _sizes_known(sizes, live, index, order):
+            continue
+        topology, channels = layout
+        paths = _paths(model, live)
+        grade, label = _grade(model, live), _label(model, live, paths)
+        places.append(Place(live, index, topology, channels, before, paths, grade, label))
+    return places
+
+
+# ---- legality -----------------------------------------------------------------------------
+
+
+def _last_use(node: fx.Node, order: dict[fx.Node, int]) -> int:
+    """Return where the values of a node are last read; reading its size does not count."""
+    return max(
+        (order.get(user, len(order)) for user in node.users if not is_accessor(user)), default=-1
+    )
+
+
+def _size_uses(nodes: Sequence[fx.Node], order: dict[fx.Node, int]) -> list[tuple[fx.Node, int]]:
+    """Return the nodes that read sizes of data, each with the last position that needs them."""
+    needed: dict[fx.Node, int] = {}
+    for node in reversed(nodes):
+        users = [
+            order.get(user, len(order)) if _is_data(user) else needed.get(user, -1)
+            for user in node.users
+        ]
+        needed[node] = max(users, default=-1)
+    return [(n, needed[n]) for n in nodes if is_accessor(n) and _is_data(n.all_input_nodes[0])]
+
+
+def _is_data(node: fx.Node) -> bool:
+    return node.op == "output" or node.meta["level"] == Level.DATA
+
+
+def _sizes_known(
+    sizes: Sequence[tuple[fx.Node, int]], live: fx.Node, index: int, order: dict[fx.Node, int]
+) -> bool:
+    """Whether later parts can read all sizes they need from the tensor that is passed on."""
+    return all(
+        size_matches(node.meta["values"], live.meta["values"])
+        for node, last in sizes
+        if last > index
+        and order[node.all_input_nodes[0]] <= index
+        and node.all_input_nodes[0] is not live
+    )
+
+
+def _has_parameters(root: nn.Module, node: fx.Node) -> bool:
+    """Whether a node on the path of the data computes with parameters, of its own or given."""
+    if node.meta["level"] != Level.DATA:
+        return False
+    if node.op == "call_module":
+        module = root.get_submodule(str(node.target))
+        if any(True for _ in module.parameters()):
+            return True
+    return any(_derives_from_parameter(n) for n in node.all_input_nodes)
+
+
+def _derives_from_parameter(node: fx.Node) -> bool:
+    if node.meta["level"] != Level.STATE:
+        return False
+    if node.op == "get_attr":
+        return isinstance(node.meta["values"][0], nn.Parameter)
+    return node.op == "call_module" or any(map(_derives_from_parameter, node.all_input_nodes))
+
+
+def _layout(root: nn.Module, node: fx.Node) -> tuple[Topology, int] | None:
+    """Return topology and channels of an activation; None if seeds do not know its layout."""
+    small, large = node.meta["values"]
+    if not isinstance(small, Tensor) or small.dtype != torch.float32:
+        return None
+    if (len(small), len(large)) != BATCHES if small.ndim else True:
+        return None
+    if small.shape[1:] != large.shape[1:] or not all(small.shape):
+        return None
+    topologies: dict[int, Topology] = {2: "mlp", 3: _rank_three(root, node), 4: "cnn"}
+    topology = topologies.get(small.ndim)
+    if topology is None:
+        return None
+    axis = LAYOUTS[topology].index("C")
+    return topology, small.shape[axis]
+
+
+# ---- [B, T, C] or [B, C, L] ---------------------------------------------------------------
+
+_SIGNAL_LAYERS: Final = (
+    nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm, nn.MaxPool1d,
+    nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d,
+)  # fmt: skip
+_SEQUENCE_LAYERS: Final = (
+    nn.LayerNorm, nn.Linear, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Embedding,
+    nn.LSTM, nn.GRU, nn.RNN,
+)  # fmt: skip
+_SIGNAL_FUNCTIONS: Final = frozenset(
+    {"conv1d", "batch_norm", "group_norm", "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d"}
+)
+_SEQUENCE_FUNCTIONS: Final = frozenset(
+    {"linear", "layer_norm", "scaled_dot_product_attention", "embedding", "rms_norm"}
+)
+_FLIPS: Final = frozenset({"transpose", "permute", "swapaxes", "mT"})
+_MOST_STEPS: Final = 12
+"""How far to look for a layer that tells the layout."""
+
+
+def _rank_three(root: nn.Module, node: fx.Node) -> Topology:
+    """Decide by the nearest layers, after it first: a layout is what its readers take it for."""
+    for forward in (True, False):
+        found = _nearest(root, node, forward)
+        if found is not None:
+            return found
+    return "transformer"
+
+
+def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> Topology | None:
+    frontier, seen = [(start, False)], {start}
+    for _ in range(_MOST_STEPS):
+        following: list[tuple[fx.Node, bool]] = []
+        for node, flipped in frontier:
+            if node is not start or not forward:
+                kind = _kind_of(root, node)
+                if kind is not None:
+                    return _other(kind) if flipped else kind
+            near = node.users if forward else [n for n in node.all_input_nodes if _is_data(n)]
+            turned = flipped != (_name(node) in _FLIPS and not (forward and node is start))
+            for n in near:
+                if n not in seen and n.op not in ("output", "placeholder") and not is_accessor(n):
+                    seen.add(n)
+                    following.append((n, turned))
+        frontier = following
+    return None
+
+
+def _other(kind: Topology) -> Topology:
+    return "signal" if kind == "transformer" else "transformer"
+
+
+def _kind_of(root: nn.Module, node: fx.Node) -> Topology | None:
+    if node.op == "call_module":
+        for part in root.get_submodule(str(node.target)).modules():
+            if isinstance(part, _SIGNAL_LAYERS):
+                return "signal"
+            if isinstance(part, _SEQUENCE_LAYERS):
+                return "transformer"
+        return None
+    name = _name(node)
+    if name in _SIGNAL_FUNCTIONS:
+        return "signal"
+    return "transformer" if name in _SEQUENCE_FUNCTIONS else None
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of the function or method a node calls."""
+    if node.op == "call_function":
+        return str(getattr(node.target, "__name__", node.target))
+    return str(node.target) if node.op == "call_method" else ""
+
+
+# ---- grades and names ---------------------------------------------------------------------
+
+_POOLS: Final = (
+    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
+)  # fmt: skip
+_STEP_FUNCTIONS: Final = frozenset(
+    name for name in dir(F)
+    if name.rstrip("_") in {"relu", "relu6", "gelu", "silu", "elu", "selu", "mish", "hardswish",
+                            "leaky_relu", "prelu", "tanh", "sigmoid", "hardtanh", "softplus"}
+    or "pool" in name
+) | {"tanh", "sigmoid", "relu", "cat"}  # fmt: skip
+_ADDS: Final = frozenset({"add", "add_", "iadd", "cat", "concat"})
+
+
+def _grade(model: ModelGraph, node: fx.Node) -> int:
+    if _name(node) in _ADDS and not model.ends.get(node):
+        data = [n for n in node.all_input_nodes if _is_data(n)]
+        return STEP if len(data) > 1 else OTHER
+    grade = _grade_of_step(model, node)
+    return LAYER if grade > LAYER and _inside_block(model, node) else grade
+
+
+def _grade_of_step(model: ModelGraph, node: fx.Node) -> int:
+    if model.ends.get(node):
+        return BLOCK
+    if node.op != "call_module":
+        return STEP if _name(node) in _STEP_FUNCTIONS else OTHER
+    module = model.root.get_submodule(str(node.target))
+    own = type(module).__module__
+    if not own.startswith("torch.nn.") or isinstance(module, nn.TransformerEncoderLayer):
+        return BLOCK
+    activation = own == "torch.nn.modules.activation"
+    if isinstance(module, _POOLS) or (activation and not isinstance(module, nn.MultiheadAttention)):
+        return STEP
+    first_of_more = isinstance(module, (_ConvNd, nn.Linear, _BatchNorm, nn.GroupNorm))
+    return OTHER if first_of_more else LAYER
+
+
+def _inside_block(model: ModelGraph, node: fx.Node) -> bool:
+    """Whether a place is in the middle of a block that its parent has several of."""
+    paths = _paths(model, node)
+    owner = paths[-1].rpartition(".")[0] if paths else _owner(node)
+    while owner:
+        above = owner.rpartition(".")[0]
+        kind = type(model.root.get_submodule(owner))
+        siblings = model.root.get_submodule(above).children()
+        if kind is not nn.Sequential and sum(type(child) is kind for child in siblings) > 1:
+            return True
+        owner = above
+    return False
+
+
+def _owner(node: fx.Node) -> str:
+    """Return the path of the module whose code makes a node."""
+    stack = node.meta.get("nn_module_stack") or {}
+    return [path for path, _ in stack.values()][-1] if stack else ""
+
+
+def _paths(model: ModelGraph, node: fx.Node) -> tuple[str, ...]:
+    leaf = (str(node.target),) if node.op == "call_module" else ()
+    return tuple(dict.fromkeys((*leaf, *model.ends.get(node, ()))))
+
+
+def _label(model: ModelGraph, node: fx.Node, paths: Sequence[str]) -> str:
+    if paths:
+        return f"after {paths[-1]}"
+    if _owner(node):
+        return f"after {_name(node)} in {_owner(node)}"
+    previous = node.prev
+    while previous.op not in ("call_module", "root"):
+        previous = previous.prev
+    behind = f" behind {previous.target}" if previous.op == "call_module" else ""
+    return f"after {_name(node)}{behind}"
+
+
+# ---- choice -------------------------------------------------------------------------------
+
+
+def choose_places(places: Sequence[Place], slots: int) -> list[Place]:
+    """Return up to `slots` places of one topology, spread over the depth."""
+    for least in (STEP, LAYER, OTHER):
+        best: list[Place] = []
+        for topology in ("cnn", "signal", "transformer", "mlp"):  # ties: the trunk before the head
+            found = _one_per_interval([p for p in places if p.topology == topology], least)
+            if len(found) > len(best):
+                best = found
+        if best:
+            break
+    blocks = [place for place in best if place.grade == BLOCK]
+    chosen = _spread(blocks, [], slots)
+    chosen = _spread(best, chosen, slots)
+    return sorted(chosen, key=lambda place: place.index)
+
+
+def _one_per_interval(places: Sequence[Place], least: int) -> list[Place]:
+    """Between two layers with parameters take the best place, of equal ones the last."""
+    best: dict[int, Place] = {}
+    for place in places:
+        rival = best.get(place.interval)
+        if place.grade >= least and (rival is None or place.grade >= rival.grade):
+            best[place.interval] = place
+    return list(best.values())
+
+
+def _spread(places: Sequence[Place], chosen: Sequence[Place], most: int) -> list[Place]:
+    """Add places up to `most`: ends of stages first, then those farthest from the chosen ones."""
+    out = list(chosen)
+    left = [place for place in places if place not in out]
+    following = [place.shape for place in places[1:]]
+    ends = [p for p, shape in zip(places, [*following, ()], strict=False) if p.shape != shape]
+    for pool in (ends, left):
+        pool = [place for place in pool if place not in out]
+        while pool and len(out) < most:
+            far = max(pool, key=lambda p: min((abs(p.index - q.index) for q in out), default=0))
+            out.append(far)
+            pool.remove(far)
+    return out
+
+
+def named_places(places: Sequence[Place], names: Sequence[str], root: nn.Module) -> list[Place]:
+    """Return the places behind the named modules; raises with the nearest legal ones."""
+    found = [_named(places, name, root) for name in names]
+    kinds = {place.topology: name for place, name in zip(found, names, strict=True)}
+    if len(kinds) > 1:
+        listed = ", ".join(f"{name!r} is {kind}" for kind, name in kinds.items())
+        raise EsperError(f"slots of different layouts ({listed}): name places of one layout")
+    if len({place.index for place in found}) < len(found):
+        raise EsperError(f"slots {', '.join(names)}: two of them name one place")
+    return sorted(found, key=lambda place: place.index)
+
+
+def _named(places: Sequence[Place], name: str, root: nn.Module) -> Place:
+    wanted = name.removeprefix("after ") if isinstance(name, str) else name
+    found = [p for p in places if wanted in p.paths or p.label == f"after {wanted}"]
+    if len(found) == 1:
+        return found[0]
+    if len(found) > 1:
+        raise EsperError(f"slots: {name!r} runs {len(found)} times; name a module that runs once")
+    legal = list(dict.fromkeys(place.label.removeprefix("after ") for place in places))
+    near = ", ".join(_nearest_names(str(wanted), legal)) or "none"
+    known = wanted in dict(root.named_modules())
+    problem = "more than one tensor is alive behind it, or its layout fits no seed"
+    reason = problem if known else "there is no module of that name"
+    raise EsperError(
+        f"slots: {shown(name)} is no place for a seed, {reason}; legal near it: {near}"
+    )
+
+
+def _nearest_names(name: str, legal: Sequence[str], most: int = 4) -> list[str]:
+    """Return the legal names closest to a name: those under or above it, then those like it."""
+    related = [n for n in legal if n.startswith(f"{name}.") or name.startswith(f"{n}.")]
+    alike = difflib.get_close_matches(name, legal, n=most, cutoff=0.0)
+    return list(dict.fromkeys([*related, *alike]))[:most]

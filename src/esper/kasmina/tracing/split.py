@@ -1,0 +1,127 @@
+"""Split the graph of a model into a chain of graphs with one input and one output each.
+
+What depends only on sizes, parameters or constants is computed again where a later part needs it;
+sizes of tensors that are gone are read from the part's own input.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from esper.kasmina.tracing.tracer import BATCHES, Level, Pair, is_accessor
+from esper.leyline.errors import EsperError
+
+
+def split_graph(graph: fx.Graph, cuts: Sequence[fx.Node]) -> list[fx.Graph]:
+    """Return a graph per part; part k begins with the tensor `cuts[k - 1]`."""
+    nodes = list(graph.nodes)
+    output = next(node for node in nodes if node.op == "output")
+    last = output.args[0]
+    assert isinstance(last, fx.Node)
+    first = next(node for node in nodes if node.op == "placeholder")
+    begins, ends = (first, *cuts), (*cuts, last)
+    return [_Part(nodes, begin, end).build() for begin, end in zip(begins, ends, strict=True)]
+
+
+def size_matches(value: Pair, live: Pair) -> bool:
+    """Whether sizes, types and devices can be had from the tensor that is passed on."""
+    a, b = value
+    if isinstance(a, tuple):
+        return all(size_matches(pair, live) for pair in zip(a, b, strict=True))
+    if a == b:
+        return True
+    return isinstance(a, int) and a * BATCHES[1] == b * BATCHES[0] and a % BATCHES[0] == 0
+
+
+class _Part:
+    """One graph in the making, from the tensor `begin` to the tensor `end`."""
+
+    def __init__(self, nodes: Sequence[fx.Node], begin: fx.Node, end: fx.Node) -> None:
+        self._end = end
+        self._live: Pair = begin.meta["values"]
+        self._needed = _needed(nodes, begin, end)
+        self._graph = fx.Graph()
+        self._x = self._graph.placeholder("x")
+        self._made: dict[fx.Node, Any] = {begin: self._x}
+
+    def build(self) -> fx.Graph:
+        for node in self._needed:
+            self._copy(node)
+        self._graph.output(self._made[self._end])
+        self._graph.lint()
+        return self._graph
+
+    def _copy(self, node: fx.Node) -> Any:
+        made = self._graph.node_copy(node, self._find)
+        made.meta, made.type = {}, None
+        self._made[node] = made
+        return made
+
+    def _find(self, node: fx.Node) -> Any:
+        """Return the node of this graph, made when it is first needed."""
+        if node in self._made:
+            return self._made[node]
+        if node.meta["level"] == Level.DATA:
+            raise EsperError(f"{node.name} is not passed on: this is a bug of Esper's tracing")
+        gone = is_accessor(node) and _source(node).meta["level"] == Level.DATA
+        if gone and _source(node) not in self._made:
+            self._made[node] = self._from_input(node.meta["values"], _axis(node))
+            return self._made[node]
+        return self._copy(node)
+
+    def _from_input(self, value: Pair, axis: int | None) -> Any:
+        """Return a size, type or device of a tensor that is gone, from this part's input."""
+        a, b = value
+        if isinstance(a, tuple):
+            return tuple(
+                self._from_input(pair, index) for index, pair in enumerate(zip(a, b, strict=True))
+            )
+        if isinstance(a, torch.device):
+            return self._graph.call_function(getattr, (self._x, "device"))
+        if not isinstance(a, int) or isinstance(a, bool):
+            return a
+        if a != b:  # in proportion to the batch
+            size = self._graph.call_method("size", (self._x, 0))
+            times = a // BATCHES[0]
+            return size if times == 1 else self._graph.call_function(operator.mul, (size, times))
+        shape: Mapping[int, int] = dict(enumerate(_shape(self._live[0])))
+        same = [k for k, size in shape.items() if k and size == a]
+        found = axis if axis in same else same[0] if len(same) == 1 else None
+        return a if found is None else self._graph.call_method("size", (self._x, found))
+
+
+def _needed(nodes: Sequence[fx.Node], begin: fx.Node, end: fx.Node) -> list[fx.Node]:
+    """Return the nodes that depend on data between two tensors, in order."""
+    order = {node: index for index, node in enumerate(nodes)}
+    wanted, stack = {end}, [end]
+    while stack:
+        for source in stack.pop().all_input_nodes:
+            gone = source.meta["level"] == Level.DATA and order[source] <= order[begin]
+            if source not in wanted and not gone:
+                wanted.add(source)
+                stack.append(source)
+    return [
+        node for node in nodes
+        if node in wanted and node is not begin and node.meta["level"] == Level.DATA
+    ]  # fmt: skip
+
+
+def _source(node: fx.Node) -> fx.Node:
+    return node.all_input_nodes[0]
+
+
+def _axis(node: fx.Node) -> int | None:
+    """Return the axis that `x.size(axis)` asks for."""
+    if node.op != "call_method" or node.target != "size" or len(node.args) < 2:
+        return None
+    axis, source = node.args[1], _source(node).meta["values"][0]
+    return axis % source.ndim if isinstance(axis, int) and isinstance(source, Tensor) else None
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()

@@ -1,0 +1,416 @@
+"""Trace a user's model with torch.fx, carrying the values of an example along.
+
+Beyond plain fx:
+- every node is evaluated on two batches of different size, so that sizes, lengths and control flow
+  on them are known, unless they depend on the batch;
+- `self.training` becomes a node of the graph instead of a constant;
+- modules that cannot be traced, or that draw random numbers in Python, become leaves.
+
+The tracer changes the model it is given (`ModelTracer.trace`): give it a copy, in eval mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+from torch.fx.proxy import TraceError
+
+from esper.kasmina.plain_graph import LeafTracer
+from esper.kasmina.tracing.inputs import Inputs
+from esper.leyline.errors import EsperError
+
+Pair = tuple[Any, Any]
+"""Value of a node on the small and on the large batch."""
+BATCHES: Final = (2, 3)
+"""Samples of the two batches."""
+
+
+class Level(IntEnum):
+    """What the value of a node depends on."""
+
+    SHAPE = 0
+    """Sizes only: known when tracing, except for the batch size."""
+    STATE = 1
+    """Parameters, buffers, constants, training mode: a later segment can compute it again."""
+    DATA = 2
+    """The input, or random numbers: must be passed on."""
+
+
+class TrainingFlag(nn.Module):
+    """Returns whether the module it is installed in is in training mode."""
+
+    def forward(self) -> bool:
+        return self.training
+
+
+_ACCESSORS: Final = frozenset({"size", "dim", "ndimension", "numel", "nelement", "get_device"})
+_ATTRIBUTES: Final = frozenset({"shape", "device", "dtype", "ndim", "is_cuda", "requires_grad"})
+_RANDOM: Final = frozenset(
+    {"rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like",
+     "bernoulli", "multinomial", "normal", "poisson", "dropout", "dropout1d", "dropout2d",
+     "dropout3d", "alpha_dropout", "feature_alpha_dropout", "feature_dropout", "gumbel_softmax",
+     "rrelu", "uniform", "exponential", "cauchy", "geometric", "log_normal", "random"}
+)  # fmt: skip
+_PURE_LAYERS: Final = (
+    nn.Embedding, nn.Linear, nn.LayerNorm, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid,
+    nn.Softmax, nn.Identity, nn.Flatten, nn.Unflatten, nn.Conv1d, nn.Conv2d, TrainingFlag,
+)  # fmt: skip
+"""Layers a later segment may run again: without random numbers and running statistics."""
+
+
+def is_accessor(node: fx.Node) -> bool:
+    """Whether a node reads sizes, type or device of a tensor, not its values."""
+    if node.op == "call_function" and node.target is getattr:
+        return node.args[1] in _ATTRIBUTES
+    if node.op == "call_function":
+        return node.target is len
+    return node.op == "call_method" and node.target in _ACCESSORS
+
+
+class ValueProxy(fx.Proxy):
+    """A proxy that knows its values on the example."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = [getattr(value, name) for value in self.node.meta["values"]]
+        if name in ("ndim", "is_cuda"):
+            return found[0]
+        if callable(found[0]):
+            return super().__getattr__(name)
+        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
+
+    def __len__(self) -> int:
+        return int(self._known(len))
+
+    def __int__(self) -> int:
+        return int(self._known(int))
+
+    def __index__(self) -> int:
+        return int(self._known(operator.index))
+
+    def __float__(self) -> float:
+        return float(self._known(float))
+
+    def _known(self, convert: Callable[[Any], Any]) -> Any:
+        tracer = self.tracer
+        assert isinstance(tracer, ModelTracer)
+        return tracer.known(self.node, convert)
+
+
+class ModelTracer(LeafTracer):
+    """Records the graph of a model with one input `x`, packed by `inputs`."""
+
+    def __init__(
+        self, inputs: Inputs, examples: tuple[list[Tensor], list[Tensor]], output: str | int | None
+    ) -> None:
+        """`examples`: values of the raw inputs for the two batch sizes."""
+        super().__init__()
+        self.ends: dict[fx.Node, list[str]] = {}
+        """Node -> paths of the modules that return it, inner ones first; leaves are not in it."""
+        self.forced: set[str] = set()
+        """Paths of modules that must be leaves."""
+        self._inputs = inputs
+        self._examples = examples
+        self._output = output
+        self._evaluating = False
+
+    # ---- entry ----------------------------------------------------------------------------
+
+    def trace(
+        self, root: nn.Module | Callable[..., Any], concrete_args: dict[str, Any] | None = None
+    ) -> fx.Graph:
+        """Return the graph; constants and training flags are added to `root`."""
+        self.ends.clear()
+        self.untraced.clear()
+        before = _random_state()
+        with _patched_training(self), torch.no_grad():
+            graph = super().trace(root, concrete_args)
+        if _random_state() != before:
+            raise EsperError(
+                f"{type(root).__name__}.forward draws random numbers that a trace would freeze: "
+                f"move the lines that draw them into a module of their own"
+            )
+        return graph
+
+    def create_args_for_root(
+        self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
+    ) -> tuple[Any, list[Any]]:
+        """Return a function of the one packed input, and its arguments."""
+
+        def forward(root: nn.Module, x: Any) -> Any:
+            values = self._inputs.unpack(x)
+            out = self._inputs.call(lambda *args, **kw: root_fn(root, *args, **kw), values)
+            return self.pick(out)
+
+        return forward, [self.root, self.create_proxy("placeholder", "x", (), {})]
+
+    def pick(self, out: Any) -> Any:
+        """Return the tensor that is trained on from what `forward` returns."""
+        return pick_output(out, self._output)
+
+    # ---- nodes and their values -----------------------------------------------------------
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return a proxy that knows its values."""
+        return ValueProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        """As in torch; proxies first, whatever they claim to be."""
+        return a.node if isinstance(a, fx.Proxy) else super().create_arg(a)
+
+    def create_node(
+        self,
+        kind: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        name: str | None = None,
+        type_expr: Any | None = None,
+    ) -> fx.Node:
+        """Record a node, and evaluate it on the example."""
+        node = super().create_node(kind, target, args, kwargs, name, type_expr)
+        if kind == "output":
+            return node
+        try:
+            values = tuple(self._evaluate(node, index) for index in range(len(BATCHES)))
+        except Exception:
+            self.graph.erase_node(node)
+            raise
+        node.meta["values"] = values
+        node.meta["level"] = self._level(node)
+        if kind == "call_module":
+            module = self.root.get_submodule(str(target))
+            node.meta["inplace"] = getattr(module, "inplace", False) is True
+        return node
+
+    def _evaluate(self, node: fx.Node, index: int) -> Any:
+        """Return the value of a node on one of the batches; random generators are restored."""
+        if node.op == "placeholder":
+            return self._inputs.pack(self._examples[index])
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), lambda n: n.meta["values"][index])
+        given = [n.meta["values"][index] for n in node.all_input_nodes]
+        versions = [_version(value) for value in given]
+        state, self._evaluating = _random_state(), True
+        try:
+            out = _call(self.root, node, args, kwargs)  # attributes are tensors meanwhile
+        finally:
+            self._evaluating = False
+            _restore_random(state)
+        after = [_version(value) for value in given]
+        node.meta["writes"] = [
+            n for n, a, b in zip(node.all_input_nodes, versions, after, strict=True) if a != b
+        ]
+        return out
+
+    def _level(self, node: fx.Node) -> Level:
+        if node.op in ("placeholder", "get_attr"):
+            return Level.DATA if node.op == "placeholder" else Level.STATE
+        if is_accessor(node):
+            return Level.SHAPE
+        level = max((n.meta["level"] for n in node.all_input_nodes), default=Level.SHAPE)
+        if node.op == "call_module":
+            pure = isinstance(self.root.get_submodule(str(node.target)), _PURE_LAYERS)
+            return max(level, Level.STATE) if pure else Level.DATA
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if str(name).rstrip("_") in _RANDOM:
+            return Level.DATA
+        if any(n.meta["level"] == Level.STATE for n in node.meta.get("writes", ())):
+            return Level.DATA  # computing it again would change the state again
+        return Level(level)
+
+    def known(self, node: fx.Node, convert: Callable[[Any], Any]) -> Any:
+        """Return a property of a value that sizes determine; raises if it depends on the batch."""
+        values = node.meta["values"]
+        is_size = convert is len and not isinstance(values[0], str)
+        if node.meta["level"] != Level.SHAPE and not is_size:
+            raise TraceError(f"control flow on a value of the data ({_described(node)})")
+        found = [convert(value) for value in values]
+        if found[0] != found[1]:
+            raise TraceError(f"control flow on the batch size ({_described(node)})")
+        return found[0]
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Return conditions on sizes; those on data or training mode cannot be traced."""
+        return bool(self.known(obj.node, bool))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Iterate over a value of known length."""
+        count = self.known(obj.node, len)
+        return iter([obj[index] for index in range(count)])  # type: ignore[index]
+
+    # ---- modules --------------------------------------------------------------------------
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """torch's own layers, and modules that cannot be traced."""
+        if type(m) is nn.TransformerEncoder:
+            return False
+        leaf = super().is_leaf_module(m, module_qualified_name)
+        return leaf or isinstance(m, TrainingFlag) or module_qualified_name in self.forced
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Trace a module; it becomes a leaf if that fails or freezes random numbers."""
+        if self._evaluating:
+            return forward(*args, **kwargs)
+        path = self.path_of_module(m)
+        if self.is_leaf_module(m, path):
+            return super().call_module(m, forward, args, kwargs)
+        if type(m) is nn.TransformerEncoder:
+            forward = _EncoderCall(m)
+        nodes, depth, before = len(self.graph.nodes), len(self.module_stack), _random_state()
+        out = super().call_module(m, forward, args, kwargs)
+        if _random_state() != before:
+            _restore_random(before)
+            self._undo(nodes, depth)
+            self.untraced[path] = "it draws random numbers in Python"
+            out = self.create_proxy("call_module", path, args, kwargs)
+        if isinstance(out, fx.Proxy) and path not in self.untraced:
+            self.ends.setdefault(out.node, []).append(path)
+        return out
+
+    def _undo(self, nodes: int, depth: int) -> None:
+        for node in list(self.graph.nodes)[nodes:]:
+            self.ends.pop(node, None)
+        super()._undo(nodes, depth)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
+        """Return proxies of parameters and buffers, except while a node is evaluated."""
+        if self._evaluating:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+    def training_of(self, module: nn.Module) -> Any:
+        """Return `module.training`: a node of the graph for modules that are traced."""
+        paths = getattr(self, "submodule_paths", None)
+        if self._evaluating or not paths or module not in paths:
+            return module.__dict__["training"]
+        path = paths[module]
+        if path and self.is_leaf_module(module, path):
+            return module.__dict__["training"]
+        if FLAG not in module._modules:
+            flag = TrainingFlag()
+            module.add_module(FLAG, flag)
+            paths[flag] = f"{path}.{FLAG}" if path else FLAG
+        module._modules[FLAG].training = module.__dict__["training"]  # type: ignore[union-attr]
+        return self.create_proxy("call_module", paths[module._modules[FLAG]], (), {})
+
+
+FLAG: Final = "_training"
+"""Name of the training flag in its module."""
+
+
+class _EncoderCall:
+    """`nn.TransformerEncoder.forward` as a loop over its layers, which fx can trace."""
+
+    def __init__(self, encoder: nn.TransformerEncoder) -> None:
+        self._encoder = encoder
+
+    def __call__(
+        self,
+        src: Any,
+        mask: Any = None,
+        src_key_padding_mask: Any = None,
+        is_causal: bool | None = None,
+    ) -> Any:
+        for layer in self._encoder.layers:
+            src = layer(
+                src,
+                src_mask=mask,
+                is_causal=bool(is_causal),
+                src_key_padding_mask=src_key_padding_mask,
+            )
+        return src if self._encoder.norm is None else self._encoder.norm(src)
+
+
+def pick_output(out: Any, output: str | int | None) -> Any:
+    """Return the first tensor of what a model returns, or the one `output` names."""
+    if output is not None:
+        try:
+            return out[output]
+        except (KeyError, IndexError, TypeError) as error:
+            found = list(out) if isinstance(out, dict) else type(out).__name__
+            raise EsperError(f"output={output!r}: the model returns {found}") from error
+    if isinstance(out, dict):
+        out = tuple(out.values())
+    if isinstance(out, Sequence) and not isinstance(out, str):
+        tensors = [part for part in out if _is_tensor(part)]
+        if not tensors:
+            raise EsperError("the model returns no tensor: pick one with output=")
+        return tensors[0]
+    if isinstance(out, fx.Proxy) and isinstance(out.node.meta["values"][0], tuple | dict):
+        value: Any = out.node.meta["values"][0]
+        keys: Any = value.keys() if isinstance(value, dict) else range(len(value))
+        first = next((key for key in keys if isinstance(value[key], Tensor)), None)
+        return out if first is None else out[first]  # type: ignore[index]
+    return out
+
+
+def _is_tensor(part: Any) -> bool:
+    value = part.node.meta["values"][0] if isinstance(part, fx.Proxy) else part
+    return isinstance(value, Tensor)
+
+
+def _call(root: nn.Module, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    if node.op == "get_attr":
+        return operator.attrgetter(str(node.target))(root)
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _version(value: Any) -> int:
+    return value._version if isinstance(value, Tensor) and not value.is_inference() else 0
+
+
+def _described(node: fx.Node) -> str:
+    source = node.all_input_nodes[0] if node.all_input_nodes else node
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "?")
+    return str(name) if source is node else f"{name} of {source.name}"
+
+
+def _random_state() -> tuple[bytes, tuple[Any, ...], object]:
+    kind, words, *rest = np.random.get_state()
+    numpy_state = (kind, np.asarray(words).tobytes(), *rest)
+    return torch.get_rng_state().numpy().tobytes(), numpy_state, random.getstate()
+
+
+def _restore_random(state: tuple[bytes, tuple[Any, ...], object]) -> None:
+    if state == _random_state():
+        return
+    words, numpy_state, python_state = state
+    torch.set_rng_state(torch.frombuffer(bytearray(words), dtype=torch.uint8))
+    kind, numpy_words, *rest = numpy_state
+    np.random.set_state((kind, np.frombuffer(numpy_words, dtype=np.uint32), *rest))
+    random.setstate(python_state)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _patched_training(tracer: ModelTracer) -> Iterator[None]:
+    """Let `module.training` ask the tracer inside the block."""
+
+    def read(module: nn.Module) -> Any:
+        return tracer.training_of(module)
+
+    def write(module: nn.Module, value: bool) -> None:
+        module.__dict__["training"] = value
+
+    nn.Module.training = property(read, write)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del nn.Module.training
