@@ -69,6 +69,10 @@ def test_plain_cross_entropy_is_the_populations_own():
     made = make_objective(targets=labels(BATCH), output_shape=(CLASSES,))
     assert made.loss is cross_entropy
     assert (made.name, made.metric, made.kind) == ("cross_entropy", "accuracy", "classes")
+    other = make_objective(targets=labels(BATCH), output_shape=(CLASSES,), ignore_index=255)
+    assert other.loss is not cross_entropy  # later batches may hold 255
+    with_ignored = torch.full((1, BATCH), 255)
+    assert float(other.loss(numbers(1, BATCH, CLASSES), with_ignored)) == 0
 
 
 def test_ignored_labels_count_nowhere():

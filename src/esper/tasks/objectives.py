@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.losses import RowLoss, cross_entropy
+from esper.kasmina.losses import IGNORED, RowLoss, cross_entropy
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError, unknown_name
 from esper.tasks.member_functions import MemberFunction, fit_constant
@@ -90,7 +90,7 @@ class LossOptions:
     class_weights: Sequence[float] | Tensor | None = None
     """One weight per class; a row's loss is the weighted mean, as in torch."""
     label_smoothing: float = 0.0
-    ignore_index: int = -100
+    ignore_index: int = IGNORED
     """Label of positions that count neither in the loss nor in the metric."""
     huber_delta: float = 1.0
     weighted: bool = False
@@ -126,7 +126,7 @@ def make_objective(
     output_shape: Sequence[int],
     class_weights: Sequence[float] | Tensor | None = None,
     label_smoothing: float = 0.0,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     huber_delta: float = 1.0,
     weighted: bool = False,
 ) -> Objective:
@@ -170,7 +170,7 @@ def _first_value(targets: Tensor) -> str:
 # ---- which loss ------------------------------------------------------------------------------
 
 
-def choose_loss(targets: Tensor, output_shape: tuple[int, ...], ignore_index: int = -100) -> str:
+def choose_loss(targets: Tensor, output_shape: tuple[int, ...], ignore_index: int = IGNORED) -> str:
     """Return the name of the loss for targets `[N, ...]` and outputs of one sample."""
     places = tuple(targets.shape[1:])
     if targets.dtype.is_complex:
@@ -299,9 +299,10 @@ def _weights(options: LossOptions, classes: int) -> Tensor | None:
 
 def _row_loss(name: str, terms: RowTerms, targets: Tensor, options: LossOptions) -> RowLoss:
     """The population's own cross-entropy where it computes the same: it is faster on a CPU."""
-    if isinstance(terms, ClassTerms) and terms.plain:
-        ignored = bool((targets == options.ignore_index).any())
-        if not ignored and not options.weighted:
+    if isinstance(terms, ClassTerms) and terms.plain and not options.weighted:
+        # Its mean counts ignored positions, and it knows no other index.
+        ignored = bool((targets == IGNORED).any())
+        if not ignored and options.ignore_index == IGNORED:
             return cross_entropy
     return terms
 
