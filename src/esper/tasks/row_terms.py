@@ -134,7 +134,7 @@ class RowTerms(abc.ABC):
     def exact_match(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`: 1 where all predictions of a sample are right."""
         right, _ = self.correct(outputs, self._plain(targets))
-        return right.flatten(2).all(dim=2).to(torch.float32)
+        return right.reshape(*right.shape[:2], -1).all(dim=2).to(torch.float32)
 
     def _weights_on(self, values: Tensor) -> Tensor | None:
         """Return the class weights on the device and in the dtype of `values`."""
