@@ -48,7 +48,7 @@ def propose(
     if known:
         source = _later(space, rates, known, count, generator)
     found: dict[tuple[Topology, float], Proposal] = {}
-    tried = {candidate.key for candidate in known}
+    tried = {candidate.key for candidate in known if candidate.origin not in GROWN_ORIGINS}
     repeated = 0
     for proposal in source:
         key = proposal.topology, proposal.rate

@@ -147,9 +147,10 @@ class BracketTrainer:
     # ---- validation -----------------------------------------------------------------------
 
     def validate(self, part: Validation) -> tuple[Doubles, Doubles]:
-        """Score and loss `[E]` of the members."""
+        """Score and loss `[E]` of the members; NaN where the loss is not finite."""
         everyone = np.arange(self.population.members)
-        return self._validate_rows(part, everyone, self.population.lifecycle.alpha_ES)
+        score_E, loss_E = self._validate_rows(part, everyone, self.population.lifecycle.alpha_ES)
+        return np.where(np.isfinite(loss_E), score_E, np.nan), loss_E
 
     def without_each_seed(self, part: Validation) -> tuple[Ints, Ints, Doubles]:
         """Score of every member without each of its seeds: members, slots and scores `[N]`."""
