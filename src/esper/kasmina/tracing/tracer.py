@@ -230,6 +230,8 @@ class ModelTracer(LeafTracer):
         """Return a property of a value that sizes determine; raises if it depends on the batch."""
         values = node.meta["values"]
         is_size = convert is len and not isinstance(values[0], str)
+        if str(node.target).rpartition(".")[2] == FLAG:
+            raise TraceError("control flow on self.training")
         if node.meta["level"] != Level.SHAPE and not is_size:
             raise TraceError(f"control flow on a value of the data ({_described(node)})")
         found = [convert(value) for value in values]
@@ -397,6 +399,16 @@ def _restore_random(state: tuple[bytes, tuple[Any, ...], object]) -> None:
     kind, numpy_words, *rest = numpy_state
     np.random.set_state((kind, np.frombuffer(numpy_words, dtype=np.uint32), *rest))
     random.setstate(python_state)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore the generators of torch (on the CPU), numpy and Python after the block."""
+    state = _random_state()
+    try:
+        yield
+    finally:
+        _restore_random(state)
 
 
 @contextlib.contextmanager
