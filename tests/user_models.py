@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable
@@ -569,6 +570,26 @@ def buffered_mlp() -> nn.Module:
     )
 
 
+class Careful(nn.Module):
+    """Checks its input, and computes sizes in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 8)
+        self.head = nn.Linear(8, CLASSES)
+        self.offset = torch.full((8,), 0.1)  # neither parameter nor buffer
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or x.dim() != 2:
+            raise ValueError("give a matrix")
+        if x.dtype != torch.float32:
+            x = x.float()
+        side = int(math.sqrt(6 * x.shape[1]))
+        x = F.relu(self.a(x.reshape(len(x), side))) + self.offset
+        x = F.relu(self.b(x)) * torch.tensor([0.5])
+        return self.head(F.normalize(x, dim=1))
+
+
 class ChannelsLast(nn.Module):
     """ConvNeXt's block: layer norm and linear layers on [B, H, W, C]."""
 
@@ -668,6 +689,7 @@ CASES: dict[str, Case] = {
         LSTMClassifier, lambda n: torch.randint(0, 13, (n, 6)), "transformer", executor="loop"
     ),
     "buffers": Case(buffered_mlp, _vectors, "mlp"),
+    "careful": Case(Careful, _vectors, "mlp"),
     "channels_last": Case(ChannelsLast, _images, "cnn"),
     "in_place": Case(InPlaceEverywhere, _vectors, "mlp"),
     "encoder": Case(EncoderModel, lambda n: torch.randn(n, 5, 4), "transformer"),

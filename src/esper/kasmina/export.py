@@ -134,6 +134,8 @@ def _call_of(plain: nn.Module, example: Example) -> _Call:
             return _Call((pairs,), {}, list(pairs))
         return _Call((), pairs, list(pairs))
     if isinstance(example, tuple | list):
+        if not example or not all(isinstance(value, Tensor) for value in example):
+            raise _no_batch(example)
         names = list(inspect.signature(plain.forward).parameters)[: len(example)]
         return _Call(tuple(_pair(value) for value in example), {}, names)
     return _Call((_pair(example),), {}, ["x"])
@@ -146,8 +148,12 @@ _PAIR = 2
 def _pair(value: object) -> Tensor:
     """Return a batch of two of the first sample."""
     if not isinstance(value, Tensor) or value.ndim < 1 or len(value) < 1:
-        raise EsperError(f"example {_shape(value)}: give a tensor, batch first, of 1 or more")
+        raise _no_batch(value)
     return value[:1].expand(_PAIR, *value.shape[1:]).clone()
+
+
+def _no_batch(value: object) -> EsperError:
+    return EsperError(f"example {_shape(value)}: give a tensor, batch first, of 1 or more")
 
 
 def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
@@ -164,13 +170,14 @@ def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporters about their own deprecated calls."""
+    """Silence warnings of torch's exporters about their own calls and axis names."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", "# The axis name", UserWarning)
             yield
     finally:
         logger.setLevel(level)

@@ -115,7 +115,19 @@ def _ties(module: nn.Module) -> set[str]:
     return {n for n, p in zip(every, tensors, strict=True) if sum(q is p for q in tensors) > 1}
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n not in {"python_random", "lstm"}])
+WATCHED = ("sequential", "resnet", "densenet", "gpt", "tabular", "functional_dropout", "in_place",
+           "buffers")  # fmt: skip
+"""With in-place layers, running statistics, random layers or buffers."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in WATCHED else pytest.param(name, marks=pytest.mark.slow)
+        for name in NAMES
+        if name not in {"python_random", "lstm"}
+    ],
+)
 def test_executors_agree_in_training(name: str):
     """In-place layers right after a slot included; random layers draw the same numbers."""
     losses = []

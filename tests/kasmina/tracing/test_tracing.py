@@ -259,8 +259,6 @@ def test_inputs_are_packed_and_restored():
         assert value.dtype == back.dtype
     two = trace_model(TwoInputs(), (IMAGES, torch.randn(4, 3)))
     assert two.inputs.pack((IMAGES, torch.randn(4, 3))).dtype == torch.float32
-    integers = nn.ModuleDict({"a": nn.Embedding(5, 4)})
-    assert integers is not None
     with pytest.raises(EsperError, match="'category'"):
         host.inputs.pack({"numbers": raw["numbers"], "mask": raw["mask"]})
     with pytest.raises(EsperError, match="'numbers'"):
@@ -292,6 +290,31 @@ def test_output_is_picked():
         assert host.factory()(VECTORS).shape == (4, size)
     assert "'loss'" in refusal(DictOutput(), VECTORS, output="loss")
     assert trace_model(GPT(), torch.randint(0, 13, (4, 8)), output=0).topology == "transformer"
+
+
+# ---- what a user sees ------------------------------------------------------------------------
+
+
+def test_trials_of_seeds_are_silent(capfd: pytest.CaptureFixture[str]):
+    host = trace_model(FunctionalDropout(), IMAGES)  # its segments cannot all be copied
+    assert "twin" not in host.blueprints
+    assert capfd.readouterr() == ("", "")
+
+
+def test_errors_name_the_class_of_the_user():
+    host = trace_model(ResNet(blocks=1), IMAGES)
+    population = Population(host.factory, host.slots, host.blueprints, 1)
+    with pytest.raises(EsperError, match="ResNet segment 0"):
+        population.forward(torch.randn(1, 2, 1, 8, 8))
+    assert type(host.factory()).__name__ == host.name == "ResNet"
+
+
+def test_twin_of_a_residual_block_adds_what_the_block_adds():
+    host = trace_model(ResNet(blocks=2), IMAGES, slots=["layer1.0", "layer1.1"])
+    _, block, _ = host.factory().segments()
+    assert block.residual is True
+    chain = trace_model(sequential_cnn(), IMAGES).factory().segments()
+    assert not any(segment.residual for segment in chain)
 
 
 # ---- saves -----------------------------------------------------------------------------------

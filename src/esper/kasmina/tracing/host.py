@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
-from esper.kasmina.initialisation import build
+from esper.kasmina.initialisation import build, check_parameters
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
 from esper.kasmina.tracing.inputs import Inputs, Raw
@@ -32,11 +32,13 @@ class SegmentPlan:
 
     def __init__(
         self,
+        name: str,
         topology: Topology,
         graphs: Sequence[fx.Graph],
         specs: tuple[InjectionSpec, ...],
         additions: Additions,
     ) -> None:
+        self.name = name
         self.topology = topology
         self.graphs = tuple(graphs)
         self.specs = specs
@@ -46,6 +48,19 @@ class SegmentPlan:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SegmentPlan:
         return self
+
+
+class Segment(fx.GraphModule):
+    """A part of a traced model."""
+
+    residual: bool
+    """Whether it adds to its input."""
+
+    def recompile(self) -> Any:
+        """As in torch, without the report on stderr when a call raises: trials of seeds may."""
+        code = super().recompile()
+        del type(self).__call__  # so that `nn.Module`'s is found
+        return code
 
 
 class TracedHost(nn.Module):
@@ -67,7 +82,7 @@ class TracedHost(nn.Module):
             self.__dict__[name] = model.__dict__[name]
         self.__dict__["_model"] = model
         self._plan = plan
-        self._segments: tuple[fx.GraphModule, ...] | None = None
+        self._segments: tuple[Segment, ...] | None = None
         self.train()
 
     @property
@@ -84,11 +99,9 @@ class TracedHost(nn.Module):
         """The parts between the slots."""
         if self._segments is None:
             model = self.__dict__["_model"]
-            self._segments = tuple(
-                fx.GraphModule(model, graph, "Segment") for graph in self._plan.graphs
-            )
+            self._segments = tuple(Segment(model, graph, "Segment") for graph in self._plan.graphs)
             for segment in self._segments:
-                segment.residual = keeps_input(segment)  # type: ignore[assignment]
+                segment.residual = keeps_input(segment)
                 segment.training = self.training
         return self._segments
 
@@ -160,6 +173,7 @@ def _trace(
     factory: Factory, example: Raw, slots: int | Sequence[str], output: str | int | None
 ) -> HostTrace:
     base = build(factory, 0, "model").cpu()
+    check_parameters(base)
     name = type(base).__name__
     inputs = Inputs.of(base, example)
     _check_runs(name, base, inputs, example)
@@ -171,13 +185,14 @@ def _trace(
         for col, place in enumerate(chosen)
     )
     graphs = split_graph(traced.graph, [place.node for place in chosen])
-    plan = SegmentPlan(chosen[0].topology, graphs, specs, traced.additions)
+    plan = SegmentPlan(name, chosen[0].topology, graphs, specs, traced.additions)
     _complete(plan, base, inputs, example)
     trainable = tuple(n for n, p in base.named_parameters() if n in plan.unused and p.requires_grad)
 
     def host() -> nn.Module:
-        return TracedHost(factory().cpu(), plan)
+        return kind(factory().cpu(), plan)
 
+    kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the user's class
     _check_same(base, plan, inputs, example, output)
     ids = tuple(spec.slot_id for spec in specs)
     return HostTrace(
