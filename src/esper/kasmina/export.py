@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import inspect
 import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,49 +23,75 @@ from esper.leyline.errors import EsperError
 from esper.storage.atomic import require_writable, write_atomic
 
 PathLike = str | os.PathLike[str]
+Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+"""A batch of inputs: one tensor, positional arguments, or keywords."""
 T = TypeVar("T")
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _INSTALL = "pip install 'esper-morph[export]'"
 
 
-def export_pt2(model: nn.Module, path: PathLike, example: Tensor) -> None:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Arguments of one call of the model, with a batch of two."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Tensor]
+    names: list[str]
+    """Of all tensors, in order."""
+
+    def run(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def dynamic_shapes(self) -> Any:
+        """Return the shapes for torch's exporters, with a free batch size."""
+        batch = {0: torch.export.Dim("batch", min=1)}
+        if self.kwargs:
+            return dict.fromkeys(self.kwargs, batch)
+        return tuple(dict.fromkeys(a, batch) if isinstance(a, dict) else batch for a in self.args)
+
+
+def export_pt2(model: nn.Module, path: PathLike, example: Example) -> None:
     """Write `model` (a member, or the result of `to_plain`) for `torch.export.load`.
 
-    `example` is a batch of inputs; the file accepts any batch size. It runs without Esper.
+    `example` is a batch of inputs (several as a tuple or dict); the file accepts any batch size. It
+    runs without Esper.
     """
     target = _checked_path(path)
-    plain, batch = _checked_model(model, example)
-    program = _run_exporter("torch.export", lambda: _program(plain, batch))
+    plain, call = _checked_model(model, example)
+    program = _run_exporter("torch.export", lambda: _program(plain, call))
     content = io.BytesIO()
     torch.export.save(program, content)
     _write(target, content.getvalue())
 
 
-def export_onnx(model: nn.Module, path: PathLike, example: Tensor) -> None:
+def export_onnx(model: nn.Module, path: PathLike, example: Example) -> None:
     """Write `model` (a member, or the result of `to_plain`) as ONNX, input `x`, output `y`.
 
-    `example` is a batch of inputs; the file accepts any batch size. Needs the extra `export`.
+    `example` is a batch of inputs; several, as a tuple or dict, are named as the model's arguments.
+    The file accepts any batch size. Needs the extra `export`.
     """
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise EsperError(f"ONNX export needs {' and '.join(missing)}: {_INSTALL}")
     target = _checked_path(path)
-    plain, batch = _checked_model(model, example)
-    _write(target, _run_exporter("torch.onnx", lambda: _onnx(plain, batch)))
+    plain, call = _checked_model(model, example)
+    _write(target, _run_exporter("torch.onnx", lambda: _onnx(plain, call)))
 
 
-def _program(plain: nn.Module, batch: Tensor) -> torch.export.ExportedProgram:
-    return torch.export.export(plain, (batch,), dynamic_shapes=_any_batch())
+def _program(plain: nn.Module, call: _Call) -> torch.export.ExportedProgram:
+    shapes = call.dynamic_shapes()
+    return torch.export.export(plain, call.args, call.kwargs, dynamic_shapes=shapes)
 
 
-def _onnx(plain: nn.Module, batch: Tensor) -> bytes:
+def _onnx(plain: nn.Module, call: _Call) -> bytes:
     program = torch.onnx.export(
         plain,
-        (batch,),
+        call.args,
+        kwargs=call.kwargs,
         dynamo=True,
-        dynamic_shapes=_any_batch(),
-        input_names=["x"],
+        dynamic_shapes=call.dynamic_shapes(),
+        input_names=call.names,
         output_names=["y"],
         verbose=False,
     )
@@ -72,36 +100,60 @@ def _onnx(plain: nn.Module, batch: Tensor) -> bytes:
     return content
 
 
-def _any_batch() -> tuple[dict[int, object]]:
-    """Return the dynamic shapes of one input whose batch size is free."""
-    return ({0: torch.export.Dim("batch", min=1)},)
-
-
 def _checked_path(path: PathLike) -> Path:
     target = Path(path)
     require_writable(target, "export to")
     return target
 
 
-def _checked_model(model: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
-    """Return the plain model in eval mode and a batch of two, because torch specialises on 1."""
-    if not isinstance(example, Tensor) or example.ndim < 1 or len(example) < 1:
-        raise EsperError(f"example {_shape(example)}: give a tensor, batch first, of 1 or more")
+def _checked_model(model: nn.Module, example: Example) -> tuple[nn.Module, _Call]:
+    """Return the plain model in eval mode and a call of it with a batch of two."""
     plain = model.to_plain() if isinstance(model, MorphogeneticModel) else copy.deepcopy(model)
-    batch = example[:1].expand(2, *example.shape[1:]).clone()
+    call = _call_of(plain, example)
     try:
         with torch.no_grad():
-            out = plain.eval()(batch)
+            out = call.run(plain.eval())
     except Exception as error:  # whatever the model raises
         raise EsperError(
-            f"example of shape {tuple(example.shape)} does not go through the model "
+            f"example of shape {_shapes(example)} does not go through the model "
             f"({_first_line(error)}): give a batch like those it is trained on"
         ) from error
-    if not isinstance(out, Tensor) or out.shape[:1] != batch.shape[:1]:
+    if not isinstance(out, Tensor) or out.shape[:1] != (_PAIR,):
         raise EsperError(
             f"a batch of 2 becomes {_shape(out)}: the output must be a tensor, batch first"
         )
-    return plain, batch
+    return plain, call
+
+
+def _call_of(plain: nn.Module, example: Example) -> _Call:
+    if isinstance(example, Mapping):
+        pairs = {name: _pair(value) for name, value in example.items()}
+        try:
+            inspect.signature(plain.forward).bind(**pairs)
+        except TypeError:
+            return _Call((pairs,), {}, list(pairs))
+        return _Call((), pairs, list(pairs))
+    if isinstance(example, tuple | list):
+        if not example or not all(isinstance(value, Tensor) for value in example):
+            raise _no_batch(example)
+        names = list(inspect.signature(plain.forward).parameters)[: len(example)]
+        return _Call(tuple(_pair(value) for value in example), {}, names)
+    return _Call((_pair(example),), {}, ["x"])
+
+
+_PAIR = 2
+"""Samples of the batch that is exported, because torch specialises on 1."""
+
+
+def _pair(value: object) -> Tensor:
+    """Return a batch of two of the first sample."""
+    if not isinstance(value, Tensor) or value.ndim < 1 or len(value) < 1:
+        raise _no_batch(value)
+    return value[:1].expand(_PAIR, *value.shape[1:]).clone()
+
+
+def _no_batch(value: object) -> EsperError:
+    return EsperError(f"example {_shape(value)}: give a tensor, batch first, of 1 or more")
 
 
 def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
@@ -118,13 +170,14 @@ def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporters about their own deprecated calls."""
+    """Silence warnings of torch's exporters about their own calls and axis names."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", "# The axis name", UserWarning)
             yield
     finally:
         logger.setLevel(level)
@@ -137,6 +190,13 @@ def _write(target: Path, content: bytes) -> None:
         raise EsperError(
             f"export to {target} failed ({error.strerror}): an existing file was kept"
         ) from error
+
+
+def _shapes(example: Example) -> object:
+    if isinstance(example, Tensor):
+        return tuple(example.shape)
+    values = example.values() if isinstance(example, Mapping) else example
+    return [_shape(value) for value in values]
 
 
 def _shape(value: object) -> object:
