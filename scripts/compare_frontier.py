@@ -35,6 +35,7 @@ from esper.growing import api
 from esper.growing.data import read_data
 from esper.growing.frontier import hypervolume, pareto
 from esper.growing.parts import GrowPart
+from esper.growing.progress import ProgressPrinter
 from esper.growing.setup import Builder, choose_rates, make_space, population_config
 from esper.growing.training import BracketTrainer, Validation
 from esper.leyline.statistics import mean_estimate
@@ -195,7 +196,7 @@ def train_static(
     made = api.make_problem(lambda: problem.build(width), data)
     kind, rates = choose_rates("auto", "auto", made.trace.topology)
     builder = Builder(made.trace, population_config(kind, rates[1], "auto"), made.objective, seed, device)  # noqa: E501  # fmt: skip
-    run = api._Run(made, builder, esper.Budget(), config.epochs, kind, rates, api.ProgressPrinter(False))  # noqa: E501  # fmt: skip
+    run = api._Run(made, builder, esper.Budget(), config.epochs, kind, rates, ProgressPrinter(False))  # noqa: E501  # fmt: skip
     x, _ = run.batches.batch(0)
     space = make_space(builder, x[0], esper.Budget())
     population = builder(range(len(rates)))

@@ -3,7 +3,7 @@
     runs/<name>__grow__<seed>__<time>/
         grow.json       settings, model, data and versions
         search.json     the state of the search
-        population/     members of the bracket under way
+        population-*/   members of the bracket under way, a folder for each variant
         networks/       networks of the frontier: NUMBER/ (safetensors), NUMBER.pt2
         result.json     frontier, pick and verdict
         report.html     the same for people
@@ -67,6 +67,10 @@ class GrowInfo:
     slots: tuple[str, ...]
     places: tuple[str, ...]
     """Where each slot is in the user's model."""
+    variants: tuple[str, ...]
+    """Names of the hosts that were tried; the first one, the model as given, has none."""
+    variant_places: tuple[tuple[str, ...], ...]
+    """Where the slots of each of them are."""
     blueprints: tuple[str, ...]
     host_params: int
     host_macs: int
@@ -143,18 +147,19 @@ class GrowFolder:
 
     # ---- the search -----------------------------------------------------------------------
 
-    def save_state(self, state: SearchState, population: Population | None) -> None:
-        """Save the state; `population`: the members of the bracket under way.
+    def save_state(self, state: SearchState, populations: Mapping[int, Population]) -> None:
+        """Save the state; `populations`: the members of the bracket under way, by variant.
 
-        The population is saved under the name of its progress and named in the state, so that a
-        kill between both writes leaves an older pair.
+        They are saved under the name of their progress, which the state has too, so that a kill
+        between both writes leaves an older pair.
         """
-        held = population_name(state)
-        if population is not None:
-            population.save(self.path / held)
+        held = self.path / population_name(state)
+        for host, population in populations.items():
+            held.mkdir(exist_ok=True)
+            population.save(held / str(host))
         self.write(SEARCH, state)
         for old in self.path.glob(f"{POPULATION}-*"):
-            if old.name != held or population is None:
+            if old != held or not populations:
                 shutil.rmtree(old, ignore_errors=True)
 
     def save_network(self, candidate: Candidate, population: Population, member: int) -> None:
@@ -168,7 +173,8 @@ class GrowFolder:
 
 def population_name(state: SearchState) -> str:
     """Folder name of the population that belongs to a state."""
-    return f"{POPULATION}-{state.bracket}-{state.stage}-{state.batch}"
+    trained = sum(batches for _, batches in state.batches)
+    return f"{POPULATION}-{state.bracket}-{state.stage}-{trained}"
 
 
 def require_grow_folder(path: Path) -> None:

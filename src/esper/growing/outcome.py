@@ -12,22 +12,20 @@ from torch import Tensor, nn
 from esper.growing.data import GrowData
 from esper.growing.folder import NETWORKS, RESULT, GrowFolder, GrowInfo
 from esper.growing.parts import Inputs, map_inputs
+from esper.growing.problem import Problem
 from esper.growing.records import GROWN_ORIGINS, Candidate
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord, judge
 from esper.growing.search import Search, control_numbers, frontier_numbers
 from esper.kasmina.export import export_pt2
 from esper.kasmina.member import MorphogeneticModel
-from esper.kasmina.tracing import HostTrace, plain_model
+from esper.kasmina.tracing import plain_model
 from esper.leyline.errors import EsperError
-from esper.tasks.objectives import Objective
 
 TEST_BATCH = 512
 
 
 def make_result(
-    trace: HostTrace,
-    data: GrowData,
-    objective: Objective,
+    problem: Problem,
     info: GrowInfo,
     search: Search,
     folder: GrowFolder,
@@ -35,6 +33,7 @@ def make_result(
     say: Callable[[str], None],
 ) -> GrowResult:
     """Judge the networks of the frontier and write the result."""
+    data = problem.data
     candidates = search.state.candidates
     wanted = sorted(frontier_numbers(candidates) | control_numbers(candidates))
     if not wanted:
@@ -44,9 +43,10 @@ def make_result(
     models: dict[int, nn.Module] = {}
     records: dict[int, NetworkRecord] = {}
     for number in wanted:
+        trace = search.variants[candidates[number].host].trace
         member = MorphogeneticModel.load(folder.network_path(number), trace.factory)
         models[number] = plain_model(trace, member)
-        records[number] = _judged(models[number], candidates[number], trace, data, objective, info)
+        records[number] = _judged(models[number], candidates[number], problem, info)
         say(f"test: network {number}, {records[number].params:,} parameters, "
             f"{info.metric} {records[number].test_score:.4f}")  # fmt: skip
     front = frontier_numbers(candidates)
@@ -80,6 +80,7 @@ def _record(
 ) -> NetworkRecord:
     return NetworkRecord(
         number=candidate.number,
+        variant=info.variants[candidate.host],
         topology=candidate.topology,
         origin=candidate.origin,
         rate=candidate.rate,
@@ -93,20 +94,17 @@ def _record(
 
 
 def _judged(
-    model: nn.Module,
-    candidate: Candidate,
-    trace: HostTrace,
-    data: GrowData,
-    objective: Objective,
-    info: GrowInfo,
+    model: nn.Module, candidate: Candidate, problem: Problem, info: GrowInfo
 ) -> NetworkRecord:
+    inputs, merit = problem.trace.inputs, problem.objective.merit
+
     def call(plain: nn.Module, batch: tuple[Inputs, slice]) -> Tensor:
         raw = map_inputs(lambda value: value[batch[1]], batch[0])
-        out: Tensor = trace.inputs.call(plain, trace.inputs.values(raw))
+        out: Tensor = inputs.call(plain, inputs.values(raw))
         return out
 
-    test = data.test
-    score = judge(model, test.inputs, test.targets, objective.merit, call, TEST_BATCH)
+    test = problem.data.test
+    score = judge(model, test.inputs, test.targets, merit, call, TEST_BATCH)
     return _record(candidate, info, *score)
 
 
@@ -125,23 +123,26 @@ def verdict(
     pick: NetworkRecord, host: NetworkRecord, static: Sequence[NetworkRecord], metric: str
 ) -> str:
     """The outcome in one line."""
-    if not any(pick.topology):
+    if pick.number == host.number:
         return (
             f"your model is already right: {host.params:,} parameters, test {metric} "
             f"{host.test_score:.4f}; nothing grown was better on validation"
         )
     gain = 100.0 * (pick.test_score - host.test_score)
     error = 100.0 * math.hypot(pick.test_se, host.test_se)
+    how = "grown" if any(pick.topology) else f"{pick.variant} as wide,"
+    if any(pick.topology) and pick.variant:
+        how = f"{pick.variant} as wide and grown"
     over = "level with" if abs(gain) <= error else f"{gain:+.1f} points over"
     if gain < -error:
         over = f"{gain:+.1f} points against"
     line = (
-        f"grown to {pick.params:,} parameters (your model: {host.params:,}), test {metric} "
+        f"{how} to {pick.params:,} parameters (your model: {host.params:,}), test {metric} "
         f"{pick.test_score:.4f}, {over} your model"
     )
     if pick.origin not in GROWN_ORIGINS:
-        return f"{line}; planted from the start"
-    same_size = [r for r in static if any(r.topology) and r.params <= pick.params]
+        return line
+    same_size = [r for r in static if r.number != host.number and r.params <= pick.params]
     if not same_size:
         return line
     best = max(same_size, key=lambda r: np.nan_to_num(r.val_score, nan=-math.inf))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final, TextIO
 
 from esper.growing.search import Search
-from esper.growing.training import BracketTrainer
+from esper.growing.variants import Field
 
 INTERVAL: Final = 1.0
 """Seconds between two lines on a terminal."""
@@ -67,15 +67,15 @@ class ProgressPrinter:
             print(line, file=self._stream, flush=True)
             self._printed = time.monotonic()
 
-    def on_batch(self, search: Search, trainer: BracketTrainer) -> None:
+    def on_batch(self, search: Search, field: Field) -> None:
         """Print where the search is, unless that was printed a moment ago."""
         wait = INTERVAL if self._terminal else PLAIN_INTERVAL
         if self._verbose and time.monotonic() - self._printed >= wait:
-            self._show(str(progress_of(search, trainer)))
+            self._show(str(progress_of(search, field)))
 
-    def on_stage(self, search: Search, stage: int, trainer: BracketTrainer) -> None:
+    def on_stage(self, search: Search, field: Field) -> None:
         """Report the end of a stage."""
-        progress = progress_of(search, trainer)
+        progress = progress_of(search, field)
         self.say(str(progress))
         if self._on_round is not None:
             self._on_round(progress)
@@ -94,7 +94,7 @@ class ProgressPrinter:
             self._width = 0
 
 
-def progress_of(search: Search, trainer: BracketTrainer) -> Progress:
+def progress_of(search: Search, field: Field) -> Progress:
     """Where a search is."""
     state, settings = search.state, search.settings
     known = [c for c in state.candidates if c.finished] or list(state.candidates)
@@ -103,8 +103,8 @@ def progress_of(search: Search, trainer: BracketTrainer) -> Progress:
         bracket=state.bracket,
         stage=state.stage,
         stages=len(state.ends),
-        members=trainer.population.members,
-        batch=trainer.batch,
+        members=len(state.members),
+        batch=max(t.batch for t in field.trainers.values()),
         length=settings.length,
         best_score=max(scores, default=math.nan),
         runs=search.runs,

@@ -1,8 +1,8 @@
 """Which candidates a bracket starts with.
 
-The first bracket: the model as it is at every learning rate, one blueprint in every slot, and
-random topologies of all sizes. Later ones: what pruning and growth have found, planted from the
-start; neighbours of the networks on the frontier; and a few random ones.
+The first bracket: the model as it is at every learning rate, its other widths, one blueprint in
+every slot, and random topologies of all sizes. Later ones: what pruning and growth have found,
+planted from the start; neighbours of the networks on the frontier; and a few random ones.
 """
 
 from __future__ import annotations
@@ -15,109 +15,132 @@ import numpy as np
 
 from esper.growing.frontier import pareto
 from esper.growing.records import GROWN_ORIGINS, Candidate, Origin
-from esper.growing.topologies import Topology, TopologySpace
+from esper.growing.topologies import Topology
+from esper.growing.variants import Variant
 from esper.leyline.streams import stream_seed
 
 RANDOM_SHARE: Final = 0.25
 """Share of later brackets that is drawn at random."""
+OTHER_HOST: Final = 0.3
+"""Share of neighbours that are the next width of a variant, without its seeds."""
+OTHER_RATE: Final = 0.2
+"""Share of neighbours that differ in the learning rate alone."""
 TRIES: Final = 50
-"""Known topologies in a row after which there seem to be no new ones."""
+"""Known candidates in a row after which there seem to be no new ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A candidate to be."""
 
+    host: int
     topology: Topology
     rate: float
     origin: Origin
     parent: int | None = None
 
 
-def propose(
-    space: TopologySpace,
-    rates: Sequence[float],
-    known: Sequence[Candidate],
-    bracket: int,
-    count: int,
-    seed: int,
-    at_random: bool = False,
-) -> list[Proposal]:
-    """Up to `count` proposals for a bracket, none of them tried before.
+class Proposer:
+    """Draws the candidates of one bracket."""
 
-    `at_random`: later brackets are drawn like the random part of the first one.
-    """
-    generator = np.random.default_rng(stream_seed(seed, "grow", "bracket", bracket))
-    source = _first(space, rates, count, generator)
-    if known and at_random:
-        source = _random(space, rates, max(1, count), generator)
-    elif known:
-        source = _later(space, rates, known, count, generator)
-    found: dict[tuple[Topology, float], Proposal] = {}
-    tried = {candidate.key for candidate in known if candidate.origin not in GROWN_ORIGINS}
-    repeated = 0
-    for proposal in source:
-        key = proposal.topology, proposal.rate
-        if key in tried or key in found or not space.allows(proposal.topology):
-            repeated += 1
-            if repeated > TRIES:
+    def __init__(
+        self,
+        variants: Sequence[Variant],
+        rates: Sequence[float],
+        known: Sequence[Candidate],
+        bracket: int,
+        seed: int,
+    ) -> None:
+        self.variants, self.rates, self.known = variants, rates, known
+        self.generator = np.random.default_rng(stream_seed(seed, "grow", "bracket", bracket))
+
+    def propose(self, count: int, at_random: bool = False) -> list[Proposal]:
+        """Up to `count` proposals, none of them tried before.
+
+        `at_random`: later brackets are drawn like the random part of the first one.
+        """
+        source = self._first(count)
+        if self.known:
+            source = self._random(count) if at_random else self._later(count)
+        found: dict[tuple[int, Topology, float], Proposal] = {}
+        tried = {c.key for c in self.known if c.origin not in GROWN_ORIGINS}
+        repeated = 0
+        for proposal in source:
+            key = proposal.host, proposal.topology, proposal.rate
+            allowed = self.variants[proposal.host].space.allows(proposal.topology)
+            if key in tried or key in found or not allowed:
+                repeated += 1
+                if repeated > TRIES:
+                    break
+                continue
+            found[key], repeated = proposal, 0
+            if len(found) == count:
                 break
-            continue
-        found[key], repeated = proposal, 0
-        if len(found) == count:
-            break
-    return list(found.values())
+        return list(found.values())
 
+    def _pick(self, count: int) -> int:
+        return int(self.generator.integers(count))
 
-def _first(
-    space: TopologySpace, rates: Sequence[float], count: int, generator: np.random.Generator
-) -> Iterator[Proposal]:
-    for rate in rates:
-        yield Proposal(space.bare, rate, "host")
-    middle = rates[len(rates) // 2]
-    uniform = list(space.uniform())
-    generator.shuffle(uniform)
-    for topology in uniform[: max(1, count // 4)]:
-        yield Proposal(topology, middle, "planted")
-    yield from _random(space, rates, max(1, count), generator)
+    def _rate(self) -> float:
+        return self.rates[self._pick(len(self.rates))]
 
+    def _first(self, count: int) -> Iterator[Proposal]:
+        middle = self.rates[len(self.rates) // 2]
+        for rate in self.rates:
+            yield Proposal(0, self.variants[0].space.bare, rate, "host")
+        for host in range(1, len(self.variants)):
+            yield Proposal(host, self.variants[host].space.bare, middle, "host")
+        uniform = list(self.variants[0].space.uniform())
+        self.generator.shuffle(uniform)
+        for topology in uniform[: max(1, count // 4)]:
+            yield Proposal(0, topology, middle, "planted")
+        yield from self._random(count)
 
-def _random(
-    space: TopologySpace, rates: Sequence[float], strata: int, generator: np.random.Generator
-) -> Iterator[Proposal]:
-    """Random topologies without end, their sizes spread over the whole range."""
-    while True:
-        for stratum in generator.permutation(strata):
-            share = (stratum + generator.random()) / strata
-            rate = rates[int(generator.integers(len(rates)))]
-            yield Proposal(space.drawn(share, generator), rate, "planted")
+    def _random(self, count: int) -> Iterator[Proposal]:
+        """Random topologies without end, their sizes spread over the range of each variant."""
+        strata = max(1, count)
+        while True:
+            for stratum in self.generator.permutation(strata):
+                host = self._pick(len(self.variants))
+                space = self.variants[host].space
+                share = (stratum + self.generator.random()) / strata
+                topology = space.drawn(share, self.generator)
+                origin: Origin = "planted" if any(topology) else "host"
+                yield Proposal(host, topology, self._rate(), origin)
 
+    def _later(self, count: int) -> Iterator[Proposal]:
+        finished = [candidate for candidate in self.known if candidate.finished]
+        score_N = np.array([candidate.score for candidate in finished])
+        size_N = np.array([float(candidate.params) for candidate in finished])
+        front = [finished[index] for index in pareto(score_N, size_N)]
+        for one in reversed(front):
+            if one.origin in GROWN_ORIGINS:
+                yield Proposal(one.host, one.topology, one.rate, "refit", one.number)
+        drawn = self._random(count)
+        while True:
+            if not front or self.generator.random() < RANDOM_SHARE:
+                yield next(drawn)
+            else:
+                yield self._neighbour(front[self._pick(len(front))])
 
-def _later(
-    space: TopologySpace,
-    rates: Sequence[float],
-    known: Sequence[Candidate],
-    count: int,
-    generator: np.random.Generator,
-) -> Iterator[Proposal]:
-    finished = [candidate for candidate in known if candidate.finished]
-    score_N = np.array([candidate.score for candidate in finished])
-    size_N = np.array([float(candidate.params) for candidate in finished])
-    front = [finished[index] for index in pareto(score_N, size_N)]
-    for candidate in reversed(front):
-        if candidate.origin in GROWN_ORIGINS:
-            yield Proposal(candidate.topology, candidate.rate, "refit", candidate.number)
-    drawn = _random(space, rates, max(1, count), generator)
-    while True:
-        if not front or generator.random() < RANDOM_SHARE:
-            yield next(drawn)
-            continue
-        parent = front[int(generator.integers(len(front)))]
-        near = space.neighbours(parent.topology)
-        if near and generator.random() < 0.8:
-            chosen = near[int(generator.integers(len(near)))]
-            yield Proposal(chosen, parent.rate, "planted", parent.number)
-        else:
-            rate = rates[int(generator.integers(len(rates)))]
+    def _neighbour(self, parent: Candidate) -> Proposal:
+        """A candidate that differs from another in its width, its rate or one slot."""
+        number, kind = parent.number, self.generator.random()
+        if kind < OTHER_HOST and len(self.variants) > 1:
+            host = self._next_host(parent.host)
+            bare = self.variants[host].space.bare
+            return Proposal(host, bare, parent.rate, "host", number)
+        near = self.variants[parent.host].space.neighbours(parent.topology)
+        if kind < OTHER_HOST + OTHER_RATE or not near:
             origin: Origin = "planted" if any(parent.topology) else "host"
-            yield Proposal(parent.topology, rate, origin, parent.number)
+            return Proposal(parent.host, parent.topology, self._rate(), origin, number)
+        topology = near[self._pick(len(near))]
+        origin = "planted" if any(topology) else "host"
+        return Proposal(parent.host, topology, parent.rate, origin, number)
+
+    def _next_host(self, host: int) -> int:
+        """The variant that is one size smaller or larger."""
+        sizes = [variant.space.costs.host_params for variant in self.variants]
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)
+        place = order.index(host) + (1 if self.generator.random() < 0.5 else -1)
+        return order[max(0, min(len(order) - 1, place))]

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from esper.growing.topologies import Topology
 
 Origin = Literal["host", "planted", "pruned", "grown", "refit"]
-"""How a candidate came about: the model as given; seeds planted from the start; a copy of another
+"""How a candidate came about: a host without seeds; seeds planted from the start; a copy of another
 candidate with a seed removed or started during training; one of these topologies planted from the
 start."""
 GROWN_ORIGINS: Final = ("pruned", "grown")
@@ -21,6 +21,8 @@ class Candidate:
     """One network of a search."""
 
     number: int
+    host: int
+    """Index of the host variant; 0: the model as it was given."""
     topology: Topology
     """Blueprint of each slot at the end, "" for an empty one."""
     rate: float
@@ -48,9 +50,9 @@ class Candidate:
         return self.curve[-1][1] if self.curve else math.nan
 
     @property
-    def key(self) -> tuple[Topology, float]:
+    def key(self) -> tuple[int, Topology, float]:
         """Candidates with the same key would be trained alike."""
-        return self.topology, self.rate
+        return self.host, self.topology, self.rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class SearchState:
     stage: int = 0
     """Its current stage."""
     batch: int = 0
-    """Batches its members have trained on."""
+    """Batches all of its members have trained on."""
+    batches: tuple[tuple[int, int], ...] = ()
+    """(variant, batches its members have trained on)."""
     members: tuple[int, ...] = ()
     """Candidate numbers of its members."""
     compute_E: tuple[float, ...] = ()

@@ -25,6 +25,8 @@ class NetworkRecord:
     """One network of the frontier, as it is kept in the run folder."""
 
     number: int
+    variant: str
+    """Width of the host as a multiple of the model's, as "x2"; empty for the model's own."""
     topology: tuple[str, ...]
     """Blueprint of each slot, "" for an empty one."""
     origin: Origin
@@ -95,7 +97,8 @@ class GrownNetwork:
     @property
     def seeds(self) -> dict[str, str]:
         """Where it was grown -> blueprint."""
-        pairs = zip(self.info.places, self.record.topology, strict=True)
+        places = self.info.variant_places[self.info.variants.index(self.record.variant)]
+        pairs = zip(places, self.record.topology, strict=True)
         return {place: name for place, name in pairs if name}
 
     def export(self, path: str | os.PathLike[str]) -> Path:
@@ -243,7 +246,8 @@ def table_lines(result: GrowResult) -> list[str]:
 def _cells(network: GrownNetwork) -> tuple[str, ...]:
     record = network.record
     seeds = ", ".join(f"{name} {place}" for place, name in network.seeds.items())
-    described = seeds or "none: your model"
+    width = f"{record.variant} as wide" if record.variant else ""
+    described = "; ".join(part for part in (width, seeds) if part) or "none: your model"
     if record.origin not in ("host", "planted"):
         described += f" ({record.origin})"
     error = "" if math.isnan(record.test_se) else f" ±{record.test_se:.4f}"

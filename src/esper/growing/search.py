@@ -4,13 +4,15 @@ At the end of every stage the better half of a bracket's candidates continues: t
 of validation score against size, then those behind it. Copies of survivors join them, with the seed
 removed that is missed least, or with one more seed. What a copy finds is planted from the start in
 a later bracket. The model as given is among the candidates and always trained in full.
+
+Shape letters: E members of a bracket, N others.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal, Protocol
@@ -20,10 +22,11 @@ import numpy as np
 from esper.growing.batches import BatchSource
 from esper.growing.frontier import hypervolume, pareto, survivors
 from esper.growing.plan import Bracket, make_bracket
-from esper.growing.proposals import Proposal, propose
+from esper.growing.proposals import Proposal, Proposer
 from esper.growing.records import Candidate, SearchState
-from esper.growing.topologies import EMPTY, Topology, TopologySpace
+from esper.growing.topologies import EMPTY, Topology
 from esper.growing.training import BracketTrainer, Validation
+from esper.growing.variants import Field, Variant
 from esper.kasmina.population import Population
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.streams import stream_seed
@@ -37,7 +40,6 @@ PROGRESS: Final = 1e-3
 """Least relative growth of the frontier's hypervolume that counts as progress."""
 SAVE_SECONDS: Final = 60.0
 """A bracket under way is saved this often."""
-
 
 SearchPolicy = Literal["halving", "asha"]
 """`halving`: candidates come from the frontier, and copies with a seed less or more join them.
@@ -55,7 +57,7 @@ class SearchSettings:
     most_members: int
     """Members that fit into a population."""
     runs: float
-    """Compute, in full training runs of the bare host."""
+    """Compute, in full training runs of the model as given."""
     seconds: float
     """Wall-clock time; infinite: no limit."""
     seed: int
@@ -69,8 +71,8 @@ class OutOfTimeError(Exception):
 class SearchStore(Protocol):
     """Where a search keeps its state and the networks it has trained."""
 
-    def save_state(self, state: SearchState, population: Population | None) -> None:
-        """Save everything a resume needs."""
+    def save_state(self, state: SearchState, populations: Mapping[int, Population]) -> None:
+        """Save everything a resume needs; `populations`: of the bracket under way, by variant."""
         ...
 
     def save_network(self, candidate: Candidate, population: Population, member: int) -> None:
@@ -81,23 +83,22 @@ class SearchStore(Protocol):
 class SearchObserver(Protocol):
     """What is shown of a search."""
 
-    def on_batch(self, search: Search, trainer: BracketTrainer) -> None:
+    def on_batch(self, search: Search, field: Field) -> None:
         """After some batches."""
         ...
 
-    def on_stage(self, search: Search, stage: int, trainer: BracketTrainer) -> None:
+    def on_stage(self, search: Search, field: Field) -> None:
         """After the validation that ends a stage."""
         ...
 
 
 class Search:
-    """Searches the topologies of one host."""
+    """Searches the topologies of the variants of one model."""
 
     def __init__(
         self,
         settings: SearchSettings,
-        space: TopologySpace,
-        build: Callable[[Sequence[int]], Population],
+        variants: Sequence[Variant],
         batches: BatchSource,
         val: Validation,
         objective: Objective,
@@ -105,47 +106,48 @@ class Search:
         observer: SearchObserver,
         autocast: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`build`: makes a population whose members have these numbers in their streams."""
-        self.settings, self.space = settings, space
+        """`variants`: the model as given first."""
+        self.settings, self.variants = settings, variants
         self.state = SearchState()
-        self._build, self._batches, self._val = build, batches, val
+        self._batches, self._val = batches, val
         self._objective, self._store, self._observer = objective, store, observer
         self._autocast = autocast
-        self._began = time.monotonic()
+        self._began = self._saved_at = time.monotonic()
         self._earlier_seconds = 0.0
-        self._saved_at = self._began
-        self._current: BracketTrainer | None = None
+        self._current: Field | None = None
 
-    def run(self, state: SearchState | None = None, population: Population | None = None) -> bool:
+    def run(
+        self, state: SearchState | None = None, populations: Mapping[int, Population] | None = None
+    ) -> bool:
         """Search until the budget is spent or nothing improves; returns whether it came to an end.
 
-        `state`, `population`: resume from there. Interrupted by Ctrl-C or out of time, it saves
+        `state`, `populations`: resume from there. Interrupted by Ctrl-C or out of time, it saves
         where it is, and judges the members under way as they are.
         """
         if state is not None:
             self.state, self._earlier_seconds = state, state.seconds
         try:
-            if self.state.members and population is not None:
-                self._resume_bracket(population)
+            if self.state.members and populations:
+                self._resume_bracket(populations)
             while (bracket := self.next_bracket()) is not None:
                 if not self._run_bracket(bracket):
                     break
         except (KeyboardInterrupt, OutOfTimeError) as reason:
             self._close_early()
             return isinstance(reason, OutOfTimeError)
-        self._store.save_state(self._timed(), None)
+        self._store.save_state(self._timed(), {})
         return True
 
     def _close_early(self) -> None:
         """Judge the members under way without further training; the saved state is kept."""
-        trainer = self._current
-        if trainer is None or not self.state.members or not trainer.batch:
+        field = self._current
+        if field is None or not self.state.members or not any(self.state.compute_E):
             return
-        self._save(trainer)
-        trainer.settle()
-        score_E, loss_E = trainer.validate(self._val)
-        self._record(trainer, score_E, loss_E, finished=True)
-        self._save_networks(trainer)
+        self._save(field)
+        field.settle()
+        score_E, loss_E = field.validate(self._val)
+        self._record(field, score_E, loss_E, finished=True)
+        self._save_networks(field)
 
     # ---- budget ---------------------------------------------------------------------------
 
@@ -156,7 +158,7 @@ class Search:
 
     @property
     def runs(self) -> float:
-        """Compute spent, in full training runs of the bare host."""
+        """Compute spent, in full training runs of the model as given."""
         return self.state.compute / self.settings.length
 
     def next_bracket(self) -> Bracket | None:
@@ -171,27 +173,24 @@ class Search:
             return None
         cost = (1.0 + VARIATIONS / 2) * self._expected_cost()
         bracket = make_bracket(settings.length, settings.most_members, left / cost)
-        if bracket is None and not state.bracket:  # train the host at least
+        if bracket is None and not state.bracket:  # train the model itself at least
             return Bracket((1,), (settings.length,))
         return bracket
 
     def _expected_cost(self) -> float:
-        """Mean training cost of the next candidates, relative to the bare host's."""
-        next_ones = self._proposals(self.settings.most_members)
-        costs = [self.space.size(proposal.topology).cost for proposal in next_ones]
+        """Mean training cost of the next candidates, relative to the model as given."""
+        costs = [
+            self.variants[proposal.host].size(proposal.topology).cost
+            for proposal in self._proposals(self.settings.most_members)
+        ]
         return float(np.mean(costs)) if costs else 1.0
 
     def _proposals(self, count: int) -> list[Proposal]:
         state, settings = self.state, self.settings
-        return propose(
-            self.space,
-            settings.rates,
-            state.candidates,
-            state.bracket,
-            count,
-            settings.seed,
-            settings.policy == "asha",
+        proposer = Proposer(
+            self.variants, settings.rates, state.candidates, state.bracket, settings.seed
         )
+        return proposer.propose(count, settings.policy == "asha")
 
     def _timed(self) -> SearchState:
         return replace(self.state, seconds=self.seconds)
@@ -201,23 +200,25 @@ class Search:
     def _run_bracket(self, bracket: Bracket) -> bool:
         """Run a bracket from the start; returns whether there was anything left to try."""
         state = self.state
-        proposals = self._proposals(bracket.members[0])
+        proposals = sorted(self._proposals(bracket.members[0]), key=lambda one: one.host)
         if not proposals:
             return False
         fresh = []
-        for offset, proposal in enumerate(proposals):
-            size = self.space.size(proposal.topology)
+        for offset, one in enumerate(proposals):
+            size = self.variants[one.host].size(one.topology)
+            number = len(state.candidates) + offset
             fresh.append(
                 Candidate(
-                    len(state.candidates) + offset,
-                    proposal.topology,
-                    proposal.rate,
-                    proposal.origin,
-                    proposal.parent,
+                    number,
+                    one.host,
+                    one.topology,
+                    one.rate,
+                    one.origin,
+                    one.parent,
                     state.bracket,
                     size.params,
                     size.macs,
-                )
+                )  # fmt: skip
             )
         self.state = replace(
             state,
@@ -229,21 +230,33 @@ class Search:
             stage=0,
             batch=0,
         )
-        trainer = self._trainer(self._build(self.state.members), fresh)
-        trainer.plant([candidate.topology for candidate in fresh])
-        self._run_stages(trainer)
+        trainers = {}
+        for host in sorted({candidate.host for candidate in fresh}):
+            mine = [candidate for candidate in fresh if candidate.host == host]
+            population = self.variants[host].builder([candidate.number for candidate in mine])
+            trainers[host] = self._trainer(host, population, mine)
+            trainers[host].plant([candidate.topology for candidate in mine])
+        self._run_stages(Field(self.variants, trainers))
         return True
 
-    def _resume_bracket(self, population: Population) -> None:
+    def _resume_bracket(self, populations: Mapping[int, Population]) -> None:
         state = self.state
-        trainer = self._trainer(population, [state.candidates[n] for n in state.members])
-        trainer.batch, trainer.compute_E = state.batch, np.array(state.compute_E)
-        self._run_stages(trainer)
+        here = [state.candidates[number] for number in state.members]
+        trainers = {}
+        for host, population in populations.items():
+            mine = [candidate for candidate in here if candidate.host == host]
+            trainers[host] = self._trainer(host, population, mine)
+            trainers[host].batch = dict(state.batches)[host]
+        field = Field(self.variants, trainers)
+        field.set_compute(np.array(state.compute_E))
+        self._run_stages(field)
 
-    def _trainer(self, population: Population, candidates: Sequence[Candidate]) -> BracketTrainer:
+    def _trainer(
+        self, host: int, population: Population, candidates: Sequence[Candidate]
+    ) -> BracketTrainer:
         return BracketTrainer(
             population,
-            self.space,
+            self.variants[host].space,
             self._batches,
             self._objective,
             self.settings.length,
@@ -251,104 +264,115 @@ class Search:
             self._autocast,
         )
 
-    def _run_stages(self, trainer: BracketTrainer) -> None:
-        self._current = trainer
+    def _run_stages(self, field: Field) -> None:
+        self._current = field
         ends, sizes = self.state.ends, self.state.sizes
         for stage in range(self.state.stage, len(ends)):
-            trainer.train(ends[stage], lambda _: self._after_batches(trainer))
+            field.train(ends[stage], lambda _: self._after_batches(field))
             last = stage == len(ends) - 1
             if last:
-                trainer.settle()
-            score_E, loss_E = trainer.validate(self._val)
-            self._record(trainer, score_E, loss_E, finished=last)
-            self._observer.on_stage(self, stage, trainer)
+                field.settle()
+            score_E, loss_E = field.validate(self._val)
+            self._record(field, score_E, loss_E, finished=last)
+            self._observer.on_stage(self, field)
             if not last:
-                self._halve(trainer, score_E, sizes[stage + 1])
+                self._halve(field, score_E, sizes[stage + 1])
                 self.state = replace(self.state, stage=stage + 1)
-                self._save(trainer)
-        self._finish(trainer)
+                self._save(field)
+        self._finish(field)
 
-    def _after_batches(self, trainer: BracketTrainer) -> None:
-        spent = float(trainer.compute_E.sum()) - sum(self.state.compute_E)
+    def _after_batches(self, field: Field) -> None:
+        compute_E = field.compute_E
+        spent = float(compute_E.sum()) - sum(self.state.compute_E)
         self.state = replace(
             self.state,
             compute=self.state.compute + spent,
-            batch=trainer.batch,
-            compute_E=tuple(trainer.compute_E.tolist()),
+            batch=field.batch,
+            batches=tuple((host, t.batch) for host, t in field.trainers.items()),
+            compute_E=tuple(compute_E.tolist()),
         )
         if time.monotonic() - self._saved_at > SAVE_SECONDS:
-            self._save(trainer)
-        self._observer.on_batch(self, trainer)
+            self._save(field)
+        self._observer.on_batch(self, field)
         if self.seconds > self.settings.seconds:
             raise OutOfTimeError
 
-    def _save(self, trainer: BracketTrainer) -> None:
-        self._store.save_state(self._timed(), trainer.population)
+    def _save(self, field: Field) -> None:
+        populations = {host: t.population for host, t in field.trainers.items()}
+        self._store.save_state(self._timed(), populations)
         self._saved_at = time.monotonic()
 
-    def _record(
-        self, trainer: BracketTrainer, score_E: Doubles, loss_E: Doubles, finished: bool
-    ) -> None:
+    def _record(self, field: Field, score_E: Doubles, loss_E: Doubles, finished: bool) -> None:
         """Write what a stage measured into the candidates."""
-        candidates = list(self.state.candidates)
-        for member, topology in enumerate(trainer.topologies()):
+        candidates, compute_E = list(self.state.candidates), field.compute_E
+        for member, topology in enumerate(field.topologies()):
             number = self.state.members[member]
-            size = self.space.size(topology)
+            before = candidates[number]
+            size = self.variants[before.host].size(topology)
             candidates[number] = replace(
-                candidates[number],
+                before,
                 topology=topology,
                 params=size.params,
                 macs=size.macs,
-                curve=(*candidates[number].curve, (trainer.batch, float(score_E[member]))),
+                curve=(*before.curve, (field.batch, float(score_E[member]))),
                 loss=float(loss_E[member]),
-                compute=float(trainer.compute_E[member]),
+                compute=float(compute_E[member]),
                 finished=finished,
             )
         self.state = replace(self.state, candidates=tuple(candidates))
 
     # ---- halving --------------------------------------------------------------------------
 
-    def _halve(self, trainer: BracketTrainer, score_E: Doubles, keep: int) -> None:
+    def _halve(self, field: Field, score_E: Doubles, keep: int) -> None:
         """Keep the better half, and add copies of it with a seed less or more."""
-        numbers = np.array(self.state.members)
-        here = [self.state.candidates[number] for number in numbers]
+        here = [self.state.candidates[number] for number in self.state.members]
         size_E = np.array([float(candidate.params) for candidate in here])
         ranked = survivors(score_E, size_E, keep, self._controls(here, score_E))
         kept = ranked[: self._affordable(here, ranked)]
-        copies = []
+        changes: list[tuple[int, int, str]] = []
         if len(kept) == len(ranked) and self.settings.policy == "halving":
-            copies = self._variations(trainer, score_E, kept, round(VARIATIONS * keep))
-        parents = np.array([member for member, *_ in copies], dtype=np.int64)
-        trainer.select(np.concatenate([kept, parents]))
-        candidates, members = list(self.state.candidates), numbers[kept].tolist()
-        for offset, (parent, slot, name) in enumerate(copies):
-            member, number = len(kept) + offset, len(candidates)
-            if name == EMPTY:
-                trainer.prune(member, slot)
-            else:
-                trainer.germinate(member, slot, name)
-            topology = _changed(here[parent].topology, slot, name)
-            size = self.space.size(topology)
-            origin = here[parent]
-            candidates.append(
-                replace(
-                    origin,
-                    number=number,
-                    topology=topology,
-                    origin="pruned" if name == EMPTY else "grown",
-                    parent=origin.number,
-                    params=size.params,
-                    macs=size.macs,
-                    compute=0.0,
-                )
-            )
-            members.append(number)
-            trainer.compute_E[member] = 0.0
+            changes = self._variations(field, score_E, kept, round(VARIATIONS * keep))
+        parents = np.array([member for member, *_ in changes], dtype=np.int64)
+        order = field.select(np.concatenate([kept, parents]))
+        members, candidates = [], list(self.state.candidates)
+        compute_E = field.compute_E
+        for member, place in enumerate(order.tolist()):
+            if place < len(kept):
+                members.append(here[kept[place]].number)
+                continue
+            parent, slot, name = changes[place - len(kept)]
+            members.append(len(candidates))
+            candidates.append(self._copy(field, member, here[parent], slot, name, len(candidates)))
+            compute_E[member] = 0.0
+        field.set_compute(compute_E)
         self.state = replace(
             self.state,
             candidates=tuple(candidates),
             members=tuple(members),
-            compute_E=tuple(trainer.compute_E.tolist()),
+            compute_E=tuple(field.compute_E.tolist()),
+            batches=tuple((host, t.batch) for host, t in field.trainers.items()),
+        )
+
+    def _copy(
+        self, field: Field, member: int, parent: Candidate, slot: int, name: str, number: int
+    ) -> Candidate:
+        """Change a member that is a copy of another; returns its candidate."""
+        trainer, own = field.locate(member)
+        if name == EMPTY:
+            trainer.prune(own, slot)
+        else:
+            trainer.germinate(own, slot, name)
+        topology = _changed(parent.topology, slot, name)
+        size = self.variants[parent.host].size(topology)
+        return replace(
+            parent,
+            number=number,
+            topology=topology,
+            origin="pruned" if name == EMPTY else "grown",
+            parent=parent.number,
+            params=size.params,
+            macs=size.macs,
+            compute=0.0,
         )
 
     def _affordable(self, here: Sequence[Candidate], ranked: Ints) -> int:
@@ -358,58 +382,58 @@ class Search:
         steps = [later - end for end, later in pairwise(ends)]
         # A later stage trains fewer of them.
         batches = sum(step * size / sizes[1] for step, size in zip(steps, sizes[1:], strict=True))
-        costs = [self.space.size(here[member].topology).cost for member in ranked]
+        costs = [self.variants[here[e].host].size(here[e].topology).cost for e in ranked]
         left = settings.runs * settings.length - state.compute
         return max(1, int((np.cumsum(costs) * batches <= left).sum()))
 
     def _controls(self, here: Sequence[Candidate], score_E: Doubles) -> Bools:
-        """`[E]`: the best of the bare hosts, if any is among them."""
+        """`[E]`: the best of the members that are the model as given, if there are any."""
         control_E = np.zeros(len(here), dtype=np.bool_)
-        bare = [e for e, candidate in enumerate(here) if candidate.origin == "host"]
+        bare = [e for e, one in enumerate(here) if one.origin == "host" and one.host == 0]
         if bare:
-            control_E[max(bare, key=lambda e: np.nan_to_num(score_E[e], nan=-np.inf))] = True
+            control_E[max(bare, key=lambda e: _known(score_E[e]))] = True
         return control_E
 
     def _variations(
-        self, trainer: BracketTrainer, score_E: Doubles, kept: Ints, count: int
+        self, field: Field, score_E: Doubles, kept: Ints, count: int
     ) -> list[tuple[int, int, str]]:
         """(member, slot, blueprint) of the copies to make; an empty blueprint removes the seed."""
         if not count:
             return []
         found: list[tuple[int, int, str]] = []
-        member_N, slot_N, score_N = trainer.without_each_seed(self._val)
+        member_N, slot_N, score_N = field.without_each_seed(self._val)
         cost_N = np.where(np.isin(member_N, kept), score_E[member_N] - score_N, np.inf)
         for index in np.argsort(cost_N, kind="stable"):
             if np.isfinite(cost_N[index]) and len(found) < max(1, count // 2):
                 found.append((int(member_N[index]), int(slot_N[index]), EMPTY))
-        seed = stream_seed(self.settings.seed, "grow", "vary", self.state.bracket, trainer.batch)
+        seed = stream_seed(self.settings.seed, "grow", "vary", self.state.bracket, field.batch)
         generator = np.random.default_rng(seed)
-        topologies = trainer.topologies()
-        by_score = sorted(kept.tolist(), key=lambda e: -np.nan_to_num(score_E[e], nan=-np.inf))
-        for member in by_score:
+        topologies, host_E = field.topologies(), field.host_E
+        for member in sorted(kept.tolist(), key=lambda e: -_known(score_E[e])):
             if len(found) >= count:
                 break
-            options = self._additions(topologies[member])
+            options = self._additions(int(host_E[member]), topologies[member])
             if options:
                 slot, name = options[int(generator.integers(len(options)))]
                 found.append((member, slot, name))
         return found
 
-    def _additions(self, topology: Topology) -> list[tuple[int, str]]:
+    def _additions(self, host: int, topology: Topology) -> list[tuple[int, str]]:
         """(slot, blueprint) of the seeds that may be added."""
+        space = self.variants[host].space
         return [
             (slot, name)
             for slot, held in enumerate(topology)
             if held == EMPTY
-            for name in self.space.options(slot)
-            if self.space.allows(_changed(topology, slot, name))
+            for name in space.options(slot)
+            if space.allows(_changed(topology, slot, name))
         ]
 
     # ---- the end of a bracket -------------------------------------------------------------
 
-    def _finish(self, trainer: BracketTrainer) -> None:
+    def _finish(self, field: Field) -> None:
         """Save the networks of the frontier and close the bracket."""
-        self._save_networks(trainer)
+        self._save_networks(field)
         state = self.state
         before = self._volume([c for c in state.candidates if c.bracket < state.bracket])
         improved = self._volume(state.candidates) > before * (1.0 + PROGRESS)
@@ -421,18 +445,19 @@ class Search:
             sizes=(),
             stage=0,
             batch=0,
+            batches=(),
             members=(),
             compute_E=(),
         )
         self._current = None
-        self._store.save_state(self._timed(), None)
+        self._store.save_state(self._timed(), {})
 
-    def _save_networks(self, trainer: BracketTrainer) -> None:
+    def _save_networks(self, field: Field) -> None:
         """Save those members that are on the frontier, and the control."""
         candidates = list(self.state.candidates)
         for number in sorted(frontier_numbers(candidates) | control_numbers(candidates)):
             if number in self.state.members and not candidates[number].saved:
-                member = self.state.members.index(number)
+                trainer, member = field.locate(self.state.members.index(number))
                 self._store.save_network(candidates[number], trainer.population, member)
                 candidates[number] = replace(candidates[number], saved=True)
         self.state = replace(self.state, candidates=tuple(candidates))
@@ -442,16 +467,22 @@ class Search:
         some = [c for c in candidates if c.finished]
         if not some:
             return 0.0
-        host = self.space.costs.host_params
-        largest = max(self.space.size(self.space.largest()).params, host + 1)
+        spaces = [variant.space for variant in self.variants]
+        smallest = min(space.costs.host_params for space in spaces)
+        largest = max(space.size(space.largest()).params for space in spaces)
         score_N = np.array([c.score for c in some])
         size_N = np.array([float(c.params) for c in some])
         worst = float(np.nan_to_num(self._objective.constant_score))
-        return hypervolume(score_N, size_N, largest, host, min(worst, 0.99))
+        return hypervolume(score_N, size_N, max(largest, smallest + 1), smallest, min(worst, 0.99))
 
 
 def _changed(topology: Topology, slot: int, name: str) -> Topology:
     return (*topology[:slot], name, *topology[slot + 1 :])
+
+
+def _known(score: float) -> float:
+    """A score that can be compared: NaN is the worst."""
+    return float(np.nan_to_num(score, nan=-np.inf))
 
 
 def frontier_numbers(candidates: Sequence[Candidate]) -> set[int]:
@@ -463,7 +494,7 @@ def frontier_numbers(candidates: Sequence[Candidate]) -> set[int]:
 
 
 def control_numbers(candidates: Sequence[Candidate]) -> set[int]:
-    """Number of the best bare host that was trained in full."""
-    bare = [c for c in candidates if c.finished and not any(c.topology)]
-    best = max(bare, key=lambda c: np.nan_to_num(c.score, nan=-np.inf), default=None)
+    """Number of the best run of the model as given, trained in full."""
+    bare = [c for c in candidates if c.finished and c.host == 0 and not any(c.topology)]
+    best = max(bare, key=lambda c: _known(c.score), default=None)
     return set() if best is None else {best.number}

@@ -142,8 +142,8 @@ class BracketTrainer:
             self.population.advance(member_N, slot_N)
         blended_ES = self.population.lifecycle.stage_ES == SeedStage.HOLDING
         if blended_ES.any():  # from now on like a planted seed, which may be pruned later
-            where = np.nonzero(blended_ES)
-            self.population.lifecycle.make_static(*where, SeedStage.PLANTED)
+            member_N, slot_N = np.nonzero(blended_ES)
+            self.population.lifecycle.make_static(member_N, slot_N, SeedStage.PLANTED)
 
     # ---- validation -----------------------------------------------------------------------
 

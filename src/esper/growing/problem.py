@@ -1,0 +1,89 @@
+"""Model, data and loss of a run, checked against each other before anything trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from esper.growing.data import GrowData
+from esper.growing.folder import architecture_of
+from esper.growing.model_checks import check_against_model, model_failure
+from esper.growing.parts import GrowPart, Inputs
+from esper.growing.settings import GrowSettings
+from esper.kasmina.initialisation import build
+from esper.kasmina.tracing import HostTrace, trace_model
+from esper.leyline.errors import EsperError, unknown_name
+from esper.tasks.objectives import Objective, make_objective
+
+Model = nn.Module | Callable[[], nn.Module]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """What is trained, on what, and how it is judged."""
+
+    model: Model
+    trace: HostTrace
+    data: GrowData
+    objective: Objective
+    architecture: str
+
+    def packed(self, part: GrowPart) -> Tensor:
+        """Inputs of a part as the one tensor that hosts take."""
+        return self.trace.inputs.pack(part.inputs)
+
+
+def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Problem:
+    """Trace a model and check it against the data and the loss; raises before anything trains."""
+    example = data.example()
+    _try_model(model, example.inputs)
+    trace = trace_model(model, example.inputs, settings.slots, settings.output)
+    if settings.blueprints is not None:
+        trace = limit_blueprints(trace, settings.blueprints)
+    host = trace.factory().eval()
+    with torch.no_grad():
+        outputs = host(trace.inputs.pack(example.inputs))
+    objective = make_objective(
+        settings.loss,
+        settings.metric,
+        targets=data.sample.targets,
+        output_shape=tuple(outputs.shape[1:]),
+        class_weights=settings.class_weights,
+        label_smoothing=settings.label_smoothing,
+    )
+    check_against_model(data, objective, outputs, len(example))
+    return Problem(model, trace, data, objective, architecture_of(host))
+
+
+def _try_model(model: Model, inputs: Inputs) -> None:
+    """Run the model on the first samples, as the user would; raises with a hint if it fails."""
+    if not isinstance(model, nn.Module) and not callable(model):
+        raise EsperError(
+            f"model={type(model).__name__}: give an nn.Module, or a class or function that builds "
+            f"one"
+        )
+    if not isinstance(inputs, Tensor):
+        return  # tracing decides how several inputs are passed
+    base = model if isinstance(model, nn.Module) else build(model, 0, "model")
+    modes = {part: part.training for part in base.modules()}
+    try:
+        base.eval()
+        device = next((p.device for p in base.parameters()), torch.device("cpu"))
+        with torch.no_grad():
+            base(inputs.to(device))
+    except Exception as error:  # whatever a user's model raises
+        raise model_failure(error, base, inputs) from error
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+def limit_blueprints(trace: HostTrace, blueprints: Sequence[str]) -> HostTrace:
+    """The same host with some of its blueprints."""
+    for name in blueprints:
+        if name not in trace.blueprints:
+            raise unknown_name("blueprint", name, trace.blueprints, f"for {trace.name}")
+    return replace(trace, blueprints=tuple(blueprints))

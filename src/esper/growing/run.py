@@ -1,0 +1,299 @@
+"""One run of `esper.grow`: decides its settings, says what it costs, searches and judges."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from esper.device.selection import parse_device
+from esper.growing.batches import BatchSource, ResidentBatches, StreamedBatches
+from esper.growing.budget import Budget
+from esper.growing.folder import (
+    GROW,
+    SCHEMA,
+    GrowFolder,
+    GrowInfo,
+    population_name,
+    read_info,
+    read_state,
+)
+from esper.growing.outcome import make_result
+from esper.growing.parts import GrowPart
+from esper.growing.problem import Problem, limit_blueprints
+from esper.growing.progress import ProgressPrinter
+from esper.growing.records import SearchState
+from esper.growing.result import GrowResult
+from esper.growing.search import Search, SearchSettings
+from esper.growing.settings import WIDTHS, GrowSettings
+from esper.growing.setup import (
+    Builder,
+    Length,
+    Probe,
+    choose_batch_size,
+    choose_length,
+    choose_rates,
+    choose_runs,
+    make_space,
+    measure_speed,
+    most_members,
+    population_config,
+)
+from esper.growing.streams import StreamSource
+from esper.growing.training import BracketTrainer, Validation
+from esper.growing.variants import Variant
+from esper.kasmina.population import Population
+from esper.kasmina.tracing import trace_model
+from esper.kasmina.tracing.widths import scaled_factory
+from esper.leyline.errors import EsperError
+from esper.simic.training.runs.provenance import versions
+from esper.tolaria.memory_check import free_bytes
+from esper.tolaria.runtime import explain_out_of_memory
+
+VAL_BATCH: Final = 1024
+"""Samples of a validation batch."""
+PROBE_MEMBERS: Final = 8
+DATA_SHARE: Final = 0.3
+"""Share of the free memory of a device that data may take there."""
+FEW_MEMBERS: Final = 4
+"""Members below which candidates cannot be halved."""
+TRAINED: Final = 0.2
+"""An instance whose score exceeds the best constant's by this share of what is left is trained."""
+
+
+class GrowRun:
+    """One call of `grow`, after its arguments are checked."""
+
+    def __init__(
+        self, problem: Problem, settings: GrowSettings, budget: Budget, printer: ProgressPrinter
+    ) -> None:
+        self.problem, self.settings, self.budget = problem, settings, budget
+        self.printer = printer
+        self.device = parse_device(settings.device)
+        self.optimizer, self.rates = choose_rates(
+            settings.lr, settings.optimizer, problem.trace.topology
+        )
+        middle = self.rates[len(self.rates) // 2]
+        config = population_config(self.optimizer, middle, settings.executor)
+        self.builder = Builder(problem.trace, config, problem.objective, settings.seed, self.device)
+        data = problem.data
+        samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
+        size = choose_batch_size(data.batch_size, samples)
+        self.batches, per_epoch = self._batches(size)
+        self.length = choose_length(settings.epochs, size, per_epoch)
+        self.val = Validation(
+            problem.packed(data.val).to(self.device),
+            data.val.targets.to(self.device),
+            VAL_BATCH,
+        )
+
+    def _batches(self, size: int) -> tuple[BatchSource, int | None]:
+        train, inputs = self.problem.data.train, self.problem.trace.inputs
+        if isinstance(train, StreamSource):
+
+            def open_pass() -> Iterator[tuple[Tensor, Tensor]]:
+                return ((inputs.pack(x), y) for x, y in train.batches())
+
+            return StreamedBatches(open_pass, self.device), train.batches_per_epoch
+        packed, targets = self.problem.packed(train), train.targets
+        if packed.nbytes <= DATA_SHARE * free_bytes(self.device):
+            packed, targets = packed.to(self.device), targets.to(self.device)
+        batches = ResidentBatches(packed, targets, size, self.settings.seed, self.device)
+        return batches, batches.per_epoch
+
+    # ---- before the search ----------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Measure sizes and speed, decide the settings of the search, and say what it costs."""
+        x, _ = self.batches.batch(0)
+        with explain_out_of_memory(self.device, 1, self.length.batch_size):
+            space = make_space(self.builder, x[0], self.budget)
+            base = Variant("", self.builder, space, 1.0)
+            self.variants = [base, *self._widths(x[0], base)]
+            self.members = min(most_members(v.space, self.device) for v in self.variants)
+            probed = min(PROBE_MEMBERS, self.members)
+            self.probe: Probe = measure_speed(
+                self.builder, space, self.batches, self.problem.objective, probed
+            )
+        before = self.length
+        self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
+        self._announce(before)
+
+    def _widths(self, sample: Tensor, base: Variant) -> list[Variant]:
+        """The model at other widths, as far as it can be scaled and the budget allows."""
+        problem, settings = self.problem, self.settings
+        wanted = settings.widths
+        if wanted == "auto":
+            wanted = () if self._is_trained(base) else WIDTHS
+        found: list[Variant] = []
+        sizes = {base.space.costs.host_params}
+        example = problem.data.example().inputs
+        for factor in wanted:
+            try:
+                scaled = scaled_factory(problem.model, example, factor, settings.output)
+                trace = trace_model(scaled, example, settings.slots, settings.output)
+                if settings.blueprints is not None:
+                    trace = limit_blueprints(trace, settings.blueprints)
+                config = self.builder.config
+                builder = Builder(trace, config, problem.objective, settings.seed, self.device)
+                space = make_space(builder, sample, self.budget)
+            except EsperError as error:
+                if settings.widths != "auto":
+                    raise EsperError(f"width {factor:g}: {error}") from error
+                continue
+            if space.costs.host_params not in sizes:
+                sizes.add(space.costs.host_params)
+                cost = space.training.host / max(1, base.space.training.host)
+                found.append(Variant(f"x{factor:g}", builder, space, cost))
+        return found
+
+    def _is_trained(self, base: Variant) -> bool:
+        """Whether the model was given with weights that already solve the problem in part."""
+        if not isinstance(self.problem.model, nn.Module):
+            return False
+        trainer = BracketTrainer(
+            self.builder([0]), base.space, self.batches, self.problem.objective, 1, self.rates[:1]
+        )
+        score = float(trainer.validate(self.val)[0][0])
+        constant = self.problem.objective.constant_score
+        return score > constant + TRAINED * (1.0 - constant)
+
+    def _announce(self, before: Length) -> None:
+        say, trace, data = self.printer.say, self.problem.trace, self.problem.data
+        for note in data.notes:
+            say(note)
+        costs = self.variants[0].space.costs
+        others = ", ".join(variant.name for variant in self.variants[1:])
+        say(
+            f"{trace.name}: {costs.host_params:,} parameters, {costs.host_macs:,} MACs; "
+            f"{len(trace.slots)} places to grow ({', '.join(trace.places.values())}), blueprints "
+            f"{', '.join(trace.blueprints)}; other widths: {others or 'none'}"
+        )
+        for path, reason in trace.untraced.items():
+            say(f"{path} is kept whole: {reason}")
+        if before.batches != self.length.batches:
+            say(
+                f"the time limit leaves room for training runs of {self.length.batches} batches "
+                f"instead of {before.batches}"
+            )
+        if self.members < FEW_MEMBERS:
+            say(
+                f"only {self.members} networks of this size fit into memory: they are trained a "
+                f"few at a time"
+            )
+        seconds = self.runs * self.length.batches * self.probe.seconds
+        say(
+            f"up to {self.members} networks at a time, {self.length.batches} batches of "
+            f"{self.length.batch_size} each; {self.runs:.3g} training runs of your model in all, "
+            f"about {duration(seconds)}"
+        )
+
+    # ---- the search -----------------------------------------------------------------------
+
+    def search(self, folder: GrowFolder, resumed: bool) -> GrowResult:
+        """Search, and judge what was found."""
+        problem, printer = self.problem, self.printer
+        info = self._info(folder.path)
+        if resumed:
+            info = self._matching(folder.path, info)
+        else:
+            folder.write(GROW, info)
+        settings = SearchSettings(
+            length=info.length,
+            rates=info.rates,
+            most_members=info.most_members,
+            runs=info.runs,
+            seconds=float("inf") if self.budget.minutes is None else 60.0 * self.budget.minutes,
+            seed=self.settings.seed,
+            policy=self.settings.search_policy,
+        )
+        search = Search(
+            settings, self.variants, self.batches, self.val, problem.objective, folder, printer
+        )
+        state = read_state(folder.path) if resumed else None
+        populations = {} if state is None else self._populations(folder.path, state)
+        with explain_out_of_memory(self.device, self.members, self.length.batch_size):
+            complete = search.run(state, populations)
+        return make_result(problem, info, search, folder, complete, printer.say)
+
+    def _populations(self, path: Path, state: SearchState) -> Mapping[int, Population]:
+        """Load the members of the bracket under way, by variant."""
+        if not state.members:
+            return {}
+        self.printer.say(f"resuming at bracket {state.bracket + 1}, batch {state.batch}")
+        held = path / population_name(state)
+        loss = self.problem.objective.loss
+        return {
+            host: Population.load(
+                held / str(host), self.variants[host].trace.factory, self.device, loss=loss
+            )
+            for host in sorted({state.candidates[number].host for number in state.members})
+        }
+
+    def _info(self, path: Path) -> GrowInfo:
+        problem, space, settings = self.problem, self.variants[0].space, self.settings
+        trace = problem.trace
+        return GrowInfo(
+            schema=SCHEMA,
+            name=path.name,
+            created=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+            model=trace.name,
+            fingerprint=problem.data.fingerprint,
+            architecture=problem.architecture,
+            notes=problem.data.notes,
+            loss=problem.objective.name,
+            metric=problem.objective.metric,
+            topology=trace.topology,
+            slots=trace.slots,
+            places=_places(self.variants[0]),
+            variants=tuple(variant.name for variant in self.variants),
+            variant_places=tuple(_places(variant) for variant in self.variants),
+            blueprints=trace.blueprints,
+            host_params=space.costs.host_params,
+            host_macs=space.costs.host_macs,
+            batch_size=self.length.batch_size,
+            epochs=self.length.epochs,
+            length=self.length.batches,
+            optimizer=self.optimizer,
+            rates=self.rates,
+            most_members=self.members,
+            runs=self.runs,
+            seed=settings.seed,
+            device=str(self.device),
+            budget=self.budget,
+            versions=versions(),
+            train_macs=space.training.host,
+            constant_score=problem.objective.constant_score,
+        )
+
+    def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:
+        """The settings of a run to resume; raises if model, data or loss are others."""
+        before = read_info(path)
+        names = ("fingerprint", "architecture", "loss", "metric", "places", "variants", "seed")
+        for what in names:
+            old, new = getattr(before, what), getattr(now, what)
+            if old != new:
+                words = {"fingerprint": "data", "architecture": "model", "variants": "widths"}
+                raise EsperError(
+                    f"resume {path}: it was started with other {words.get(what, what)} "
+                    f"({str(old)[:40]}, now {str(new)[:40]}); give the same, or start a new run"
+                )
+        return before
+
+
+def _places(variant: Variant) -> tuple[str, ...]:
+    trace = variant.trace
+    return tuple(trace.places[slot] for slot in trace.slots)
+
+
+def duration(seconds: float) -> str:
+    """A duration for people.
+
+    >>> duration(40), duration(400)
+    ('40 s', '7 min')
+    """
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
