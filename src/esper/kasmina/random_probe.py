@@ -45,7 +45,7 @@ class Draws:
 
 def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
     """Run a module twice in training mode on at least two samples; its state is restored."""
-    was_training = module.training
+    modes = {part: part.training for part in module.modules()}
     module.train()
     with forked_rng(0, x.device), torch.inference_mode(False), torch.enable_grad():
         site = Site(name)
@@ -54,7 +54,8 @@ def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
             site = Site(name, plain_attention=True)
             out, watch, sources = _run(site, module, x)
         again, _, _ = _run(site, module, x)
-    module.train(was_training)
+    for part, mode in modes.items():  # a user's host may keep a norm in eval mode
+        part.training = mode
     same = torch.allclose(out.float(), again.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
     if not same and not sources:
         sources = [_UNSEEN]

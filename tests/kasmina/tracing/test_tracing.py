@@ -16,22 +16,17 @@ from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.tracing import plain_model, trace_model
 from esper.leyline import EsperError
-from user_models import (
-    CASES,
-    GPT,
+from peculiar_models import (
     ChannelsLast,
-    Conv1dNet,
     DictInput,
     DictOutput,
     FrozenTrunk,
     FunctionalDropout,
     Llama,
-    MobileNet,
-    ResNet,
     TwoInputs,
     UnusedParameters,
-    sequential_cnn,
 )
+from user_models import CASES, GPT, Conv1dNet, MobileNet, ResNet, sequential_cnn
 
 IMAGES = torch.randn(4, 3, 8, 8)
 VECTORS = torch.randn(4, 6)
@@ -204,10 +199,26 @@ def test_frozen_norms_of_a_train_method_stay_in_eval_mode():
             return self.head(self.net(x).mean((2, 3)))
 
     host = trace_model(FrozenNorms(), IMAGES)
-    population = Population(host.factory, host.slots, host.blueprints, 2)
-    for _ in range(3):
+    for executor in ("vmap", "loop"):
+        config = PopulationConfig(executor=executor)
+        population = Population(host.factory, host.slots, host.blueprints, 2, config=config)
         population.train_batch(IMAGES[None], torch.tensor([[0, 1, 2, 0]]))
-    assert torch.equal(population.member(0).host.net[1].running_mean, torch.zeros(4))
+        assert torch.equal(population.member(0).host.net[1].running_mean, torch.zeros(4))
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt", "careful", "unused"])
+def test_host_moves_as_one(name: str):
+    """Tensors that graphs read directly follow the host to another device or type."""
+    case = CASES[name]
+    example = case.example(4)
+    host = trace_model(case.build(), example).factory().eval()
+    before = host(example)
+    host.double()
+    after = host(example.double() if example.is_floating_point() else example)
+    if name != "careful":  # converts its input to float32 itself
+        assert after.dtype == torch.float64
+    torch.testing.assert_close(after.float(), before)
+    torch.testing.assert_close(copy.deepcopy(host.float())(example), before)
 
 
 # ---- modes -----------------------------------------------------------------------------------
@@ -331,6 +342,7 @@ def test_population_and_member_load_with_the_traced_factory(tmp_path: Path):
     again = Population.load(tmp_path / "population", host.factory)
     member = MorphogeneticModel.load(tmp_path / "member", host.factory)
     torch.testing.assert_close(member(IMAGES), population.member(0)(IMAGES))
+    torch.testing.assert_close(plain_model(host, member)(IMAGES), member(IMAGES))
     for one in (population, again):
         one.train_batch(IMAGES[None], labels)
     assert torch.equal(again.network.host.flat_EP, population.network.host.flat_EP)

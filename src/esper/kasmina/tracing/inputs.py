@@ -69,10 +69,13 @@ class Inputs:
     @property
     def dtype(self) -> torch.dtype:
         """Type of the packed tensor."""
-        floats = [spec.dtype.is_floating_point for spec in self.specs]
+        kinds = {spec.dtype for spec in self.specs}
         if not self.packed:
             return self.specs[0].dtype
-        return torch.float32 if all(floats) else torch.float64 if any(floats) else torch.int64
+        if not any(kind.is_floating_point for kind in kinds):
+            return torch.int64
+        narrow = all(kind.is_floating_point and kind != torch.float64 for kind in kinds)
+        return torch.float32 if narrow else torch.float64
 
     def columns(self) -> list[tuple[int, int]]:
         """Return the first column of each input in the packed tensor, and the one after it."""

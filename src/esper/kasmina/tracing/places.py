@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -249,12 +248,10 @@ _POOLS: Final = (
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d,
     nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
 )  # fmt: skip
-_STEP_FUNCTIONS: Final = frozenset(
-    name for name in dir(F)
-    if name.rstrip("_") in {"relu", "relu6", "gelu", "silu", "elu", "selu", "mish", "hardswish",
-                            "leaky_relu", "prelu", "tanh", "sigmoid", "hardtanh", "softplus"}
-    or "pool" in name
-) | {"tanh", "sigmoid", "relu", "cat"}  # fmt: skip
+_ACTIVATIONS: Final = frozenset(
+    {"relu", "relu6", "gelu", "silu", "elu", "selu", "mish", "hardswish", "leaky_relu", "prelu",
+     "tanh", "sigmoid", "hardtanh", "softplus"}
+)  # fmt: skip
 _ADDS: Final = frozenset({"add", "add_", "iadd", "cat", "concat"})
 
 
@@ -270,7 +267,7 @@ def _grade_of_step(model: ModelGraph, node: fx.Node) -> int:
     if model.ends.get(node):
         return BLOCK
     if node.op != "call_module":
-        return STEP if _name(node) in _STEP_FUNCTIONS else OTHER
+        return _grade_of_function(node)
     module = model.root.get_submodule(str(node.target))
     own = type(module).__module__
     if not own.startswith("torch.nn.") or isinstance(module, nn.TransformerEncoderLayer):
@@ -280,6 +277,11 @@ def _grade_of_step(model: ModelGraph, node: fx.Node) -> int:
         return STEP
     first_of_more = isinstance(module, (_ConvNd, nn.Linear, _BatchNorm, nn.GroupNorm))
     return OTHER if first_of_more else LAYER
+
+
+def _grade_of_function(node: fx.Node) -> int:
+    name = _name(node)
+    return STEP if name.rstrip("_") in _ACTIVATIONS or "pool" in name else OTHER
 
 
 def _inside_block(model: ModelGraph, node: fx.Node) -> bool:
@@ -339,9 +341,8 @@ def choose_places(places: Sequence[Place], slots: int) -> list[Place]:
                 best = found
         if best:
             break
-    blocks = [place for place in best if place.grade == BLOCK]
-    chosen = _spread(blocks, [], slots)
-    chosen = _spread(best, chosen, slots)
+    chosen = _spread([place for place in best if place.grade == BLOCK], slots)
+    chosen += _spread([place for place in best if place.grade < BLOCK], slots - len(chosen))
     return sorted(chosen, key=lambda place: place.index)
 
 
@@ -355,19 +356,25 @@ def _one_per_interval(places: Sequence[Place], least: int) -> list[Place]:
     return list(best.values())
 
 
-def _spread(places: Sequence[Place], chosen: Sequence[Place], most: int) -> list[Place]:
-    """Add places up to `most`: ends of stages first, then those farthest from the chosen ones."""
-    out = list(chosen)
-    left = [place for place in places if place not in out]
-    following = [place.shape for place in places[1:]]
-    ends = [p for p, shape in zip(places, [*following, ()], strict=False) if p.shape != shape]
-    for pool in (ends, left):
-        pool = [place for place in pool if place not in out]
-        while pool and len(out) < most:
-            far = max(pool, key=lambda p: min((abs(p.index - q.index) for q in out), default=0))
-            out.append(far)
-            pool.remove(far)
-    return out
+def _spread(places: Sequence[Place], most: int) -> list[Place]:
+    """Return up to `most` places in even steps, ends of stages among them."""
+    shapes = [*(place.shape for place in places), ()]
+    ends = [rank for rank in range(len(places)) if shapes[rank] != shapes[rank + 1]]
+    if len(ends) >= most:
+        return [places[ends[rank]] for rank in _even_ranks(len(ends), most)]
+    ranks = _even_ranks(len(places), most)
+    for end in ends:  # moves the nearest one there
+        free = [rank for rank in ranks if rank not in ends]
+        if end not in ranks and free:
+            ranks[ranks.index(min(free, key=lambda rank: abs(rank - end)))] = end
+    return [places[rank] for rank in sorted(ranks)]
+
+
+def _even_ranks(count: int, most: int) -> list[int]:
+    """Return up to `most` of `count` ranks in even steps, the last one included."""
+    if count <= most:
+        return list(range(count))
+    return [(step + 1) * count // most - 1 for step in range(most)]
 
 
 def named_places(places: Sequence[Place], names: Sequence[str], root: nn.Module) -> list[Place]:
