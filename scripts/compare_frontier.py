@@ -31,12 +31,14 @@ import torch
 from torch import nn
 
 import esper
-from esper.growing import api
 from esper.growing.data import read_data
 from esper.growing.frontier import hypervolume, pareto
 from esper.growing.parts import GrowPart
+from esper.growing.problem import make_problem
 from esper.growing.progress import ProgressPrinter
-from esper.growing.setup import Builder, choose_rates, make_space, population_config
+from esper.growing.run import VAL_BATCH, GrowRun
+from esper.growing.settings import GrowSettings
+from esper.growing.setup import make_space
 from esper.growing.training import BracketTrainer, Validation
 from esper.leyline.statistics import mean_estimate
 from esper.scripts.cli.command import run_command
@@ -193,10 +195,10 @@ def train_static(
 ) -> tuple[list[Point], int, int]:
     """Train a width at every rate; returns points, training MACs of a sample, parameters."""
     device = torch.device(config.device)
-    made = api.make_problem(lambda: problem.build(width), data)
-    kind, rates = choose_rates("auto", "auto", made.trace.topology)
-    builder = Builder(made.trace, population_config(kind, rates[1], "auto"), made.objective, seed, device)  # noqa: E501  # fmt: skip
-    run = api._Run(made, builder, esper.Budget(), config.epochs, kind, rates, ProgressPrinter(False))  # noqa: E501  # fmt: skip
+    settings = GrowSettings(seed=seed, epochs=config.epochs, device=config.device)
+    made = make_problem(lambda: problem.build(width), data, settings)
+    run = GrowRun(made, settings, esper.Budget(), ProgressPrinter(verbose=False))
+    builder, rates = run.builder, run.rates
     x, _ = run.batches.batch(0)
     space = make_space(builder, x[0], esper.Budget())
     population = builder(range(len(rates)))
@@ -206,7 +208,7 @@ def train_static(
     trainer.train(run.length.batches)
     scores = []
     for part in (data.val, data.test):
-        held = Validation(made.packed(part).to(device), part.targets.to(device), api.VAL_BATCH)
+        held = Validation(made.packed(part).to(device), part.targets.to(device), VAL_BATCH)
         scores.append(trainer.validate(held)[0])
     params = space.costs.host_params
     points = [Point(params, float(v), float(t)) for v, t in zip(*scores, strict=True)]

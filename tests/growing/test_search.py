@@ -36,7 +36,7 @@ def model() -> nn.Module:
 
 
 def grow(folder: Path, **settings) -> esper.GrowResult:
-    chosen = {"budget": esper.Budget(host_runs=6), "epochs": 16, "device": "cpu"} | settings
+    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 16, "device": "cpu"} | settings
     return esper.grow(model, data(), folder=folder, verbose=False, **chosen)
 
 
@@ -51,7 +51,7 @@ def candidates(result: esper.GrowResult):
 
 def test_the_compute_of_all_candidates_is_within_the_budget_and_adds_up(result):
     found, length = candidates(result), result.info.length
-    assert result.record.runs <= 6.0
+    assert result.record.runs <= 12.0
     assert sum(c.compute for c in found) / length == pytest.approx(result.record.runs, rel=1e-9)
 
 
@@ -208,7 +208,7 @@ def test_progress_is_reported_to_the_caller(tmp_path):
     seen = []
     grow(tmp_path, on_round=seen.append)
     assert [p.stage for p in seen][:2] == [0, 1]
-    assert seen[-1].runs <= 6.0
+    assert seen[-1].runs <= 12.0
 
 
 SCRIPT = """

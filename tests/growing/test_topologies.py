@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from esper.growing.plan import HALVINGS, LEAST_BATCHES, make_bracket
-from esper.growing.proposals import propose
+from esper.growing.plan import (
+    HALVINGS,
+    LEAST_BATCHES,
+    affordable_count,
+    bracket_share,
+    remaining_share,
+    stage_ends,
+)
+from esper.growing.proposals import Proposer
 from esper.growing.records import Candidate
 from esper.growing.topologies import TopologySpace
+from esper.growing.variants import Variant
 from esper.kasmina.caps import SeedCosts
 from esper.kasmina.seed_costs import TrainingCosts
 
@@ -62,8 +71,23 @@ def test_neighbours_differ_in_one_slot():
 def candidate(number: int, topology, score: float, origin="planted", rate=0.3) -> Candidate:
     params = space().size(topology).params
     return Candidate(
-        number, topology, rate, origin, None, 0, params, 10 * params, ((9, score),), finished=True
+        number,
+        0,
+        topology,
+        rate,
+        origin,
+        None,
+        0,
+        params,
+        10 * params,
+        ((9, score),),
+        finished=True,
     )
+
+
+def propose(space: TopologySpace, rates, known, bracket, count, seed, hosts: int = 1):
+    variants = [Variant(f"x{host}", None, space, 1.0 + host) for host in range(hosts)]
+    return Proposer(variants, rates, known, bracket, seed).propose(count)
 
 
 def test_the_first_bracket_has_the_model_at_every_rate_and_no_two_alike():
@@ -85,7 +109,16 @@ def test_a_later_bracket_plants_what_pruning_found_and_tries_nothing_twice():
     # Same topology and rate as the pruned one, which was not trained from the start.
     assert [(p.topology, p.rate, p.parent) for p in refit] == [(grown, 0.1, 1)]
     tried = {c.key for c in known if c.origin != "pruned"}
-    assert not tried & {(p.topology, p.rate) for p in found}
+    assert not tried & {(p.host, p.topology, p.rate) for p in found}
+
+
+def test_every_width_is_tried_without_seeds_first_and_neighbours_change_width_too():
+    found = propose(space(), RATES, [], 0, 32, seed=3, hosts=4)
+    assert {p.host for p in found if p.origin == "host"} == {0, 1, 2, 3}
+    assert {p.host for p in found if p.origin == "planted"} == {0, 1, 2, 3}
+    known = [candidate(0, space().bare, 0.5, "host")]
+    later = propose(space(), RATES, known, 1, 24, seed=3, hosts=4)
+    assert any(p.host != 0 and p.parent == 0 for p in later)
 
 
 def test_when_all_is_tried_nothing_is_proposed():
@@ -95,15 +128,30 @@ def test_when_all_is_tried_nothing_is_proposed():
 
 
 @pytest.mark.parametrize("length", [1, 20, 200, 1485])
+@pytest.mark.parametrize("candidates", [1, 2, 7, 32])
+def test_stages_double_to_the_full_length(length, candidates):
+    ends = stage_ends(length, candidates)
+    assert ends[-1] == length
+    assert all(abs(2 * a - b) <= 1 for a, b in pairwise(ends))
+    assert len(ends) == 1 or ends[0] >= LEAST_BATCHES
+    assert 2 ** (len(ends) - 1) <= min(candidates, 2**HALVINGS)
+
+
+def test_the_cost_of_a_bracket_is_that_of_its_stages():
+    """Candidates of equal cost, halved exactly."""
+    ends = stage_ends(1600, 16)
+    trained = [0, *ends]
+    batches = sum((16 >> k) * (b - a) for k, (a, b) in enumerate(pairwise(trained)))
+    assert bracket_share(ends) == batches / (16 * 1600)
+    for stage in range(len(ends) - 1):
+        later = [(1 / 2**k) * (b - a) for k, (a, b) in enumerate(pairwise(ends[stage:]))]
+        assert remaining_share(ends, stage) == pytest.approx(sum(later) / 1600)
+
+
 @pytest.mark.parametrize("runs", [0.5, 1.0, 3.0, 20.0])
-def test_a_bracket_costs_at_most_its_budget_and_halves_to_the_full_length(length, runs):
-    bracket = make_bracket(length, 32, runs)
-    if bracket is None:
-        assert runs < 1
-        return
-    assert bracket.runs <= runs
-    assert bracket.ends[-1] == length
-    assert bracket.members[0] <= 32
-    assert all(a == 2 * b for a, b in zip(bracket.members, bracket.members[1:], strict=False))
-    assert len(bracket.ends) == 1 or bracket.ends[0] >= LEAST_BATCHES
-    assert len(bracket.ends) <= HALVINGS + 1
+def test_a_bracket_costs_at_most_its_budget(runs):
+    costs = np.random.default_rng(0).uniform(1.0, 6.0, size=32)
+    count = affordable_count(costs, 400, runs)
+    assert count or runs < costs[0]
+    if count:
+        assert costs[:count].sum() * bracket_share(stage_ends(400, count)) <= runs

@@ -1,14 +1,19 @@
-"""How a search spends its compute: brackets of successive halving.
+"""How a bracket of successive halving spends its compute.
 
-A bracket trains many candidates for a short time, keeps half of them, trains these twice as long,
-and so on; the last ones are trained in full. With F finalists after R halvings it costs about
-F * (1 + R / 2) full training runs.
+It trains many candidates for a short time, keeps the better ones that make up half of their cost,
+trains these twice as long, and so on; the last ones are trained in full. With R halvings it costs
+(1 + R / 2) / 2**R of what training all candidates in full would.
+
+Costs are relative to the model as given.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
+
+import numpy as np
 
 from esper.leyline.errors import EsperError
 
@@ -18,40 +23,63 @@ LEAST_BATCHES: Final = 12
 """Candidates are not ranked after fewer batches than this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bracket:
-    """Sizes of one bracket."""
+def stage_ends(length: int, candidates: int) -> tuple[int, ...]:
+    """Batches at the ends of the stages of a bracket.
 
-    members: tuple[int, ...]
-    """Members that train in each stage."""
-    ends: tuple[int, ...]
-    """Batches that a member has trained on at the end of each stage."""
+    `length`: batches of a full training run.
 
-    @property
-    def runs(self) -> float:
-        """Compute in full training runs, if every candidate cost as much as the bare host."""
-        begins = (0, *self.ends[:-1])
-        batches = sum(
-            count * (end - begin)
-            for count, begin, end in zip(self.members, begins, self.ends, strict=True)
-        )
-        return batches / self.ends[-1]
-
-
-def make_bracket(length: int, most_members: int, runs: float) -> Bracket | None:
-    """The largest bracket that costs at most `runs` full training runs; None if none does.
-
-    `length`: batches of a full training run. `most_members`: members that fit into a population.
+    >>> stage_ends(800, 32), stage_ends(800, 2), stage_ends(20, 32)
+    ((100, 200, 400, 800), (400, 800), (20,))
     """
-    if length < 1 or most_members < 1:
-        raise EsperError(f"bracket of length {length} with {most_members} members: both 1 or more")
-    for halvings in range(HALVINGS, -1, -1):
-        if halvings and length >> halvings < LEAST_BATCHES:
-            continue
-        ends = tuple(-(-length // 2 ** (halvings - rung)) for rung in range(halvings + 1))
-        for finalists in range(most_members >> halvings, 0, -1):
-            members = tuple(finalists << (halvings - rung) for rung in range(halvings + 1))
-            bracket = Bracket(members, ends)
-            if bracket.runs <= runs:
-                return bracket
-    return None
+    if length < 1 or candidates < 1:
+        raise EsperError(f"bracket of {candidates} candidates, {length} batches: both 1 or more")
+    halvings = min(HALVINGS, candidates.bit_length() - 1)
+    while halvings and length >> halvings < LEAST_BATCHES:
+        halvings -= 1
+    return tuple(-(-length // 2 ** (halvings - stage)) for stage in range(halvings + 1))
+
+
+def remaining_share(ends: Sequence[int], stage: int) -> float:
+    """Training that is left after a stage for what it costs to train its survivors in full.
+
+    >>> remaining_share((100, 200, 400, 800), 1)
+    0.5
+    """
+    later = [end - before for before, end in pairwise(ends[stage:])]
+    return float(sum(step / 2**halvings for halvings, step in enumerate(later)) / ends[-1])
+
+
+def bracket_share(ends: Sequence[int]) -> float:
+    """Cost of a bracket, relative to training all its candidates in full.
+
+    >>> bracket_share((100, 200, 400, 800)), bracket_share((800,))
+    (0.3125, 1.0)
+    """
+    if len(ends) == 1:
+        return 1.0
+    return ends[0] / ends[-1] + remaining_share(ends, 0) / 2
+
+
+def affordable_count(costs: Sequence[float], length: int, runs: float) -> int:
+    """How many of the first candidates a bracket can have for `runs` full training runs."""
+    total_N = np.cumsum(costs)
+    fitting = [
+        count
+        for count in range(1, len(costs) + 1)
+        if total_N[count - 1] * bracket_share(stage_ends(length, count)) <= runs
+    ]
+    return max(fitting, default=0)
+
+
+def within_cost(order: Sequence[int], costs: Sequence[float], most: float) -> list[int]:
+    """Those of `order` that fit one after the other into a total cost; others are passed over.
+
+    >>> within_cost([2, 0, 1], [1.0, 1.0, 5.0], 2.5)
+    [0, 1]
+    """
+    kept, spent = [], 0.0
+    for index in order:
+        if spent + costs[index] <= most * (1 + 1e-9):
+            kept.append(index)
+            spent += costs[index]
+    return kept

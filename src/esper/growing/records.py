@@ -70,8 +70,6 @@ class SearchState:
     """Brackets in a row that have not improved the frontier."""
     ends: tuple[int, ...] = ()
     """Batches at the ends of the stages of the bracket under way; empty between brackets."""
-    sizes: tuple[int, ...] = ()
-    """Members of its stages, copies not counted."""
     stage: int = 0
     """Its current stage."""
     batch: int = 0

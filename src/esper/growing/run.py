@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from esper.device.selection import parse_device

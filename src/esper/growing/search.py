@@ -14,14 +14,14 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import zip_longest
 from typing import Final, Literal, Protocol
 
 import numpy as np
 
 from esper.growing.batches import BatchSource
 from esper.growing.frontier import hypervolume, pareto, survivors
-from esper.growing.plan import Bracket, make_bracket
+from esper.growing.plan import affordable_count, remaining_share, stage_ends, within_cost
 from esper.growing.proposals import Proposal, Proposer
 from esper.growing.records import Candidate, SearchState
 from esper.growing.topologies import EMPTY, Topology
@@ -33,7 +33,12 @@ from esper.leyline.streams import stream_seed
 from esper.tasks.objectives import Objective
 
 VARIATIONS: Final = 0.25
-"""Copies with a seed less or more, as a share of the survivors."""
+"""Cost of copies with a seed less or more, as a share of the survivors'."""
+GROWN_COST: Final = 2.0
+"""Most that a copy with a new seed may cost, relative to its parent: the seed trains in an extra
+pass."""
+LARGEST_SHARE: Final = 0.5
+"""A candidate may cost this share of what is left of the budget when it is trained in full."""
 PATIENCE: Final = 2
 """Brackets without progress after which a search ends."""
 PROGRESS: Final = 1e-3
@@ -129,9 +134,8 @@ class Search:
         try:
             if self.state.members and populations:
                 self._resume_bracket(populations)
-            while (bracket := self.next_bracket()) is not None:
-                if not self._run_bracket(bracket):
-                    break
+            while proposals := self.next_candidates():
+                self._run_bracket(proposals)
         except (KeyboardInterrupt, OutOfTimeError) as reason:
             self._close_early()
             return isinstance(reason, OutOfTimeError)
@@ -161,29 +165,30 @@ class Search:
         """Compute spent, in full training runs of the model as given."""
         return self.state.compute / self.settings.length
 
-    def next_bracket(self) -> Bracket | None:
-        """The next bracket that the budget pays for; None if the search is over."""
+    def next_candidates(self) -> list[Proposal]:
+        """The candidates of the next bracket that the budget pays for; none: the search is over."""
         settings, state = self.settings, self.state
         if state.stalled >= PATIENCE:
-            return None
+            return []
         left = settings.runs - self.runs
         if np.isfinite(settings.seconds) and state.bracket:
             left = min(left, (settings.seconds - self.seconds) * self.runs / self.seconds)
-        if left <= 0:
-            return None
-        cost = (1.0 + VARIATIONS / 2) * self._expected_cost()
-        bracket = make_bracket(settings.length, settings.most_members, left / cost)
-        if bracket is None and not state.bracket:  # train the model itself at least
-            return Bracket((1,), (settings.length,))
-        return bracket
-
-    def _expected_cost(self) -> float:
-        """Mean training cost of the next candidates, relative to the model as given."""
-        costs = [
-            self.variants[proposal.host].size(proposal.topology).cost
-            for proposal in self._proposals(self.settings.most_members)
+        first = not state.bracket
+        affordable = left - 1.0 if first else left  # the model itself is always trained in full
+        proposals = [
+            one
+            for one in self._proposals(settings.most_members)
+            if self._cost(one) <= LARGEST_SHARE * affordable
         ]
-        return float(np.mean(costs)) if costs else 1.0
+        costs = [(1.0 + VARIATIONS) * self._cost(one) for one in proposals]
+        count = affordable_count(costs, settings.length, affordable)
+        if first and not count:
+            return self._proposals(1)
+        return proposals[:count]
+
+    def _cost(self, one: Proposal | Candidate) -> float:
+        """Cost of training, relative to the model as given."""
+        return self.variants[one.host].size(one.topology).cost
 
     def _proposals(self, count: int) -> list[Proposal]:
         state, settings = self.state, self.settings
@@ -197,14 +202,11 @@ class Search:
 
     # ---- one bracket ----------------------------------------------------------------------
 
-    def _run_bracket(self, bracket: Bracket) -> bool:
-        """Run a bracket from the start; returns whether there was anything left to try."""
+    def _run_bracket(self, proposals: Sequence[Proposal]) -> None:
+        """Run a bracket from the start."""
         state = self.state
-        proposals = sorted(self._proposals(bracket.members[0]), key=lambda one: one.host)
-        if not proposals:
-            return False
         fresh = []
-        for offset, one in enumerate(proposals):
+        for offset, one in enumerate(sorted(proposals, key=lambda one: one.host)):
             size = self.variants[one.host].size(one.topology)
             number = len(state.candidates) + offset
             fresh.append(
@@ -218,15 +220,14 @@ class Search:
                     state.bracket,
                     size.params,
                     size.macs,
-                )  # fmt: skip
+                )
             )
         self.state = replace(
             state,
             candidates=(*state.candidates, *fresh),
             members=tuple(candidate.number for candidate in fresh),
             compute_E=(0.0,) * len(fresh),
-            ends=bracket.ends,
-            sizes=bracket.members,
+            ends=stage_ends(self.settings.length, len(fresh)),
             stage=0,
             batch=0,
         )
@@ -237,7 +238,6 @@ class Search:
             trainers[host] = self._trainer(host, population, mine)
             trainers[host].plant([candidate.topology for candidate in mine])
         self._run_stages(Field(self.variants, trainers))
-        return True
 
     def _resume_bracket(self, populations: Mapping[int, Population]) -> None:
         state = self.state
@@ -266,7 +266,7 @@ class Search:
 
     def _run_stages(self, field: Field) -> None:
         self._current = field
-        ends, sizes = self.state.ends, self.state.sizes
+        ends = self.state.ends
         for stage in range(self.state.stage, len(ends)):
             field.train(ends[stage], lambda _: self._after_batches(field))
             last = stage == len(ends) - 1
@@ -276,7 +276,7 @@ class Search:
             self._record(field, score_E, loss_E, finished=last)
             self._observer.on_stage(self, field)
             if not last:
-                self._halve(field, score_E, sizes[stage + 1])
+                self._halve(field, score_E)
                 self.state = replace(self.state, stage=stage + 1)
                 self._save(field)
         self._finish(field)
@@ -323,15 +323,24 @@ class Search:
 
     # ---- halving --------------------------------------------------------------------------
 
-    def _halve(self, field: Field, score_E: Doubles, keep: int) -> None:
-        """Keep the better half, and add copies of it with a seed less or more."""
+    def _halve(self, field: Field, score_E: Doubles) -> None:
+        """Keep the better members that make up half of the cost, and add copies of some."""
         here = [self.state.candidates[number] for number in self.state.members]
+        costs = [self._cost(candidate) for candidate in here]
         size_E = np.array([float(candidate.params) for candidate in here])
-        ranked = survivors(score_E, size_E, keep, self._controls(here, score_E))
-        kept = ranked[: self._affordable(here, ranked)]
+        control_E = self._controls(here, score_E)
+        controls = np.flatnonzero(control_E).tolist()
+        order = survivors(score_E, size_E, len(here), control_E)[len(controls) :].tolist()
+        most = self._affordable(sum(costs[e] for e in controls))
+        share = min(sum(costs) / 2.0, most)
+        kept = np.array(controls + within_cost(order, costs, share), dtype=np.int64)
+        if not kept.size:
+            kept = np.array([min(order, key=costs.__getitem__)])
+        spent = sum(costs[member] for member in kept) - sum(costs[e] for e in controls)
         changes: list[tuple[int, int, str]] = []
-        if len(kept) == len(ranked) and self.settings.policy == "halving":
-            changes = self._variations(field, score_E, kept, round(VARIATIONS * keep))
+        if self.settings.policy == "halving":
+            limit = min(VARIATIONS * share, most - spent)
+            changes = self._variations(field, score_E, kept, costs, limit)
         parents = np.array([member for member, *_ in changes], dtype=np.int64)
         order = field.select(np.concatenate([kept, parents]))
         members, candidates = [], list(self.state.candidates)
@@ -375,48 +384,47 @@ class Search:
             compute=0.0,
         )
 
-    def _affordable(self, here: Sequence[Candidate], ranked: Ints) -> int:
-        """How many of the survivors the rest of the budget pays for; at least 1."""
+    def _affordable(self, control_cost: float) -> float:
+        """Total cost of the survivors that the rest of the budget pays for, besides controls."""
         state, settings = self.state, self.settings
-        ends, sizes = state.ends[state.stage :], state.sizes[state.stage :]
-        steps = [later - end for end, later in pairwise(ends)]
-        # A later stage trains fewer of them.
-        batches = sum(step * size / sizes[1] for step, size in zip(steps, sizes[1:], strict=True))
-        costs = [self.variants[here[e].host].size(here[e].topology).cost for e in ranked]
-        left = settings.runs * settings.length - state.compute
-        return max(1, int((np.cumsum(costs) * batches <= left).sum()))
+        left = settings.runs - self.runs
+        left -= control_cost * (state.ends[-1] - state.ends[state.stage]) / state.ends[-1]
+        return left / remaining_share(state.ends, state.stage)
 
     def _controls(self, here: Sequence[Candidate], score_E: Doubles) -> Bools:
         """`[E]`: the best of the members that are the model as given, if there are any."""
         control_E = np.zeros(len(here), dtype=np.bool_)
         bare = [e for e, one in enumerate(here) if one.origin == "host" and one.host == 0]
         if bare:
-            control_E[max(bare, key=lambda e: _known(score_E[e]))] = True
+            control_E[max(bare, key=lambda e: _known(float(score_E[e])))] = True
         return control_E
 
     def _variations(
-        self, field: Field, score_E: Doubles, kept: Ints, count: int
+        self, field: Field, score_E: Doubles, kept: Ints, costs: Sequence[float], most: float
     ) -> list[tuple[int, int, str]]:
-        """(member, slot, blueprint) of the copies to make; an empty blueprint removes the seed."""
-        if not count:
-            return []
-        found: list[tuple[int, int, str]] = []
+        """(member, slot, blueprint) of the copies to make; an empty blueprint removes the seed.
+
+        `most`: their total cost, where one more seed counts `GROWN_COST` times.
+        """
+        pruned: list[tuple[int, int, str]] = []
         member_N, slot_N, score_N = field.without_each_seed(self._val)
-        cost_N = np.where(np.isin(member_N, kept), score_E[member_N] - score_N, np.inf)
-        for index in np.argsort(cost_N, kind="stable"):
-            if np.isfinite(cost_N[index]) and len(found) < max(1, count // 2):
-                found.append((int(member_N[index]), int(slot_N[index]), EMPTY))
+        lost_N = np.where(np.isin(member_N, kept), score_E[member_N] - score_N, np.inf)
+        for index in np.argsort(lost_N, kind="stable"):
+            if np.isfinite(lost_N[index]):
+                pruned.append((int(member_N[index]), int(slot_N[index]), EMPTY))
         seed = stream_seed(self.settings.seed, "grow", "vary", self.state.bracket, field.batch)
         generator = np.random.default_rng(seed)
+        grown: list[tuple[int, int, str]] = []
         topologies, host_E = field.topologies(), field.host_E
-        for member in sorted(kept.tolist(), key=lambda e: -_known(score_E[e])):
-            if len(found) >= count:
-                break
+        for member in sorted(kept.tolist(), key=lambda e: -_known(float(score_E[e]))):
             options = self._additions(int(host_E[member]), topologies[member])
             if options:
                 slot, name = options[int(generator.integers(len(options)))]
-                found.append((member, slot, name))
-        return found
+                grown.append((member, slot, name))
+        wanted = [one for pair in zip_longest(pruned, grown) for one in pair if one is not None]
+        needed = [costs[member] * (GROWN_COST if name else 1.0) for member, _, name in wanted]
+        chosen = within_cost(range(len(wanted)), needed, most)
+        return [wanted[index] for index in chosen[: max(1, len(kept) // 2)]]
 
     def _additions(self, host: int, topology: Topology) -> list[tuple[int, str]]:
         """(slot, blueprint) of the seeds that may be added."""
@@ -442,7 +450,6 @@ class Search:
             bracket=state.bracket + 1,
             stalled=0 if improved else state.stalled + 1,
             ends=(),
-            sizes=(),
             stage=0,
             batch=0,
             batches=(),
