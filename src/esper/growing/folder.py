@@ -27,19 +27,19 @@ from typing import Final
 from torch import nn
 
 from esper.growing.budget import Budget
+from esper.growing.listing import RESULT as RESULT
+from esper.growing.listing import SEARCH
 from esper.growing.records import Candidate, SearchState
 from esper.kasmina.population import Population
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
+from esper.simic.training.runs.folder import GROW, GROWN_NETWORKS
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
 
-GROW: Final = "grow.json"
-SEARCH: Final = "search.json"
 POPULATION: Final = "population"
-NETWORKS: Final = "networks"
-RESULT: Final = "result.json"
+NETWORKS: Final = GROWN_NETWORKS
 REPORT: Final = "report.html"
 SCHEMA: Final = 1
 RUNS: Final = Path("runs")
