@@ -216,6 +216,11 @@ class GrowResult:
         write_report(self, target)
         return target
 
+    def _repr_html_(self) -> str:
+        from esper.growing.report import notebook_view
+
+        return notebook_view(self)
+
     def __str__(self) -> str:
         return "\n".join([self.verdict, "", *table_lines(self), "", f"run folder: {self.folder}"])
 
