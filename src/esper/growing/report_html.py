@@ -121,6 +121,7 @@ STYLE: Final = """
 .esper-grow th, .esper-grow td { padding: .3rem .8rem .3rem 0; text-align: left;
   border-bottom: 1px solid var(--line); font-weight: normal; vertical-align: top; }
 .esper-grow thead th { font-weight: 600; white-space: nowrap; }
+.esper-grow tbody th { min-width: 7rem; }
 .esper-grow td:last-child { min-width: 10rem; }
 .esper-grow .figure { text-align: right; white-space: nowrap; }
 .esper-grow .marked { background: var(--mark); font-weight: 600; }
