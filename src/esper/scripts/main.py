@@ -28,16 +28,16 @@ class Command:
 
 
 COMMANDS: Final = {
-    "grow": Command("grow", "grow your model on your data within a budget"),
-    "show": Command("show", "show the outcome of a run"),
-    "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
-    "report": Command("report", "write the report of a grow run as one HTML page"),
     "train": Command("train", "train a population of hosts under a policy; ppo learns one"),
     "eval": Command("evaluate", "evaluate a saved controller on fresh hosts"),
     "compare": Command("compare", "compare policies and controllers on the same fresh hosts"),
     "tasks": Command("tasks", "list tasks and the location of their data"),
     "runs": Command("runs", "list runs and their progress"),
     "doctor": Command("doctor", "show the environment: device, versions, executor, data"),
+    "grow": Command("grow", "grow your model on your data within a budget"),
+    "show": Command("show", "show the outcome of a run"),
+    "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
+    "report": Command("report", "write the report of a grow run as one HTML page"),
 }
 """Subcommands by name."""
 
