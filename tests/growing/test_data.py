@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,6 +35,11 @@ def inputs(samples: int = N) -> Tensor:
 
 def labels(samples: int = N, classes: int = 3) -> Tensor:
     return torch.arange(samples) % classes
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
 
 
 class Samples(Dataset[Any]):
@@ -150,6 +156,8 @@ SOURCES: dict[str, Any] = {
     "lists": lambda: (inputs().tolist(), labels().tolist()),
     "list of arrays": lambda: [inputs(), labels()],
     "list of rows": lambda: (list(inputs()), list(labels())),
+    "range of numbers": lambda: (inputs(), [y % 3 for y in range(N)]),
+    "named tuple": lambda: Pair(inputs(), labels()),
     "dict of arrays": lambda: {"x": inputs(), "y": labels()},
     "frame and series": lambda: (
         Frame({str(i): inputs()[:, i] for i in range(F)}),
@@ -409,6 +417,17 @@ def test_large_data_are_not_read_twice():
     samples = Samples(samples=2000)
     read_data(samples, memory_limit=100, fractions=(0.01, 0.01))
     assert sum(count > 0 for count in samples.reads.values()) < 600
+
+
+def test_endless_data_are_streamed(monkeypatch):
+    class Endless(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return ((torch.ones(F), i % 2) for i in itertools.count())
+
+    monkeypatch.setattr("esper.growing.sources.MOST_UNCOUNTED", 1000)
+    data = read_data(Endless(), val=Samples(samples=30))
+    assert isinstance(data.train, StreamSource)
+    assert any(note.endswith("or does not end") for note in data.notes)
 
 
 def test_streams_may_be_chosen():

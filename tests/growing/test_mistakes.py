@@ -123,7 +123,7 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((X[:1], X[:1, 0]), {}, "train has 1 samples: too few to cut 1 more part from it; give val="),
     ((X, Y), {"fractions": (0.5, 0.6)}, "fractions=(0.5, 0.6): give the shares of train that bec"),
     ((X, Y), {"stream": "yes"}, "unknown stream 'yes': valid: auto, always, never"),
-    (Nothing(), {"stream": "always"}, "its samples cannot be told apart, so none can be held out"),
+    (Nothing(), {"stream": "always"}, "train is streamed (as requested) and its samples have no n"),
     # -- values
     ((changed(X, (7, 1), np.nan), Y), {}, "train inputs: 1 of 240 samples are not finite, the f"),
     ((changed(X, (7, 1), np.inf), Y), {}, "is inf in sample 7 at [1]; leave these samples out or"),
@@ -138,6 +138,8 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((X.to_sparse(), Y), {}, "train inputs: a torch.sparse_coo tensor; give a dense one"),
     ((Sparse(), Y), {}, "train inputs: a sparse Sparse; give x.toarray()"),
     ((torch.tensor(1.0), Y), {}, "train inputs: one number; give an array with one row per samp"),
+    ((X, torch.tensor(1)), {}, "train targets: one number; give an array with one for each samp"),
+    ((np.ma.masked_array(X.numpy()), Y), {}, "train inputs: a masked array; fill its gaps, as in"),
     ((object(), Y), {}, "train inputs: got a object; give a numpy array, a tensor or a list"),
     (Items([(torch.zeros(3 + (i == 9)), 0) for i in range(N)]), {}, "sample 9 has shape (4,), sam"),
     (Items([(x, torch.zeros(1 + (i == 9))) for i, x in enumerate(X)]), {}, "train targets: sample"),

@@ -85,5 +85,12 @@ def test_caps_move_with_their_members():
     assert caps.macs_cap_E.tolist() == [10**7 + 30, 10**7]
 
 
+def test_loss_and_count_move_with_their_members():
+    old = every_stage("loop", "sgd")
+    old.count_correct = lambda outputs, targets: outputs.new_ones(len(outputs))
+    new = old.select(CHOSEN)
+    assert (new.loss, new.count_correct) == (old.loss, old.count_correct)
+
+
 def test_unknown_members_are_refused():
     assert "member 5" in refused(lambda: every_stage().select([5]))

@@ -69,6 +69,10 @@ def test_plain_cross_entropy_is_the_populations_own():
     made = make_objective(targets=labels(BATCH), output_shape=(CLASSES,))
     assert made.loss is cross_entropy
     assert (made.name, made.metric, made.kind) == ("cross_entropy", "accuracy", "classes")
+    other = make_objective(targets=labels(BATCH), output_shape=(CLASSES,), ignore_index=255)
+    assert other.loss is not cross_entropy  # later batches may hold 255
+    with_ignored = torch.full((1, BATCH), 255)
+    assert float(other.loss(numbers(1, BATCH, CLASSES), with_ignored)) == 0
 
 
 def test_ignored_labels_count_nowhere():
@@ -138,6 +142,15 @@ def test_sample_weights_travel_with_targets():
     )
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int32, torch.bool, torch.float32])
+def test_labels_of_any_dtype_are_classes_if_so_named(kind):
+    outputs, targets = numbers(ROWS, BATCH, CLASSES), labels(ROWS, BATCH, classes=2)
+    made = make_objective("cross_entropy", targets=targets[0].to(kind), output_shape=(CLASSES,))
+    torch.testing.assert_close(
+        made.loss(outputs, targets.to(kind)), cross_entropy(outputs, targets)
+    )
+
+
 # ---- yes or no --------------------------------------------------------------------------------
 
 
@@ -182,6 +195,8 @@ def test_multilabel_is_torchs():
     torch.testing.assert_close(made.merit(outputs, targets), right.float().mean(2))
     exact = make_objective("multilabel", "exact_match", targets=targets[0], output_shape=(4,))
     torch.testing.assert_close(exact.merit(outputs, targets), right.all(2).float())
+    one = make_objective("multilabel", "exact_match", targets=targets[0, :, 0], output_shape=(1,))
+    torch.testing.assert_close(one.merit(outputs[..., :1], targets[..., 0]), right[..., 0].float())
 
 
 # ---- numbers ----------------------------------------------------------------------------------

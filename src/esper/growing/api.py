@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,7 @@ from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart, Inputs
 from esper.growing.progress import Progress, ProgressPrinter
 from esper.growing.result import GrowResult
-from esper.growing.search import Search, SearchSettings
+from esper.growing.search import Search, SearchPolicy, SearchSettings
 from esper.growing.setup import (
     Builder,
     Length,
@@ -59,7 +59,7 @@ from esper.tasks.objectives import Objective, make_objective
 from esper.tolaria.memory_check import free_bytes
 from esper.tolaria.runtime import explain_out_of_memory
 
-POLICIES: Final = ("auto", "halving")
+POLICIES: Final = ("auto", *get_args(SearchPolicy))
 VAL_BATCH: Final = 1024
 """Samples of a validation batch."""
 PROBE_MEMBERS: Final = 8
@@ -140,14 +140,12 @@ def grow(
     kind, rates = choose_rates(lr, optimizer, problem.trace.topology)
     config = population_config(kind, rates[len(rates) // 2], executor)
     builder = Builder(problem.trace, config, problem.objective, seed, where)
-    run = _Run(problem, builder, budget, epochs, kind, rates, printer)
+    chosen = cast(SearchPolicy, "halving" if policy == "auto" else policy)
+    run = _Run(problem, builder, budget, epochs, kind, rates, printer, chosen)
     run.prepare()
-    home = GrowFolder.create(runs_root(folder), name or problem.trace.name, seed)
-    if resume is not None:
-        home.close()
-        home.path.joinpath("networks").rmdir()
-        home.path.joinpath("lock").unlink()
-        home.path.rmdir()
+    if resume is None:
+        home = GrowFolder.create(runs_root(folder), name or problem.trace.name, seed)
+    else:
         home = GrowFolder.open(Path(resume))
     try:
         return run.search(home, resume is not None)
@@ -230,8 +228,10 @@ class _Run:
         optimizer: str,
         rates: tuple[float, ...],
         printer: ProgressPrinter,
+        policy: SearchPolicy = "halving",
     ) -> None:
         self.problem, self.builder, self.budget = problem, builder, budget
+        self.policy = policy
         self.optimizer, self.rates, self.printer = optimizer, rates, printer
         self.device = builder.device
         data = problem.data
@@ -315,6 +315,7 @@ class _Run:
             runs=info.runs,
             seconds=float("inf") if self.budget.minutes is None else 60.0 * self.budget.minutes,
             seed=self.builder.seed,
+            policy=self.policy,
         )
         val = Validation(
             problem.packed(problem.data.val).to(self.device),

@@ -102,7 +102,9 @@ def _shareable(array: npt.NDArray[Any]) -> bool:
 
 
 def _plain_tensor(tensor: Tensor, where: str) -> Tensor:
-    if tensor.layout != torch.strided or tensor.is_quantized:
+    if tensor.is_quantized:
+        raise EsperError(f"{where}: a quantized tensor; give numbers, as in x.dequantize()")
+    if tensor.layout != torch.strided:
         raise EsperError(f"{where}: a {tensor.layout} tensor; give a dense one, as in x.to_dense()")
     if tensor.dtype.is_complex:
         raise EsperError(f"{where}: complex numbers; give real ones, as in torch.view_as_real(x)")
@@ -116,6 +118,10 @@ def _array(value: object, where: str) -> npt.NDArray[Any]:
     if hasattr(value, "toarray"):
         raise EsperError(f"{where}: a sparse {type(value).__name__}; give x.toarray()")
     given: Any = value.to_numpy() if hasattr(value, "to_numpy") else value
+    if isinstance(given, np.ma.MaskedArray):
+        raise EsperError(f"{where}: a masked array; fill its gaps, as in x.filled(0)")
+    if isinstance(given, range):
+        return np.arange(given.start, given.stop, given.step)
     if isinstance(given, np.ndarray | np.generic | int | float | complex | bool):
         return np.asarray(given)
     if not isinstance(given, list | tuple):

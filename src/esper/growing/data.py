@@ -154,7 +154,7 @@ class _Reader:
         reason, whole = self._reason_to_stream(stream)
         if whole is None:
             self.notes.add(f"train: streamed, {reason}")
-            return self._streamed(given)
+            return self._streamed(given, reason)
         return self._in_memory(whole, given)
 
     def _whole(self, name: str) -> RawPart:
@@ -180,10 +180,10 @@ class _Reader:
             return "", whole
         if getattr(self.source, "once", False):
             raise EsperError(
-                f"train: a generator, whose samples take more than {self.limit / 2**30:.2g} GiB; "
-                f"give a Dataset or DataLoader, which can be read in every epoch"
+                f"train: a generator, whose samples take more than {self.limit / 2**30:.2g} GiB or "
+                f"do not end; give a Dataset or DataLoader, which can be read in every epoch"
             )
-        return f"because it takes more than {self.limit / 2**30:.2g} GiB", None
+        return f"because it takes more than {self.limit / 2**30:.2g} GiB or does not end", None
 
     # ---- in memory ------------------------------------------------------------------------
 
@@ -267,8 +267,8 @@ class _Reader:
 
     # ---- streamed -------------------------------------------------------------------------
 
-    def _streamed(self, given: dict[str, RawPart]) -> GrowData:
-        keep = self._held_out(given)
+    def _streamed(self, given: dict[str, RawPart], reason: str) -> GrowData:
+        keep = self._held_out(given, reason)
         size = self.batch_size or STREAM_BATCH
         if keep is not None:
             self._fit_batch_size(len(keep))
@@ -295,7 +295,7 @@ class _Reader:
             tuple(self.notes.lines), train.batch_size,
         )  # fmt: skip
 
-    def _held_out(self, given: dict[str, RawPart]) -> Ints | None:
+    def _held_out(self, given: dict[str, RawPart], reason: str) -> Ints | None:
         """Read missing parts from the stream, into `given`; returns the samples left to train."""
         missing = [name for name in ("val", "test") if name not in given]
         if not missing:
@@ -310,8 +310,8 @@ class _Reader:
                 )
                 return None
             raise EsperError(
-                "train is streamed and its samples cannot be told apart, so none can be held out: "
-                "give val= as well"
+                f"train is streamed ({reason}) and its samples have no numbers, so none can be "
+                f"held out: give val= as well"
             )
         *pieces, keep = random_cut(source.length, [self.shares[n] for n in missing], self.seed)
         for name, index_N in zip(missing, pieces, strict=True):

@@ -22,6 +22,7 @@ def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:
     >>> dominance_ranks(np.array([0.9, 0.8, 0.95, 0.7]), np.array([10, 10, 20, 30])).tolist()
     [0, 1, 0, 2]
     """
+    size_N = np.where(np.isnan(score_N), np.inf, size_N)
     score_N = np.where(np.isnan(score_N), -np.inf, score_N)
     better_NN = score_N[:, None] >= score_N[None, :]
     smaller_NN = size_N[:, None] <= size_N[None, :]
@@ -38,10 +39,10 @@ def dominance_ranks(score_N: Doubles, size_N: Doubles) -> Ints:
 
 
 def survivors(score_N: Doubles, size_N: Doubles, keep: int, kept_N: Bools | None = None) -> Ints:
-    """Indices of the `keep` networks that continue, best first.
+    """Indices of the `keep` networks that continue, best first, after those of `kept_N`.
 
     Fronts are taken whole, in the order of their rank; of the last one those that leave the largest
-    gaps in (score, log size). `kept_N`: networks that continue in any case.
+    gaps in (score, log size). `kept_N`: networks that continue besides.
     """
     if keep < 1:
         raise EsperError(f"survivors keep={keep}: must be 1 or more")
@@ -50,9 +51,9 @@ def survivors(score_N: Doubles, size_N: Doubles, keep: int, kept_N: Bools | None
     for rank in np.unique(rank_N):
         front = np.flatnonzero(rank_N == rank)
         crowding_N[front] = _gaps(score_N[front], size_N[front])
-    protected_N = np.zeros(len(score_N), dtype=np.bool_) if kept_N is None else kept_N
-    order = np.lexsort((-crowding_N, rank_N, ~protected_N))
-    return np.asarray(order[: max(keep, int(protected_N.sum()))])
+    order = np.lexsort((-crowding_N, rank_N))
+    besides = np.zeros(0, dtype=np.int64) if kept_N is None else np.flatnonzero(kept_N)
+    return np.concatenate([besides, order[~np.isin(order, besides)][:keep]])
 
 
 def _gaps(score_N: Doubles, size_N: Doubles) -> Doubles:

@@ -52,7 +52,7 @@ def _open_arrays(
     if isinstance(given, TensorDataset) and len(given.tensors) > 1 and columns is None:
         *inputs, targets = given.tensors
         return _arrays(inputs, targets, where, notes)
-    if isinstance(given, tuple) and not hasattr(given, "_fields"):
+    if isinstance(given, tuple):
         return _open_tuple(given, where, columns, notes)
     if isinstance(given, list) and given and isinstance(given[0], Tensor | np.ndarray):
         return _open_tuple(tuple(given), where, columns, notes)

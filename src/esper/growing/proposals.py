@@ -41,14 +41,20 @@ def propose(
     bracket: int,
     count: int,
     seed: int,
+    at_random: bool = False,
 ) -> list[Proposal]:
-    """Up to `count` proposals for a bracket, none of them tried before."""
+    """Up to `count` proposals for a bracket, none of them tried before.
+
+    `at_random`: later brackets are drawn like the random part of the first one.
+    """
     generator = np.random.default_rng(stream_seed(seed, "grow", "bracket", bracket))
     source = _first(space, rates, count, generator)
-    if known:
+    if known and at_random:
+        source = _random(space, rates, max(1, count), generator)
+    elif known:
         source = _later(space, rates, known, count, generator)
     found: dict[tuple[Topology, float], Proposal] = {}
-    tried = {candidate.key for candidate in known}
+    tried = {candidate.key for candidate in known if candidate.origin not in GROWN_ORIGINS}
     repeated = 0
     for proposal in source:
         key = proposal.topology, proposal.rate

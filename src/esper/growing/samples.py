@@ -86,7 +86,10 @@ def _several(value: object) -> bool:
 def convert_batch(inputs: object, targets: object, where: str, notes: Notes) -> RawPart:
     """Return a batch as tensors, targets possibly as strings."""
     made = _convert_inputs(inputs, where, notes)
-    return RawPart(made, target_values(targets, f"{where} targets"))
+    values = target_values(targets, f"{where} targets")
+    if not values.ndim:
+        raise EsperError(f"{where} targets: one number; give an array with one for each sample")
+    return RawPart(made, values)
 
 
 def _convert_inputs(inputs: object, where: str, notes: Notes) -> Inputs:

@@ -12,19 +12,20 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from itertools import pairwise
+from typing import Final, Literal, Protocol
 
 import numpy as np
 
 from esper.growing.batches import BatchSource
 from esper.growing.frontier import hypervolume, pareto, survivors
 from esper.growing.plan import Bracket, make_bracket
-from esper.growing.proposals import propose
+from esper.growing.proposals import Proposal, propose
 from esper.growing.records import Candidate, SearchState
 from esper.growing.topologies import EMPTY, Topology, TopologySpace
 from esper.growing.training import BracketTrainer, Validation
 from esper.kasmina.population import Population
-from esper.leyline.arrays import Bools, Doubles
+from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.streams import stream_seed
 from esper.tasks.objectives import Objective
 
@@ -36,6 +37,11 @@ PROGRESS: Final = 1e-3
 """Least relative growth of the frontier's hypervolume that counts as progress."""
 SAVE_SECONDS: Final = 60.0
 """A bracket under way is saved this often."""
+
+
+SearchPolicy = Literal["halving", "asha"]
+"""`halving`: candidates come from the frontier, and copies with a seed less or more join them.
+`asha`: successive halving over random topologies alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,7 @@ class SearchSettings:
     seconds: float
     """Wall-clock time; infinite: no limit."""
     seed: int
+    policy: SearchPolicy = "halving"
 
 
 class OutOfTimeError(Exception):
@@ -108,8 +115,6 @@ class Search:
         self._earlier_seconds = 0.0
         self._saved_at = self._began
         self._current: BracketTrainer | None = None
-        self._cost = 1.0
-        """Mean cost of the candidates of a bracket, relative to the bare host's."""
 
     def run(self, state: SearchState | None = None, population: Population | None = None) -> bool:
         """Search until the budget is spent or nothing improves; returns whether it came to an end.
@@ -159,16 +164,34 @@ class Search:
         settings, state = self.settings, self.state
         if state.stalled >= PATIENCE:
             return None
-        left = (settings.runs - self.runs) / self._cost
-        if np.isfinite(settings.seconds):
-            rate = self.runs / self.seconds if state.bracket else np.inf
-            left = min(left, (settings.seconds - self.seconds) * rate / self._cost)
+        left = settings.runs - self.runs
+        if np.isfinite(settings.seconds) and state.bracket:
+            left = min(left, (settings.seconds - self.seconds) * self.runs / self.seconds)
         if left <= 0:
             return None
-        bracket = make_bracket(settings.length, settings.most_members, left)
+        cost = (1.0 + VARIATIONS / 2) * self._expected_cost()
+        bracket = make_bracket(settings.length, settings.most_members, left / cost)
         if bracket is None and not state.bracket:  # train the host at least
             return Bracket((1,), (settings.length,))
         return bracket
+
+    def _expected_cost(self) -> float:
+        """Mean training cost of the next candidates, relative to the bare host's."""
+        next_ones = self._proposals(self.settings.most_members)
+        costs = [self.space.size(proposal.topology).cost for proposal in next_ones]
+        return float(np.mean(costs)) if costs else 1.0
+
+    def _proposals(self, count: int) -> list[Proposal]:
+        state, settings = self.state, self.settings
+        return propose(
+            self.space,
+            settings.rates,
+            state.candidates,
+            state.bracket,
+            count,
+            settings.seed,
+            settings.policy == "asha",
+        )
 
     def _timed(self) -> SearchState:
         return replace(self.state, seconds=self.seconds)
@@ -177,15 +200,8 @@ class Search:
 
     def _run_bracket(self, bracket: Bracket) -> bool:
         """Run a bracket from the start; returns whether there was anything left to try."""
-        state, settings = self.state, self.settings
-        proposals = propose(
-            self.space,
-            settings.rates,
-            state.candidates,
-            state.bracket,
-            bracket.members[0],
-            settings.seed,
-        )
+        state = self.state
+        proposals = self._proposals(bracket.members[0])
         if not proposals:
             return False
         fresh = []
@@ -297,8 +313,11 @@ class Search:
         numbers = np.array(self.state.members)
         here = [self.state.candidates[number] for number in numbers]
         size_E = np.array([float(candidate.params) for candidate in here])
-        kept = survivors(score_E, size_E, keep, self._controls(here, score_E))
-        copies = self._variations(trainer, score_E, kept, round(VARIATIONS * keep))
+        ranked = survivors(score_E, size_E, keep, self._controls(here, score_E))
+        kept = ranked[: self._affordable(here, ranked)]
+        copies = []
+        if len(kept) == len(ranked) and self.settings.policy == "halving":
+            copies = self._variations(trainer, score_E, kept, round(VARIATIONS * keep))
         parents = np.array([member for member, *_ in copies], dtype=np.int64)
         trainer.select(np.concatenate([kept, parents]))
         candidates, members = list(self.state.candidates), numbers[kept].tolist()
@@ -332,6 +351,17 @@ class Search:
             compute_E=tuple(trainer.compute_E.tolist()),
         )
 
+    def _affordable(self, here: Sequence[Candidate], ranked: Ints) -> int:
+        """How many of the survivors the rest of the budget pays for; at least 1."""
+        state, settings = self.state, self.settings
+        ends, sizes = state.ends[state.stage :], state.sizes[state.stage :]
+        steps = [later - end for end, later in pairwise(ends)]
+        # A later stage trains fewer of them.
+        batches = sum(step * size / sizes[1] for step, size in zip(steps, sizes[1:], strict=True))
+        costs = [self.space.size(here[member].topology).cost for member in ranked]
+        left = settings.runs * settings.length - state.compute
+        return max(1, int((np.cumsum(costs) * batches <= left).sum()))
+
     def _controls(self, here: Sequence[Candidate], score_E: Doubles) -> Bools:
         """`[E]`: the best of the bare hosts, if any is among them."""
         control_E = np.zeros(len(here), dtype=np.bool_)
@@ -341,7 +371,7 @@ class Search:
         return control_E
 
     def _variations(
-        self, trainer: BracketTrainer, score_E: Doubles, kept: np.ndarray, count: int
+        self, trainer: BracketTrainer, score_E: Doubles, kept: Ints, count: int
     ) -> list[tuple[int, int, str]]:
         """(member, slot, blueprint) of the copies to make; an empty blueprint removes the seed."""
         if not count:
@@ -383,9 +413,6 @@ class Search:
         state = self.state
         before = self._volume([c for c in state.candidates if c.bracket < state.bracket])
         improved = self._volume(state.candidates) > before * (1.0 + PROGRESS)
-        tried = [c for c in state.candidates if c.bracket == state.bracket]
-        costs = [self.space.size(candidate.topology).cost for candidate in tried]
-        self._cost = max(1.0, float(np.mean(costs)))
         self.state = replace(
             state,
             bracket=state.bracket + 1,

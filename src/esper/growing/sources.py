@@ -37,6 +37,8 @@ PROBED_SAMPLES: Final = 8
 PROBED_READS: Final = 4
 """Samples that are read several times to find random transforms: a coin flip in each goes unseen
 once in 10 million times."""
+MOST_UNCOUNTED: Final = 1_000_000
+"""Samples that are read into memory from data of unknown length, which may be endless."""
 
 Batches = Iterator[RawPart]
 
@@ -72,7 +74,7 @@ class Source(abc.ABC):
         raise EsperError(f"{self.where}: a stream has no numbered samples")
 
     def read(self, limit: float = math.inf) -> RawPart | None:
-        """Read everything; None if it takes more than `limit` bytes."""
+        """Read everything; None if it takes more than `limit` bytes, or does not seem to end."""
         pieces: list[RawPart] = []
         size, samples = 0, 0
         for piece in self.in_order():
@@ -80,7 +82,7 @@ class Source(abc.ABC):
             size += input_bytes(piece.inputs)
             samples += len(piece)
             expected = size if self.length is None else size / max(1, samples) * self.length
-            if expected > limit:
+            if expected > limit or (self.length is None and samples > MOST_UNCOUNTED):
                 return None
         if not pieces:
             raise EsperError(self.empty_message())

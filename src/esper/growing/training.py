@@ -140,16 +140,18 @@ class BracketTrainer:
         member_N, slot_N = np.nonzero(legal_ESO[..., LifecycleOp.ADVANCE])
         if member_N.size:
             self.population.advance(member_N, slot_N)
-        member_N, slot_N = np.nonzero(legal_ESO[..., LifecycleOp.FOSSILIZE])
-        if member_N.size:
-            self.population.fossilize(member_N, slot_N)
+        blended_ES = self.population.lifecycle.stage_ES == SeedStage.HOLDING
+        if blended_ES.any():  # from now on like a planted seed, which may be pruned later
+            where = np.nonzero(blended_ES)
+            self.population.lifecycle.make_static(*where, SeedStage.PLANTED)
 
     # ---- validation -----------------------------------------------------------------------
 
     def validate(self, part: Validation) -> tuple[Doubles, Doubles]:
-        """Score and loss `[E]` of the members."""
+        """Score and loss `[E]` of the members; NaN where the loss is not finite."""
         everyone = np.arange(self.population.members)
-        return self._validate_rows(part, everyone, self.population.lifecycle.alpha_ES)
+        score_E, loss_E = self._validate_rows(part, everyone, self.population.lifecycle.alpha_ES)
+        return np.where(np.isfinite(loss_E), score_E, np.nan), loss_E
 
     def without_each_seed(self, part: Validation) -> tuple[Ints, Ints, Doubles]:
         """Score of every member without each of its seeds: members, slots and scores `[N]`."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+import inspect
 import io
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,22 +19,43 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.member import MorphogeneticModel
-from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import require_writable, write_atomic
 
 PathLike = str | os.PathLike[str]
+Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+"""A batch of inputs: one tensor, positional arguments, or keywords."""
 T = TypeVar("T")
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _INSTALL = "pip install 'esper-morph[export]'"
 
 
-def export_pt2(model: nn.Module, path: PathLike, example: Raw) -> None:
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """Arguments of one call of the model, with a batch of two."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Tensor]
+    names: list[str]
+    """Of all tensors, in order."""
+
+    def run(self, model: nn.Module) -> Any:
+        return model(*self.args, **self.kwargs)
+
+    def dynamic_shapes(self) -> Any:
+        """Return the shapes for torch's exporters, with a free batch size."""
+        batch = {0: torch.export.Dim("batch", min=1)}
+        if self.kwargs:
+            return dict.fromkeys(self.kwargs, batch)
+        return tuple(dict.fromkeys(a, batch) if isinstance(a, dict) else batch for a in self.args)
+
+
+def export_pt2(model: nn.Module, path: PathLike, example: Example) -> None:
     """Write `model` (a member, or the result of `to_plain`) for `torch.export.load`.
 
-    `example` is a batch of inputs: a tensor, a tuple of them for several arguments, or a dict. The
-    file accepts any batch size. It runs without Esper.
+    `example` is a batch of inputs (several as a tuple or dict); the file accepts any batch size. It
+    runs without Esper.
     """
     target = _checked_path(path)
     plain, call = _checked_model(model, example)
@@ -43,16 +65,17 @@ def export_pt2(model: nn.Module, path: PathLike, example: Raw) -> None:
     _write(target, content.getvalue())
 
 
-def export_onnx(model: nn.Module, path: PathLike, example: Raw) -> None:
-    """Write `model` (a member, or the result of `to_plain`) as ONNX, output `y`.
+def export_onnx(model: nn.Module, path: PathLike, example: Example) -> None:
+    """Write `model` (a member, or the result of `to_plain`) as ONNX, input `x`, output `y`.
 
-    The input is `x`; several are named like the model's arguments, or by the keys of a dict.
-    `example` as for `export_pt2`; the file accepts any batch size. Needs the extra `export`.
+    `example` is a batch of inputs; several, as a tuple or dict, are named as the model's arguments.
+    The file accepts any batch size. Needs the extra `export`.
     """
     _require_onnx()
     target = _checked_path(path)
     plain, call = _checked_model(model, example)
-    _write(target, _run_exporter("torch.onnx", lambda: _onnx(_program(plain, call), call.names)))
+    content = _run_exporter("torch.onnx", lambda: _onnx(_program(plain, call), call.names))
+    _write(target, content)
 
 
 def program_to_onnx(program: torch.export.ExportedProgram, path: PathLike) -> None:
@@ -73,41 +96,9 @@ def _require_onnx() -> None:
         raise EsperError(f"ONNX export needs {' and '.join(missing)}: {_INSTALL}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One call of a model, with a batch whose size is free."""
-
-    inputs: Inputs
-    values: list[Tensor]
-
-    @property
-    def args(self) -> tuple[Any, ...]:
-        if self.inputs.form == "keywords":
-            return ()
-        return (self._named(self.values),) if self.inputs.form == "dict" else tuple(self.values)
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        return self._named(self.values) if self.inputs.form == "keywords" else {}
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the inputs in ONNX."""
-        return ["x"] if len(self.values) == 1 else [spec.name for spec in self.inputs.specs]
-
-    def dynamic_shapes(self) -> Any:
-        """The free batch size, in the form of the inputs."""
-        shapes = [{0: torch.export.Dim("batch", min=1)}] * len(self.values)
-        if self.inputs.form == "keywords":
-            return self._named(shapes)
-        return (self._named(shapes),) if self.inputs.form == "dict" else tuple(shapes)
-
-    def _named(self, values: list[T]) -> dict[str, T]:
-        return {spec.name: value for spec, value in zip(self.inputs.specs, values, strict=True)}
-
-
 def _program(plain: nn.Module, call: _Call) -> torch.export.ExportedProgram:
-    return torch.export.export(plain, call.args, call.kwargs, dynamic_shapes=call.dynamic_shapes())
+    shapes = call.dynamic_shapes()
+    return torch.export.export(plain, call.args, call.kwargs, dynamic_shapes=shapes)
 
 
 def _onnx(exported: torch.export.ExportedProgram, names: list[str]) -> bytes:
@@ -126,26 +117,54 @@ def _checked_path(path: PathLike) -> Path:
     return target
 
 
-def _checked_model(model: nn.Module, example: Raw) -> tuple[nn.Module, _Call]:
-    """Return the plain model in eval mode and a batch of two, because torch specialises on 1."""
-    if not all(isinstance(v, Tensor) and v.ndim and len(v) for v in _values(example)):
-        raise EsperError(f"example {_shape(example)}: give a tensor, batch first, of 1 or more")
+def _checked_model(model: nn.Module, example: Example) -> tuple[nn.Module, _Call]:
+    """Return the plain model in eval mode and a call of it with a batch of two."""
     plain = model.to_plain() if isinstance(model, MorphogeneticModel) else copy.deepcopy(model)
-    inputs = Inputs.of(plain, example)
-    batch = [v[:1].expand(2, *v.shape[1:]).clone() for v in inputs.values(example)]
+    call = _call_of(plain, example)
     try:
         with torch.no_grad():
-            out = inputs.call(plain.eval(), batch)
+            out = call.run(plain.eval())
     except Exception as error:  # whatever the model raises
         raise EsperError(
             f"example of shape {_shapes(example)} does not go through the model "
             f"({_first_line(error)}): give a batch like those it is trained on"
         ) from error
-    if not isinstance(out, Tensor) or out.shape[:1] != (2,):
+    if not isinstance(out, Tensor) or out.shape[:1] != (_PAIR,):
         raise EsperError(
             f"a batch of 2 becomes {_shape(out)}: the output must be a tensor, batch first"
         )
-    return plain, _Call(inputs, batch)
+    return plain, call
+
+
+def _call_of(plain: nn.Module, example: Example) -> _Call:
+    if isinstance(example, Mapping):
+        pairs = {name: _pair(value) for name, value in example.items()}
+        try:
+            inspect.signature(plain.forward).bind(**pairs)
+        except TypeError:
+            return _Call((pairs,), {}, list(pairs))
+        return _Call((), pairs, list(pairs))
+    if isinstance(example, tuple | list):
+        if not example or not all(isinstance(value, Tensor) for value in example):
+            raise _no_batch(example)
+        names = list(inspect.signature(plain.forward).parameters)[: len(example)]
+        return _Call(tuple(_pair(value) for value in example), {}, names)
+    return _Call((_pair(example),), {}, ["x"])
+
+
+_PAIR = 2
+"""Samples of the batch that is exported, because torch specialises on 1."""
+
+
+def _pair(value: object) -> Tensor:
+    """Return a batch of two of the first sample."""
+    if not isinstance(value, Tensor) or value.ndim < 1 or len(value) < 1:
+        raise _no_batch(value)
+    return value[:1].expand(_PAIR, *value.shape[1:]).clone()
+
+
+def _no_batch(value: object) -> EsperError:
+    return EsperError(f"example {_shape(value)}: give a tensor, batch first, of 1 or more")
 
 
 def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
@@ -162,13 +181,14 @@ def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporters about their own deprecated calls."""
+    """Silence warnings of torch's exporters about their own calls and axis names."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
+            warnings.filterwarnings("ignore", "# The axis name", UserWarning)
             yield
     finally:
         logger.setLevel(level)
@@ -183,18 +203,15 @@ def _write(target: Path, content: bytes) -> None:
         ) from error
 
 
+def _shapes(example: Example) -> object:
+    if isinstance(example, Tensor):
+        return tuple(example.shape)
+    values = example.values() if isinstance(example, Mapping) else example
+    return [_shape(value) for value in values]
+
+
 def _shape(value: object) -> object:
     return tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-
-
-def _values(example: object) -> list[object]:
-    if isinstance(example, Mapping):
-        return list(example.values())
-    return list(example) if isinstance(example, tuple | list) else [example]
-
-
-def _shapes(example: Raw) -> str:
-    return ", ".join(str(_shape(value)) for value in _values(example))
 
 
 def _first_line(error: Exception) -> str:

@@ -54,7 +54,7 @@ def fold_scales(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
                 node.replace_all_uses_with(value)
                 plain.graph.erase_node(node)
                 break
-    plain.graph.eliminate_dead_code()
+    plain.graph.eliminate_dead_code(has_effect)
 
 
 def _scale(plain: fx.GraphModule, factor: object, seeds: Sequence[str]) -> float | Tensor | None:
@@ -153,7 +153,7 @@ def merge_linear_seeds(plain: fx.GraphModule, seeds: Sequence[str]) -> None:
             node.replace_all_uses_with(last)
             plain.graph.erase_node(node)
             break
-    plain.graph.eliminate_dead_code()
+    plain.graph.eliminate_dead_code(has_effect)
 
 
 def _linear_chain(
@@ -313,3 +313,9 @@ def _unshared(plain: nn.Module, parameters: Sequence[Tensor]) -> bool:
     wanted = {id(p) for p in parameters}
     found = [p for _, p in plain.named_parameters(remove_duplicate=False) if id(p) in wanted]
     return len(found) == len(wanted)
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Whether a node matters without being read: writes in place reach others by views, buffers."""
+    method = str(node.target) if node.op == "call_method" else ""
+    return node.is_impure() or (method.endswith("_") and not method.endswith("__"))

@@ -324,7 +324,7 @@ class Lifecycle:
         return at
 
     def make_static(self, members: IntLike, slots: IntLike, stage: SeedStage) -> None:
-        """Make germinated seeds part of the network at once, before an episode's first step.
+        """Make seeds part of the network: germinated ones before the first step, or blended ones.
 
         `stage`: FOSSILIZED or PLANTED.
         """

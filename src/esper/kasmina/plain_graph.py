@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.kasmina.blending import Gate
-from esper.kasmina.folding import drop_identities, fold_scales, merge_linear_seeds
+from esper.kasmina.folding import drop_identities, fold_scales, has_effect, merge_linear_seeds
 from esper.kasmina.layers import (
     BatchNorm2d,
     ChannelNorm,
@@ -321,11 +321,24 @@ class LeafTracer(fx.Tracer):
 
 def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     """Return the graph with only the modules it uses, without references to our tracer."""
-    whole.graph.eliminate_dead_code()
-    whole.graph._tracer_cls = None  # a pickled graph would refer to our tracer
+    whole.graph.eliminate_dead_code(has_effect)
+    # A pickled graph refers to its tracer, and is traced again when it is loaded.
+    whole.graph._tracer_cls = LeafTracer if _needs_our_tracer(whole.graph) else None
     for node in whole.graph.nodes:
         node.meta.clear()
         node.type = None  # source text of a type hint, which cannot be pickled
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()
     return plain
+
+
+def _needs_our_tracer(graph: fx.Graph) -> bool:
+    """Whether torch's tracer fails on the graph's own code: sizes as limits of a buffer."""
+    return any(
+        node.op == "call_function"
+        and (
+            (node.target in _FACTORIES and node.all_input_nodes)
+            or (node.target is operator.getitem and len(node.all_input_nodes) > 1)
+        )
+        for node in graph.nodes
+    )

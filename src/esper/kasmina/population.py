@@ -96,6 +96,8 @@ class Population:
         self.round = 0
         self.device = parse_device(device)
         self.loss = loss
+        self.count_correct: RowLoss = count_correct
+        """Correct predictions of each row, for the train accuracy."""
         self._host_factory = host_factory
         self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
@@ -167,6 +169,7 @@ class Population:
             self.config,
             self.loss,
         )
+        population.count_correct = self.count_correct
         copy_members(self, population, chosen)
         return population
 
@@ -239,7 +242,7 @@ class Population:
             self._check_batch(x, target)
             logits = self._run(x, plan, training=False)
             target_R = _row_targets(target, plan)
-            return EvalBatch(self.loss(logits, target_R), count_correct(logits, target_R))
+            return EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
 
     def train_batch(
         self, x: Tensor, target: Tensor, scaler: MemberScaler | None = None
@@ -264,7 +267,7 @@ class Population:
             if scaled_R.requires_grad:  # False if the host is frozen and no seed is live
                 scaled_R.sum().backward()  # type: ignore[no-untyped-call]
         main = slice(self.members)
-        correct_E = count_correct(logits[main].detach(), target_R[main])
+        correct_E = self.count_correct(logits[main].detach(), target_R[main])
         return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
 
     def set_active(self, active_E: Tensor | None) -> None:

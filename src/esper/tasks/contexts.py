@@ -19,7 +19,7 @@ import numpy as np
 from esper.kasmina.caps import SeedCosts
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.context import ContextSpec, MemberContexts, Range, RoundContext
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shown
 from esper.leyline.streams import stream_keys, stream_seed
 from esper.tasks.spec import TaskData, TaskSpec
 
@@ -131,10 +131,16 @@ class Chance:
     groups: int
 
 
-def chance_of(task: TaskSpec, context: RoundContext) -> Chance:
-    """Chance level of a context; classes are taken as equally frequent."""
+def chance_of(task: TaskSpec, context: RoundContext, constant_loss: float | None = None) -> Chance:
+    """Chance level of a context; classes are taken as equally frequent.
+
+    `constant_loss`: of the best constant prediction, under the task's own loss.
+    """
     if context.label_map is None:
-        return Chance(task.chance, math.log(max(task.num_classes, 2)), task.num_classes)
+        loss = math.log(max(task.num_classes, 2))
+        if constant_loss is not None and constant_loss > 0:  # NaN if not measured
+            loss = constant_loss
+        return Chance(task.chance, loss, task.num_classes)
     share_G = np.bincount(context.label_map) / len(context.label_map)
     loss = float(-(share_G * np.log(share_G)).sum())
     return Chance(float(share_G.max()), loss, len(share_G))
@@ -145,6 +151,13 @@ def chance_of(task: TaskSpec, context: RoundContext) -> Chance:
 
 def require_contexts_fit(spec: ContextSpec, task: TaskSpec, data: TaskData) -> None:
     """Raise if a spec cannot apply to a task."""
+    if task.loss not in (None, "cross_entropy"):
+        for name in ("min_groups", "label_noise"):
+            if getattr(spec, name) != getattr(ContextSpec(), name):
+                raise EsperError(
+                    f"context {name}: task {task.name} has loss {shown(task.loss)}, and only class "
+                    f"labels can be changed this way; leave {name} out"
+                )
     if data.kind == "tokens":
         for name in ("min_groups", "pixel_noise", "permuted", "label_noise"):
             if getattr(spec, name) != getattr(ContextSpec(), name):

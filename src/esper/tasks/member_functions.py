@@ -7,12 +7,13 @@ Shape letters: R rows, B batch.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import is_out_of_memory, user_code
@@ -34,7 +35,7 @@ class MemberFunction:
         name = getattr(function, "__name__", type(function).__name__)
         self.name = "own" if name == "<lambda>" else str(name)
         self.__qualname__ = self.name  # saved populations remember their loss by this name
-        self.function = function
+        self.function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
         self.what = what
         self.vmapped: bool | None = None
         """Whether vmap takes the function; None: not tried yet."""
@@ -53,6 +54,8 @@ class MemberFunction:
 
     def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the function gives for each row, `[R, ...]`."""
+        if isinstance(self.function, nn.Module):
+            self.function.to(outputs.device)  # its weights
         if self.vmapped is not False:
             try:
                 values = torch.func.vmap(self._checked, randomness="different")(outputs, targets)

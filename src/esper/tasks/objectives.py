@@ -15,10 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from esper.kasmina.losses import RowLoss, cross_entropy
+from esper.kasmina.losses import IGNORED, RowLoss, cross_entropy
+from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError, unknown_name
 from esper.tasks.member_functions import MemberFunction, fit_constant
 from esper.tasks.row_terms import (
@@ -71,6 +73,15 @@ class Objective:
     check_targets: Callable[[Tensor, str], None]
     """Raise if targets of a part (by its name) have no meaning for the loss."""
 
+    def score(self, merit_R: Doubles) -> Doubles:
+        """Return mean merits as scores: finite, and in 0..1 unless the metric is the user's own."""
+        own = math.isnan(self.constant_score)
+        return np.where(np.isfinite(merit_R), merit_R if own else np.clip(merit_R, 0.0, 1.0), 0.0)
+
+    def count_correct(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the metric of each row `[R]`, times its number of targets."""
+        return self.merit(outputs, targets).mean(dim=1) * targets[0].numel()
+
 
 @dataclass(frozen=True)
 class LossOptions:
@@ -79,7 +90,7 @@ class LossOptions:
     class_weights: Sequence[float] | Tensor | None = None
     """One weight per class; a row's loss is the weighted mean, as in torch."""
     label_smoothing: float = 0.0
-    ignore_index: int = -100
+    ignore_index: int = IGNORED
     """Label of positions that count neither in the loss nor in the metric."""
     huber_delta: float = 1.0
     weighted: bool = False
@@ -115,7 +126,7 @@ def make_objective(
     output_shape: Sequence[int],
     class_weights: Sequence[float] | Tensor | None = None,
     label_smoothing: float = 0.0,
-    ignore_index: int = -100,
+    ignore_index: int = IGNORED,
     huber_delta: float = 1.0,
     weighted: bool = False,
 ) -> Objective:
@@ -134,7 +145,7 @@ def make_objective(
     plain = targets[..., 0] if weighted else targets
     name = choose_loss(plain, shape, ignore_index) if loss == "auto" else loss
     if name not in LOSSES:
-        raise unknown_name("loss", name, ("auto", *LOSSES), "(or give a function)")
+        raise unknown_name("loss", name, ("auto", *LOSSES, "a function"))
     _check_options(name, options)
     terms = _make_terms(name, plain, shape, options)
     terms.check_targets(targets, "train")
@@ -159,7 +170,7 @@ def _first_value(targets: Tensor) -> str:
 # ---- which loss ------------------------------------------------------------------------------
 
 
-def choose_loss(targets: Tensor, output_shape: tuple[int, ...], ignore_index: int = -100) -> str:
+def choose_loss(targets: Tensor, output_shape: tuple[int, ...], ignore_index: int = IGNORED) -> str:
     """Return the name of the loss for targets `[N, ...]` and outputs of one sample."""
     places = tuple(targets.shape[1:])
     if targets.dtype.is_complex:
@@ -288,9 +299,10 @@ def _weights(options: LossOptions, classes: int) -> Tensor | None:
 
 def _row_loss(name: str, terms: RowTerms, targets: Tensor, options: LossOptions) -> RowLoss:
     """The population's own cross-entropy where it computes the same: it is faster on a CPU."""
-    if isinstance(terms, ClassTerms) and terms.plain:
-        ignored = bool((targets == options.ignore_index).any())
-        if not ignored and not options.weighted:
+    if isinstance(terms, ClassTerms) and terms.plain and not options.weighted:
+        # Its mean counts ignored positions, and it knows no other index.
+        ignored = options.ignore_index != IGNORED or bool((targets == IGNORED).any())
+        if not ignored and targets.dtype == torch.int64:
             return cross_entropy
     return terms
 
@@ -317,7 +329,7 @@ def _metric(
         raise EsperError(
             f"metric {metric!r}: not for loss {name!r}; give 'explained' or a function"
         )
-    raise unknown_name("metric", metric, ("auto", *METRICS), "(or give a function)")
+    raise unknown_name("metric", metric, ("auto", *METRICS, "a function"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -368,7 +380,7 @@ def _own_objective(
             terms.majority(targets), terms.check_targets,
         )  # fmt: skip
     if metric not in ("auto", "explained"):
-        raise unknown_name("metric", metric, ("auto", "accuracy", "explained"), "for your own loss")
+        raise unknown_name("metric", metric, ("auto", "accuracy", "explained", "a function"))
     constant_loss = fit_constant(own, targets, shape)
     if not 0 < constant_loss < float("inf"):
         raise EsperError(

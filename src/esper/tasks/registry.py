@@ -13,7 +13,7 @@ import pkgutil
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from esper.leyline.errors import EsperError, unknown_name
 from esper.tasks.spec import TaskSpec
@@ -23,6 +23,11 @@ from esper.tasks.task_files import (
     read_task_file,
     task_entry_points,
 )
+
+_TORCH_MODULES: Final = frozenset(
+    ("context_data", "member_functions", "objectives", "row_terms", "task_objective")
+)
+"""Modules of this folder that define no task and import torch, which listing tasks must not."""
 
 
 class TaskRegistry:
@@ -79,13 +84,14 @@ class TaskRegistry:
 
     @classmethod
     def _discover(cls) -> None:
-        """Import every module of this folder once, which registers their tasks."""
+        """Import every module of this folder that may hold tasks once, which registers them."""
         if cls._discovered:
             return
         cls._discovered = True
         package = importlib.import_module("esper.tasks")
         for module in pkgutil.iter_modules(package.__path__):
-            importlib.import_module(f"{package.__name__}.{module.name}")
+            if module.name not in _TORCH_MODULES:
+                importlib.import_module(f"{package.__name__}.{module.name}")
         cls._entry_points.update(task_entry_points())
 
     @classmethod

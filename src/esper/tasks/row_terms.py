@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import torch
@@ -78,6 +78,10 @@ class RowTerms(abc.ABC):
     """Outputs of one sample."""
     weighted: bool = False
     """The last axis of the targets is (target, weight)."""
+    weights_K: Tensor | None = None
+    """Weights of the classes."""
+    _copies: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
+    """Weights by device and dtype, because captured graphs cannot copy from the host."""
 
     def __post_init__(self) -> None:
         # Saved populations remember their loss by this name.
@@ -130,7 +134,16 @@ class RowTerms(abc.ABC):
     def exact_match(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`: 1 where all predictions of a sample are right."""
         right, _ = self.correct(outputs, self._plain(targets))
-        return right.flatten(2).all(dim=2).to(torch.float32)
+        return right.reshape(*right.shape[:2], -1).all(dim=2).to(torch.float32)
+
+    def _weights_on(self, values: Tensor) -> Tensor | None:
+        """Return the class weights on the device and in the dtype of `values`."""
+        if self.weights_K is None:
+            return None
+        key = values.device, values.dtype
+        if key not in self._copies:
+            self._copies[key] = self.weights_K.to(values)
+        return self._copies[key]
 
     def _plain(self, targets: Tensor) -> Tensor:
         return targets[..., 0] if self.weighted else targets
@@ -155,7 +168,6 @@ class ClassTerms(RowTerms):
 
     axis: int
     """Axis of a sample's outputs that counts classes."""
-    weights_K: Tensor | None = None
     smoothing: float = 0.0
     ignore_index: int = IGNORED
 
@@ -173,11 +185,11 @@ class ClassTerms(RowTerms):
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Cross-entropy of each position in nats, 0 where ignored."""
         logits, labels = self._classes_last(outputs), targets.long()
-        weights_K = None if self.weights_K is None else self.weights_K.to(logits.device)
+        weights_K = self._weights_on(logits)
         losses = F.cross_entropy(
             logits.reshape(-1, self.classes),
             labels.reshape(-1),
-            weight=None if weights_K is None else weights_K.to(logits.dtype),
+            weight=weights_K,
             ignore_index=self.ignore_index,
             reduction="none",
             label_smoothing=self.smoothing,
@@ -186,7 +198,7 @@ class ClassTerms(RowTerms):
         if weights_K is None:
             weights = counted.to(losses.dtype)
         else:
-            weights = weights_K[labels.where(counted, 0)].to(losses.dtype) * counted
+            weights = weights_K[labels.where(counted, 0)] * counted
         return losses.view(labels.shape), weights
 
     def correct(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -284,18 +296,19 @@ class _PairedTerms(RowTerms):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BinaryTerms(_PairedTerms):
-    """Logistic loss of one logit per yes-or-no question: binary and multi-label targets."""
+    """Logistic loss of one logit per yes-or-no question: binary and multi-label targets.
 
-    weights_K: Tensor | None = None
-    """Weights of 0 and 1."""
+    `weights_K` are those of no and yes.
+    """
 
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logistic loss of each answer in nats."""
         logits, answers = self._paired(outputs, targets)
         losses = F.binary_cross_entropy_with_logits(logits, answers, reduction="none")
-        if self.weights_K is None:
+        weights_K = self._weights_on(losses)
+        if weights_K is None:
             return losses, None
-        no, yes = self.weights_K.to(losses).unbind()
+        no, yes = weights_K.unbind()
         weights = answers * yes + (1 - answers) * no
         return losses * weights, weights
 

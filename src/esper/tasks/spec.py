@@ -11,14 +11,23 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    Literal,
+    Protocol,
+    get_args,
+    runtime_checkable,
+)
 
 import numpy as np
 import numpy.typing as npt
 
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.context import FIXED, ContextSpec
-from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.optim import OptimConfig
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.slots import TOPOLOGIES, Topology, parse_slot_id
@@ -33,6 +42,7 @@ if TYPE_CHECKING:
 
     from esper.kasmina.population import Population, PopulationConfig
     from esper.leyline.compute import ExecutorName
+    from esper.tasks.objectives import Objective
 
 Inputs = npt.NDArray[Any]
 InputKind = Literal["images", "signals", "vectors", "tokens"]
@@ -50,8 +60,9 @@ class TaskPart:
     inputs: Inputs
     """Images `[N, C, H, W]` (uint8 or float), float signals `[N, C, L]`, float vectors `[N, F]` or
     token ids `[N, T]`."""
-    labels: Ints
-    """Class of each sample `[N]`; for tokens the next token at each position `[N, T]`."""
+    labels: npt.NDArray[Any]
+    """Class of each sample `[N]`; for tokens the next token at each position `[N, T]`. With
+    `OwnTargetData`: float32 or int64 of any shape, as the task's loss takes them."""
 
     def __post_init__(self) -> None:
         for name in ("inputs", "labels"):
@@ -77,6 +88,8 @@ class TaskData:
     """Of the training inputs: per channel or feature, or one value; empty for tokens."""
     std: Floats
     """Standard deviation, shaped as `mean`."""
+    own_targets: ClassVar[bool] = False
+    """Whether labels may be anything that the task's own loss takes, not only class indices."""
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -104,12 +117,29 @@ class TaskData:
             )
         if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
             raise _not_finite(name, inputs)
+        if self.own_targets:
+            self._check_targets(name, labels)
+            return
         wanted = self.sample_shape if self.kind == "tokens" else ()
         if labels.shape[1:] != wanted or labels.dtype != np.int64:
             raise EsperError(
                 f"{name}: labels of shape {labels.shape}, {labels.dtype}; for {self.kind} give "
-                f"int64 of shape {(len(inputs), *wanted)}"
+                f"int64 of shape {(len(inputs), *wanted)}, or OwnTargetData and a loss"
             )
+
+    def _check_targets(self, name: str, labels: npt.NDArray[Any]) -> None:
+        """Raise if targets of any kind are not finite, or differ from those of train."""
+        train = self.train.labels
+        if labels.dtype not in (np.float32, np.int64):
+            raise EsperError(f"{name}: targets of {labels.dtype}, give float32 or int64")
+        if labels.dtype != train.dtype or labels.shape[1:] != train.shape[1:]:
+            raise EsperError(
+                f"{name}: targets {labels.shape[1:]} {labels.dtype}, in train {train.shape[1:]} "
+                f"{train.dtype}"
+            )
+        if not np.isfinite(labels).all():
+            sample = int(np.argwhere(~np.isfinite(labels))[0][0])
+            raise EsperError(f"{name}: the target of sample {sample} is not finite; leave it out")
 
     def _check_constants(self) -> None:
         sizes = [0] if self.kind == "tokens" else sorted({1, self.sample_shape[0]})
@@ -171,14 +201,22 @@ class TaskData:
             raise EsperError(f"task {name}: samples of {self.sample_shape}, expected {input_shape}")
         for part_name in PARTS:
             part: TaskPart = getattr(self, part_name)
-            _check_range(f"task {name}: labels", part_name, part.labels, classes)
-            if self.kind == "tokens":
+            if not self.own_targets:
+                _check_range(f"task {name}: labels", part_name, part.labels, classes)
+            if self.kind == "tokens" and not self.own_targets:
                 _check_range(f"task {name}: tokens", part_name, part.inputs, classes)
         if batch > len(self.train):
             raise EsperError(
                 f"task {name}: batch size {batch} is larger than the {len(self.train)} training "
                 f"samples; set it to {len(self.train)} or less"
             )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnTargetData(TaskData):
+    """Arrays of a task with its own loss: labels are float32 or int64 of any shape."""
+
+    own_targets: ClassVar[bool] = True
 
 
 def _not_finite(name: str, inputs: Inputs) -> EsperError:
@@ -302,6 +340,11 @@ class TaskSpec:
     """Price of live seeds in the reward."""
     context: ContextSpec = FIXED
     """Distribution of prices, caps, budgets and data; the action space and the clock."""
+    loss: str | Callable[..., Any] | None = None
+    """Own loss: a name of `objectives.LOSSES`, "auto", or a function of (outputs, targets) of one
+    network; None: cross-entropy. Outputs are then `num_classes` numbers."""
+    metric: str | Callable[..., Any] = "auto"
+    """Metric for an own loss: a name of `objectives.METRICS`, or a function, higher is better."""
 
     def __post_init__(self) -> None:
         self._check_callables()
@@ -323,6 +366,11 @@ class TaskSpec:
             raise EsperError(f"task {self.name}: name at least one slot and one blueprint")
         for slot in self.slots:
             parse_slot_id(slot)
+        if self.loss is None and self.metric != "auto":
+            raise EsperError(
+                f"task {self.name}: metric={shown(self.metric)} without a loss; give both, as in "
+                f"loss='cross_entropy'"
+            )
         if not 0 <= self.chance < 1:
             raise EsperError(f"task {self.name}: chance={self.chance}, must be from 0 to below 1")
 
@@ -371,6 +419,19 @@ class TaskSpec:
         data.check(self.name, self.num_classes, self.input_shape, self.batch_size)
         return data
 
+    def objective(self, data: TaskData) -> Objective | None:
+        """Return the task's own loss and metric for its data; None: cross-entropy."""
+        if self.loss is None:
+            if data.own_targets:
+                raise EsperError(
+                    f"task {self.name}: its data are OwnTargetData; give the task a loss that "
+                    f"takes their targets, as in loss='mse'"
+                )
+            return None
+        from esper.tasks.task_objective import make_task_objective
+
+        return make_task_objective(self, data)
+
     def population(
         self,
         members: int,
@@ -400,9 +461,20 @@ class TaskSpec:
 
     def check_outputs(self, shape: tuple[int, ...], places: tuple[int, ...]) -> None:
         """Raise unless the output shape of one sample is `places` plus the number of classes."""
-        if shape != (*places, self.num_classes):
+        wanted = self.output_shape(places)
+        if shape != wanted:
             raise EsperError(
                 f"task {self.name}: the host gives outputs {shape} for a sample, "
-                f"num_classes={self.num_classes} means {(*places, self.num_classes)}; change its "
-                f"head or num_classes"
+                f"num_classes={self.num_classes} means {wanted}; change its head or num_classes"
             )
+
+    def output_shape(self, places: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the outputs of a sample for targets of shape `places`.
+
+        Losses that pair outputs with targets have `num_classes` outputs, those of classes have as
+        many at every place.
+        """
+        paired = self.loss in ("binary", "multilabel", "mse", "mae", "huber")
+        if self.loss not in (None, "cross_entropy", "language"):
+            paired = paired or places == (self.num_classes,)
+        return (self.num_classes,) if paired else (*places, self.num_classes)

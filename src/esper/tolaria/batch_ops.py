@@ -9,7 +9,6 @@ Shape letters: E members, R rows, S slots, B batch, K classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
@@ -25,10 +24,7 @@ from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.training import TrainBatch
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError
-
-Merit = Callable[[Tensor, Tensor], Tensor]
-"""(logits `[R, B, ..., K]`, targets `[R, B, ...]`) -> metric per sample `[R, B]`; its mean over
-samples is the accuracy."""
+from esper.tasks.objectives import Merit
 
 
 def classification_merit(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:

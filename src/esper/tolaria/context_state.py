@@ -35,6 +35,7 @@ from esper.tasks.contexts import (
     require_contexts_fit,
     train_samples,
 )
+from esper.tasks.objectives import Objective
 from esper.tasks.scoring import MAIN_PASSES, SHADOW_PASSES, added
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.compute_clock import ComputeClock
@@ -64,17 +65,19 @@ class ContextState:
         context_ids: Ints,
         gates_allowed: bool = True,
         hidden_seed: int | None = None,
+        objective: Objective | None = None,
     ) -> None:
         """`sample`: inputs `[B, ...]`; `context_ids`: numbers of the members in their draws.
 
         `gates_allowed`: seeds may get blend style GATE, which has parameters. `hidden_seed`: seed
-        of what policies do not see of a round; None: the run's.
+        of what policies do not see of a round; None: the run's. `objective`: the task's own loss.
         """
         probe = population.probe
         assert probe is not None  # the engine runs a forward pass first
         require_contexts_fit(spec, task, data)
         self.spec, self.task, self.data, self.population = spec, task, data, population
         self.context_ids = context_ids
+        self._constant_loss = None if objective is None else objective.constant_loss
         self._gates_allowed, self._hidden_seed = gates_allowed, hidden_seed
         sizes, network = population.seed_sizes, population.network
         self.costs = sizes.table(probe)
@@ -101,7 +104,7 @@ class ContextState:
             self.clock = ComputeClock(members, task.batches_per_step, task.episode_length)
         self.round = RoundContext()
         self.members = MemberContexts.fixed(members)
-        self.chance: Chance = chance_of(task, self.round)
+        self.chance: Chance = chance_of(task, self.round, self._constant_loss)
         self.samples = len(data.train)
         """Training samples in use."""
 
@@ -120,7 +123,7 @@ class ContextState:
         if spec.capped > 0:
             caps = self.members.params_cap_E, self.members.macs_cap_E
             life.caps = Caps(self.costs, *caps, gates_allowed=self._gates_allowed)
-        self.chance = chance_of(self.task, self.round)
+        self.chance = chance_of(self.task, self.round, self._constant_loss)
         self.samples = train_samples(self.task, self.data, self.round)
         if self.clock is not None:
             self.clock.reset(self.round.budget)

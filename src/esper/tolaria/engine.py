@@ -131,6 +131,7 @@ class VectorizedEngine:
         self._member_ids = np.arange(config.members)
         if config.member_ids is not None:
             self._member_ids = np.array(config.member_ids, dtype=np.int64)
+        objective = spec.objective(data)
         self.env = create_env_state(
             spec,
             config.members,
@@ -141,6 +142,7 @@ class VectorizedEngine:
             config.governor,
             fp16=self.precision == "fp16",
             stream=new_stream(self.device),
+            objective=objective,
         )
         population, device, precision = self.env.model, self.device, self.precision
         population.member_ids[:] = self._member_ids
@@ -148,7 +150,7 @@ class VectorizedEngine:
         self.buffers = allocate_batch_buffers(self.batches, device)
         batch_size = config.val_batch_size or default_val_batch_size(config.members, device)
         limit = config.counterfactuals.images
-        self.validator = Validator(spec, data, device, batch_size, limit)
+        self.validator = Validator(spec, data, device, batch_size, limit, objective)
         choice = prepare_executor(
             spec, self.env, self.batches, self.buffers, config, device, precision
         )
@@ -165,6 +167,7 @@ class VectorizedEngine:
             context_ids,
             gates_allowed(config.frozen_heads, ActionHead.STYLE),
             config.hidden_seed,
+            objective,
         )
         self.trainer = StepTrainer(
             spec, self.env, self.batches, self.buffers, self.context, self.autocast

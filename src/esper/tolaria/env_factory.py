@@ -18,6 +18,7 @@ from esper.leyline.protocols import EngineListener, PlantingPolicy, PolicyProtoc
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.telemetry import TelemetryConfig, TelemetryEventType
 from esper.tamiyo.signals import SignalConfig, SignalTracker
+from esper.tasks.objectives import Objective
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.env_state import ParallelEnvState
 from esper.tolaria.governor import GovernorConfig, TolariaGovernor
@@ -34,9 +35,15 @@ def create_env_state(
     governor: GovernorConfig | None = None,
     fp16: bool = False,
     stream: torch.cuda.Stream | None = None,
+    objective: Objective | None = None,
 ) -> ParallelEnvState:
-    """Create the members of a task, with their signal tracker, governor and loss scaler."""
+    """Create the members of a task, with their signal tracker, governor and loss scaler.
+
+    `objective`: the task's own loss and metric; None: cross-entropy.
+    """
     population = spec.population(members, seed, device, executor)
+    if objective is not None:
+        population.loss, population.count_correct = objective.loss, objective.count_correct
     return ParallelEnvState(
         model=population,
         signal_tracker=SignalTracker(members, signals or SignalConfig()),

@@ -24,10 +24,10 @@ from esper.kasmina.rows import PlanBuffers, RowPlan, RowTable
 from esper.leyline.arrays import Doubles
 from esper.leyline.errors import EsperError
 from esper.tasks.context_data import RoundData
+from esper.tasks.objectives import Merit, Objective
 from esper.tasks.scoring import language_accuracy
 from esper.tasks.spec import TaskData, TaskPart, TaskSpec
 from esper.tolaria.batch_ops import (
-    Merit,
     RowTotals,
     classification_merit,
     language_merit,
@@ -89,11 +89,16 @@ class Validator:
         device: torch.device,
         batch_size: int,
         control_limit: int | None = None,
+        objective: Objective | None = None,
     ) -> None:
+        """`objective`: the task's own loss and metric; None: accuracy, or that of languages."""
         self.control = ValidationPart(data, data.val_control, device, batch_size, control_limit)
         self.score = ValidationPart(data, data.val_score, device, batch_size)
         self.merit: Merit = language_merit if data.kind == "tokens" else classification_merit
         self._vocab = spec.num_classes if data.kind == "tokens" else None
+        self._objective = objective
+        if objective is not None:
+            self.merit, self._vocab = objective.merit, None
         self._data, self._device, self._batch_size = data, device, batch_size
         self._round: RoundData | None = None
         """What the context changes in the data; None: nothing."""
@@ -166,4 +171,4 @@ class Validator:
         """Accuracy of each row in [0, 1], as used by the task's score."""
         if self._vocab is not None:
             return language_accuracy(rows.loss_R, self._vocab)
-        return rows.merit_R
+        return rows.merit_R if self._objective is None else self._objective.score(rows.merit_R)

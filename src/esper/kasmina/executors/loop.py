@@ -207,7 +207,8 @@ class _LoopRun:
     ) -> dict[str, Tensor]:
         """Return one member's parameters and buffers; `keeps`: write buffer updates back."""
         flat = self.rows_of[id(store)][member]
-        fixed = {n: v[member] if keeps else v[member].clone() for n, v in store.fixed.items()}
+        # `data`: a write by one member must not count as a write into the others' buffers.
+        fixed = {n: v[member].data if keeps else v[member].clone() for n, v in store.fixed.items()}
         named = store.named_row(flat.detach() if frozen else flat)
         if flat.is_cuda:
             named = {name: _aligned(value) for name, value in named.items()}

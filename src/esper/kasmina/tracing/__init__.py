@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
-from esper.kasmina.tracing.host import HostTrace as HostTrace
-from esper.kasmina.tracing.host import TracedHost as TracedHost
-from esper.kasmina.tracing.host import trace_model as trace_model
-from esper.kasmina.tracing.inputs import Inputs as Inputs
-from esper.kasmina.tracing.plain import plain_model as plain_model
+from typing import TYPE_CHECKING
+
+from esper.leyline.lazy import attach
+
+if TYPE_CHECKING:
+    from esper.kasmina.tracing.host import HostTrace as HostTrace
+    from esper.kasmina.tracing.host import TracedHost as TracedHost
+    from esper.kasmina.tracing.host import trace_model as trace_model
+    from esper.kasmina.tracing.inputs import Inputs as Inputs
+    from esper.kasmina.tracing.plain import plain_model as plain_model
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".host": ("HostTrace", "TracedHost", "trace_model"),
+            ".inputs": ("Inputs",),
+            ".plain": ("plain_model",),
+        },
+    )

@@ -142,6 +142,8 @@ def _follow_writes(graph: fx.Graph) -> None:
             for user in list(base.users):
                 if order[user] > order[node]:
                     user.replace_input_with(base, node)
+                    written = user.meta.get("writes", ())
+                    user.meta["writes"] = [node if n is base else n for n in written]
 
 
 def _lost_writes(graph: fx.Graph) -> str | None:

@@ -12,14 +12,14 @@ from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
-from esper.kasmina.initialisation import build
+from esper.kasmina.initialisation import build, check_parameters
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import Place, choose_places, find_places, named_places
 from esper.kasmina.tracing.residual import keeps_input, protect_input
 from esper.kasmina.tracing.split import split_graph
-from esper.kasmina.tracing.tracer import BATCHES, pick_output
+from esper.kasmina.tracing.tracer import BATCHES, kept_random_state, pick_output
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 from esper.leyline.user_errors import user_code
@@ -32,11 +32,13 @@ class SegmentPlan:
 
     def __init__(
         self,
+        name: str,
         topology: Topology,
         graphs: Sequence[fx.Graph],
         specs: tuple[InjectionSpec, ...],
         additions: Additions,
     ) -> None:
+        self.name = name
         self.topology = topology
         self.graphs = tuple(graphs)
         self.specs = specs
@@ -46,6 +48,19 @@ class SegmentPlan:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SegmentPlan:
         return self
+
+
+class Segment(fx.GraphModule):
+    """A part of a traced model."""
+
+    residual: bool
+    """Whether it adds to its input."""
+
+    def recompile(self) -> Any:
+        """As in torch, without the report on stderr when a call raises: trials of seeds may."""
+        code = super().recompile()
+        del type(self).__call__  # so that `nn.Module`'s is found
+        return code
 
 
 class TracedHost(nn.Module):
@@ -67,7 +82,7 @@ class TracedHost(nn.Module):
             self.__dict__[name] = model.__dict__[name]
         self.__dict__["_model"] = model
         self._plan = plan
-        self._segments: tuple[fx.GraphModule, ...] | None = None
+        self._segments: tuple[Segment, ...] | None = None
         self.train()
 
     @property
@@ -84,11 +99,9 @@ class TracedHost(nn.Module):
         """The parts between the slots."""
         if self._segments is None:
             model = self.__dict__["_model"]
-            self._segments = tuple(
-                fx.GraphModule(model, graph, "Segment") for graph in self._plan.graphs
-            )
+            self._segments = tuple(Segment(model, graph, "Segment") for graph in self._plan.graphs)
             for segment in self._segments:
-                segment.residual = keeps_input(segment.graph)  # type: ignore[assignment]
+                segment.residual = keeps_input(segment)
                 segment.training = self.training
         return self._segments
 
@@ -152,10 +165,18 @@ def trace_model(
     each member its own. `slots`: how many at most, or paths of the modules they come after.
     `output`: index or key of the tensor to train on, if the model returns several.
     """
-    factory = _factory_of(model)
-    base = build(factory, 0, "model")
+    with kept_random_state():
+        return _trace(_factory_of(model), example, slots, output)
+
+
+def _trace(
+    factory: Factory, example: Raw, slots: int | Sequence[str], output: str | int | None
+) -> HostTrace:
+    base = build(factory, 0, "model").cpu()
+    check_parameters(base)
     name = type(base).__name__
     inputs = Inputs.of(base, example)
+    _check_runs(name, base, inputs, example)
     traced = trace_graph(base, inputs, example, output)
     _check_output(name, traced)
     chosen = _chosen(name, traced, slots)
@@ -164,14 +185,15 @@ def trace_model(
         for col, place in enumerate(chosen)
     )
     graphs = split_graph(traced.graph, [place.node for place in chosen])
-    plan = SegmentPlan(chosen[0].topology, graphs, specs, traced.additions)
-    _complete(plan, factory, inputs, example)
+    plan = SegmentPlan(name, chosen[0].topology, graphs, specs, traced.additions)
+    _complete(plan, base, inputs, example)
     trainable = tuple(n for n, p in base.named_parameters() if n in plan.unused and p.requires_grad)
 
     def host() -> nn.Module:
-        return TracedHost(factory(), plan)
+        return kind(factory().cpu(), plan)
 
-    _check_same(name, base, build(host, 0, "model"), inputs, example, output)
+    kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the user's class
+    _check_same(base, plan, inputs, example, output)
     ids = tuple(spec.slot_id for spec in specs)
     return HostTrace(
         factory=host,
@@ -188,12 +210,19 @@ def trace_model(
 
 def _factory_of(model: nn.Module | Factory) -> Factory:
     if not isinstance(model, nn.Module):
-        return lambda: model().cpu()
+        return model
     whole: nn.Module = getattr(model, "_orig_mod", model)  # of torch.compile
     name = type(whole).__name__
     with user_code(f"{name} cannot be copied", "give its class or a function that builds it"):
         base = copy.deepcopy(whole).cpu()
     return lambda: copy.deepcopy(base)
+
+
+def _check_runs(name: str, base: nn.Module, inputs: Inputs, example: Raw) -> None:
+    values = inputs.batch(example, BATCHES[0])
+    shapes = ", ".join(f"{tuple(value.shape)} {value.dtype}" for value in values)
+    with torch.no_grad(), user_code(f"{name} fails on an example {shapes}"):
+        inputs.call(copy.deepcopy(base).eval(), values)
 
 
 def _chosen(name: str, traced: ModelGraph, slots: int | Sequence[str]) -> list[Place]:
@@ -229,9 +258,9 @@ def _check_output(name: str, traced: ModelGraph) -> None:
         )
 
 
-def _complete(plan: SegmentPlan, factory: Factory, inputs: Inputs, example: Raw) -> None:
+def _complete(plan: SegmentPlan, base: nn.Module, inputs: Inputs, example: Raw) -> None:
     """Protect inputs of segments from writes in place; find what no segment uses."""
-    host = TracedHost(factory(), plan)
+    host = TracedHost(copy.deepcopy(base), plan)
     x = inputs.pack(inputs.batch(example, BATCHES[0]))
     segments = host.segments()
     with torch.no_grad(), forked_rng(0):
@@ -257,16 +286,17 @@ def _freeze(model: nn.Module, name: str) -> None:
 
 
 def _check_same(
-    name: str, base: nn.Module, host: nn.Module, inputs: Inputs, example: Raw, output: Any
+    base: nn.Module, plan: SegmentPlan, inputs: Inputs, example: Raw, output: Any
 ) -> None:
     """Raise unless the chain equals the model in eval and in training mode."""
-    values = inputs.batch(example, BATCHES[1])
+    name, values = type(base).__name__, inputs.batch(example, BATCHES[1])
     for mode in (False, True):
-        model, chain = copy.deepcopy(base).train(mode), copy.deepcopy(host).train(mode)
+        model = copy.deepcopy(base).train(mode)
+        chain = TracedHost(copy.deepcopy(base), plan).train(mode)
         with torch.no_grad():
-            with forked_rng(0), user_code(f"{name} fails on the example"):
+            with kept_random_state(), user_code(f"{name} fails on the example"):
                 expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
-            with forked_rng(0):
+            with kept_random_state():
                 found = chain(inputs.pack(values))
         if found.shape != expected.shape or not torch.allclose(
             found, expected, rtol=1e-4, atol=1e-5, equal_nan=True

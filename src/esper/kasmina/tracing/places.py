@@ -20,7 +20,7 @@ from torch.nn.modules.conv import _ConvNd
 from esper.kasmina.host_checks import LAYOUTS
 from esper.kasmina.tracing.graph import ModelGraph
 from esper.kasmina.tracing.split import size_matches
-from esper.kasmina.tracing.tracer import BATCHES, Level, is_accessor
+from esper.kasmina.tracing.tracer import BATCHES, FLAG, Level, is_accessor
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.slots import Topology
 
@@ -75,7 +75,9 @@ def find_places(model: ModelGraph) -> list[Place]:
             continue
         topology, channels = layout
         paths = _paths(model, live)
-        grade, label = _grade(model, live), _label(model, live, paths)
+        label = _label(model, live, paths)
+        times = sum(place.label.partition(" (")[0] == label for place in places)
+        label, grade = f"{label} ({times + 1})" if times else label, _grade(model, live)
         places.append(Place(live, index, topology, channels, before, paths, grade, label))
     return places
 
@@ -147,79 +149,91 @@ def _layout(root: nn.Module, node: fx.Node) -> tuple[Topology, int] | None:
         return None
     if small.shape[1:] != large.shape[1:] or not all(small.shape):
         return None
-    topologies: dict[int, Topology] = {2: "mlp", 3: _rank_three(root, node), 4: "cnn"}
-    topology = topologies.get(small.ndim)
+    topology = _topology(root, node, small.ndim)
     if topology is None:
         return None
     axis = LAYOUTS[topology].index("C")
     return topology, small.shape[axis]
 
 
-# ---- [B, T, C] or [B, C, L] ---------------------------------------------------------------
+def _topology(root: nn.Module, node: fx.Node, rank: int) -> Topology | None:
+    if rank == 2:
+        return "mlp"
+    if rank not in (3, 4):
+        return None
+    found = _nearest(root, node, forward=True) or _nearest(root, node, forward=False)
+    if rank == 4:
+        return None if found == _LAST else "cnn"  # [B, H, W, C] has no blueprints
+    return "signal" if found == _FIRST else "transformer"
 
-_SIGNAL_LAYERS: Final = (
-    nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d, nn.GroupNorm, nn.MaxPool1d,
-    nn.AvgPool1d, nn.AdaptiveAvgPool1d, nn.AdaptiveMaxPool1d,
+
+# ---- which axis the channels are ----------------------------------------------------------
+
+_FIRST, _LAST = "channels first", "channels last"
+_FIRST_LAYERS: Final = (
+    _ConvNd, _BatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.GroupNorm, nn.MaxPool1d,
+    nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+    nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.Upsample, nn.PixelShuffle,
 )  # fmt: skip
-_SEQUENCE_LAYERS: Final = (
-    nn.LayerNorm, nn.Linear, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.Embedding,
-    nn.LSTM, nn.GRU, nn.RNN,
+_LAST_LAYERS: Final = (
+    nn.LayerNorm, nn.RMSNorm, nn.Linear, nn.MultiheadAttention, nn.TransformerEncoderLayer,
+    nn.Embedding, nn.LSTM, nn.GRU, nn.RNN,
 )  # fmt: skip
-_SIGNAL_FUNCTIONS: Final = frozenset(
-    {"conv1d", "batch_norm", "group_norm", "max_pool1d", "avg_pool1d", "adaptive_avg_pool1d"}
-)
-_SEQUENCE_FUNCTIONS: Final = frozenset(
-    {"linear", "layer_norm", "scaled_dot_product_attention", "embedding", "rms_norm"}
-)
-_FLIPS: Final = frozenset({"transpose", "permute", "swapaxes", "mT"})
+_FIRST_FUNCTIONS: Final = ("conv", "batch_norm", "group_norm", "max_pool", "avg_pool", "adaptive",
+                           "interpolate", "instance_norm")  # fmt: skip
+"""How their names begin."""
+_LAST_FUNCTIONS: Final = ("linear", "layer_norm", "rms_norm", "embedding", "scaled_dot_product")
+_FLIPS: Final = frozenset({"transpose", "permute", "swapaxes", "movedim", "moveaxis"})
 _MOST_STEPS: Final = 12
 """How far to look for a layer that tells the layout."""
 
 
-def _rank_three(root: nn.Module, node: fx.Node) -> Topology:
-    """Decide by the nearest layers, after it first: a layout is what its readers take it for."""
-    for forward in (True, False):
-        found = _nearest(root, node, forward)
-        if found is not None:
-            return found
-    return "transformer"
-
-
-def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> Topology | None:
+def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> str | None:
+    """Return the layout that the nearest layer takes a tensor for; those after it count first."""
+    rank = start.meta["values"][0].ndim
     frontier, seen = [(start, False)], {start}
     for _ in range(_MOST_STEPS):
         following: list[tuple[fx.Node, bool]] = []
         for node, flipped in frontier:
-            if node is not start or not forward:
-                kind = _kind_of(root, node)
-                if kind is not None:
-                    return _other(kind) if flipped else kind
-            near = node.users if forward else [n for n in node.all_input_nodes if _is_data(n)]
-            turned = flipped != (_name(node) in _FLIPS and not (forward and node is start))
-            for n in near:
-                if n not in seen and n.op not in ("output", "placeholder") and not is_accessor(n):
-                    seen.add(n)
-                    following.append((n, turned))
+            looked_at = node is not start or not forward
+            kind = _kind_of(root, node) if looked_at else None
+            if kind is not None:
+                return kind if not flipped else _LAST if kind == _FIRST else _FIRST
+            turned = flipped != (looked_at and _name(node) in _FLIPS)
+            if not forward or not looked_at or _rank(node) == rank:
+                near = list(node.users) if forward else node.all_input_nodes
+                following += [
+                    (n, turned) for n in near if n not in seen and _tells(n, forward, rank)
+                ]
+                seen.update(near)
         frontier = following
     return None
 
 
-def _other(kind: Topology) -> Topology:
-    return "signal" if kind == "transformer" else "transformer"
+def _tells(node: fx.Node, forward: bool, rank: int) -> bool:
+    if not _is_data(node) or node.op in ("output", "placeholder"):
+        return False
+    return forward or _rank(node) == rank
 
 
-def _kind_of(root: nn.Module, node: fx.Node) -> Topology | None:
+def _rank(node: fx.Node) -> int:
+    value = node.meta["values"][0]
+    return value.ndim if isinstance(value, Tensor) else -1
+
+
+def _kind_of(root: nn.Module, node: fx.Node) -> str | None:
     if node.op == "call_module":
         for part in root.get_submodule(str(node.target)).modules():
-            if isinstance(part, _SIGNAL_LAYERS):
-                return "signal"
-            if isinstance(part, _SEQUENCE_LAYERS):
-                return "transformer"
+            if isinstance(part, _FIRST_LAYERS):
+                return _FIRST
+            if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) > 1:
+                continue
+            if isinstance(part, _LAST_LAYERS):
+                return _LAST
         return None
-    name = _name(node)
-    if name in _SIGNAL_FUNCTIONS:
-        return "signal"
-    return "transformer" if name in _SEQUENCE_FUNCTIONS else None
+    if _name(node).startswith(_FIRST_FUNCTIONS):
+        return _FIRST
+    return _LAST if _name(node).startswith(_LAST_FUNCTIONS) else None
 
 
 def _name(node: fx.Node) -> str:
@@ -299,10 +313,17 @@ def _label(model: ModelGraph, node: fx.Node, paths: Sequence[str]) -> str:
     if _owner(node):
         return f"after {_name(node)} in {_owner(node)}"
     previous = node.prev
-    while previous.op not in ("call_module", "root"):
+    while previous.op != "root" and not _is_named_layer(model, previous):
         previous = previous.prev
     behind = f" behind {previous.target}" if previous.op == "call_module" else ""
     return f"after {_name(node)}{behind}"
+
+
+def _is_named_layer(model: ModelGraph, node: fx.Node) -> bool:
+    """Whether a node calls a module of the user's, not one that the trace added."""
+    if node.op != "call_module" or str(node.target) in model.additions.modules:
+        return False
+    return str(node.target).rpartition(".")[2] != FLAG
 
 
 # ---- choice -------------------------------------------------------------------------------

@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from torch import fx
+from torch import fx, nn
 
 _ADDS = frozenset({"add", "add_", "iadd"})
 _PASSES = frozenset({"relu", "relu_", "gelu", "silu", "dropout", "clone", "contiguous"})
-_PASSING_LAYERS = ("relu", "act", "drop", "activation", "identity")
+_PASSING_LAYERS = ("torch.nn.modules.activation", "torch.nn.modules.dropout")
+"""Where layers are defined that keep the shape and have no weights, except attention."""
 
 
-def keeps_input(graph: fx.Graph) -> bool:
+def keeps_input(segment: fx.GraphModule) -> bool:
     """Whether the output is the input plus something, perhaps through an activation."""
-    output = next(node for node in graph.nodes if node.op == "output")
+    output = next(node for node in segment.graph.nodes if node.op == "output")
     start = output.args[0]
-    return isinstance(start, fx.Node) and start.op != "placeholder" and _reaches_input(start)
+    adds = isinstance(start, fx.Node) and start.op != "placeholder"
+    return adds and _reaches_input(segment, start)
 
 
-def _reaches_input(node: fx.Node) -> bool:
+def _reaches_input(segment: fx.GraphModule, node: fx.Node) -> bool:
     while True:
         if node.op == "placeholder":
             return True
         data = [n for n in node.args if isinstance(n, fx.Node)]
         if _name(node) in _ADDS:
-            return any(_reaches_input(n) for n in data)
-        if not data or not _passes(node):
+            return any(_reaches_input(segment, n) for n in data)
+        if not data or not _passes(segment, node):
             return False
         node = data[0]
 
 
-def _passes(node: fx.Node) -> bool:
-    if node.op == "call_module":
-        last = str(node.target).rpartition(".")[2].lower()
-        return any(last.startswith(name) for name in _PASSING_LAYERS)
-    return _name(node) in _PASSES
+def _passes(segment: fx.GraphModule, node: fx.Node) -> bool:
+    if node.op != "call_module":
+        return _name(node) in _PASSES
+    layer = segment.get_submodule(str(node.target))
+    if isinstance(layer, nn.MultiheadAttention):
+        return False
+    return isinstance(layer, nn.Identity) or type(layer).__module__ in _PASSING_LAYERS
 
 
 def _name(node: fx.Node) -> str:

@@ -79,6 +79,12 @@ def is_accessor(node: fx.Node) -> bool:
 class ValueProxy(fx.Proxy):
     """A proxy that knows its values on the example."""
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """`isinstance(x, Tensor)` holds for tensors, as users' checks expect."""
+        is_tensor = isinstance(self.node.meta["values"][0], Tensor)
+        return Tensor if is_tensor else ValueProxy
+
     def __getattr__(self, name: str) -> Any:
         found = [getattr(value, name) for value in self.node.meta["values"]]
         if name in ("ndim", "is_cuda"):
@@ -121,6 +127,8 @@ class ModelTracer(LeafTracer):
         self._examples = examples
         self._output = output
         self._evaluating = False
+        self._counting: list[dict[str, Any]] = []
+        """Globals of users' code in which `len` is replaced."""
 
     # ---- entry ----------------------------------------------------------------------------
 
@@ -131,8 +139,13 @@ class ModelTracer(LeafTracer):
         self.ends.clear()
         self.untraced.clear()
         before = _random_state()
-        with _patched_training(self), torch.no_grad():
-            graph = super().trace(root, concrete_args)
+        try:
+            with _patched_training(self), torch.no_grad():
+                graph = super().trace(root, concrete_args)
+        finally:
+            for names in self._counting:
+                del names["len"]
+            self._counting.clear()
         if _random_state() != before:
             raise EsperError(
                 f"{type(root).__name__}.forward draws random numbers that a trace would freeze: "
@@ -144,6 +157,7 @@ class ModelTracer(LeafTracer):
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
         """Return a function of the one packed input, and its arguments."""
+        self._replace_len(root_fn)
 
         def forward(root: nn.Module, x: Any) -> Any:
             values = self._inputs.unpack(x)
@@ -230,6 +244,8 @@ class ModelTracer(LeafTracer):
         """Return a property of a value that sizes determine; raises if it depends on the batch."""
         values = node.meta["values"]
         is_size = convert is len and not isinstance(values[0], str)
+        if str(node.target).rpartition(".")[2] == FLAG:
+            raise TraceError("control flow on self.training")
         if node.meta["level"] != Level.SHAPE and not is_size:
             raise TraceError(f"control flow on a value of the data ({_described(node)})")
         found = [convert(value) for value in values]
@@ -268,6 +284,7 @@ class ModelTracer(LeafTracer):
         path = self.path_of_module(m)
         if self.is_leaf_module(m, path):
             return super().call_module(m, forward, args, kwargs)
+        self._replace_len(type(m).forward)
         if type(m) is nn.TransformerEncoder:
             forward = _EncoderCall(m)
         nodes, depth, before = len(self.graph.nodes), len(self.module_stack), _random_state()
@@ -292,6 +309,13 @@ class ModelTracer(LeafTracer):
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
+    def _replace_len(self, function: Callable[..., Any]) -> None:
+        """Let a function of the user's read batch sizes by `len`, which must return an int."""
+        names = getattr(function, "__globals__", {})
+        if "len" not in names and names.get("__name__", "torch").partition(".")[0] != "torch":
+            names["len"] = _size_or_len
+            self._counting.append(names)
+
     def training_of(self, module: nn.Module) -> Any:
         """Return `module.training`: a node of the graph for modules that are traced."""
         paths = getattr(self, "submodule_paths", None)
@@ -310,6 +334,14 @@ class ModelTracer(LeafTracer):
 
 FLAG: Final = "_training"
 """Name of the training flag in its module."""
+
+
+def _size_or_len(value: Any) -> Any:
+    if isinstance(value, ValueProxy):
+        small, large = value.node.meta["values"]
+        if isinstance(small, Tensor) and len(small) != len(large):
+            return value.size(0)
+    return len(value)
 
 
 class _EncoderCall:
@@ -397,6 +429,16 @@ def _restore_random(state: tuple[bytes, tuple[Any, ...], object]) -> None:
     kind, numpy_words, *rest = numpy_state
     np.random.set_state((kind, np.frombuffer(numpy_words, dtype=np.uint32), *rest))
     random.setstate(python_state)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Restore the generators of torch (on the CPU), numpy and Python after the block."""
+    state = _random_state()
+    try:
+        yield
+    finally:
+        _restore_random(state)
 
 
 @contextlib.contextmanager

@@ -1,0 +1,66 @@
+"""Tasks with their own loss on a GPU: graphs replay what eager computes, and nothing waits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cuda_support import DEVICE, NEEDS_CUDA, SHORT, assert_same, engine_on_gpu, watched_episode
+from engine_support import histories, random_policy
+from esper.tasks.objectives import make_objective
+from esper.tasks.spec import PARTS, OwnTargetData, TaskData, TaskPart, TaskSpec
+
+pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
+
+
+def number_data() -> TaskData:
+    """The images of the task; targets are means of their stripes, one for each output."""
+    data, parts = SHORT.load(), []
+    for name in PARTS:
+        images = getattr(data, name).inputs
+        stripes = np.array_split(images.reshape(len(images), -1), SHORT.num_classes, axis=1)
+        means = np.stack([stripe.mean(axis=1) for stripe in stripes], axis=1)
+        parts.append(TaskPart(images, (means / 64).astype(np.float32)))
+    return OwnTargetData(*parts, mean=data.mean, std=data.std)
+
+
+def own(output: Any, target: Any) -> Any:
+    return torch.nn.functional.smooth_l1_loss(output, target)
+
+
+def task(loss: Any) -> TaskSpec:
+    return dataclasses.replace(SHORT, load_data=number_data, loss=loss, chance=0.0)
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber", own])
+def test_graphs_replay_own_losses(loss):
+    runs = []
+    for graphs in ("on", "off"):
+        engine = engine_on_gpu(task(loss), executor="vmap", graphs=graphs)
+        engine.run_rollout(random_policy(0))
+        runs.append(histories(engine.episode))
+    assert_same(*runs)
+    assert np.isfinite(runs[0]["train_loss_TE"][1:]).all()
+
+
+def test_own_losses_do_not_wait():
+    assert watched_episode(engine_on_gpu(task("mse")), random_policy(0)) > 0
+
+
+def test_class_weights_are_captured():
+    """They are copied to the device before, because a capture cannot copy from the host."""
+    targets = torch.arange(24) % 4
+    made = make_objective(targets=targets, output_shape=(4,), class_weights=[1.0, 2.0, 3.0, 4.0])
+    x = torch.randn(2, 24, 4, device=DEVICE)
+    y = targets.to(DEVICE).expand(2, 24)
+    expected = made.loss(x, y), made.merit(x, y)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = made.loss(x, y), made.merit(x, y)
+    graph.replay()
+    for one, two in zip(captured, expected, strict=True):
+        torch.testing.assert_close(one, two)

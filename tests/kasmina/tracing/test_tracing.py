@@ -1,0 +1,404 @@
+"""What `trace_model` promises: places, names, modes, an untouched model, errors in one line."""
+
+from __future__ import annotations
+
+import copy
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.kasmina import Population, PopulationConfig
+from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.tracing import plain_model, trace_model
+from esper.leyline import EsperError
+from user_models import (
+    CASES,
+    GPT,
+    ChannelsLast,
+    Conv1dNet,
+    DictInput,
+    DictOutput,
+    FrozenTrunk,
+    FunctionalDropout,
+    Llama,
+    MobileNet,
+    ResNet,
+    TwoInputs,
+    UnusedParameters,
+    sequential_cnn,
+)
+
+IMAGES = torch.randn(4, 3, 8, 8)
+VECTORS = torch.randn(4, 6)
+
+
+def refusal(model: object, example: object, **options: object) -> str:
+    with pytest.raises(EsperError) as info:
+        trace_model(model, example, **options)  # type: ignore[arg-type]
+    line = str(info.value)
+    assert "\n" not in line
+    return line
+
+
+# ---- places ----------------------------------------------------------------------------------
+
+
+def test_slots_are_at_ends_of_blocks_and_stages():
+    host = trace_model(ResNet(blocks=3), IMAGES)
+    ends = set(host.places.values())
+    assert len(host.slots) == 8
+    assert {"after layer1", "after layer2", "after layer3"} <= ends
+    assert not any(".conv" in place or ".bn" in place for place in ends)
+
+
+def test_number_of_slots_spreads_over_depth():
+    host = trace_model(ResNet(blocks=3), IMAGES, slots=3)
+    assert list(host.places.values()) == ["after layer1", "after layer2", "after layer3"]
+    assert trace_model(sequential_cnn(), IMAGES, slots=1).slots == ("r0c0",)
+
+
+def test_named_slots():
+    host = trace_model(ResNet(), IMAGES, slots=["layer2", "layer1.0"])
+    assert host.places == {"r0c0": "after layer1.0", "r0c1": "after layer2"}
+    by_label = trace_model(ResNet(), IMAGES, slots=["after relu behind bn1"])
+    assert by_label.places == {"r0c0": "after relu behind bn1"}
+
+
+@pytest.mark.parametrize(
+    ("slots", "words"),
+    [
+        (["layer9"], ("'layer9'", "no module of that name", "layer")),
+        (["layer1.0.conv1"], ("'layer1.0.conv1'", "more than one tensor", "layer1.0")),
+        (["layer1.0.relu"], ("layer1.0.relu",)),
+        (["layer1", "fc"], ("'fc'",)),
+        (["layer1", "layer1.2"], ("one place",)),
+        ([], ("slots=[]",)),
+        (0, ("slots=0",)),
+        ("layer1", ("slots='layer1'", "list")),
+    ],
+)
+def test_slots_that_cannot_be(slots: object, words: tuple[str, ...]):
+    if slots == ["layer1.0.relu"]:  # runs twice, once at the end of the block: that one is legal
+        host = trace_model(ResNet(), IMAGES, slots=slots)  # type: ignore[arg-type]
+        assert host.places == {"r0c0": "after layer1.0"}
+        return
+    line = refusal(ResNet(), IMAGES, slots=slots)
+    assert all(word in line for word in words), line
+
+
+def test_slots_of_two_layouts_are_refused():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 2)
+    )
+    line = refusal(model, IMAGES, slots=["1", "4"])
+    assert "'1' is cnn" in line
+    assert "'4' is mlp" in line
+    assert trace_model(model, IMAGES).topology == "cnn"  # one place each: the trunk
+
+
+def test_layouts_of_three_and_four_axes():
+    assert trace_model(Conv1dNet(), torch.randn(4, 2, 16)).topology == "signal"
+    pooled = nn.Sequential(
+        nn.Conv1d(2, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 4)
+    )
+    assert trace_model(pooled, torch.randn(4, 2, 16)).topology == "signal"
+    host = trace_model(ChannelsLast(), IMAGES)
+    assert host.topology == "cnn"
+    assert "no place" in refusal(
+        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(4, 8, 8, 3)
+    )
+
+
+def test_time_first_activations_are_no_places():
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 8)
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.b(F.relu(self.a(x.transpose(0, 1)))))
+            return self.head(x.mean(0))
+
+    host = trace_model(TimeFirst(), torch.randn(4, 5, 6))
+    assert host.topology == "mlp"  # behind the mean over time only
+
+
+# ---- the user's model ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mobilenet", "gpt", "functional_dropout", "in_place", "buffers"])
+def test_model_example_and_generators_stay_as_they_are(name: str):
+    case = CASES[name]
+    model, example = case.build(), case.example(4)
+    state = copy.deepcopy(model.state_dict())
+    modules, kept = dict(model.named_modules()), example.clone()
+    generators = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    model.eval()
+    trace_model(model, example)
+    assert not model.training
+    assert dict(model.named_modules()) == modules
+    assert torch.equal(example, kept)
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, state[key])
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert random.getstate() == generators[1]
+    assert np.array_equal(np.random.get_state()[1], generators[2])
+    assert "training" not in vars(nn.Module)
+
+
+def test_instance_gives_its_weights_and_factory_new_ones():
+    model = ResNet(blocks=1)
+    for given, equal in ((model, True), (lambda: ResNet(blocks=1), False), (ResNet, False)):
+        host = trace_model(given, IMAGES)
+        population = Population(host.factory, host.slots, host.blueprints, 2)
+        first, second = (population.member(i).host.fc.weight for i in (0, 1))
+        assert torch.equal(first, second) == equal
+        assert torch.equal(first, model.fc.weight) == equal
+
+
+def test_frozen_parameters_stay():
+    host = trace_model(FrozenTrunk(), IMAGES)
+    population = Population(host.factory, host.slots, host.blueprints, 2)
+    before = population.member(0).host.trunk[0].weight.clone()
+    population.plant([0, 1], host.slots[0], "conv_light")
+    for _ in range(2):
+        population.train_batch(IMAGES[None], torch.tensor([[0, 1, 2, 3]]))
+    assert torch.equal(population.member(0).host.trunk[0].weight, before)
+    plain = plain_model(host, population.member(0))
+    assert not plain.get_parameter("trunk.0.weight").requires_grad
+
+
+def test_unused_parameters_are_kept():
+    model = UnusedParameters()
+    host = trace_model(model, VECTORS)
+    config = PopulationConfig(host_lr=1.0)
+    population = Population(host.factory, host.slots, host.blueprints, 2, config=config)
+    population.train_batch(VECTORS[None], torch.tensor([[0, 1, 2, 3]]))
+    plain = plain_model(host, population.member(1))
+    assert torch.equal(plain.get_parameter("old_head.weight"), model.old_head.weight)
+    assert plain.get_parameter("old_head.weight").requires_grad
+    assert set(model.state_dict()) <= set(plain.state_dict())
+
+
+def test_frozen_norms_of_a_train_method_stay_in_eval_mode():
+    class FrozenNorms(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(
+                nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()
+            )
+            self.head = nn.Linear(4, 3)
+
+        def train(self, mode: bool = True) -> nn.Module:
+            super().train(mode)
+            self.net[1].eval()
+            return self
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.net(x).mean((2, 3)))
+
+    host = trace_model(FrozenNorms(), IMAGES)
+    population = Population(host.factory, host.slots, host.blueprints, 2)
+    for _ in range(3):
+        population.train_batch(IMAGES[None], torch.tensor([[0, 1, 2, 0]]))
+    assert torch.equal(population.member(0).host.net[1].running_mean, torch.zeros(4))
+
+
+# ---- modes -----------------------------------------------------------------------------------
+
+
+def test_functional_dropout_works_in_both_modes():
+    host = trace_model(FunctionalDropout(), IMAGES).factory()
+    assert torch.equal(host.eval()(IMAGES), host.eval()(IMAGES))
+    assert not torch.equal(host.train()(IMAGES), host.train()(IMAGES))
+
+
+def test_plain_model_keeps_functional_dropout():
+    host = trace_model(FunctionalDropout(), IMAGES)
+    population = Population(host.factory, host.slots, host.blueprints, 1)
+    plain = plain_model(host, population.member(0)).train()
+    assert not torch.equal(plain(IMAGES), plain(IMAGES))
+
+
+def test_stochastic_depth_works_in_both_modes():
+    host = trace_model(MobileNet(), IMAGES)
+    assert all("training" in reason for reason in host.untraced.values())
+    chain = host.factory()
+    chain.eval()
+    assert torch.equal(chain(IMAGES), chain(IMAGES))
+
+
+def test_another_length_than_the_example():
+    """Sizes that are not the batch's are read from the activation, not frozen."""
+    for model in (GPT(length=16), Llama()):
+        host = trace_model(model, torch.randint(0, 13, (4, 8)))
+        short = torch.randint(0, 13, (3, 5))
+        expected = model.eval()(short)
+        expected = expected[0] if isinstance(expected, tuple) else expected
+        chain = host.factory().eval()
+        torch.testing.assert_close(chain(short), expected)
+
+
+# ---- inputs and outputs ----------------------------------------------------------------------
+
+
+def test_inputs_are_packed_and_restored():
+    host = trace_model(DictInput(), CASES["dict_input"].example(4))
+    raw = CASES["dict_input"].example(5)
+    packed = host.inputs.pack(raw)
+    assert packed.dtype == torch.float64
+    assert packed.shape == (5, 7)
+    for value, back in zip(raw.values(), host.inputs.unpack(packed), strict=True):
+        assert torch.equal(value, back)
+        assert value.dtype == back.dtype
+    two = trace_model(TwoInputs(), (IMAGES, torch.randn(4, 3)))
+    assert two.inputs.pack((IMAGES, torch.randn(4, 3))).dtype == torch.float32
+    with pytest.raises(EsperError, match="'category'"):
+        host.inputs.pack({"numbers": raw["numbers"], "mask": raw["mask"]})
+    with pytest.raises(EsperError, match="'numbers'"):
+        host.inputs.pack(raw | {"numbers": torch.randn(5, 4)})
+
+
+def test_one_dict_as_the_only_argument():
+    class Batch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = DictInput()
+
+        def forward(self, batch: dict[str, Tensor]) -> Tensor:
+            return self.inner(batch["category"], batch["numbers"], batch["mask"])
+
+    example = CASES["dict_input"].example(4)
+    model = Batch()
+    host = trace_model(model, example)
+    population = Population(host.factory, host.slots, host.blueprints, 1)
+    population.forward(host.inputs.pack(example)[None])
+    plain = plain_model(host, population.member(0))
+    torch.testing.assert_close(plain(example), model.eval()(example))
+
+
+def test_output_is_picked():
+    sizes = {None: 2, "aux": 2, "logits": 5}
+    for output, size in sizes.items():
+        host = trace_model(DictOutput(), VECTORS, output=output)
+        assert host.factory()(VECTORS).shape == (4, size)
+    assert "'loss'" in refusal(DictOutput(), VECTORS, output="loss")
+    assert trace_model(GPT(), torch.randint(0, 13, (4, 8)), output=0).topology == "transformer"
+
+
+# ---- what a user sees ------------------------------------------------------------------------
+
+
+def test_trials_of_seeds_are_silent(capfd: pytest.CaptureFixture[str]):
+    host = trace_model(FunctionalDropout(), IMAGES)  # its segments cannot all be copied
+    assert "twin" not in host.blueprints
+    assert capfd.readouterr() == ("", "")
+
+
+def test_errors_name_the_class_of_the_user():
+    host = trace_model(ResNet(blocks=1), IMAGES)
+    population = Population(host.factory, host.slots, host.blueprints, 1)
+    with pytest.raises(EsperError, match="ResNet segment 0"):
+        population.forward(torch.randn(1, 2, 1, 8, 8))
+    assert type(host.factory()).__name__ == host.name == "ResNet"
+
+
+def test_twin_of_a_residual_block_adds_what_the_block_adds():
+    host = trace_model(ResNet(blocks=2), IMAGES, slots=["layer1.0", "layer1.1"])
+    _, block, _ = host.factory().segments()
+    assert block.residual is True
+    chain = trace_model(sequential_cnn(), IMAGES).factory().segments()
+    assert not any(segment.residual for segment in chain)
+
+
+# ---- saves -----------------------------------------------------------------------------------
+
+
+def test_population_and_member_load_with_the_traced_factory(tmp_path: Path):
+    host = trace_model(ResNet(blocks=1), IMAGES)
+    population = Population(host.factory, host.slots, host.blueprints, 2)
+    labels = torch.tensor([[0, 1, 2, 3]])
+    population.plant([0], host.slots[0], "twin")
+    population.train_batch(IMAGES[None], labels)
+    population.save(tmp_path / "population")
+    population.member(0).save(tmp_path / "member")
+    again = Population.load(tmp_path / "population", host.factory)
+    member = MorphogeneticModel.load(tmp_path / "member", host.factory)
+    torch.testing.assert_close(member(IMAGES), population.member(0)(IMAGES))
+    for one in (population, again):
+        one.train_batch(IMAGES[None], labels)
+    assert torch.equal(again.network.host.flat_EP, population.network.host.flat_EP)
+
+
+# ---- what cannot be --------------------------------------------------------------------------
+
+
+class ModeAtRoot(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        if self.training:
+            x = x + 1
+        return self.b(x)
+
+
+class DataAtRoot(ModeAtRoot):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return self.b(x) if x.sum() > 0 else self.b(-x)
+
+
+class RandomAtRoot(ModeAtRoot):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x) * random.random())
+
+
+class ViewAtRoot(ModeAtRoot):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x) * 1
+        x[:, :1].zero_()
+        return self.b(x)
+
+
+class Alone(ModeAtRoot):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (ModeAtRoot, ("control flow on self.training", "module of its own")),
+        (DataAtRoot, ("control flow on a value of the data", "test_tracing.py")),
+        (RandomAtRoot, ("random numbers",)),
+        (ViewAtRoot, ("in place",)),
+        (Alone, ("no place for a seed",)),
+        (lambda: nn.Linear(5, 3), ("fails on an example (2, 6)",)),
+        (lambda: "no model", ("returns str",)),
+    ],
+)
+def test_models_that_cannot_be_traced(model: object, words: tuple[str, ...]):
+    line = refusal(model, VECTORS)
+    assert all(word in line for word in words), line
+
+
+@pytest.mark.parametrize(
+    ("example", "word"),
+    [
+        ("text", "give a tensor"),
+        ((VECTORS, 3), "int"),
+        ((VECTORS, VECTORS[:2]), "2 samples"),
+        ({}, "without tensors"),
+    ],
+)
+def test_examples_that_cannot_be(example: object, word: str):
+    assert word in refusal(ModeAtRoot(), example)
