@@ -130,8 +130,8 @@ def frontier_parts(result: GrowResult) -> list[Markup]:
     if static:
         length = "in full" if record.complete else "as far as the search came"
         note += (
-            f" Rings are networks planted from the start and trained {length}: they were not "
-            f"judged on test, so their validation score is shown."
+            f" Rings are other networks, trained {length} with their seeds from the start: they "
+            f"were not judged on test, so their validation score is shown."
         )
     marked = next(i for i, network in enumerate(networks) if network.number == record.pick)
     rows = [_row(network, result) for network in networks]
@@ -141,8 +141,8 @@ def frontier_parts(result: GrowResult) -> list[Markup]:
     ]
     if static:
         lines = [_row(network, result) for network in static[:MOST_CANDIDATES]]
-        held = table(f"Planted from the start, by validation {metric}", HEAD, lines, range(1, 8))
-        parts.append(details(f"{len(static)} networks planted from the start", held))
+        held = table(f"Other networks, by validation {metric}", HEAD, lines, range(1, 8))
+        parts.append(details(f"{len(static)} other networks with their seeds from the start", held))
     return parts
 
 

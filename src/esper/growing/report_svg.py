@@ -24,7 +24,7 @@ LEGEND: Final[dict[Kind, str]] = {
     "pick": "the pick",
     "host": "your model",
     "front": "frontier",
-    "static": "planted from the start, validation score",
+    "static": "others, validation score",
     "done": "trained in full",
     "stopped": "stopped early",
 }
