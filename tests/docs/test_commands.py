@@ -7,12 +7,14 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from command_tables import written
+from esper.scripts import grow, train
 from esper.scripts import main as cli
-from esper.scripts import train
 from esper.scripts.evaluate import read_evaluate
 from esper.scripts.train.learner_config import read_train_ppo
 
@@ -36,6 +38,7 @@ def commands() -> list[list[str]]:
 
 COMMANDS = commands()
 SMALL = ["--envs", "1", "--episode-length", "5", "--batches-per-step", "1", "--device", "cpu"]
+GROW = ["--epochs", "1", "--host-runs", "1", "--device", "cpu", "--quiet"]
 TINY = ["--task", "synthetic", *SMALL, "--batch-size", "8", "--blueprints", "norm", "depthwise"]
 
 
@@ -49,6 +52,16 @@ def trained(tmp_path_factory) -> Path:
     run.rename(run.with_name("RUN"))
     (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     (root / "mine.toml").write_text(shown)
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (root / "mine.py").write_text(code)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    x, y = names["train"]()
+    np.savez(root / "data.npz", x=x, y=y)
+    words = [f"{root}/mine.py:model", "--train", f"{root}/data.npz", "--folder", str(root / "runs")]
+    assert grow.main([*words, *GROW]) == 0
+    (run,) = (root / "runs").glob("*__grow__*")
+    run.rename(run.with_name("GROWN"))
     return root
 
 
@@ -71,6 +84,8 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
     if command == "eval":
         read_evaluate(flags)[1].check()
         flags += ["--envs", "1", "--device", "cpu", "--episode-length", "3"]
+    elif command == "grow":
+        flags += GROW
     elif command == "train":
         flags += [*SMALL, "--quiet"]
     elif command == "compare":

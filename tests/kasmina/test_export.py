@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina import MorphogeneticModel
-from esper.kasmina.export import export_onnx, export_pt2
+from esper.kasmina.export import export_onnx, export_pt2, program_to_onnx
 from esper.leyline import BlendStyle
 from support import make_population, refused
 
@@ -202,3 +202,71 @@ def test_output_without_a_batch_axis_is_refused(tmp_path):
 def test_missing_folder_is_made(tmp_path: Path):
     export_pt2(member(), tmp_path / "new" / "member.pt2", images())
     assert os.listdir(tmp_path / "new") == ["member.pt2"]
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(3, 4), nn.Linear(2, 4)
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return self.left(a) * self.right(b.float())
+
+
+class FromDict(Pair):
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(batch["a"], batch["b"])
+
+
+def pair(size: int) -> dict[str, Tensor]:
+    with forked_rng(size):
+        return {"a": torch.randn(size, 3), "b": torch.randint(0, 5, (size, 2))}
+
+
+CALLS = {
+    "positional": (Pair, lambda raw: tuple(raw.values()), lambda f, raw: f(*raw.values())),
+    "keywords": (Pair, lambda raw: raw, lambda f, raw: f(**raw)),
+    "dict": (FromDict, lambda raw: raw, lambda f, raw: f(raw)),
+}
+
+
+@pytest.mark.parametrize("form", CALLS)
+def test_several_inputs_are_exported_as_the_model_takes_them(form, tmp_path):
+    kind, example, call = CALLS[form]
+    model = kind()
+    export_pt2(model, tmp_path / "pair.pt2", example(pair(1)))
+    program = torch.export.load(tmp_path / "pair.pt2")
+    for size in BATCHES:
+        expected = call(model, pair(size))
+        torch.testing.assert_close(call(program.module(), pair(size)), expected)
+
+
+@needs_onnx
+@pytest.mark.parametrize("form", CALLS)
+def test_several_inputs_have_names_in_onnx(form, tmp_path):
+    import onnxruntime
+
+    kind, example, call = CALLS[form]
+    model = kind()
+    export_onnx(model, tmp_path / "pair.onnx", example(pair(1)))
+    export_pt2(model, tmp_path / "pair.pt2", example(pair(1)))
+    program_to_onnx(torch.export.load(tmp_path / "pair.pt2"), tmp_path / "again.onnx")
+    for file in ("pair.onnx", "again.onnx"):
+        session = onnxruntime.InferenceSession(tmp_path / file)
+        names = [held.name for held in session.get_inputs()]
+        assert names == (["batch_a", "batch_b"] if (file, form) == ("again.onnx", "dict") else
+                         ["a", "b"])  # fmt: skip
+        for size in BATCHES:
+            feed = dict(zip(names, (v.numpy() for v in pair(size).values()), strict=True))
+            (found,) = session.run(["y"], feed)
+            expected = call(model, pair(size)).detach().numpy()
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_wrong_examples_of_several_inputs_are_refused_in_one_line(tmp_path):
+    for example, words in [
+        ((torch.zeros(2, 3), 5), "example tuple: give a tensor"),
+        ((torch.zeros(2, 3), torch.zeros(2, 9)), "shape [(2, 3), (2, 9)] does not go through"),
+    ]:
+        line = refused(lambda e=example: export_pt2(Pair(), tmp_path / "pair.pt2", e))
+        assert words in line

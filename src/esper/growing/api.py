@@ -50,6 +50,7 @@ def grow(
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
+    sources: Sequence[str | os.PathLike[str]] = (),
     verbose: bool = True,
     on_round: Callable[[Progress], None] | None = None,
 ) -> GrowResult:
@@ -59,8 +60,8 @@ def grow(
     one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
     table; `val` and `test` are cut from it where they are not given. `slots`: how many places to
     grow at, or paths of the modules they come after. `widths`: multiples of the model's width to
-    try besides; () for none. `folder`: where the run folder is made; `resume`: a run folder, to
-    continue with the same model and data. Ctrl-C ends the search and returns the best so far.
+    try besides. `folder`: where the run folder is made; `resume`: one to continue; `sources`: files
+    to keep a copy of there. Ctrl-C ends the search and returns the best so far.
     """
     settings = GrowSettings(
         policy, optimizer, lr, loss, metric, seed, slots, blueprints, widths, epochs, batch_size,
@@ -73,6 +74,7 @@ def grow(
     else:
         home = GrowFolder.open(Path(resume))
     try:
+        home.keep_sources(sources)
         return run.search(home, resume is not None)
     finally:
         home.close()

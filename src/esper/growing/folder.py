@@ -5,6 +5,7 @@
         search.json     the state of the search
         population-*/   members of the bracket under way, a folder for each variant
         networks/       networks of the frontier: NUMBER/ (safetensors), NUMBER.pt2
+        source/         copies of the user's files, if they were named
         result.json     frontier, pick and verdict
         report.html     the same for people
         lock            held by the process that runs the search
@@ -19,7 +20,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,20 +28,21 @@ from typing import Final
 from torch import nn
 
 from esper.growing.budget import Budget
+from esper.growing.listing import RESULT as RESULT
+from esper.growing.listing import SEARCH
 from esper.growing.records import Candidate, SearchState
 from esper.kasmina.population import Population
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
+from esper.simic.training.runs.folder import GROW, GROWN_NETWORKS
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
 
-GROW: Final = "grow.json"
-SEARCH: Final = "search.json"
 POPULATION: Final = "population"
-NETWORKS: Final = "networks"
-RESULT: Final = "result.json"
+NETWORKS: Final = GROWN_NETWORKS
 REPORT: Final = "report.html"
+SOURCES: Final = "source"
 SCHEMA: Final = 1
 RUNS: Final = Path("runs")
 
@@ -126,6 +128,15 @@ class GrowFolder:
         """Open a folder to resume its run."""
         require_grow_folder(path)
         return GrowFolder(path)
+
+    def keep_sources(self, files: Sequence[str | os.PathLike[str]]) -> None:
+        """Copy the user's files into the folder; files of the same name get a number."""
+        home, taken = self.path / SOURCES, set[str]()
+        for path in map(Path, files):
+            name = path.name if path.name not in taken else f"{path.stem}-{len(taken)}{path.suffix}"
+            taken.add(name)
+            home.mkdir(exist_ok=True)
+            write_atomic(home / name, path.read_bytes())
 
     def close(self) -> None:
         """Release the lock."""

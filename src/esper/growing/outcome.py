@@ -71,7 +71,10 @@ def make_result(
     result = GrowResult(
         record, info, folder.path, models.__getitem__, lambda: data.example().inputs
     )
-    result.report()
+    try:
+        result.report()
+    except EsperError as error:  # the result itself is safe
+        say(f"no report: {error}")
     return result
 
 

@@ -14,7 +14,13 @@ from torch import Tensor, nn
 
 from esper.growing.folder import NETWORKS, RESULT, GrowInfo, read_info
 from esper.growing.records import Origin
-from esper.kasmina.export import export_onnx, export_pt2
+from esper.growing.stored import (
+    example_of,
+    export_model,
+    export_stored,
+    load_program,
+    require_suffix,
+)
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.storage.sealed_json import read_document
@@ -68,6 +74,8 @@ class GrownNetwork:
     info: GrowInfo
     _load: Callable[[], nn.Module] = field(repr=False)
     _example: Callable[[], Any] = field(repr=False)
+    _stored: Path | None = field(default=None, repr=False)
+    """Its `.pt2` file, if it is read from a run folder."""
 
     @property
     def params(self) -> int:
@@ -104,21 +112,11 @@ class GrownNetwork:
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights alone)."""
         target = Path(path)
-        model, example = self.model, self._example()
-        if target.suffix == ".onnx":
-            export_onnx(model, target, example)
-        elif target.suffix == ".pt2":
-            export_pt2(model, target, example)
-        elif target.suffix == ".safetensors":
-            from safetensors.torch import save_model
-
-            target.parent.mkdir(parents=True, exist_ok=True)
-            save_model(model, str(target))
+        require_suffix(target)
+        if self._stored is not None:
+            export_stored(self._stored, target)
         else:
-            raise EsperError(
-                f"export to {target}: the suffix decides the format; use .pt2, .onnx or "
-                f".safetensors"
-            )
+            export_model(self.model, self._example(), target)
         return target
 
 
@@ -132,9 +130,11 @@ class GrowResult:
         folder: Path,
         load: Callable[[int], nn.Module],
         example: Callable[[], Any],
+        stored: Callable[[int], Path] | None = None,
     ) -> None:
+        """`stored`: the `.pt2` file of a network, for results that are read from a folder."""
         self.record, self.info, self.folder = record, info, folder
-        self._load, self._example = load, example
+        self._load, self._example, self._stored = load, example, stored
         self._models: dict[int, nn.Module] = {}
 
     @staticmethod
@@ -149,17 +149,17 @@ class GrowResult:
             )
         record = read_record(ResultRecord, read_document(path / RESULT), str(path / RESULT))
 
-        def stored(number: int) -> torch.export.ExportedProgram:
-            file = path / NETWORKS / f"{number:04d}.pt2"
-            if not file.is_file():
-                raise EsperError(f"{file} is missing: the run could not export this network")
-            return torch.export.load(file)
+        def stored(number: int) -> Path:
+            return path / NETWORKS / f"{number:04d}.pt2"
 
-        def example() -> Any:
-            args, kwargs = stored(record.pick).example_inputs
-            return kwargs or (args[0] if len(args) == 1 else args)
-
-        return GrowResult(record, info, path, lambda n: stored(n).module(), example)
+        return GrowResult(
+            record,
+            info,
+            path,
+            lambda number: load_program(stored(number)).module(),
+            lambda: example_of(load_program(stored(record.pick))),
+            stored,
+        )
 
     def _network(self, record: NetworkRecord) -> GrownNetwork:
         def load() -> nn.Module:
@@ -167,7 +167,8 @@ class GrowResult:
                 self._models[record.number] = self._load(record.number)
             return self._models[record.number]
 
-        return GrownNetwork(record, self.info, load, self._example)
+        file = None if self._stored is None else self._stored(record.number)
+        return GrownNetwork(record, self.info, load, self._example, file)
 
     @property
     def frontier(self) -> list[GrownNetwork]:
@@ -217,6 +218,11 @@ class GrowResult:
         target = self.folder / "report.html" if path is None else Path(path)
         write_report(self, target)
         return target
+
+    def _repr_html_(self) -> str:
+        from esper.growing.report import notebook_view
+
+        return notebook_view(self)
 
     def __str__(self) -> str:
         return "\n".join([self.verdict, "", *table_lines(self), "", f"run folder: {self.folder}"])

@@ -13,7 +13,6 @@ from esper.device.selection import parse_device
 from esper.growing.batches import BatchSource, ResidentBatches, StreamedBatches
 from esper.growing.budget import Budget
 from esper.growing.folder import (
-    GROW,
     SCHEMA,
     GrowFolder,
     GrowInfo,
@@ -49,6 +48,7 @@ from esper.kasmina.population import Population
 from esper.kasmina.tracing import trace_model
 from esper.kasmina.tracing.widths import scaled_factory
 from esper.leyline.errors import EsperError
+from esper.simic.training.runs.folder import GROW
 from esper.simic.training.runs.provenance import versions
 from esper.tolaria.memory_check import free_bytes
 from esper.tolaria.runtime import explain_out_of_memory

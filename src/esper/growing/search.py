@@ -138,6 +138,8 @@ class Search:
                 self._run_bracket(proposals)
         except (KeyboardInterrupt, OutOfTimeError) as reason:
             self._close_early()
+            if not frontier_numbers(self.state.candidates):
+                raise  # nothing to return yet
             return isinstance(reason, OutOfTimeError)
         self._store.save_state(self._timed(), {})
         return True

@@ -71,12 +71,29 @@ def export_onnx(model: nn.Module, path: PathLike, example: Example) -> None:
     `example` is a batch of inputs; several, as a tuple or dict, are named as the model's arguments.
     The file accepts any batch size. Needs the extra `export`.
     """
+    _require_onnx()
+    target = _checked_path(path)
+    plain, call = _checked_model(model, example)
+    content = _run_exporter("torch.onnx", lambda: _onnx(_program(plain, call), call.names))
+    _write(target, content)
+
+
+def program_to_onnx(program: torch.export.ExportedProgram, path: PathLike) -> None:
+    """Write a program that `torch.export.load` has read as ONNX; inputs are named as it names them.
+
+    A single input is `x`, the output `y`. Needs the extra `export`.
+    """
+    _require_onnx()
+    target = _checked_path(path)
+    inputs = program.graph_signature.user_inputs
+    names = ["x"] if len(inputs) == 1 else [str(name) for name in inputs]
+    _write(target, _run_exporter("torch.onnx", lambda: _onnx(program, names)))
+
+
+def _require_onnx() -> None:
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise EsperError(f"ONNX export needs {' and '.join(missing)}: {_INSTALL}")
-    target = _checked_path(path)
-    plain, call = _checked_model(model, example)
-    _write(target, _run_exporter("torch.onnx", lambda: _onnx(plain, call)))
 
 
 def _program(plain: nn.Module, call: _Call) -> torch.export.ExportedProgram:
@@ -84,16 +101,10 @@ def _program(plain: nn.Module, call: _Call) -> torch.export.ExportedProgram:
     return torch.export.export(plain, call.args, call.kwargs, dynamic_shapes=shapes)
 
 
-def _onnx(plain: nn.Module, call: _Call) -> bytes:
+def _onnx(exported: torch.export.ExportedProgram, names: list[str]) -> bytes:
+    """From a program, because torch.onnx takes a dict at the end of the inputs for keywords."""
     program = torch.onnx.export(
-        plain,
-        call.args,
-        kwargs=call.kwargs,
-        dynamo=True,
-        dynamic_shapes=call.dynamic_shapes(),
-        input_names=call.names,
-        output_names=["y"],
-        verbose=False,
+        exported, dynamo=True, input_names=names, output_names=["y"], verbose=False
     )
     assert program is not None, "the dynamo exporter returns its program"
     content: bytes = program.model_proto.SerializeToString()

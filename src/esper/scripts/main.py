@@ -1,7 +1,7 @@
 """The `esper` command and its subcommands; `cli` holds their shared code.
 
+esper grow mine.py:model --train mine.py:train --params 50000
 esper train ppo --task digits_impaired
-esper tasks
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ COMMANDS: Final = {
     "eval": Command("evaluate", "evaluate a saved controller on fresh hosts"),
     "compare": Command("compare", "compare policies and controllers on the same fresh hosts"),
     "tasks": Command("tasks", "list tasks and the location of their data"),
-    "runs": Command("runs", "list training runs and their progress"),
+    "runs": Command("runs", "list runs and their progress"),
     "doctor": Command("doctor", "show the environment: device, versions, executor, data"),
+    "grow": Command("grow", "grow your model on your data within a budget"),
+    "show": Command("show", "show the outcome of a run"),
+    "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
+    "report": Command("report", "write the report of a grow run as one HTML page"),
 }
 """Subcommands by name."""
 

@@ -45,6 +45,10 @@ RUN: Final = "run.json"
 CONFIG: Final = "config.json"
 RETENTION: Final = "retention.json"
 SESSION: Final = "session.json"
+GROW: Final = "grow.json"
+"""The file that marks the folder of an `esper.grow` run instead."""
+GROWN_NETWORKS: Final = "networks"
+"""The folder in it that is made first."""
 _FORMER_NAMES: Final = {RETENTION: "keeping.json", SESSION: "surroundings.json"}
 """Names of these files in older run folders; still read."""
 SCHEMA: Final = 2
@@ -347,6 +351,15 @@ class RunFolder:
 
 
 # ---- reading without a lock ---------------------------------------------------------------------
+
+
+def is_grow_run(path: Path) -> bool:
+    """Whether a folder holds a run of `esper.grow`, which may just have begun.
+
+    Names do not tell: a training run may be called `grow`.
+    """
+    begun = (path / GROWN_NETWORKS).is_dir() and not (path / RUN).exists()
+    return begun or (path / GROW).is_file()
 
 
 def require_run(path: Path) -> None:

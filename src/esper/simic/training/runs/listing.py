@@ -13,6 +13,7 @@ from esper.simic.training.runs.folder import (
     RunInfo,
     SessionEnd,
     checkpoints_dir,
+    is_grow_run,
     read_config,
     read_info,
     require_run,
@@ -59,12 +60,20 @@ class ListedRun:
 
 
 def list_runs(root: Path) -> list[ListedRun]:
-    """List all runs in `root`, oldest first; broken ones carry their `problem`."""
+    """List all training runs in `root`, oldest first; broken ones carry their `problem`.
+
+    Runs of `esper.grow` are left out: `growing.listing` lists them.
+    """
+    folders = [path for path in run_folders(root) if not is_grow_run(path)]
+    return sorted(map(listed_run, folders), key=lambda run: (run.created, run.path.name))
+
+
+def run_folders(root: Path) -> list[Path]:
+    """All folders in `root` that may hold a run."""
     if not root.is_dir():
         found = "is a file" if root.exists() else "does not exist"
         raise EsperError(f"{root} {found}: give the folder that runs are in (--runs)")
-    folders = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
-    return sorted(map(_listed, folders), key=lambda run: (run.created, run.path.name))
+    return [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]
 
 
 def newest_run(
@@ -82,7 +91,8 @@ def newest_run(
     raise EsperError(f"{root} holds no run{f' of {wanted}' if wanted else ''} to resume: start one")
 
 
-def _listed(path: Path) -> ListedRun:
+def listed_run(path: Path) -> ListedRun:
+    """Read the state and the progress of one run."""
     try:
         require_run(path)
         info, config = read_info(path), read_config(path)

@@ -1,0 +1,200 @@
+"""Objects of a user's Python file by `FILE.py:NAME`, and data files.
+
+A file is executed, so only those named on the command line are. Modules beside it can be imported,
+as if it were run by Python. Files: `.npz` with arrays `x` and `y`; `.csv` with numbers and the
+label in the last column.
+"""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from esper.leyline.errors import EsperError, parse_error_line, unknown_name
+
+MODULE: Final = "esper_user_file:"
+"""Prefix of the module name; the full path follows, so that no import can collide with it."""
+SUFFIX: Final = ".py"
+DATA_FORMS: Final = "FILE.py:NAME, FILE.npz with x and y, or FILE.csv"
+
+
+def is_reference(text: str) -> bool:
+    """Whether a word names an object in a Python file.
+
+    >>> is_reference("mine.py:model"), is_reference("mine.py"), is_reference("accuracy")
+    (True, True, False)
+    """
+    return _split(text)[0].endswith(SUFFIX)
+
+
+def _split(reference: str) -> tuple[str, str]:
+    path, colon, name = reference.rpartition(":")
+    return (path, name) if colon and path.endswith(SUFFIX) else (reference, "")
+
+
+class UserFiles:
+    """Python files that were executed, each once."""
+
+    def __init__(self) -> None:
+        self._modules: dict[Path, ModuleType] = {}
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, in the order of their first use."""
+        return list(self._modules)
+
+    def find(self, reference: str) -> Any:
+        """The object that `FILE.py:NAME` names."""
+        text, name = _split(reference)
+        if not text.endswith(SUFFIX):
+            raise EsperError(f"{reference}: name an object in a Python file, as in mine.py:model")
+        path = Path(text)
+        if not path.is_file():
+            raise EsperError(f"{text}: no such file; give path/to/file.py:NAME")
+        module = self._module(path.resolve())
+        names = [
+            found
+            for found, value in vars(module).items()
+            if not found.startswith("_") and not inspect.ismodule(value)
+        ]
+        if not name:
+            raise EsperError(f"{reference}: name an object in it, as in {text}:model")
+        if name not in vars(module):
+            raise unknown_name("name", name, names, f"in {text}")
+        return getattr(module, name)
+
+    def data(self, reference: str) -> Any:
+        """Data by `FILE.py:NAME` (a function is called), or from an `.npz` or `.csv` file."""
+        path = Path(reference)
+        if path.suffix == ".npz":
+            return read_npz(path)
+        if path.suffix == ".csv":
+            return read_csv(path)
+        if not is_reference(reference):
+            raise EsperError(f"{reference}: give {DATA_FORMS}")
+        found = self.find(reference)
+        if not (inspect.isroutine(found) or inspect.isclass(found)):
+            return found
+        try:
+            return found()
+        except (Exception, SystemExit) as error:
+            raise EsperError(f"{reference} failed: {_describe(error)}") from error
+
+    def _module(self, path: Path) -> ModuleType:
+        if path not in self._modules:
+            self._modules[path] = _execute(path)
+        return self._modules[path]
+
+
+@contextmanager
+def user_files() -> Iterator[UserFiles]:
+    """Files whose own imports work inside the block."""
+    before, files = list(sys.path), UserFiles()
+    try:
+        yield files
+    finally:
+        sys.path[:] = before
+        for path in files.paths:
+            sys.modules.pop(f"{MODULE}{path}", None)
+
+
+def _execute(path: Path) -> ModuleType:
+    module = ModuleType(f"{MODULE}{path}")
+    module.__file__ = str(path)
+    sys.modules[module.__name__] = module  # dataclasses look up their module here
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[module.__name__]
+        raise EsperError(f"{path} failed: {_describe(error)}") from error
+    return module
+
+
+def _describe(error: BaseException) -> str:
+    """Type, line of the user's file, and message of an error."""
+    text, lines = " ".join(str(error).split()), []
+    trace = error.__traceback__
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(MODULE):
+            lines.append(trace.tb_lineno)
+        trace = trace.tb_next
+    where = f" in line {lines[-1]}" if lines else ""
+    return f"{type(error).__name__}{where}" + (f": {text}" if text else "")
+
+
+def read_npz(path: Path) -> tuple[Any, Any]:
+    """Arrays `x` and `y` of a file."""
+    import numpy as np
+
+    _require_file(path)
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            missing = [name for name in ("x", "y") if name not in held.files]
+            if missing:
+                raise EsperError(
+                    f"{path} has no array {missing[0]!r} (it has {', '.join(held.files)}): save it "
+                    f"with numpy.savez({path.name!r}, x=inputs, y=labels)"
+                )
+            return held["x"], held["y"]
+    except EsperError:
+        raise
+    except Exception as error:  # whatever a damaged archive raises
+        line = parse_error_line(ValueError(str(error)))
+        raise EsperError(f"{path} cannot be read as .npz ({line})") from error
+
+
+def read_csv(path: Path) -> tuple[Any, Any]:
+    """Numbers `[N, F]`, and the last column as labels: integers, numbers or words.
+
+    A first row that holds no numbers is taken for names.
+    """
+    import numpy as np
+
+    _require_file(path)
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise EsperError(f"{path} cannot be read as .csv ({error})") from error
+    if rows and not any(_is_number(cell) for cell in rows[0]):
+        rows = rows[1:]
+    if not rows or len(rows[0]) < 2:
+        raise EsperError(f"{path}: give rows of numbers, separated by commas, and a label each")
+    for number, row in enumerate(rows, 1):
+        bad = [cell for cell in row[:-1] if not _is_number(cell)]
+        if bad or len(row) != len(rows[0]):
+            reason = f"{bad[0]!r} is not a number" if bad else f"{len(row)} columns"
+            raise EsperError(f"{path} row {number}: {reason}; the first row has {len(rows[0])}")
+    x = np.array([row[:-1] for row in rows], dtype=np.float64).astype(np.float32)
+    return x, _labels([row[-1].strip() for row in rows])
+
+
+def _labels(words: list[str]) -> Any:
+    import numpy as np
+
+    if not all(map(_is_number, words)):
+        return np.array(words)
+    numbers = np.array(words, dtype=np.float64)
+    whole = bool((numbers == np.round(numbers)).all())
+    return numbers.astype(np.int64) if whole else numbers.astype(np.float32)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _require_file(path: Path) -> None:
+    if not path.is_file():
+        raise EsperError(f"{path}: no such file; give {DATA_FORMS}")

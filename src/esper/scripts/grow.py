@@ -1,0 +1,193 @@
+"""`esper grow`: grow your model on your data within a budget.
+
+esper grow --demo                                   digits and a small CNN, about a minute
+esper grow mine.py:model --train mine.py:train --params 50000 --minutes 10
+esper grow mine.py:model --train data.npz --resume runs/RUN
+
+`FILE.py:NAME` names an object in your Python file, or a function or class without arguments that
+makes it. Ctrl-C ends the search with the best so far.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import tyro
+
+from esper.leyline.errors import EsperError
+from esper.scripts.cli.command import run_command
+
+if TYPE_CHECKING:
+    from esper.growing.result import GrowResult
+    from esper.scripts.cli.user_objects import UserFiles
+
+DEMO_RUNS: Final = 20.0
+"""Compute of the demo, in training runs of its model."""
+
+
+@dataclass(frozen=True)
+class Grow:
+    """Grow your model on your data within a budget; returns the frontier of score against size.
+
+    FILE.py:NAME names an object in your Python file, or a function or class without arguments that
+    makes it. Data are also read from .npz (arrays x and y) and .csv (label in the last column).
+    """
+
+    model: Annotated[str | None, tyro.conf.Positional] = None
+    """Your model, FILE.py:NAME."""
+    train: str | None = None
+    """Training data: FILE.py:NAME, FILE.npz or FILE.csv."""
+    val: str | None = None
+    """Validation data; default: cut from the training data."""
+    test: str | None = None
+    """Test data; default: cut from the training data."""
+    demo: bool = False
+    """Grow a small CNN on the built-in digits instead."""
+    params: int | None = None
+    """Budget: most parameters of a network."""
+    macs: float | None = None
+    """Budget: most multiply-accumulates of a network for one sample."""
+    minutes: float | None = None
+    """Budget: longest wall-clock time."""
+    host_runs: float | None = None
+    """Budget: most training compute, in full training runs of your model; default 20."""
+    flops: float | None = None
+    """Budget: most floating-point operations of all training."""
+    seed: int = 0
+    """Seed of the search."""
+    slots: tuple[str, ...] = ("8",)
+    """How many places to grow at, or paths of the modules they come after."""
+    blueprints: tuple[str, ...] = ()
+    """Blueprints to choose from; default: all that fit."""
+    widths: tuple[float, ...] | None = None
+    """Multiples of your model's width to try besides; default: 0.5 to 4, unless it is trained."""
+    epochs: float | Literal["auto"] = "auto"
+    """Length of a full training run."""
+    batch_size: int | None = None
+    """Samples of a batch; default: chosen by the size of the data."""
+    lr: tuple[float, ...] = ()
+    """Learning rates to try; default: chosen by the model."""
+    optimizer: str = "auto"
+    """Optimizer by name."""
+    loss: str = "auto"
+    """Loss by name, or FILE.py:NAME."""
+    metric: str = "auto"
+    """Metric by name, or FILE.py:NAME."""
+    device: str = "auto"
+    """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
+    folder: Path = Path("runs")
+    """Folder in which the run folder is made."""
+    name: str | None = None
+    """Name of the run; default: that of the model."""
+    resume: Path | None = None
+    """Continue this run; give the same model, data and settings."""
+    quiet: bool = False
+    """Print the result only."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command."""
+    return run_command(Grow, grow, argv)
+
+
+def grow(config: Grow) -> None:
+    """Check, load, grow, print. Imports are local, so that --help is fast."""
+    from esper.growing.budget import Budget
+    from esper.growing.folder import require_grow_folder
+    from esper.scripts.cli.run_paths import find_run
+    from esper.scripts.cli.user_objects import user_files
+
+    _check(config)
+    runs = DEMO_RUNS if config.demo and config.host_runs is None else config.host_runs
+    budget = Budget(config.params, config.macs, config.flops, runs, config.minutes)
+    resume = None if config.resume is None else find_run(config.resume)
+    if resume is not None:
+        require_grow_folder(resume)
+    with user_files() as files:
+        result = _grow(config, budget, resume, files)
+    _print(result)
+
+
+def _check(config: Grow) -> None:
+    if config.demo:
+        given = [f for f in ("model", "train", "val", "test") if getattr(config, f) is not None]
+        if given:
+            raise EsperError(f"--demo brings its own {given[0]}: leave one of both out")
+    elif config.model is None:
+        raise EsperError("name your model, as in esper grow mine.py:model; --demo needs none")
+    elif config.train is None:
+        raise EsperError("--train is missing: give FILE.py:NAME, FILE.npz or FILE.csv")
+
+
+def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> GrowResult:
+    from esper.growing.api import grow as grow_model
+    from esper.growing.demo import SmallCNN, digits
+
+    parts: list[Any]
+    if config.model is None:
+        model, parts = SmallCNN, [digits(), None, None]
+    else:
+        model = files.find(config.model)
+        parts = [
+            None if reference is None else files.data(reference)
+            for reference in (config.train, config.val, config.test)
+        ]
+    return grow_model(
+        model,
+        parts[0],
+        parts[1],
+        parts[2],
+        budget,
+        optimizer=config.optimizer,
+        lr=config.lr or "auto",
+        loss=_named(config.loss, files),
+        metric=_named(config.metric, files),
+        seed=config.seed,
+        slots=_slots(config.slots),
+        blueprints=config.blueprints or None,
+        widths="auto" if config.widths is None else config.widths,
+        epochs=config.epochs,
+        batch_size=config.batch_size,
+        device=config.device,
+        name=config.name,
+        folder=config.folder,
+        resume=resume,
+        sources=files.paths,
+        verbose=not config.quiet,
+    )
+
+
+def _named(word: str, files: UserFiles) -> Any:
+    """A loss or metric: its name, or an object of a user's file."""
+    from esper.scripts.cli.user_objects import is_reference
+
+    return files.find(word) if is_reference(word) else word
+
+
+def _slots(words: Sequence[str]) -> int | Sequence[str]:
+    """One number, or module paths.
+
+    >>> _slots(["8"]), _slots(["layer1", "layer2"])
+    (8, ['layer1', 'layer2'])
+    """
+    return int(words[0]) if len(words) == 1 and words[0].isdecimal() else words
+
+
+def _print(result: GrowResult) -> None:
+    from esper.growing.folder import REPORT
+
+    print(result)
+    print(f"report: {result.folder / REPORT}")
+    if not result.record.complete:
+        print(
+            f"interrupted; to go on, repeat the command with --resume {result.folder}",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""The report is one page that holds, tells and escapes everything."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from esper.growing.budget import Budget
+from esper.growing.folder import GrowFolder, GrowInfo
+from esper.growing.records import Candidate, SearchState
+from esper.growing.report import MOST_CANDIDATES, page
+from esper.growing.report_axes import Scale, nice_ticks
+from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
+
+EVIL = '<script>alert("1")</script>&'
+NAN = math.nan
+
+
+def info(**changes: object) -> GrowInfo:
+    plain = GrowInfo(
+        schema=1,
+        name=EVIL,
+        created="2026-01-01 00:00:00",
+        model=f"Net{EVIL}",
+        fingerprint="f" * 64,
+        architecture="a" * 64,
+        notes=("val: 20% of train", EVIL),
+        loss="cross_entropy",
+        metric="accuracy",
+        topology="vector",
+        slots=("r0c0", "r0c1"),
+        places=("after first", f"after {EVIL}"),
+        blueprints=("mlp", "norm"),
+        host_params=100,
+        host_macs=90,
+        batch_size=16,
+        epochs=3.0,
+        length=30,
+        optimizer="adamw",
+        rates=(0.001, 0.01),
+        most_members=8,
+        runs=5.0,
+        seed=0,
+        device="cpu",
+        budget=Budget(params=1000, host_runs=5),
+        versions=(("esper", "0.1.0"),),
+        train_macs=270,
+    )
+    return replace(plain, **changes)
+
+
+def network(number: int, params: int, score: float, topology=("", ""), origin="host", **more):
+    found = NetworkRecord(number, topology, origin, 0.01, params, params, score, score, 0.01, 1.0)
+    return replace(found, **more)
+
+
+HOST = network(0, 100, 0.8)
+SMALL = network(2, 150, 0.85, ("", "norm"), "pruned")
+PICK = network(5, 400, 0.9, ("mlp", "norm"), "grown")
+STATIC = network(3, 700, 0.7, ("mlp", "mlp"), "planted", test_score=NAN, test_se=NAN)
+RECORD = ResultRecord(
+    (SMALL, PICK), HOST, (replace(HOST, test_score=NAN), STATIC), 5, f"grown {EVIL}", 4.9, 71.0,
+    complete=True,
+)  # fmt: skip
+
+
+def candidates(count: int = 6) -> tuple[Candidate, ...]:
+    judged = {r.number: r for r in (HOST, SMALL, PICK, STATIC)}
+    found = []
+    for number in range(count):
+        like = judged.get(number, replace(HOST, number=number, origin="planted"))
+        full = number in judged
+        curve = ((10, 0.5), (20, 0.6 + number / count / 10), (30, like.val_score))[
+            : 3 if full else 2
+        ]
+        found.append(
+            Candidate(number, like.topology, 0.01, like.origin, None, 0, like.params, like.macs,
+                      curve, finished=full)
+        )  # fmt: skip
+    return tuple(found)
+
+
+def result(
+    tmp_path: Path,
+    record: ResultRecord = RECORD,
+    about: GrowInfo | None = None,
+    state: SearchState | None = None,
+) -> GrowResult:
+    folder = GrowFolder.create(tmp_path, "run", 0)
+    folder.write("grow.json", info() if about is None else about)
+    folder.write("search.json", SearchState(candidates()) if state is None else state)
+    folder.write("result.json", record)
+    folder.close()
+    return GrowResult.load(folder.path)
+
+
+class Page(HTMLParser):
+    """Checks that elements are closed in order, and collects them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        assert len(dict(attrs)) == len(attrs), "an attribute twice"
+        self.found.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] != "style":
+            self.words += data
+
+    def all(self, *names: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.found if tag in names]
+
+
+def test_page_tells_everything_and_is_well_formed(tmp_path):
+    path = result(tmp_path).report(tmp_path / "new" / "page.html")
+    text = path.read_text()
+    found = Page(text)
+    assert text.startswith("<!doctype html>")
+    assert found.all("html") == [{"lang": "en"}]
+    assert len(found.all("title", "h1", "main")) >= 3
+    headings = [int(tag[1]) for tag, _ in found.found if re.fullmatch("h[1-6]", tag)]
+    assert headings[0] == 1
+    assert all(after <= before + 1 for before, after in pairwise(headings))
+    assert all(a["role"] == "img" and a["aria-label"] for a in found.all("svg"))
+    assert all(a["scope"] in ("row", "col") for a in found.all("th"))
+    assert len(found.all("caption")) == len(found.all("table")) > len(found.all("svg")) == 3
+    assert found.words.index(RECORD.verdict) < found.words.index("Frontier")
+    for words in ("validation score is shown", "4.90 of 5", "1 min 11 s", "cpu", "esper 0.1.0",
+                  "val: 20% of train", "esper export", "torch.export.load", "0005.pt2",
+                  "params 1,000, host runs 5", "GrowResult.load"):  # fmt: skip
+        assert words in found.words, words
+
+
+def test_page_loads_and_runs_nothing(tmp_path):
+    text = page(result(tmp_path))
+    assert "<script" not in text
+    assert EVIL in Page(text).words, "names are shown as they are"
+    assert not re.findall(r"(?:src=|href=|url\()", text)
+    assert set(re.findall(r"https?://[^\"]*", text)) == {"http://www.w3.org/2000/svg"}
+    assert "default-src &#x27;none&#x27;" in text
+
+
+def coordinates(text: str) -> list[float]:
+    words = re.findall(r' (?:x|y|x1|x2|y1|y2|cx|cy|points)="([^"]*)"', text)
+    return [float(n) for word in words for n in re.split("[ ,]", word) if n]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        RECORD,
+        replace(RECORD, networks=(HOST,), pick=0, static=()),
+        replace(RECORD, host=replace(HOST, test_se=NAN), complete=False),
+        replace(RECORD, networks=(network(5, 400, -0.3),), host=network(0, 400, -0.3), static=()),
+        replace(RECORD, networks=(PICK,), host=replace(HOST, test_score=NAN, val_score=NAN)),
+        replace(RECORD, networks=(network(5, 10**9, 1.0),), static=(STATIC,)),
+    ],
+    ids=["grown", "host only", "interrupted", "one point", "nan", "wide"],
+)
+def test_every_outcome_can_be_drawn(record, tmp_path):
+    text = page(result(tmp_path, record))
+    Page(text)
+    found = coordinates(text)
+    assert len(found) > 20
+    assert all(-50 <= value <= 800 for value in found), (min(found), max(found))
+    assert ("interrupted" in text) == (not record.complete)
+
+
+def test_long_searches_stay_below_a_megabyte(tmp_path):
+    many = SearchState(candidates(3000))
+    text = page(result(tmp_path, state=many))
+    assert len(text) < 1e6
+    words = Page(text).words
+    assert f"{3000 - MOST_CANDIDATES:,} of 3,000 are left out" in words
+
+
+def test_many_places_with_long_names(tmp_path):
+    count = 20
+    about = info(
+        places=tuple(f"after {'encoder.layers.' * 8}{n}" for n in range(count)),
+        slots=tuple(f"r0c{n}" for n in range(count)),
+    )
+    host = replace(HOST, topology=("",) * count)
+    pick = replace(PICK, topology=("mlp",) * count)
+    record = ResultRecord((pick,), host, (), 5, "grown", 1.0, 1.0, complete=True)
+    found = Page(page(result(tmp_path, record, about, SearchState())))
+    assert "no learning curves" in found.words
+    assert found.words.count("mlp") >= 2 * count
+
+
+def test_scores_of_an_interrupted_stage_are_in_the_curves(tmp_path):
+    some = tuple(replace(c, curve=(), finished=False) for c in candidates())
+    state = SearchState(some, members=(0, 2, 5), batch=17)
+    words = Page(page(result(tmp_path, replace(RECORD, complete=False), state=state))).words
+    assert "17: 0.9000" in words
+
+
+def test_damaged_search_costs_the_curves_only(tmp_path):
+    grown = result(tmp_path)
+    (grown.folder / "search.json").write_text("{")
+    words = Page(page(grown)).words
+    assert "learning curves cannot be shown" in words
+    assert RECORD.verdict in words
+
+
+def test_notebooks_show_the_frontier(tmp_path):
+    text = result(tmp_path)._repr_html_()
+    found = Page(text)
+    assert len(found.all("svg")) == 1
+    assert found.words.startswith(RECORD.verdict)
+    assert "<script" not in text
+
+
+def test_scales_and_ticks():
+    assert nice_ticks(0.11, 0.36) == [0.15, 0.2, 0.25, 0.3, 0.35]
+    scale = Scale.over([100.0, 1e6], 0.0, 500.0, log=True)
+    assert scale.ticks() == sorted(scale.ticks())
+    assert 3 <= len(scale.ticks()) <= 8
+    assert scale(100.0) < scale(1000.0) < scale(1e6)
+    same = Scale.over([5.0], 0.0, 100.0, log=True)
+    assert 0 < same(5.0) < 100
