@@ -36,6 +36,8 @@ def info(**changes: object) -> GrowInfo:
         topology="vector",
         slots=("r0c0", "r0c1"),
         places=("after first", f"after {EVIL}"),
+        variants=("", "x2"),
+        variant_places=(("after first", f"after {EVIL}"), ("after first", f"after {EVIL}")),
         blueprints=("mlp", "norm"),
         host_params=100,
         host_macs=90,
@@ -56,7 +58,9 @@ def info(**changes: object) -> GrowInfo:
 
 
 def network(number: int, params: int, score: float, topology=("", ""), origin="host", **more):
-    found = NetworkRecord(number, topology, origin, 0.01, params, params, score, score, 0.01, 1.0)
+    found = NetworkRecord(
+        number, "", topology, origin, 0.01, params, params, score, score, 0.01, 1.0
+    )
     return replace(found, **more)
 
 
@@ -80,7 +84,7 @@ def candidates(count: int = 6) -> tuple[Candidate, ...]:
             : 3 if full else 2
         ]
         found.append(
-            Candidate(number, like.topology, 0.01, like.origin, None, 0, like.params, like.macs,
+            Candidate(number, 0, like.topology, 0.01, like.origin, None, 0, like.params, like.macs,
                       curve, finished=full)
         )  # fmt: skip
     return tuple(found)
@@ -194,8 +198,10 @@ def test_long_searches_stay_below_a_megabyte(tmp_path):
 
 def test_many_places_with_long_names(tmp_path):
     count = 20
+    places = tuple(f"after {'encoder.layers.' * 8}{n}" for n in range(count))
     about = info(
-        places=tuple(f"after {'encoder.layers.' * 8}{n}" for n in range(count)),
+        places=places,
+        variant_places=(places, places),
         slots=tuple(f"r0c{n}" for n in range(count)),
     )
     host = replace(HOST, topology=("",) * count)

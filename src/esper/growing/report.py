@@ -167,8 +167,12 @@ def _score(value: float) -> str:
 
 
 def _seeds(network: NetworkRecord | Candidate, info: GrowInfo) -> str:
-    pairs = zip(network.topology, info.places, strict=True)
-    seeds = ", ".join(f"{name} {place}" for name, place in pairs if name) or "none"
+    host = network.host if isinstance(network, Candidate) else info.variants.index(network.variant)
+    pairs = zip(network.topology, info.variant_places[host], strict=True)
+    parts = [f"{name} {place}" for name, place in pairs if name]
+    if info.variants[host]:
+        parts.insert(0, f"{info.variants[host]} as wide")
+    seeds = ", ".join(parts) or "none"
     origin = "" if network.origin in ("host", "planted") else f" ({ORIGINS[network.origin]})"
     return f"{seeds}{origin}"
 
@@ -177,11 +181,11 @@ def _growth(result: GrowResult) -> list[Markup]:
     info, pick = result.info, result.best.record
     rows = [
         (place, "nothing", name or "nothing")
-        for place, name in zip(info.places, pick.topology, strict=True)
+        for place, name in zip(result.best.places, pick.topology, strict=True)
     ]
     note = f"Network {pick.number}: {ORIGINS[pick.origin]}."
     return [
-        tag("figure", growth_plot(info, pick), tag("figcaption", note)),
+        tag("figure", growth_plot(info, pick, result.best.places), tag("figcaption", note)),
         table("Places to grow, in order", ("place", "your model", "the pick"), rows),
     ]
 

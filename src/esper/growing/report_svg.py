@@ -178,13 +178,13 @@ def _curve(curve: Curve, x: Scale, y: Scale) -> Markup:
 # ---- what was grown ---------------------------------------------------------------------------
 
 
-def growth_plot(info: GrowInfo, pick: NetworkRecord) -> Markup:
+def growth_plot(info: GrowInfo, pick: NetworkRecord, places: Sequence[str]) -> Markup:
     """The places in order, in the model as given and in the pick, with the seeds in them."""
     before, after, step = 400.0, 600.0, 44.0
-    bottom = 70 + step * (len(info.places) + 1)
+    bottom = 70 + step * (len(places) + 1)
     parts = [
         tag("text", f"your model, {info.host_params:,}", x=before, y=20.0, text_anchor="middle"),
-        tag("text", f"the pick, {pick.params:,}", x=after, y=20.0, text_anchor="middle"),
+        tag("text", _pick_title(pick), x=after, y=20.0, text_anchor="middle"),
     ]
     for x in (before, after):
         parts += [
@@ -192,7 +192,7 @@ def growth_plot(info: GrowInfo, pick: NetworkRecord) -> Markup:
             tag("text", "input", x=x, y=54.0, text_anchor="middle", class_="note"),
             tag("text", "output", x=x, y=bottom, text_anchor="middle", class_="note"),
         ]
-    for row, (place, seed) in enumerate(zip(info.places, pick.topology, strict=True)):
+    for row, (place, seed) in enumerate(zip(places, pick.topology, strict=True)):
         y = 56 + step * (row + 1)
         parts += [
             tag("text", shorten(place, 40), x=300.0, y=y + 4, text_anchor="end"),
@@ -200,8 +200,13 @@ def growth_plot(info: GrowInfo, pick: NetworkRecord) -> Markup:
             _seed(seed, after, y),
         ]
     seeds = sum(map(bool, pick.topology))
-    label = f"{len(info.places)} places to grow, {seeds} of them with a seed in the pick"
+    label = f"{len(places)} places to grow, {seeds} of them with a seed in the pick"
     return figure(label, bottom + 16, *parts)
+
+
+def _pick_title(pick: NetworkRecord) -> str:
+    width = f", {pick.variant} as wide" if pick.variant else ""
+    return f"the pick, {pick.params:,}{width}"
 
 
 def _seed(name: str, x: float, y: float) -> Markup:

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.folder import NETWORKS, RESULT, GrowInfo, read_info
-from esper.growing.records import Origin
+from esper.growing.folder import NETWORKS, RESULT, GrowInfo, read_info, read_state
+from esper.growing.records import Origin, SearchState
 from esper.growing.stored import (
     example_of,
     export_model,
@@ -103,10 +103,14 @@ class GrownNetwork:
         return self._load()
 
     @property
+    def places(self) -> tuple[str, ...]:
+        """Where seeds could grow, in order."""
+        return self.info.variant_places[self.info.variants.index(self.record.variant)]
+
+    @property
     def seeds(self) -> dict[str, str]:
         """Where it was grown -> blueprint."""
-        places = self.info.variant_places[self.info.variants.index(self.record.variant)]
-        pairs = zip(places, self.record.topology, strict=True)
+        pairs = zip(self.places, self.record.topology, strict=True)
         return {place: name for place, name in pairs if name}
 
     def export(self, path: str | os.PathLike[str]) -> Path:
@@ -194,6 +198,10 @@ class GrowResult:
     def verdict(self) -> str:
         """The outcome in one line."""
         return self.record.verdict
+
+    def search_state(self) -> SearchState:
+        """All candidates of the search, with their curves."""
+        return read_state(self.folder)
 
     def pick(self, params: float | None = None, macs: float | None = None) -> GrownNetwork:
         """The network with the best validation score within these limits."""

@@ -1,0 +1,98 @@
+"""Models that were not written for Esper: one call, and a plain network comes back."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import esper
+from esper.growing.data import read_data
+from esper.growing.parts import map_inputs
+from esper.growing.problem import make_problem
+from esper.growing.settings import GrowSettings
+from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.tracing import trace_model
+from user_models import CASES, Case
+
+NO_ONNX = any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime"))
+KINDS = ("sequential", "resnet", "mobilenet", "densenet", "vit", "gpt", "conv1d", "tabular")
+FAST = ("resnet", "gpt", "conv1d", "dict_input")
+SAMPLES = 60
+
+
+def data(case: Case):
+    torch.manual_seed(0)
+    return case.example(SAMPLES), case.labels(SAMPLES)
+
+
+def grown(kind: str, folder: Path) -> esper.GrowResult:
+    case = CASES[kind]
+    return esper.grow(
+        case.build, data(case), budget=esper.Budget(host_runs=5), epochs=4, batch_size=8,
+        output=case.output, folder=folder, verbose=False, device="cpu", widths=(),
+    )  # fmt: skip
+
+
+def call(model, inputs):
+    with torch.no_grad():
+        if isinstance(inputs, dict):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[] if kind in FAST else [pytest.mark.slow])
+        for kind in dict.fromkeys((*KINDS, *CASES))
+    ],
+)
+def test_a_users_model_is_grown_and_comes_back_as_a_plain_network(kind, tmp_path):
+    """Trained, grown, pruned, exported; equal to its member on raw inputs."""
+    case, result = CASES[kind], grown(kind, tmp_path)
+    inputs, _ = data(case)
+    few = map_inputs(lambda value: value[:7], inputs)
+    trace = trace_model(case.build, few, output=case.output)
+    for network in result.frontier:
+        number = f"{network.record.number:04d}"
+        member = MorphogeneticModel.load(result.folder / "networks" / number, trace.factory)
+        with torch.no_grad():
+            wanted = member(trace.inputs.pack(few))
+        torch.testing.assert_close(call(network.model, few), wanted, atol=1e-5, rtol=1e-5)
+        stored = torch.export.load(result.folder / "networks" / f"{number}.pt2").module()
+        torch.testing.assert_close(call(stored, few), wanted, atol=1e-5, rtol=1e-5)
+        classes = {type(part).__module__.split(".")[0] for part in network.model.modules()}
+        assert "esper" not in classes
+    state = result.search_state()
+    assert {c.origin for c in state.candidates} >= {"host", "planted"}
+    assert len(result.info.slots) >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(NO_ONNX, reason="needs the extra: pip install 'esper-morph[export]'")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_onnx_file_gives_the_networks_outputs(kind, tmp_path):
+    import onnxruntime
+
+    result = grown(kind, tmp_path)
+    best = result.frontier[-1]
+    file = best.export(tmp_path / "model.onnx")
+    inputs, _ = data(CASES[kind])
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    for size in (1, 5):
+        few = inputs[:size]
+        (out,) = session.run(None, {session.get_inputs()[0].name: few.numpy()})
+        np.testing.assert_allclose(out, call(best.model, few).numpy(), atol=1e-4, rtol=1e-3)
+
+
+def test_the_users_model_is_left_as_it_was():
+    case = CASES["resnet"]
+    model = case.build()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    make_problem(model, read_data(data(case)), GrowSettings())
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
