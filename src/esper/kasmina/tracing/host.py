@@ -166,7 +166,7 @@ def trace_model(
     `output`: index or key of the tensor to train on, if the model returns several.
     """
     with kept_random_state():
-        return _trace(_factory_of(model), example, slots, output)
+        return _trace(factory_of(model), example, slots, output)
 
 
 def _trace(
@@ -208,7 +208,8 @@ def _trace(
     )
 
 
-def _factory_of(model: nn.Module | Factory) -> Factory:
+def factory_of(model: nn.Module | Factory) -> Factory:
+    """Return a factory of a model: of copies, if it is an instance."""
     if not isinstance(model, nn.Module):
         return model
     whole: nn.Module = getattr(model, "_orig_mod", model)  # of torch.compile

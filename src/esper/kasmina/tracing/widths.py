@@ -1,0 +1,332 @@
+"""The user's model at other widths: `scaled_model(model, example, 1.5)`.
+
+Every layer between the data and the output is replaced by one of the same class with scaled sizes
+and fresh weights. Which widths belong to the data is found in one pass (`width_sources`), new
+widths come from a table (`width_rules`), and what a layer must take in is read off the tensor it is
+given, so that flattening, concatenation and splits need no rules of their own.
+
+Code that reads sizes from integers of its module (`self.width`) is tried with these scaled too, if
+they equal a scaled width. Sizes written out in `forward` cannot be changed, and are an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from esper.device.rng import forked_rng
+from esper.kasmina.initialisation import build, check_parameters
+from esper.kasmina.tracing.host import Factory, factory_of, trace_model
+from esper.kasmina.tracing.inputs import Inputs, Raw
+from esper.kasmina.tracing.resizing import (
+    RESIZABLE,
+    Resizer,
+    Sizes,
+    is_frozen,
+    sizes_for,
+)
+from esper.kasmina.tracing.tracer import kept_random_state, pick_output
+from esper.kasmina.tracing.width_rules import (
+    Rule,
+    divisors,
+    head_counts,
+    is_size,
+    rules,
+    scaled_attributes,
+    scaled_counts,
+)
+from esper.kasmina.tracing.width_sources import (
+    EXTRA,
+    FROZEN,
+    INPUT,
+    OUTPUT,
+    POSITIONS,
+    find_sources,
+    named_tensors,
+    tensors_in,
+)
+from esper.leyline.errors import EsperError
+from esper.leyline.user_errors import format_error, is_out_of_memory, user_code
+
+_SAMPLES = 3
+_ADVICE = "read sizes from tensors in forward, as in x.flatten(1)"
+_ALWAYS = (OUTPUT, FROZEN, POSITIONS)
+_ANCHORS = ((*_ALWAYS, INPUT, EXTRA), (*_ALWAYS, INPUT), _ALWAYS)
+"""What fixes widths, tried in order: too much fixed costs freedom, too little does not run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledModel:
+    """The user's model at another width."""
+
+    factory: Factory
+    """Builds one with fresh weights, from torch's global generator."""
+    factor: float
+    """What widths were multiplied by, on average over the layers, after rounding."""
+    parameters: int
+    """Of one model; equal numbers for two factors mean that they round to one network."""
+    widths: dict[int, int]
+    """Old inner width -> new one."""
+
+
+@dataclass(slots=True, eq=False)
+class _Plan:
+    """New sizes of everything in a model, by path."""
+
+    attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    tensors: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
+    """Name -> shape, and by how much to spread a parameter's values."""
+    layers: dict[str, Sizes] = field(default_factory=dict)
+
+    def apply(self, model: nn.Module) -> nn.Module:
+        resizer = Resizer(model)
+        self.prepare(model, resizer)
+        for path, sizes in self.layers.items():
+            resizer.layer(path, sizes)
+        return model
+
+    def prepare(self, model: nn.Module, resizer: Resizer) -> None:
+        """Set what is no layer."""
+        for (path, name), value in self.attributes.items():
+            setattr(model.get_submodule(path), name, value)
+        for name, (shape, spread) in self.tensors.items():
+            resizer.tensor(name, shape, spread)
+
+
+def scaled_factory(
+    model: nn.Module | Factory, example: Raw, factor: float, output: str | int | None = None
+) -> Factory:
+    """Return a factory of the user's model with all inner widths multiplied by `factor`.
+
+    Raises `EsperError` with the reason if that is not possible.
+    """
+    return scaled_model(model, example, factor, output).factory
+
+
+def scaled_model(
+    model: nn.Module | Factory, example: Raw, factor: float, output: str | int | None = None
+) -> ScaledModel:
+    """Return the user's model with all inner widths multiplied by `factor`, rounded.
+
+    Sizes of the raw inputs and of the output stay, and so do frozen layers. The given model is not
+    changed; weights are drawn anew. Raises `EsperError` with the reason if it is not possible.
+    """
+    if not 0 < factor < float("inf"):
+        raise EsperError(f"factor={factor}: must be positive and finite")
+    with kept_random_state(), _without_fast_path():
+        return _Scaling(factory_of(model), example, factor, output).run()
+
+
+class _Scaling:
+    """Tries rules until a scaled model runs as the user's does."""
+
+    def __init__(
+        self, factory: Factory, example: Raw, factor: float, output: str | int | None
+    ) -> None:
+        self._factory, self._example = factory, example
+        self._factor, self._output = factor, output
+        self._base = build(factory, 0, "model").cpu()
+        check_parameters(self._base)
+        self._name = type(self._base).__name__
+        self._inputs = Inputs.of(self._base, example)
+        self._values = self._inputs.batch(example, _SAMPLES)
+        with user_code(f"{self._name} fails on the example"), forked_rng(0):
+            copied = copy.deepcopy(self._base).eval()
+            self._sources = find_sources(copied, self._inputs, self._clones(), output)
+
+    def run(self) -> ScaledModel:
+        failures: list[Exception] = []
+        tried: list[Any] = []
+        for anchors in _ANCHORS:
+            fixed = self._sources.fixed(anchors)
+            widths = self._sources.widths(fixed)
+            if not widths:
+                continue
+            for rule, attributes in self._choices(widths):
+                key = (fixed, rule, attributes)
+                if key in tried:
+                    continue
+                tried.append(key)
+                try:
+                    plan = self._derive(rule, fixed, attributes)
+                    found = self._checked(plan, rule, widths)
+                except Exception as error:
+                    if is_out_of_memory(error):
+                        raise
+                    failures.append(error)
+                else:
+                    trace_model(found.factory, self._example, output=self._output)
+                    return found
+        if not failures:
+            raise EsperError(
+                f"{self._name} has no inner width to scale: all belong to its inputs or its output"
+            )
+        raise self._impossible(failures[0]) from failures[0]
+
+    def _choices(self, widths: Sequence[int]) -> Iterator[tuple[Rule, dict[tuple[str, str], Any]]]:
+        divided = divisors(self._base, self._sources)
+        for rule in rules(widths, self._factor, divided, head_counts(self._base)):
+            counts = scaled_counts(self._base, rule)
+            sizes = scaled_attributes(self._base, rule)
+            yield rule, counts
+            yield rule, counts | {key: v for key, v in sizes.items() if is_size(key[1])}
+            yield rule, counts | sizes
+
+    def _derive(self, rule: Rule, fixed: set[str], attributes: dict[tuple[str, str], Any]) -> _Plan:
+        """Run a copy whose layers are resized when they are called."""
+        model = copy.deepcopy(self._base).eval()
+        plan = _Plan(attributes, self._tensor_shapes(model, rule, fixed))
+        resizer = Resizer(model)
+        calls = _Calls(type(model).__name__)
+
+        def resize(path: str, layer: nn.Module) -> Callable[..., None]:
+            def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
+                if path in plan.layers or is_frozen(layer):
+                    return
+                given = list(tensors_in([args, kwargs]))
+                keep = path in fixed
+                sizes = sizes_for(
+                    layer,
+                    given,
+                    lambda width: width if keep or width == 1 else rule.table.get(width, width),
+                    lambda number: rule.heads.get(number, number),
+                )
+                resizer.layer(path, sizes)
+                plan.layers[path] = sizes
+
+            return hook
+
+        for path, layer in model.named_modules():
+            calls.watch(path, layer)
+            if isinstance(layer, RESIZABLE):
+                layer.register_forward_pre_hook(resize(path, layer), with_kwargs=True)
+        with forked_rng(0), torch.no_grad(), calls.named():
+            plan.prepare(model, resizer)
+            with calls:
+                out = pick_output(self._inputs.call(model, self._clones()), self._output)
+        self._check_shape(out, calls)
+        return plan
+
+    def _tensor_shapes(
+        self, model: nn.Module, rule: Rule, fixed: set[str]
+    ) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Return new shapes of tensors that are no layer's; one axis is the width."""
+        found: dict[str, tuple[tuple[int, ...], float]] = {}
+        tensors = named_tensors(model)
+        for name, is_matrix in self._sources.tensors.items():
+            old = tuple(tensors[name].shape)
+            axes = [axis for axis, size in enumerate(old) if rule.table.get(size, size) != size]
+            if name in fixed and is_matrix:
+                axes = [axis for axis in axes if axis > 0]
+            elif name in fixed:
+                axes = []
+            axes = axes if is_matrix else axes[-1:]
+            if axes:
+                new = tuple(rule.table[n] if axis in axes else n for axis, n in enumerate(old))
+                ratio = new[-1] / old[-1]
+                found[name] = (new, ratio**-0.5 if is_matrix else 1.0)
+        return found
+
+    def _check_shape(self, out: Any, calls: _Calls | None = None) -> None:
+        if not isinstance(out, Tensor) or tuple(out.shape) != self._sources.shape:
+            found = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+            where = f" ({calls.suspect})" if calls and calls.suspect else ""
+            raise EsperError(
+                f"its output becomes {found} instead of {self._sources.shape}{where}; {_ADVICE}"
+            )
+
+    def _checked(self, plan: _Plan, rule: Rule, widths: Sequence[int]) -> ScaledModel:
+        """Return the scaled model if it runs and trains."""
+        factory, base = self._factory, self._base
+
+        def scaled() -> nn.Module:
+            return plan.apply(factory().cpu())
+
+        model = build(scaled, 0, "scaled model")
+        unused = self._without_gradient(copy.deepcopy(base))
+        missing = sorted(self._without_gradient(copy.deepcopy(model)) - unused)
+        if missing:
+            raise EsperError(f"no gradient reaches {missing[0]}")
+        return ScaledModel(
+            scaled,
+            sum(rule.table[width] for width in widths) / sum(widths),
+            sum(p.numel() for p in model.parameters()),
+            rule.table,
+        )
+
+    def _without_gradient(self, model: nn.Module) -> set[str]:
+        """Return names of the parameters that a batch gives no gradient."""
+        with forked_rng(0), torch.enable_grad():
+            out = pick_output(self._inputs.call(model.train(), self._clones()), self._output)
+            self._check_shape(out)
+            out.float().square().sum().backward()
+        return {name for name, p in model.named_parameters() if p.grad is None}
+
+    def _clones(self) -> list[Tensor]:
+        return [value.clone() for value in self._values]
+
+    def _impossible(self, error: Exception) -> EsperError:
+        reason = str(error) if isinstance(error, EsperError) else format_error(error)
+        return EsperError(f"{self._name} cannot be scaled by {self._factor:g}: {reason}")
+
+
+class _Calls(TorchFunctionMode):
+    """Remembers which module and operation runs, for errors."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.suspect = ""
+        """A reshape that moved samples."""
+        self._name = name
+        self._stack: list[str] = []
+        self._operation = ""
+
+    def watch(self, path: str, module: nn.Module) -> None:
+        module.register_forward_pre_hook(lambda *_: self._stack.append(path))
+        module.register_forward_hook(lambda *_: self._pop())
+
+    def _pop(self) -> None:
+        self._stack.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operation = str(getattr(func, "__name__", func)).strip("_")
+        out = func(*args, **(kwargs or {}))
+        if self._operation in ("view", "reshape") and not self.suspect:
+            before, after = args[0].shape[:1], out.shape[:1]
+            self.suspect = self._place() if before == (_SAMPLES,) != after else ""
+        return out
+
+    def _place(self) -> str:
+        path = self._stack[-1] if self._stack else ""
+        return f"{self._operation} in {path or self._name}"
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Name module and operation in errors of the block."""
+        try:
+            yield
+        except EsperError:
+            raise
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            failed = f"{self._place()} fails ({format_error(error)})"
+            raise EsperError(f"{failed}; {_ADVICE}") from error
+
+
+@contextlib.contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Let torch's encoder layers call their parts, which hooks see."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
