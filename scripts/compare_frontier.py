@@ -6,8 +6,9 @@
 For each seed (data split, weights, batches):
   static  one architecture in six widths, each trained in full at three learning rates; the best
           rate on validation counts, the compute of all is added up
-  grow    `esper.grow` from the narrowest of them, with that compute, up to the widest one's size
-  asha    successive halving over random topologies of the same seeds, with that compute
+  grow    `esper.grow` from the third of them, with that compute, up to the widest one's size
+  seeds   the same without other widths: seeds alone
+  asha    successive halving over random topologies and widths, with that compute
 All train with the same optimiser, schedule and batches. Frontiers are chosen on validation and
 judged on test. Reported: hypervolume of (test score, log parameters) between the narrowest and the
 widest network, and the best network on validation under each parameter cap.
@@ -44,6 +45,14 @@ from esper.leyline.statistics import mean_estimate
 from esper.scripts.cli.command import run_command
 
 CAPS: Final = (2_000, 10_000, 50_000)
+HOST: Final = 2
+"""Index of the width that `esper.grow` is given."""
+METHODS: Final[dict[str, dict[str, Any]]] = {
+    "grow": {},
+    "seeds": {"widths": ()},
+    "asha": {"policy": "asha"},
+}
+"""Settings of `esper.grow` by method."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +190,7 @@ class Frontier:
     points: list[Point] = field(default_factory=list)
     """Networks on the validation frontier."""
     runs: float = 0.0
-    """Compute, in training runs of the narrowest network."""
+    """Compute, in training runs of the network that `grow` is given."""
     seconds: float = 0.0
 
     def chosen(self, cap: float) -> Point | None:
@@ -225,29 +234,29 @@ def run_job(config: CompareFrontier) -> int:
     train_part, val = data.train, data.val
     assert isinstance(train_part, GrowPart)
     found: dict[str, Frontier] = {"static": Frontier()}
-    began, macs, largest, smallest = time.perf_counter(), 0, 0, 0
+    began, costs, sizes = time.perf_counter(), [], []
     for width in problem.widths:
         points, cost, params = train_static(problem, width, data, config, seed)
-        macs = macs or cost
-        smallest = smallest or params
-        largest = params
-        found["static"].runs += len(points) * cost / macs
+        costs.append(len(points) * cost)
+        sizes.append(params)
         found["static"].points.append(max(points, key=lambda p: np.nan_to_num(p.val, nan=-9)))
+    found["static"].runs = sum(costs) / (costs[HOST] / len(points))
     found["static"].seconds = time.perf_counter() - began
-    for method, policy in (("grow", "auto"), ("asha", "asha")):
+    for method, settings in METHODS.items():
         with tempfile.TemporaryDirectory() as folder:
             result = esper.grow(
-                lambda: problem.build(problem.widths[0]),
+                lambda: problem.build(problem.widths[HOST]),
                 (train_part.inputs, train_part.targets),
                 (val.inputs, val.targets),
                 (data.test.inputs, data.test.targets),
-                esper.Budget(params=largest, host_runs=found["static"].runs),
-                policy=policy, epochs=config.epochs, seed=seed, device=config.device,
-                folder=folder, verbose=False,
+                esper.Budget(params=sizes[-1], host_runs=found["static"].runs),
+                epochs=config.epochs, seed=seed, device=config.device,
+                folder=folder, verbose=False, **settings,
             )  # fmt: skip
             networks = {n.record.number: n for n in (*result.frontier, result.host)}
             points = [Point(n.params, n.val_score, n.test_score) for n in networks.values()]
             found[method] = Frontier(points, result.record.runs, result.record.seconds)
+    smallest, largest = sizes[0], sizes[-1]
     summary = {
         "problem": name, "seed": seed, "smallest": smallest, "largest": largest,
         "methods": {key: asdict(value) for key, value in found.items()},
@@ -286,7 +295,7 @@ def summarise(config: CompareFrontier) -> list[str]:
             continue
         sizes = f"{entries[0]['smallest']:,} to {entries[0]['largest']:,} parameters"
         lines.append(f"{name}: {len(entries)} seeds, {sizes}")
-        for method in ("static", "asha", "grow"):
+        for method in ("static", "asha", "seeds", "grow"):
             volumes = np.array([volume(entry, method) for entry in entries])
             runs = np.mean([entry["methods"][method]["runs"] for entry in entries])
             seconds = np.mean([entry["methods"][method]["seconds"] for entry in entries])
@@ -294,11 +303,11 @@ def summarise(config: CompareFrontier) -> list[str]:
                 f"  {method:7} hypervolume {volumes.mean():.4f}  {runs:6.1f} host runs  "
                 f"{seconds:6.0f} s"
             )
-        for other in ("static", "asha"):
+        for other in ("static", "asha", "seeds"):
             pairs = [volume(e, "grow") - volume(e, other) for e in entries]
             lines.append(f"  grow - {other:7} {_interval(pairs)}")
         for cap in CAPS:
-            scores = {m: [best_under(e, m, cap) for e in entries] for m in ("static", "asha", "grow")}  # noqa: E501  # fmt: skip
+            scores = {m: [best_under(e, m, cap) for e in entries] for m in ("static", "asha", "seeds", "grow")}  # noqa: E501  # fmt: skip
             if any(math.isnan(v) for values in scores.values() for v in values):
                 continue
             shown = "  ".join(f"{m} {np.mean(v):.4f}" for m, v in scores.items())
