@@ -228,21 +228,22 @@ class _Scaling:
     def _tensor_shapes(
         self, model: nn.Module, rule: Rule, fixed: set[str]
     ) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return new shapes of tensors that are no layer's; one axis is the width."""
+        """Return new shapes of tensors that are no layer's; of most, one axis is the width."""
         found: dict[str, tuple[tuple[int, ...], float]] = {}
         tensors = named_tensors(model)
         for name, is_matrix in self._sources.tensors.items():
             old = tuple(tensors[name].shape)
             axes = [axis for axis, size in enumerate(old) if rule.table.get(size, size) != size]
-            if name in fixed and is_matrix:
-                axes = [axis for axis in axes if axis > 0]
-            elif name in fixed:
+            if is_matrix:
+                axes = [axis for axis in axes if axis > 0 or name not in fixed]
+            elif name in fixed or _may_be_mask(tensors[name]):
                 axes = []
-            axes = axes if is_matrix else axes[-1:]
+            else:
+                tied = self._sources.tied_widths(name)
+                axes = ([axis for axis in axes if old[axis] in tied] or axes)[-1:]
             if axes:
                 new = tuple(rule.table[n] if axis in axes else n for axis, n in enumerate(old))
-                ratio = new[-1] / old[-1]
-                found[name] = (new, ratio**-0.5 if is_matrix else 1.0)
+                found[name] = (new, (new[-1] / old[-1]) ** -0.5 if is_matrix else 1.0)
         return found
 
     def _check_shape(self, out: Any, calls: _Calls | None = None) -> None:
@@ -281,6 +282,13 @@ class _Scaling:
     def _impossible(self, error: Exception) -> EsperError:
         reason = str(error) if isinstance(error, EsperError) else format_error(error)
         return EsperError(f"{self._name} cannot be scaled by {self._factor:g}: {reason}")
+
+
+def _may_be_mask(tensor: Tensor) -> bool:
+    """Whether a tensor is of positions, not of widths: integers, or a square that is no weight."""
+    square = tensor.ndim > 1 and tensor.shape[-1] == tensor.shape[-2]
+    trains = isinstance(tensor, nn.Parameter)
+    return not tensor.is_floating_point() or (square and not trains)
 
 
 class _Calls(TorchFunctionMode):
