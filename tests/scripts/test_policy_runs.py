@@ -157,7 +157,7 @@ def test_ctrl_c_keeps_the_finished_rounds_and_their_best_members(tmp_path):
     status, err = stopped(tmp_path, signal.SIGINT)
     run = only_run(tmp_path)
     assert status == 130, err
-    assert f"resume with --resume {run}" in err
+    assert f"resume with esper train fixed:norm@1 --resume {run}" in err
     require_loadable(run)
     assert len(list(members_dir(run).glob("*.pt2"))) == 1
     assert list_runs(tmp_path)[0].state is RunState.INTERRUPTED

@@ -119,12 +119,12 @@ def heuristic_config(
     rules = rules or HeuristicConfig()
     if parsed.rules is not None:
         rules = read_rules(parsed.rules, rules)
+    if not parsed.order:  # `require_known_names` checks those of the policy's name
+        for blueprint in rules.blueprints:
+            if blueprint not in spec.blueprints:
+                raise unknown_name("blueprint", blueprint, spec.blueprints, "of the heuristic")
     table = None if parsed.path is None else _table(parsed, spec)
-    rules = replace(rules, blueprints=parsed.order or rules.blueprints, table=table)
-    for blueprint in rules.blueprints:
-        if blueprint not in spec.blueprints:
-            raise unknown_name("blueprint", blueprint, spec.blueprints, "of the heuristic")
-    return rules
+    return replace(rules, blueprints=parsed.order or rules.blueprints, table=table)
 
 
 def _table(parsed: ParsedPolicy, spec: TaskSpec) -> TopologyTable:

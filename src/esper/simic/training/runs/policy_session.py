@@ -170,6 +170,7 @@ class PolicySession:
         done, rounds, path = len(self.rounds), self._config.rounds, self._folder.path
         if done >= rounds:
             return f"stopped by {stopped}: all {rounds} rounds are done and saved in {path}"
-        return f"stopped by {stopped}: {done} of {rounds} rounds are saved; resume with " + (
-            f"--resume {path}"
+        return (
+            f"stopped by {stopped}: {done} of {rounds} rounds are saved; resume with "
+            f"esper train {self._policy.policy} --resume {path}"
         )
