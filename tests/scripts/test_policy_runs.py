@@ -10,8 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+import torch
 
 from esper.kasmina.member import MorphogeneticModel
 from esper.scripts.runs import main as list_runs_command
@@ -54,15 +56,15 @@ def results(run: Path) -> list:
 
 
 def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path, capsys):
-    """One round and two more against three at once; a random policy draws at every step."""
-    assert call("random", *TINY, "--rounds", 3, "--runs", tmp_path / "whole") == 0
+    """One round and one more against two at once; a random policy draws at every step."""
+    assert call("random", *TINY, "--rounds", 2, "--runs", tmp_path / "whole") == 0
     assert call("random", *TINY, "--rounds", 1, "--runs", tmp_path / "parts") == 0
     capsys.readouterr()
     run = only_run(tmp_path / "parts")
-    assert call("random", "--resume", "--rounds", 3, "--quiet", "--runs", tmp_path / "parts") == 0
+    assert call("random", "--resume", "--rounds", 2, "--quiet", "--runs", tmp_path / "parts") == 0
     said = capsys.readouterr().err
-    assert "resume: 1 of 3 rounds are done" in said
-    assert "rounds: 1 -> 3" in said
+    assert "resume: 1 of 2 rounds are done" in said
+    assert "rounds: 1 -> 2" in said
     assert results(run) == results(only_run(tmp_path / "whole"))
     assert [session.from_round for session in read_info(run).sessions] == [0, 1]
 
@@ -125,20 +127,38 @@ def test_a_run_that_cannot_start_leaves_no_folder(tmp_path, capsys):
 # ---- stops ---------------------------------------------------------------------------------------
 
 
-def stopped(root: Path, number: signal.Signals, policy: str = "fixed:norm@1") -> tuple[int, str]:
-    """Send a signal as soon as two rounds are stored; exit status and stderr."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "esper.scripts.train", policy, *TINY, "--rounds", "500",
+def endless(root: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "esper.scripts.train", "fixed:norm@1", *TINY, "--rounds", "500",
          "--keep-members", "1", "--runs", str(root)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
+
+
+def stopped(process: subprocess.Popen[str], root: Path, number: signal.Signals) -> Stopped:
+    """Send a signal as soon as two rounds are stored."""
     deadline = time.monotonic() + 60
     while not list(root.glob("*/rounds/round-000002.json")) and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    return process.returncode, err
+    return Stopped(only_run(root), process.returncode, err)
+
+
+class Stopped(NamedTuple):
+    run: Path
+    status: int
+    err: str
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory) -> dict[str, Stopped]:
+    """A run that Ctrl-C stopped, and one that was killed; started together, as each takes long."""
+    numbers = {"kill -9": signal.SIGKILL, "Ctrl-C": signal.SIGINT}
+    roots = {name: tmp_path_factory.mktemp("stopped") for name in numbers}
+    started = {name: endless(root) for name, root in roots.items()}
+    return {name: stopped(started[name], roots[name], numbers[name]) for name in numbers}
 
 
 def require_loadable(run: Path) -> None:
@@ -153,31 +173,51 @@ def require_loadable(run: Path) -> None:
     assert best.score == max(max(one.result["outcome"]["score_E"]) for one in rounds)
 
 
-def test_ctrl_c_keeps_the_finished_rounds_and_their_best_members(tmp_path):
-    status, err = stopped(tmp_path, signal.SIGINT)
-    run = only_run(tmp_path)
+def test_ctrl_c_keeps_the_finished_rounds_and_their_best_members(ends):
+    run, status, err = ends["Ctrl-C"]
     assert status == 130, err
     assert f"resume with esper train fixed:norm@1 --resume {run}" in err
     require_loadable(run)
-    assert len(list(members_dir(run).glob("*.pt2"))) == 1
-    assert list_runs(tmp_path)[0].state is RunState.INTERRUPTED
-    rounds = len(RoundStore(run).numbers())
-    assert call("fixed:norm@1", "--resume", run, "--rounds", rounds + 1, "--quiet") == 0
+    assert list_runs(run.parent)[0].state is RunState.INTERRUPTED
 
 
-def test_kill_9_leaves_a_folder_that_loads(tmp_path):
-    status, _ = stopped(tmp_path, signal.SIGKILL)
+WITHOUT_ESPER = """
+import sys, torch
+program = torch.export.load(sys.argv[1]).module()
+torch.save(program(torch.load(sys.argv[2])), sys.argv[3])
+assert not any(name.split(".")[0] == "esper" for name in sys.modules)
+"""
+
+
+def test_the_pt2_file_of_a_member_runs_where_esper_is_not_installed(ends, tmp_path):
+    (file,) = members_dir(ends["Ctrl-C"].run).glob("*.pt2")
+    spec = TaskConfig("synthetic").spec()
+    inputs = torch.randn(3, *spec.input_shape)
+    torch.save(inputs, tmp_path / "x.pt")
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_ESPER, str(file), "x.pt", "y.pt"],
+        cwd=tmp_path, env={"OMP_NUM_THREADS": "1", "PATH": ""}, check=True, timeout=120,
+    )  # fmt: skip
+    with torch.no_grad():
+        wanted = MorphogeneticModel.load(file.with_suffix(""), spec.host_factory)(inputs)
+    torch.testing.assert_close(torch.load(tmp_path / "y.pt"), wanted)
+
+
+def test_kill_9_leaves_a_folder_that_loads_and_resumes(ends):
+    run, status, _ = ends["kill -9"]
     assert status == -signal.SIGKILL
-    run = only_run(tmp_path)
-    assert list_runs(tmp_path)[0].state is RunState.CRASHED
-    rounds = RoundStore(run).read_all()[0]
+    assert list_runs(run.parent)[0].state is RunState.CRASHED
+    rounds, problem = RoundStore(run).read_all()
+    assert not problem
     assert len(rounds) >= 2
     for one in read_members(members_dir(run)):
         factory = TaskConfig("synthetic").spec().host_factory
         MorphogeneticModel.load(members_dir(run) / one.name, factory)
+    assert call("fixed:norm@1", "--resume", run, "--rounds", len(rounds) + 1, "--quiet") == 0
+    require_loadable(run)
 
 
-# ---- the users own -------------------------------------------------------------------------------
+# ---- a user's own -------------------------------------------------------------------------------
 
 TASK_FILE = """
 from dataclasses import replace

@@ -45,7 +45,6 @@ def trained(tmp_path_factory) -> tuple[KeptMembers, VectorizedEngine, list[Episo
     engine = engine_of()
     kept = KeptMembers(tmp_path_factory.mktemp("run") / "members", keep=2)
     outcomes = run_rounds(kept, 3, engine)
-    EXPORT(kept, engine)
     return kept, engine, outcomes
 
 
@@ -58,8 +57,7 @@ def test_the_kept_members_are_the_best_of_all_rounds(trained):
         assert one.score == outcome.score_E[one.member]
         assert one.accuracy == outcome.accuracy_E[one.member]
     names = {path.name for path in kept.folder.iterdir()}
-    folders = {one.name for one in kept.members}
-    assert names == folders | {f"{name}.pt2" for name in folders} | {LIST}
+    assert names == {one.name for one in kept.members} | {LIST}
     assert read_members(kept.folder) == kept.members
 
 
@@ -80,30 +78,6 @@ def test_a_saved_member_gives_the_outputs_of_the_member(trained, tmp_path):
         assert one.parameters == parameters
 
 
-WITHOUT_ESPER = """
-import sys, torch
-assert not any("esper" in name for name in sys.modules)
-program = torch.export.load(sys.argv[1]).module()
-torch.save(program(torch.load(sys.argv[2])), sys.argv[3])
-assert not any(name.split(".")[0] == "esper" for name in sys.modules)
-"""
-
-
-def test_the_pt2_file_runs_where_esper_is_not_installed(trained, tmp_path):
-    kept, _, _ = trained
-    best = kept.members[0]
-    inputs = torch.randn(3, *SPEC.input_shape)
-    torch.save(inputs, tmp_path / "x.pt")
-    file = kept.folder / f"{best.name}.pt2"
-    subprocess.run(
-        [sys.executable, "-c", WITHOUT_ESPER, str(file), "x.pt", "y.pt"],
-        cwd=tmp_path, env={"OMP_NUM_THREADS": "1", "PATH": ""}, check=True, timeout=120,
-    )  # fmt: skip
-    with torch.no_grad():
-        wanted = MorphogeneticModel.load(kept.folder / best.name, SPEC.host_factory)(inputs)
-    torch.testing.assert_close(torch.load(tmp_path / "y.pt"), wanted)
-
-
 def test_keeping_members_changes_no_number(tmp_path):
     kept = run_rounds(KeptMembers(tmp_path / "members"), 2, engine_of())
     none = run_rounds(KeptMembers(tmp_path / "none", keep=0), 2, engine_of())
@@ -119,7 +93,12 @@ def test_a_round_that_is_trained_again_replaces_itself_and_later_ones(tmp_path):
     engine.load_state_dict(engine.state_dict() | {"round": 1})
     again = KeptMembers(tmp_path, keep=5)
     assert len(again.members) == 4
+    exported = {round_: tmp_path / f"00000{round_}-0001.pt2" for round_ in (1, 2)}
+    for path in exported.values():
+        path.write_text("of the first time")
     run_rounds(again, 1, engine)
+    assert exported[1].exists()
+    assert not exported[2].exists(), "of a network that was replaced"
     assert again.members == kept.members
     assert {one.round for one in again.members} == {1, 2}
     engine.load_state_dict(engine.state_dict() | {"round": 0})
