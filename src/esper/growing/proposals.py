@@ -1,8 +1,9 @@
 """Which candidates a bracket starts with.
 
 The first bracket: the model as it is at every learning rate, its other widths at two of them, one
-blueprint in every slot, and random topologies of all sizes. Later ones: what pruning and growth have found,
-planted from the start; neighbours of the networks on the frontier; and a few random ones.
+blueprint in every slot, and random topologies of all sizes. Later ones: what pruning and growth
+have found, planted from the start; neighbours of the networks on the frontier; and a few random
+ones.
 """
 
 from __future__ import annotations

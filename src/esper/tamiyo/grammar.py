@@ -5,6 +5,7 @@
     wait:as:POLICY                              the host alone with the compute of that policy
     heuristic:BLUEPRINT,BLUEPRINT               the heuristic with this order of blueprints
     heuristic:TABLE.json                        the heuristic, planning by a table price -> topology
+    heuristic:RULES.toml                        the heuristic with the rules of a file
     fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]]        germinated from STEP (2) on, in all slots or these
     fixed:SLOT=BLUEPRINT,...[@STEP]             the same with one blueprint per slot
     static-full[:BLUEPRINT[:SLOT,SLOT]]         planted at the start, in all slots or these
@@ -122,6 +123,8 @@ class ParsedPolicy:
     are repeated; wait: the one whose compute is spent."""
     path: Path | None = None
     """controller: its folder; static-final: the result file; table, heuristic: the table."""
+    rules: Path | None = None
+    """heuristic: file of its rules."""
     sampled: bool = False
     """controller: sample actions instead of taking the greedy ones."""
     blind: bool = False
@@ -208,9 +211,11 @@ def _parse_slots(word: ParsedPolicy, rest: str) -> ParsedPolicy:
 
 
 def _parse_heuristic(word: ParsedPolicy, rest: str) -> ParsedPolicy:
-    """BLUEPRINT,BLUEPRINT or the path of a table"""
+    """BLUEPRINT,BLUEPRINT, the path of a table (.json) or of rules (.toml)"""
     if rest.endswith(".json"):
         return replace(word, path=Path(rest))
+    if rest.endswith(".toml"):
+        return replace(word, rules=Path(rest))
     order = tuple(rest.split(",")) if rest else ()
     if not all(order):
         raise EsperError(

@@ -22,6 +22,7 @@ from esper.storage.sealed_json import parse_json
 from esper.tamiyo.baselines import RandomPolicy, StaticTopology, WaitPolicy
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig, HeuristicPolicy
+from esper.tamiyo.heuristic_rules import read_rules
 from esper.tamiyo.planning import PlannedTopology, TablePolicy
 from esper.tamiyo.schedule import FixedSchedule, ScheduleConfig, ScheduleEntry
 from esper.tamiyo.topology_table import TopologyTable, read_table
@@ -36,11 +37,11 @@ def make_policy(
     *,
     seed: int,
     reward: RewardProtocol | None,
-    charge: float | None = None,
+    rules: HeuristicConfig | None = None,
 ) -> PolicyProtocol[Any]:
     """Build the policy for a task; run it with `spec_for(parsed, spec)`.
 
-    `charge`: overrides `HeuristicConfig.charge`.
+    `rules`: of the heuristic; None: the defaults. What the policy itself names comes first.
     """
     require_standalone(parsed)
     if parsed.kind == "wait":
@@ -48,7 +49,7 @@ def make_policy(
     if parsed.kind == "random":
         return RandomPolicy(seed, reward)
     if parsed.kind == "heuristic":
-        return HeuristicPolicy(heuristic_config(parsed, spec, charge), reward)
+        return HeuristicPolicy(heuristic_config(parsed, spec, rules), reward)
     if parsed.kind == "table":
         return TablePolicy(_table(parsed, spec), reward)
     if parsed.kind == "static-final":
@@ -112,12 +113,18 @@ def require_standalone(parsed: ParsedPolicy) -> None:
 
 
 def heuristic_config(
-    parsed: ParsedPolicy, spec: TaskSpec, charge: float | None = None
+    parsed: ParsedPolicy, spec: TaskSpec, rules: HeuristicConfig | None = None
 ) -> HeuristicConfig:
-    """Return the heuristic's config with the given blueprint order, table and charge."""
+    """Return the heuristic's config: `rules` with the file, blueprint order or table it names."""
+    rules = rules or HeuristicConfig()
+    if parsed.rules is not None:
+        rules = read_rules(parsed.rules, rules)
+    if not parsed.order:  # `require_known_names` checks those of the policy's name
+        for blueprint in rules.blueprints:
+            if blueprint not in spec.blueprints:
+                raise unknown_name("blueprint", blueprint, spec.blueprints, "of the heuristic")
     table = None if parsed.path is None else _table(parsed, spec)
-    rules = HeuristicConfig(blueprints=parsed.order, table=table)
-    return rules if charge is None else replace(rules, charge=charge)
+    return replace(rules, blueprints=parsed.order or rules.blueprints, table=table)
 
 
 def _table(parsed: ParsedPolicy, spec: TaskSpec) -> TopologyTable:

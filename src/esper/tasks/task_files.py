@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import sys
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint
@@ -35,12 +36,30 @@ def is_file_reference(text: str) -> bool:
     >>> is_file_reference("mine.py"), is_file_reference("mine.py:a"), is_file_reference("digits")
     (True, True, False)
     """
-    return _split(text)[0].endswith(SUFFIX)
+    return split_reference(text)[0].endswith(SUFFIX)
 
 
-def _split(reference: str) -> tuple[str, str | None]:
+def split_reference(reference: str) -> tuple[str, str | None]:
+    """Split FILE.py:NAME into the path and the name; None without a name.
+
+    >>> split_reference("mine.py:a"), split_reference("mine.py")
+    (('mine.py', 'a'), ('mine.py', None))
+    """
     path, colon, name = reference.rpartition(":")
     return (path, name) if colon and path.endswith(SUFFIX) else (reference, None)
+
+
+def absolute_reference(reference: str) -> str:
+    """The same reference with an absolute path, so that it holds from any folder.
+
+    >>> absolute_reference("digits")
+    'digits'
+    """
+    if not is_file_reference(reference):
+        return reference
+    path, name = split_reference(reference)
+    full = os.path.abspath(path)
+    return full if name is None else f"{full}:{name}"
 
 
 def task_file_digest(reference: str) -> str:
@@ -48,7 +67,7 @@ def task_file_digest(reference: str) -> str:
     if not is_file_reference(reference):
         return ""
     try:
-        content = Path(_split(reference)[0]).read_bytes()
+        content = Path(split_reference(reference)[0]).read_bytes()
     except (OSError, ValueError):
         return ""
     return hashlib.sha256(content).hexdigest()
@@ -60,7 +79,7 @@ def read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]
     `tasks`: returns the registered tasks. Tasks registered before the file runs do not count as the
     file's, even if it holds one in a variable to build on; those it registers itself do.
     """
-    text, name = _split(str(reference))
+    text, name = split_reference(str(reference))
     path = Path(text)
     if not path.is_file():
         raise EsperError(f"task file {path}: no such file; give path/to/file.py or .py:name")
@@ -87,7 +106,7 @@ def read_task_file(reference: str | Path, tasks: Callable[[], Iterable[TaskSpec]
 def _run(path: Path) -> ModuleType:
     """Execute the file as a module, without writing bytecode, so that every edit takes effect."""
     module = ModuleType(f"{_MODULE}{path.resolve()}")
-    module.__file__ = str(path)
+    module.__file__ = str(path.absolute())  # its own paths hold wherever the process goes
     sys.modules[module.__name__] = module  # dataclasses look up their module here
     try:
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))

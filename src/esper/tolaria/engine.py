@@ -235,7 +235,7 @@ class VectorizedEngine:
                     cut = self.step + 1 == last < length
                     record, train_accuracy_E = self._step_env(client, cut, listeners)
                     self.step += 1
-                outcome = self._outcome()
+                outcome = self.outcome()
                 if last < length:
                     self._next_step = self._observe_step()
         except BaseException:
@@ -281,7 +281,7 @@ class VectorizedEngine:
         with explain_out_of_memory(self.device, members, batch_size), on_stream(self.env.stream):
             yield
 
-    def _outcome(self) -> EpisodeOutcome:
+    def outcome(self) -> EpisodeOutcome:
         """Outcome of the members after the last step."""
         env = self.env
         life, rollbacks_E = env.model.lifecycle, env.governor.rollbacks_E

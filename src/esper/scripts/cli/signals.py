@@ -1,6 +1,6 @@
 """Makes SIGTERM and SIGHUP interrupt a command like Ctrl-C.
 
-PPO training handles the signals itself, to save first (`Interrupts`).
+Training handles the signals itself, to save first (`Interrupts`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import NoReturn
 
 from esper.leyline.stopping import STOP_SIGNALS, second_stop_handler
 
@@ -41,6 +42,13 @@ def signals_interrupt() -> Iterator[None]:
     finally:
         for number in taken:
             signal.signal(number, signal.SIG_DFL)
+
+
+def raise_signal_status(name: str) -> NoReturn:
+    """Raise what ends the command with the exit status of a signal that was handled already."""
+    if name == signal.SIGINT.name:
+        raise KeyboardInterrupt
+    raise Stopped(signal.Signals[name])
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

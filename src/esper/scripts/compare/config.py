@@ -17,6 +17,8 @@ from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
 from esper.scripts.cli.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
+from esper.tamiyo.heuristic import HeuristicConfig
+from esper.tamiyo.heuristic_rules import changed_rules
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,17 @@ class Compare(ComputeSettings):
     policies: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="POLICY [POLICY ...]")
     ]
-    """The first is the reference. wait, wait:FACTOR (trained FACTOR times as long), wait:as:POLICY
-    (with the compute of that policy), random, heuristic[:BLUEPRINT,BLUEPRINT], heuristic:TABLE.json
-    (plants by a table price -> topology), fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]],
-    fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP], static-full[:BLUEPRINT[:SLOT,SLOT]],
-    static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT, static-final:RESULT.json of a run,
-    static-final:POLICY (per host the final topology of that policy), table:TABLE.json (planted by
-    price), asha:N (the best of N planted topologies by successive halving), the folder of a saved
-    controller, checkpoint or run, sampled:FOLDER to sample its actions instead of acting greedily,
-    blind:FOLDER to hide its learning curve, replay:POLICY (the actions of that policy on another
-    host, open loop). LABEL=POLICY names it in tables and plots."""
+    """The first is the reference. wait, wait:FACTOR (trained FACTOR times as long),
+    wait:as:POLICY (with the compute of that policy), random, heuristic[:BLUEPRINT,BLUEPRINT],
+    heuristic:TABLE.json (plants by a table price -> topology), heuristic:RULES.toml (rules of a
+    file), fixed[:BLUEPRINT[@STEP][:SLOT,SLOT]], fixed:SLOT=BLUEPRINT,SLOT=BLUEPRINT[@STEP],
+    static-full[:BLUEPRINT[:SLOT,SLOT]], static-final:SLOT=BLUEPRINT,SLOT=BLUEPRINT,
+    static-final:RESULT.json of a run, static-final:POLICY (per host the final topology of that
+    policy), table:TABLE.json (planted by price), asha:N (the best of N planted topologies by
+    successive halving), the folder of a saved controller, checkpoint or run, sampled:FOLDER to
+    sample its actions instead of acting greedily, blind:FOLDER to hide its learning curve,
+    replay:POLICY (the actions of that policy on another host, open loop). LABEL=POLICY names it
+    in tables and plots."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """The task. Its blueprints apply to policies that do not learn; controllers use those they were
     trained with."""
@@ -45,6 +48,8 @@ class Compare(ComputeSettings):
     """Run seed of the first hosts; must be an evaluation seed."""
     envs: int = 32
     """Hosts trained in parallel; further hosts use the next run seed."""
+    heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
+    """Rules of every heuristic; a file or blueprints that the policy names come first."""
     preset: str = ""
     """Preset for a controller whose folder has no settings; default: the one named like the task,
     else plain."""
@@ -59,6 +64,10 @@ class Compare(ComputeSettings):
         """Check the settings before anything is loaded."""
         if not self.policies:
             raise EsperError("no policies: name at least one, for example wait heuristic")
+        for rule in changed_rules(self.heuristic):
+            if not any("heuristic" in policy for policy in self.policies):
+                flag = rule.replace("_", "-")
+                raise EsperError(f"--heuristic.{flag}: heuristic is not among the policies")
         require_counts(seeds=self.seeds)
         require_counts(MAX_MEMBERS, envs=self.envs)
         runs = math.ceil(self.seeds / self.envs)

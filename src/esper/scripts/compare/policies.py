@@ -123,7 +123,8 @@ class PolicyEntry:
             agent, blind = _reseeded(self.agent, seed), self.word.blind
             return SimicClient(agent, reward, mode, hide_curve=blind)
         word = replace(self.word, found_by=None) if self.word.kind == "wait" else self.word
-        return make_policy(word, self.spec, seed=seed, reward=reward)
+        rules = self.identity.rules
+        return make_policy(word, self.spec, seed=seed, reward=reward, rules=rules)
 
     @property
     def needs_result(self) -> bool:
@@ -177,7 +178,7 @@ def make_entry(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEnt
         return asha_entry(word, spec)
     word = resolve_topology(word)
     require_known_names(word, spec.slots, spec.blueprints)
-    entry = baseline_entry(word, spec)
+    entry = baseline_entry(word, spec, config.heuristic)
     entry.policy(config.first_seed)  # raises on a bad step, slot or topology
     return entry
 
@@ -208,13 +209,18 @@ def _require_neighbours(config: Compare, word: ParsedPolicy) -> None:
             )
 
 
-def baseline_entry(word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
-    """Entry of a policy that does not learn, with all blueprints of `spec`."""
+def baseline_entry(
+    word: ParsedPolicy, spec: TaskSpec, rules: HeuristicConfig | None = None
+) -> PolicyEntry:
+    """Entry of a policy that does not learn, with all blueprints of `spec`.
+
+    `rules`: of the heuristic; None: the defaults.
+    """
     spec = spec_for(word, spec)
     static = word.kind in ("static-full", "static-final") and spec.context.capped > 0
     limits = planted_limits(spec) if static or word.kind == "table" else Limits(spec.blueprints)
-    rules = heuristic_config(word, spec) if word.kind == "heuristic" else None
-    return PolicyEntry(word, spec, Identity(canonical_policy(word, spec), limits, rules=rules))
+    known = heuristic_config(word, spec, rules) if word.kind == "heuristic" else None
+    return PolicyEntry(word, spec, Identity(canonical_policy(word, spec), limits, rules=known))
 
 
 def asha_entry(word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:

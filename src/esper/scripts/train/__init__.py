@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import exit_status_of
+from esper.scripts.cli.signals import raise_signal_status
 from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
 
 
@@ -97,11 +98,20 @@ def train_baseline(policy: str, flags: Sequence[str]) -> None:
         from esper.scripts.train.plan import plan_baseline
 
         return plan_baseline(config, spec)
-    from esper.scripts.train.report import report_paths, report_train
+    from esper.scripts.train.report import report_paths, report_train, run_name_of
     from esper.scripts.train.run import run
+    from esper.simic.training.runs.folder import report_dir
+    from esper.simic.training.runs.interrupts import Interrupted
     from esper.storage.atomic import require_not_folders, require_writable
 
-    places = report_paths(config, spec.name)
+    before = None if config.resume is None else report_dir(config.resume)
+    places = report_paths(config, spec.name, before)
     require_not_folders(places)
-    require_writable(places[0], "--out")
-    return report_train(config, run(config, spec))
+    if config.out is not None:
+        require_writable(places[0], "--out")
+    try:
+        with run(config, spec, run_name_of(config.parsed)) as trained:
+            report_train(config, trained)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise_signal_status(stopped.signal_name)

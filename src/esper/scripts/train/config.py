@@ -13,25 +13,47 @@ from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
 from esper.scripts.cli.command import read_command_line
-from esper.scripts.cli.flags import flag_value, require_counts
+from esper.scripts.cli.flags import (
+    flag_value,
+    insert_flag_value,
+    int_flag_value,
+    require_counts,
+)
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
-from esper.simic.training.config import PopulationConfig, TaskConfig
+from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.config_files import resolve
-from esper.simic.training.runs.folder import LevelName
+from esper.simic.training.runs.folder import (
+    LevelName,
+    SessionSettings,
+    read_config,
+    read_retention,
+    read_session_settings,
+    require_run,
+)
+from esper.simic.training.runs.kept_members import KEEP_MEMBERS
+from esper.simic.training.runs.listing import newest_run
+from esper.simic.training.runs.policy_file import RunPolicy, read_policy
+from esper.simic.training.runs.task_source import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
+from esper.tamiyo.heuristic import HeuristicConfig
+from esper.tamiyo.heuristic_rules import changed_rules
 from esper.tamiyo.make_policy import (
+    heuristic_config,
     make_policy,
     require_known_names,
     require_standalone,
     resolve_topology,
 )
+from esper.tasks.task_files import absolute_reference, is_file_reference
 
 if TYPE_CHECKING:
     from esper.leyline.protocols import PolicyProtocol, RewardProtocol
     from esper.tasks.spec import TaskSpec
     from esper.tolaria.engine_config import EngineConfig
 
+RUNS: Final = Path("runs")
+"""Default folder of run folders."""
 LEARNER: Final = "ppo"
 """The policy that learns; its settings are in `learner_config.py`."""
 _PLACES: Final = "BLUEPRINT:SLOT,SLOT"
@@ -66,7 +88,10 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train a population of hosts under a policy that does not learn."""
+    """Train a population of hosts under a policy that does not learn.
+
+    Settings, finished rounds, the best members, events and report go to a new folder in --runs.
+    """
 
     policy: Annotated[str, tyro.conf.Suppress]
     """Policy in the grammar of `tamiyo/grammar.py`."""
@@ -75,8 +100,16 @@ class Train:
     cifar_baseline."""
     config: Path | None = None
     """Take task, population and seed from a TOML or JSON file, such as a run's config.json."""
+    resume: Path | None = None
+    """Resume the run in this folder with its settings; without a value: the newest run of this
+    policy (of --task, --seed and --run-name if given)."""
     trust: bool = False
-    """Run the task file that --config names; by default only one given by --task is run."""
+    """Run the task file that --config or --resume names; by default only one given by --task is
+    run."""
+    runs: Path = RUNS
+    """Folder to create the run folder in."""
+    run_name: str = ""
+    """Name of the run; part of its folder name; default: the policy."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """The task."""
     population: Annotated[PopulationConfig, NO_PREFIX] = field(
@@ -88,24 +121,37 @@ class Train:
     seed: int = 0
     """Seed of all random draws."""
     charge: float | None = None
-    """heuristic: fraction of the task's prices that a seed must earn to be kept; default: the
-    heuristic's."""
+    """heuristic: fraction of the task's prices that a seed must earn to be kept; the same as
+    --heuristic.charge."""
+    heuristic: HeuristicConfig = field(default_factory=HeuristicConfig)
+    """Rules of the heuristic."""
+    keep_members: int = KEEP_MEMBERS
+    """Best members of all rounds to keep as networks (safetensors and .pt2); 0: none."""
     data_dir: Path | None = None
     """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
-    """Progress and telemetry."""
-    out: Path = field(default_factory=lambda: Path("out"))
-    """Output folder for plot and numbers."""
+    """Progress and telemetry; events go to the run folder by default."""
+    out: Path | None = None
+    """Write plot and numbers to this folder, over those of an earlier run; default: the run
+    folder."""
     dry_run: bool = False
     """Print the plan and an estimated time from a few timed steps; train and write nothing."""
 
     def check(self) -> TaskSpec:
         """Check the settings before anything is loaded; returns the task spec."""
         require_counts(rounds=self.rounds)
+        if self.keep_members < 0:
+            raise EsperError(f"--keep-members {self.keep_members}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
         parsed = self.parsed
         if self.charge is not None and parsed.kind != "heuristic":
             raise EsperError(f"--charge has no meaning for {parsed.kind}: it is for heuristic")
+        for name in changed_rules(self.heuristic):
+            if parsed.kind != "heuristic":
+                flag = name.replace("_", "-")
+                raise EsperError(
+                    f"--heuristic.{flag} has no meaning for {parsed.kind}: it is for heuristic"
+                )
         if self.population.rollout_steps is not None:
             raise EsperError(
                 f"--rollout-steps has no meaning for {parsed.kind}: it is for policies that learn"
@@ -134,8 +180,47 @@ class Train:
             spec,
             seed=self.seed,
             reward=reward,
-            charge=self.charge,
+            rules=self.rules,
         )
+
+    @property
+    def rules(self) -> HeuristicConfig:
+        """Rules of the heuristic by flags."""
+        return (
+            self.heuristic if self.charge is None else replace(self.heuristic, charge=self.charge)
+        )
+
+    def run_policy(self, spec: TaskSpec) -> RunPolicy:
+        """The policy as its run folder records it."""
+        parsed = self.parsed
+        rules = heuristic_config(parsed, spec, self.rules) if parsed.kind == "heuristic" else None
+        return RunPolicy.of(parsed, rules)
+
+    @property
+    def training(self) -> TrainingConfig:
+        """The settings that the run folder keeps."""
+        return TrainingConfig(self.task, self.population, self.rounds, self.seed)
+
+    @property
+    def session(self) -> SessionSettings:
+        """Session settings for a later resume, with absolute paths."""
+        return session_settings(self.data_dir, self.recording)
+
+
+def session_settings(
+    data_dir: Path | None, recording: Recording, evaluation_envs: int | None = None
+) -> SessionSettings:
+    """Session settings for a later resume, with absolute paths."""
+    return SessionSettings(
+        evaluation_envs=evaluation_envs,
+        data_dir=_absolute(data_dir),
+        telemetry=recording.telemetry,
+        telemetry_dir=_absolute(recording.telemetry_dir),
+    )
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def read_train(policy: str, argv: Sequence[str]) -> Train:
@@ -145,15 +230,72 @@ def read_train(policy: str, argv: Sequence[str]) -> Train:
         _require_known_policy(policy)
     base = Train(policy)
     named, file = flag_value(argv, "--preset"), flag_value(argv, "--config")
-    if named or file:
+    folder = resume_folder(argv, policy)
+    if folder is not None:
+        if named or file:
+            raise EsperError(
+                f"--{'preset' if named else 'config'}: a run resumes with its own settings; leave "
+                f"it out"
+            )
+        base = _last_session(policy, folder)
+        argv = insert_flag_value(argv, "--resume", str(folder))
+    elif named or file:
         resolved = resolve(
             named or "", Path(file) if file else None, task=flag_value(argv, "--task")
         )
         whole = replace(resolved.population, rollout_steps=None)  # there are no updates
         base = replace(base, task=resolved.task, population=whole, seed=resolved.seed)
     config = read_command_line(Train, argv, default=base, prog=f"esper train {policy}")
-    require_trust(config.task.name, argv, Path(file) if file else None, config.trust)
-    return config
+    require_trust(config.task.name, argv, Path(file) if file else folder, config.trust)
+    return replace(config, task=with_absolute_path(config.task, folder))
+
+
+def with_absolute_path(task: TaskConfig, folder: Path | None) -> TaskConfig:
+    """The same task, its file by an absolute path; `folder`: the run that resumes."""
+    found = replace(task, name=absolute_reference(task.name))
+    if folder is not None:
+        require_task_file(folder, found.name)
+    return found
+
+
+def task_label(task: TaskConfig, spec: TaskSpec) -> str:
+    """Name of the task in the name of a run folder: for a task file, that of the task in it."""
+    return spec.name if is_file_reference(task.name) else task.name
+
+
+def resume_folder(argv: Sequence[str], policy: str | None = None) -> Path | None:
+    """Run folder to resume, for a bare --resume the newest matching run; None: a new run.
+
+    `policy`: one that does not learn; None: the learner.
+    """
+    named = flag_value(argv, "--resume")
+    if named is not None:
+        return Path(named)
+    if "--resume" not in argv:
+        return None
+    root, seed = Path(flag_value(argv, "--runs") or RUNS), int_flag_value(argv, "--seed")
+    text = None if policy is None else parse(policy).text
+    task, name = flag_value(argv, "--task"), flag_value(argv, "--run-name")
+    return newest_run(root, task, name, seed, text)
+
+
+def _last_session(policy: str, folder: Path) -> Train:
+    """Defaults for resuming a run: the settings of its last session."""
+    require_run(folder)
+    before, training = read_policy(folder), read_config(folder)
+    session = read_session_settings(folder)
+    events = session.telemetry_dir
+    return Train(
+        policy,
+        task=training.task,
+        population=training.population,
+        rounds=training.rounds,
+        seed=training.seed,
+        heuristic=replace(before.rules or HeuristicConfig(), table=None),
+        keep_members=read_retention(folder).members,
+        data_dir=session.data_place,
+        recording=Recording(session.telemetry, Path(events) if events else None),
+    )
 
 
 def _require_known_policy(policy: str) -> None:

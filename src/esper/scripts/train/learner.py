@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.compare.judging import Judged, judge
+from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.training.config import TrainingConfig
@@ -42,7 +43,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
     require_memory(spec, data, config.judged_members, device, flag)
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
-    with _open_folder(config) as folder:
+    with _open_folder(config, spec) as folder:
         events = recording.telemetry_dir or folder.telemetry
         with show_progress(recording), event_files(recording, events) as hub:
             agent, history = train_ppo_vectorized(
@@ -53,6 +54,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
                 telemetry=TelemetryConfig(level=recording.level),
                 checkpoint_every=config.checkpoint_every,
                 keep=config.keep,
+                keep_members=config.keep_members,
                 on_begin=lambda resumed: _note_start(config, folder, resumed),
                 spec=spec,
                 data=data,
@@ -63,13 +65,16 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
 
 
 @contextmanager
-def _open_folder(config: TrainPPO) -> Iterator[RunFolder]:
+def _open_folder(config: TrainPPO, spec: TaskSpec) -> Iterator[RunFolder]:
     """Create the run folder, or open the one to resume."""
     if config.resume is not None:
         with RunFolder.open(config.resume) as folder:
             yield folder
         return
-    with RunFolder.create(config.runs, config.run_name, config.training, config.session) as folder:
+    training = config.training
+    with RunFolder.create(
+        config.runs, config.run_name, training, config.session, task_label(training.task, spec)
+    ) as folder:
         yield folder
 
 

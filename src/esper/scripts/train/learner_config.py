@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shown
 from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value, require_counts
 from esper.scripts.cli.trust import require_trust
-from esper.scripts.train.config import Recording
+from esper.scripts.train.config import (
+    RUNS,
+    Recording,
+    resume_folder,
+    session_settings,
+    with_absolute_path,
+)
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.config_files import overlay, read_entries, resolve
@@ -24,13 +30,11 @@ from esper.simic.training.runs.folder import (
     read_session_settings,
     require_run,
 )
-from esper.simic.training.runs.listing import newest_run
+from esper.simic.training.runs.kept_members import KEEP_MEMBERS
+from esper.simic.training.runs.policy_file import is_policy_run, read_policy
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
-
-RUNS: Final = Path("runs")
-"""Default folder of run folders."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,8 @@ class TrainPPO:
     """Rounds between checkpoints; the best and the last round are always saved."""
     keep: int = KEEP
     """Checkpoints to keep besides the best."""
+    keep_members: int = KEEP_MEMBERS
+    """Best members of all rounds to keep as networks (safetensors and .pt2); 0: none."""
     data_dir: Path | None = None
     """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)
@@ -78,6 +84,8 @@ class TrainPPO:
         """Check the settings before anything is loaded; returns the task spec."""
         require_counts(MAX_MEMBERS, evaluation_envs=self.judged_members)
         require_counts(checkpoint_every=self.checkpoint_every, keep=self.keep)
+        if self.keep_members < 0:
+            raise EsperError(f"--keep-members {self.keep_members}: must be 0 or more")
         return self.training.check()
 
     @property
@@ -90,19 +98,14 @@ class TrainPPO:
     @property
     def session(self) -> SessionSettings:
         """Session settings for a later resume, with absolute paths."""
-        return SessionSettings(
-            evaluation_envs=self.evaluation_envs,
-            data_dir=_absolute(self.data_dir),
-            telemetry=self.recording.telemetry,
-            telemetry_dir=_absolute(self.recording.telemetry_dir),
-        )
+        return session_settings(self.data_dir, self.recording, self.evaluation_envs)
 
 
 def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
     """Parse the command line, with preset, file or resumed run as defaults."""
     named, file = flag_value(argv, "--preset") or "", flag_value(argv, "--config")
     path = Path(file) if file else None
-    folder = _resume_folder(argv)
+    folder = resume_folder(argv)
     if folder is None:
         task, rounds = flag_value(argv, "--task"), int_flag_value(argv, "--rounds")
         base = TrainPPO(training=resolve(named, path, rounds, task))
@@ -110,6 +113,7 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
         if named:
             raise EsperError(f"--preset {named}: a run resumes with its own settings; leave it out")
         require_run(folder)
+        _require_learner(folder)
         training = read_config(folder)
         if path is not None:
             training = overlay(training, read_entries(path), path)
@@ -117,7 +121,18 @@ def read_train_ppo(argv: Sequence[str]) -> TrainPPO:
         base = _last_session_defaults(folder, training)
     config = read_command_line(TrainPPO, argv, default=base, prog="esper train ppo")
     require_trust(config.training.task.name, argv, path or folder, config.trust)
-    return config
+    found = with_absolute_path(config.training.task, folder)
+    return replace(config, training=replace(config.training, task=found))
+
+
+def _require_learner(folder: Path) -> None:
+    """Raise if the run in `folder` does not learn."""
+    if is_policy_run(folder):
+        policy = read_policy(folder).policy
+        raise EsperError(
+            f"{folder} is a run of {shown(policy)}: resume it with esper train {policy} --resume "
+            f"{folder}"
+        )
 
 
 def _last_session_defaults(folder: Path, training: TrainingConfig) -> TrainPPO:
@@ -129,25 +144,7 @@ def _last_session_defaults(folder: Path, training: TrainingConfig) -> TrainPPO:
         evaluation_envs=session.evaluation_envs,
         checkpoint_every=retention.every,
         keep=retention.keep,
+        keep_members=retention.members,
         data_dir=session.data_place,
         recording=Recording(session.telemetry, Path(events) if events else None),
     )
-
-
-def _absolute(path: Path | None) -> str | None:
-    return None if path is None else str(path.absolute())
-
-
-def _resume_folder(argv: Sequence[str]) -> Path | None:
-    """Run folder to resume, for a bare --resume the newest matching run; None: a new run."""
-    named = flag_value(argv, "--resume")
-    if named is not None:
-        return Path(named)
-    return _newest(argv) if "--resume" in argv else None
-
-
-def _newest(argv: Sequence[str]) -> Path:
-    """Newest run that matches --task, --run-name and --seed."""
-    root = Path(flag_value(argv, "--runs") or RUNS)
-    seed = int_flag_value(argv, "--seed")
-    return newest_run(root, flag_value(argv, "--task"), flag_value(argv, "--run-name"), seed)

@@ -31,6 +31,7 @@ from esper.scripts.train.plan_probe import (
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.folder import read_config
 from esper.simic.training.runs.resume import ResumePoint, check_task, find_resume_point
+from esper.simic.training.runs.round_store import RoundStore
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 from esper.tamiyo.grammar import parse
@@ -101,8 +102,12 @@ def plan_baseline(config: Train, spec: TaskSpec) -> None:
     data, settings = spec.load(config.data_dir), config.engine_config()
     device = parse_device(settings.device)
     probe = probe_steps(spec, data, settings, device)
-    work = Work(config.rounds, config.rounds * spec.episode_length, 0, 0.0)
-    lines = _lines(spec, data, probe, config.rounds, device, settings.profile)
+    done = 0 if config.resume is None else len(RoundStore(config.resume).read_all()[0])
+    rounds = max(0, config.rounds - done)
+    work = Work(rounds, rounds * spec.episode_length, 0, 0.0)
+    lines = _lines(spec, data, probe, rounds, device, settings.profile)
+    if config.resume is not None:
+        lines = [f"resume: {done:,} of {config.rounds:,} rounds are done, {rounds:,} left", *lines]
     lines += _time_lines(probe, work)
     _show(f"plan: {config.parsed.label} on {spec.name}", lines, probe, device)
 

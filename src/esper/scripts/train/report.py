@@ -7,21 +7,26 @@ import re
 from pathlib import Path
 from typing import Final
 
+from esper.karn.display import say
+from esper.scripts.cli.console import console_for_report
 from esper.scripts.cli.report_files import write_before_printing
 from esper.scripts.cli.run_report import RunReport, print_report, report_files, settings_json
 from esper.scripts.train.config import Train
+from esper.scripts.train.run import Trained
+from esper.simic.training.runs.folder import members_dir
 from esper.storage.atomic import printable
 from esper.tamiyo.grammar import ParsedPolicy
-from esper.tolaria.round_results import RunResult
 
 LONGEST_NAME: Final = 80
 """Maximum characters of a policy in a file name."""
 
 
-def report_paths(config: Train, task: str) -> tuple[Path, Path]:
-    """Paths of the plot and the numbers."""
-    stem = f"train_{file_name_of(config.parsed)}_{task}"
-    return config.out / f"{stem}.png", config.out / f"{stem}.json"
+def report_paths(config: Train, task: str, folder: Path | None = None) -> tuple[Path, Path]:
+    """Paths of the plot and the numbers; `folder`: report folder of the run, without --out."""
+    if config.out is None and folder is not None:
+        return folder / "train.png", folder / "train.json"
+    out, stem = config.out or Path(), f"train_{file_name_of(config.parsed)}_{task}"
+    return out / f"{stem}.png", out / f"{stem}.json"
 
 
 def file_name_of(policy: ParsedPolicy) -> str:
@@ -37,9 +42,19 @@ def file_name_of(policy: ParsedPolicy) -> str:
     return f"{name[:LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
-def report_train(config: Train, result: RunResult) -> None:
+def run_name_of(policy: ParsedPolicy) -> str:
+    """The policy as a run name."""
+    name = file_name_of(policy)
+    if len(name) <= LONGEST_NAME:
+        return name
+    tail = name[-9:]  # the checksum
+    return name[: LONGEST_NAME - len(tail)] + tail
+
+
+def report_train(config: Train, trained: Trained) -> None:
     """Write and print the report."""
-    picture, numbers = report_paths(config, result.task)
+    result = trained.result
+    picture, numbers = report_paths(config, result.task, trained.folder.report)
     report = RunReport(
         policy=config.parsed.label,
         episodes=config.population.envs * config.rounds,
@@ -49,3 +64,19 @@ def report_train(config: Train, result: RunResult) -> None:
     )
     with write_before_printing(*report_files(report, result)):
         print_report(report, result)
+        console = console_for_report()
+        for line in _kept(trained):
+            say(console, line)
+
+
+def _kept(trained: Trained) -> list[str]:
+    """Lines on the kept members and the folder."""
+    lines, folder = [], trained.folder
+    if trained.members:
+        best = trained.members[0]
+        grown = ", ".join(best.topology) or "the host alone"
+        lines = [
+            f"best member: score {best.score:.4f}, {best.parameters:,} parameters, {grown} "
+            f"({members_dir(folder.path) / best.name})"
+        ]
+    return [*lines, f"run folder: {folder.path}"]

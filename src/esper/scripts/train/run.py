@@ -1,17 +1,27 @@
-"""Runs `esper train` with a policy that does not learn."""
+"""Runs `esper train` with a policy that does not learn, in a run folder."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 from esper.leyline.telemetry import TelemetryConfig
-from esper.scripts.train.config import Train
+from esper.scripts.train.config import Train, task_label
 from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.telemetry.run_telemetry import run_telemetry
+from esper.simic.training.runs.folder import RunFolder
+from esper.simic.training.runs.kept_members import KeptMember
+from esper.simic.training.runs.policy_session import PolicySession
+from esper.storage.atomic import require_writable
 from esper.tamiyo.make_policy import spec_for
-from esper.tasks.spec import TaskSpec
+from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.round_results import (
+    RoundResult,
     RunResult,
     StageRecorder,
     charge_for_length,
@@ -20,23 +30,77 @@ from esper.tolaria.round_results import (
 )
 
 
-def run(config: Train, spec: TaskSpec) -> RunResult:
-    """Train all rounds; returns the result."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A finished run."""
+
+    folder: RunFolder
+    result: RunResult
+    members: tuple[KeptMember, ...]
+    """The kept members, best first."""
+
+
+@contextmanager
+def run(config: Train, spec: TaskSpec, name: str) -> Iterator[Trained]:
+    """Train all rounds; the run folder stays locked inside the block.
+
+    `name`: of the run, unless the settings have one.
+    """
+    data, recording = spec.load(config.data_dir), config.recording
+    if recording.telemetry_dir is not None:
+        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
+    with _open_folder(config, spec, config.run_name or name) as folder:
+        try:
+            yield _train(config, spec, data, folder)
+        except BaseException:
+            folder.discard_unused()  # failed before training: leave nothing behind
+            raise
+
+
+def _open_folder(config: Train, spec: TaskSpec, name: str) -> RunFolder:
+    """Create the run folder, or open the one to resume."""
+    if config.resume is not None:
+        return RunFolder.open(config.resume)
+    label = task_label(config.task, spec)
+    return RunFolder.create(config.runs, name, config.training, config.session, label)
+
+
+def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> Trained:
     parsed, recording = config.parsed, config.recording
     longer = spec_for(parsed, spec)
     policy = config.make_policy(longer, ScoreReward(spec.upkeep))
-    engine = VectorizedEngine(longer, config.engine_config(), data=spec.load(config.data_dir))
-    diary, folder = StageRecorder(), recording.telemetry_dir
+    resume = config.resume is not None
+    session = PolicySession(
+        folder, config.training, config.run_policy(longer), resume, config.keep_members
+    )
+    engine = VectorizedEngine(longer, config.engine_config(), data=data)
+    length = longer.episode_length / spec.episode_length
+    diary, events = StageRecorder(), recording.telemetry_dir or folder.telemetry
     level = TelemetryConfig(level=recording.level)
     with (
         show_progress(recording),
-        event_files(recording, folder) as hub,
-        run_telemetry(hub, level, longer, engine.device, config.rounds) as telemetry,
+        event_files(recording, events) as hub,
+        run_telemetry(hub, level, longer, engine.device, config.rounds, session.tally) as telemetry,
     ):
+        _note_start(config, folder, session.begin(engine))
         telemetry.run_started(engine, parsed.label)
-        listeners = ListenerGroup([diary, *telemetry.listeners])
-        rounds = [run_round(engine, policy, diary, listeners) for _ in range(config.rounds)]
-    length = longer.episode_length / spec.episode_length
-    rounds = [charge_for_length(done, length, spec.score) for done in rounds]
-    events = f"{hub.report()} ({folder})" if folder else ""
-    return make_run_result(engine, rounds, diary, events)
+        listeners = ListenerGroup([diary, *telemetry.listeners, session.interrupts])
+
+        def run_one() -> RoundResult:
+            done = run_round(engine, policy, diary, listeners)
+            return charge_for_length(done, length, spec.score)
+
+        rounds = session.run(engine, run_one)
+    result = make_run_result(engine, rounds, diary, f"{hub.report()} ({events})")
+    return Trained(folder, result, session.members.members)
+
+
+def _note_start(config: Train, folder: RunFolder, notes: list[str]) -> None:
+    """Print where the run starts; a resumed run remembers the settings of this session."""
+    if config.resume is None:
+        if not config.recording.quiet:
+            print(f"run folder: {folder.path}", flush=True)
+        return
+    folder.save_session_settings(config.session)
+    for line in notes:
+        print(line, file=sys.stderr, flush=True)

@@ -41,6 +41,7 @@ def train_ppo_vectorized(
     telemetry: TelemetryConfig | None = None,
     checkpoint_every: int | None = None,
     keep: int | None = None,
+    keep_members: int | None = None,
     reward: RewardProtocol | None = None,
     listeners: Sequence[EngineListener] = (),
     hooks: Sequence[RoundHook] = (),
@@ -55,6 +56,7 @@ def train_ppo_vectorized(
     resume: continue from the newest valid checkpoint; `config=None` uses the run's saved config.
     sinks, telemetry: event sinks and recording level; events also go to the process-wide hub.
     checkpoint_every, keep: rounds between checkpoints, and how many are kept besides the best.
+    keep_members: best members of all rounds that are kept as networks (3); 0: none.
     listeners, hooks: notified of every step and rollout; called after every round.
     on_begin: called before the first round; its argument is None unless the run was resumed.
     reward, spec, data: override the config's reward and task, and the task's data.
@@ -74,12 +76,12 @@ def train_ppo_vectorized(
         config, spec = _config_and_spec(config, spec, folder if resume else None)
         session = None
         if folder is not None:
-            session = FolderSession(folder, config, resume, checkpoint_every, keep)
+            session = FolderSession(folder, config, resume, checkpoint_every, keep, keep_members)
         tally = None if session is None else session.tally
         device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
         with run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
             stops = [] if session is None else [session.interrupts]
-            saves = [] if session is None else [session.checkpoints]
+            saves = () if session is None else session.hooks
             all_listeners = [*listeners, *events.listeners, *stops]
             all_hooks = [*saves, *hooks, *stops]
             trainer = make_trainer(config, reward, all_listeners, all_hooks, spec, data)

@@ -3,10 +3,13 @@
     runs/<task>__<name>__<seed>__<time>/
         run.json        task, name, seed, and each training session: versions, how it ended
         config.json     the `TrainingConfig`
-        retention.json  checkpoint interval and number kept, unless default
+        retention.json  checkpoint interval, numbers of checkpoints and members kept, unless default
         session.json    data folder, telemetry level and folder, evaluation members, unless default
         lock            held by the training process
-        checkpoints/    `CheckpointStore`
+        checkpoints/    `CheckpointStore`; a policy that does not learn has `policy.json` and
+                        `rounds/` instead (`policy_session.py`)
+        members/        the best members of all rounds (`kept_members.py`)
+        source/         the task file, if the task is one
         events.jsonl, events/     telemetry
         report/         tables and plots
 
@@ -35,7 +38,9 @@ from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
+from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.provenance import git_revision, versions
+from esper.simic.training.runs.task_source import copy_task_file
 from esper.storage.atomic import sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
@@ -128,6 +133,8 @@ class Retention:
     """Rounds between checkpoints."""
     keep: int = KEEP
     """Checkpoints kept besides the best."""
+    members: int = KEEP_MEMBERS
+    """Members kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +182,12 @@ class RunFolder:
         name: str,
         config: TrainingConfig,
         session: SessionSettings | None = None,
+        task: str = "",
     ) -> RunFolder:
-        """Create a locked folder in `root` and begin the first session."""
+        """Create a locked folder in `root` and begin the first session.
+
+        `task`: name of the task in the folder name; default: as the settings name it.
+        """
         if not _NAME.fullmatch(name):
             raise EsperError(
                 f"run name {shown(name)}: use letters, digits, '.', '_' and '-', the first a "
@@ -186,9 +197,10 @@ class RunFolder:
             raise EsperError(
                 f"run name {shown(name)}: {len(name)} characters, use {LONGEST_NAME} or fewer"
             )
-        task = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(config.task.name).name)[:LONGEST_NAME]
+        label = task or Path(config.task.name).name
+        label = re.sub(r"[^A-Za-z0-9._-]+", "-", label)[:LONGEST_NAME]
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        path = root / f"{task}__{name}__{config.seed}__{stamp}"
+        path = root / f"{label}__{name}__{config.seed}__{stamp}"
         return cls._create(path, name, config, session, _rename_to_free_name)
 
     @classmethod
@@ -283,6 +295,7 @@ class RunFolder:
         self.info = replace(self.info, schema=SCHEMA, sessions=sessions)
         self._write(CONFIG, to_json(config))
         self._write(RUN, to_json(self.info))
+        copy_task_file(self.path, config.task.name)
         self._in_session = True
 
     def end(self, end: SessionEnd, failure: str = "") -> None:
@@ -452,6 +465,11 @@ def _read_record(
 def checkpoints_dir(path: Path) -> Path:
     """Checkpoint folder of a run."""
     return path / "checkpoints"
+
+
+def members_dir(path: Path) -> Path:
+    """Folder of the kept members of a run."""
+    return path / "members"
 
 
 def report_dir(path: Path) -> Path:

@@ -31,6 +31,11 @@ _STDERR: Final = 2
 class Interrupted(KeyboardInterrupt):
     """Training stopped on a signal; the message is shown to the user."""
 
+    def __init__(self, message: str, signal_name: str = "") -> None:
+        super().__init__(message)
+        self.signal_name = signal_name or message
+        """Name of the signal."""
+
 
 class Interrupts:
     """Engine listener and `RoundHook` that raises `Interrupted` after a stop signal.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -18,7 +18,10 @@ from esper.simic.training.runs.folder import (
     read_info,
     require_run,
 )
+from esper.simic.training.runs.policy_file import is_policy_run, read_policy
+from esper.simic.training.runs.round_store import RoundStore
 from esper.storage.folder_lock import is_locked
+from esper.tasks.task_files import absolute_reference
 
 
 class RunState(Enum):
@@ -77,18 +80,32 @@ def run_folders(root: Path) -> list[Path]:
 
 
 def newest_run(
-    root: Path, task: str | None = None, name: str | None = None, seed: int | None = None
+    root: Path,
+    task: str | None = None,
+    name: str | None = None,
+    seed: int | None = None,
+    policy: str | None = None,
 ) -> Path:
-    """Return the newest run in `root`, filtered by task, name and seed if given."""
-    given = {"task": task, "name": name, "seed": seed}
+    """Return the newest run in `root`, filtered by task, name and seed if given.
+
+    `policy`: one that does not learn; None: runs of a learner.
+    """
+    given = {"task": task and absolute_reference(task), "name": name, "seed": seed}
     filters = {what: value for what, value in given.items() if value is not None}
     for run in reversed(list_runs(root)):
         if run.info is None:
             continue
-        if all(getattr(run.info, what) == value for what, value in filters.items()):
+        info = replace(run.info, task=absolute_reference(run.info.task))
+        fits = all(getattr(info, what) == value for what, value in filters.items())
+        if fits and _policy_of(run.path) == policy:
             return run.path
+    filters = {"policy": policy, **filters} if policy else filters
     wanted = ", ".join(f"{what} {value}" for what, value in filters.items())
     raise EsperError(f"{root} holds no run{f' of {wanted}' if wanted else ''} to resume: start one")
+
+
+def _policy_of(path: Path) -> str | None:
+    return read_policy(path).policy if is_policy_run(path) else None
 
 
 def listed_run(path: Path) -> ListedRun:
@@ -96,11 +113,18 @@ def listed_run(path: Path) -> ListedRun:
     try:
         require_run(path)
         info, config = read_info(path), read_config(path)
-        summary, damaged = _newest_summary(CheckpointStore(checkpoints_dir(path)).paths())
+        summary, damaged = _progress(path)
     except (EsperError, OSError) as error:
         return ListedRun(path, RunState.BROKEN, str(error), None, None, None)
     state, failure = _state_of(path, info)
     return ListedRun(path, state, failure or damaged, info, summary, config.rounds)
+
+
+def _progress(path: Path) -> tuple[Summary | None, str]:
+    """Summary of the newest checkpoint, or of the newest round where nothing learns."""
+    if is_policy_run(path):
+        return RoundStore(path).newest_summary()
+    return _newest_summary(CheckpointStore(checkpoints_dir(path)).paths())
 
 
 def _state_of(path: Path, info: RunInfo) -> tuple[RunState, str]:

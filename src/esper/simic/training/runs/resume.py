@@ -123,7 +123,7 @@ def find_resume_point(path: Path, before: TrainingConfig, config: TrainingConfig
     if checkpoint is not None:  # its rounds were trained with its own settings
         changes |= _changes(checkpoint.config, config, str(checkpoint.path))
     lines = [str(changes[name]) for name in sorted(changes)]
-    start = ResumePoint(found, checkpoint, (*lines, *_task_file_change(path, config)))
+    start = ResumePoint(found, checkpoint, (*lines, *task_file_change(path, config)))
     if config.rounds < start.rounds_done:
         raise EsperError(
             f"rounds={config.rounds}: {path} already has {start.rounds_done} rounds; use "
@@ -145,7 +145,7 @@ def restore(
         *_fallback_notes(skipped, path),
         *_aside_notes(aside),
         *_missing_config_note(folder.path, path),
-        *_version_notes(folder),
+        *version_notes(folder),
     )
     return Resumed(trainer, path, start.changed, notes)
 
@@ -194,10 +194,15 @@ def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[st
 
 def check_task(checkpoint: Checkpoint, spec: TaskSpec) -> None:
     """Raise if `spec` differs from the task the checkpoint was trained on."""
-    saved = with_new_defaults(checkpoint.task, spec)
+    check_task_facts(checkpoint.task, spec, str(checkpoint.path))
+
+
+def check_task_facts(facts: Json, spec: TaskSpec, where: str) -> None:
+    """Raise if `spec` differs from the saved task facts of `where`."""
+    saved = with_new_defaults(facts, spec)
     found = [*_differences("task", saved, task_facts(spec))]
     if found:
-        raise _mismatch(str(checkpoint.path), found)
+        raise _mismatch(where, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +270,7 @@ def _missing_config_note(folder: Path, checkpoint: Path | None) -> tuple[str, ..
     return (f"{folder / CONFIG} is missing: the settings are those of {checkpoint}",)
 
 
-def _task_file_change(path: Path, config: TrainingConfig) -> tuple[str, ...]:
+def task_file_change(path: Path, config: TrainingConfig) -> tuple[str, ...]:
     """A line if the task file changed since the last session."""
     digests = [session.task_file for session in read_info(path).sessions if session.task_file]
     now = task_file_digest(config.task.name)
@@ -275,7 +280,7 @@ def _task_file_change(path: Path, config: TrainingConfig) -> tuple[str, ...]:
     return (f"task file {name} changed: SHA-256 {digests[-1][:12]}... -> {now[:12]}...",)
 
 
-def _version_notes(folder: RunFolder) -> tuple[str, ...]:
+def version_notes(folder: RunFolder) -> tuple[str, ...]:
     """One line per package whose version changed: results may not be bit-identical."""
     if not folder.info.sessions:
         return ()

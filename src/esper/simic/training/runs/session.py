@@ -10,23 +10,30 @@ from esper.leyline.payloads import CheckpointReason
 from esper.simic.telemetry.listener import RunTally
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import CheckpointHook, run_tally
-from esper.simic.training.runs.folder import Retention, SessionEnd, one_line, read_retention
+from esper.simic.training.runs.folder import (
+    Retention,
+    SessionEnd,
+    members_dir,
+    one_line,
+    read_retention,
+)
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
+from esper.simic.training.runs.kept_members import KeptMembers
 from esper.simic.training.runs.resume import Resumed, emit_resumed, find_resume_point, restore
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
     from esper.simic.training.history import RoundRecord
     from esper.simic.training.runs.folder import RunFolder
-    from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+    from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
 
 
 class FolderSession:
     """Trains a run in its folder, starting from its newest checkpoint if `resume`.
 
     session = FolderSession(folder, config, resume=True)
-    trainer = ...             with `session.checkpoints` and `session.interrupts` among its hooks,
-                              `session.interrupts` among its listeners
+    trainer = ...             with `session.hooks` among its hooks, `session.interrupts` among its
+                              hooks and listeners
     session.begin(trainer)
     history = session.run(trainer)
     """
@@ -38,18 +45,28 @@ class FolderSession:
         resume: bool = False,
         every: int | None = None,
         keep: int | None = None,
+        keep_members: int | None = None,
     ) -> None:
-        """`every`, `keep`: checkpoint interval and retention; None: those of the last session."""
+        """`every`, `keep`, `keep_members`: checkpoint interval and retention; None: those of the
+        last session."""
         before = read_retention(folder.path)
         self._retention = Retention(
-            before.every if every is None else every, before.keep if keep is None else keep
+            before.every if every is None else every,
+            before.keep if keep is None else keep,
+            before.members if keep_members is None else keep_members,
         )
         self._folder, self._config = folder, config
         self._start = find_resume_point(folder.path, folder.config, config) if resume else None
         store = CheckpointStore(folder.checkpoints, self._retention.keep)
         self.checkpoints = CheckpointHook(store, config, self._retention.every)
+        self.members = KeptMembers(members_dir(folder.path), self._retention.members)
         self.interrupts = Interrupts()
         self._resumed: Resumed | None = None
+
+    @property
+    def hooks(self) -> tuple[RoundHook, ...]:
+        """Save members, then the checkpoint: every saved round then has its members."""
+        return self.members, self.checkpoints
 
     @property
     def tally(self) -> RunTally:
@@ -79,9 +96,11 @@ class FolderSession:
         with self.interrupts:
             try:
                 history = trainer.run()
+                self.members.export(trainer.engine)
                 self.interrupts.check()
             except Interrupted as interrupted:
                 self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
+                self.members.export(trainer.engine)
                 done = trainer.engine.round >= trainer.rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
                 raise Interrupted(_stopped(interrupted, trainer, folder)) from None

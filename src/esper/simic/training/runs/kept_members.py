@@ -1,0 +1,198 @@
+"""The best members of a run, kept when their round ends.
+
+    members/
+        members.json            the kept members, best first; carries a checksum
+        000002-0003/            member 3 of the second round (`MorphogeneticModel.load` reads it)
+        000002-0003.pt2         the same for `torch.export.load`, written when the session ends
+
+Members are fresh in every round, so what a round grew is gone unless it is saved before the next
+one. Saving reads only: results do not depend on it. A member's folder is complete before
+`members.json` names it, and removed after it no longer does. Reading the list does not import
+torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from esper.leyline.codec import read_record, to_json
+from esper.leyline.errors import EsperError
+from esper.leyline.signals import NO_BLUEPRINT
+from esper.storage.atomic import write_advice, write_atomic
+from esper.storage.sealed_json import read_document, seal
+
+if TYPE_CHECKING:
+    from esper.leyline.payloads import EpisodeOutcome
+    from esper.simic.training.history import RoundRecord
+    from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
+    from esper.tolaria.engine import VectorizedEngine
+
+KEEP_MEMBERS: Final = 3
+"""Default number of members kept."""
+LIST: Final = "members.json"
+PT2: Final = ".pt2"
+SCHEMA: Final = 1
+"""Schema version of the list. Incremented by every change that older readers cannot parse."""
+
+_OWN: Final = re.compile(r"\d{6,}-\d{4,}(\.pt2)?|\.\d{6,}-\d{4,}\.pt2\.\w+\.tmp")
+"""Names in the folder that belong to members, unfinished exports included."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMember:
+    """A member that was saved at the end of its round."""
+
+    round: int
+    """Rounds completed when it was saved: 1 for the first round."""
+    member: int
+    """Index in its population."""
+    score: float
+    """Score at the end of the episode."""
+    accuracy: float
+    """On `val_score`."""
+    parameters: int
+    """Of the host and its seeds."""
+    macs: int
+    """Per sample."""
+    topology: tuple[str, ...]
+    """`slot=blueprint` words, as `static-final:` takes them; empty: the host alone."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder, and of its .pt2 file without the suffix."""
+        return f"{self.round:06d}-{self.member:04d}"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberList:
+    """The content of `members.json`."""
+
+    schema: int
+    task: str
+    """Name of the task."""
+    members: tuple[KeptMember, ...]
+    """Best first."""
+
+
+class KeptMembers:
+    """The best `keep` members of all rounds so far. As a `RoundHook` it saves after each round."""
+
+    def __init__(self, folder: Path, keep: int = KEEP_MEMBERS) -> None:
+        """`folder`: created on the first save; members it already holds compete with new ones."""
+        if keep < 0:
+            raise EsperError(f"keep_members={keep}: must be 0 or more")
+        self.folder = folder
+        self.keep = keep
+        self.members = read_members(folder)
+        """Best first."""
+
+    def __call__(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:
+        """Save the best members of the round; a no-op in the middle of an episode."""
+        if not trainer.engine.step:
+            self.add_round(trainer.engine, trainer.engine.outcome())
+
+    def add_round(self, engine: VectorizedEngine, outcome: EpisodeOutcome) -> None:
+        """Save members of the round just finished that are among the best so far.
+
+        Call it before the engine resets the members. A round that is trained again, after a
+        resume, replaces itself and all later ones.
+        """
+        if not self.keep and not self.members:
+            return
+        before = [kept for kept in self.members if kept.round < engine.round]
+        order_E = np.argsort(-np.nan_to_num(outcome.score_E, nan=-np.inf), kind="stable")
+        found = [_describe(engine, outcome, int(e)) for e in order_E[: self.keep]]
+        found = [kept for kept in found if math.isfinite(kept.score)]
+        ranked = sorted((*before, *found), key=lambda kept: -kept.score)[: self.keep]
+        try:
+            for kept in ranked:
+                if kept.round == engine.round:
+                    self._save(engine, kept)
+            self._write(engine.spec.name, tuple(ranked))
+        except OSError as error:
+            raise EsperError(
+                f"cannot write to {self.folder}: {error.strerror or error}; {write_advice(error)}"
+            ) from error
+
+    def export(self, engine: VectorizedEngine) -> None:
+        """Write the missing .pt2 files; a member that torch cannot export is logged."""
+        import torch
+
+        from esper.kasmina.export import export_pt2
+        from esper.kasmina.member import MorphogeneticModel
+
+        example = engine.validator.control.sample.cpu()
+        for kept in self.members:
+            path = self.folder / f"{kept.name}{PT2}"
+            if path.exists():
+                continue
+            try:
+                with torch.random.fork_rng(devices=[]):  # building a host draws numbers
+                    factory = engine.spec.host_factory
+                    member = MorphogeneticModel.load(self.folder / kept.name, factory)
+                    export_pt2(member, path, example)
+            except EsperError as error:
+                logger.warning("%s is not written: %s", path, error)
+
+    def _save(self, engine: VectorizedEngine, kept: KeptMember) -> None:
+        (self.folder / f"{kept.name}{PT2}").unlink(missing_ok=True)
+        with engine.computing():
+            engine.env.model.member(kept.member).save(self.folder / kept.name)
+
+    def _write(self, task: str, members: tuple[KeptMember, ...]) -> None:
+        """Replace the list, then remove members that it no longer names."""
+        if members != self.members:
+            content = to_json(MemberList(SCHEMA, task, members))
+            assert isinstance(content, dict)  # records encode to objects
+            self.folder.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(seal(content), indent=1) + "\n"
+            write_atomic(self.folder / LIST, text.encode())
+            self.members = members
+        if not self.folder.is_dir():
+            return
+        named = {kept.name for kept in members}
+        for path in self.folder.iterdir():
+            if not _OWN.fullmatch(path.name) or path.name.removesuffix(PT2) in named:
+                continue
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _describe(engine: VectorizedEngine, outcome: EpisodeOutcome, member: int) -> KeptMember:
+    population = engine.env.model
+    kinds = zip(population.slots, outcome.blueprint_ES[member], strict=True)
+    return KeptMember(
+        round=engine.round,
+        member=member,
+        score=float(outcome.score_E[member]),
+        accuracy=float(outcome.accuracy_E[member]),
+        parameters=engine.episode.host_params + int(outcome.added_params_E[member]),
+        macs=engine.episode.host_macs + int(outcome.added_macs_E[member]),
+        topology=tuple(
+            f"{slot}={population.blueprints[kind]}" for slot, kind in kinds if kind != NO_BLUEPRINT
+        ),
+    )
+
+
+def read_members(folder: Path) -> tuple[KeptMember, ...]:
+    """Read the list in `folder`, best first; empty if there is none."""
+    path = folder / LIST
+    if not path.exists():
+        return ()
+    try:
+        found = read_record(MemberList, read_document(path), str(path))
+    except EsperError as error:
+        raise EsperError(f"{error}; delete it to keep members of the coming rounds only") from None
+    if found.schema > SCHEMA:
+        raise EsperError(f"{path} was written by a newer Esper: update esper")
+    return found.members

@@ -1,0 +1,45 @@
+"""Copies of a user's task file in the run folder: what was trained stays readable.
+
+source/my_task.py        the file of the first session
+source/my_task-2.py      the file of a later session that found it changed
+
+Only the file itself is copied, not what it imports.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.errors import EsperError
+from esper.storage.atomic import write_atomic
+from esper.tasks.task_files import is_file_reference, split_reference
+
+SOURCE: Final = "source"
+
+
+def copy_task_file(run: Path, reference: str) -> None:
+    """Copy the task file into the run folder, unless this version is there already."""
+    if not is_file_reference(reference):
+        return
+    path = Path(split_reference(reference)[0])
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return  # a task registered under this name, or a file that went away
+    folder = run / SOURCE
+    folder.mkdir(exist_ok=True)
+    copies = [place.read_bytes() for place in sorted(folder.iterdir()) if place.is_file()]
+    if content not in copies:
+        number = f"-{len(copies) + 1}" if copies else ""
+        write_atomic(folder / f"{path.stem}{number}{path.suffix}", content)
+
+
+def require_task_file(run: Path, reference: str) -> None:
+    """Raise if the task file of a run is gone; the error names its copy."""
+    text, name = split_reference(reference)
+    if not is_file_reference(reference) or Path(text).exists():
+        return
+    copies = sorted((run / SOURCE).glob(f"{Path(text).stem}*.py"))
+    where = f", or its copy, {copies[-1]}{f':{name}' if name else ''}" if copies else ""
+    raise EsperError(f"task file {text} is gone: give its new place with --task{where}")
