@@ -253,6 +253,8 @@ def run_job(config: CompareFrontier) -> int:
                 epochs=config.epochs, seed=seed, device=config.device,
                 folder=folder, verbose=False, **settings,
             )  # fmt: skip
+            if not result.record.complete:
+                raise KeyboardInterrupt
             networks = {n.record.number: n for n in (*result.frontier, result.host)}
             points = [Point(n.params, n.val_score, n.test_score) for n in networks.values()]
             found[method] = Frontier(points, result.record.runs, result.record.seconds)

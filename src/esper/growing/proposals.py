@@ -1,7 +1,7 @@
 """Which candidates a bracket starts with.
 
-The first bracket: the model as it is at every learning rate, its other widths, one blueprint in
-every slot, and random topologies of all sizes. Later ones: what pruning and growth have found,
+The first bracket: the model as it is at every learning rate, its other widths at two of them, one
+blueprint in every slot, and random topologies of all sizes. Later ones: what pruning and growth have found,
 planted from the start; neighbours of the networks on the frontier; and a few random ones.
 """
 
@@ -88,8 +88,9 @@ class Proposer:
         middle = self.rates[len(self.rates) // 2]
         for rate in self.rates:
             yield Proposal(0, self.variants[0].space.bare, rate, "host")
-        for host in range(1, len(self.variants)):
-            yield Proposal(host, self.variants[host].space.bare, middle, "host")
+        for rate in dict.fromkeys((middle, max(self.rates))):
+            for host in range(1, len(self.variants)):
+                yield Proposal(host, self.variants[host].space.bare, rate, "host")
         uniform = list(self.variants[0].space.uniform())
         self.generator.shuffle(uniform)
         for topology in uniform[: max(1, count // 4)]:

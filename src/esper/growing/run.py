@@ -45,8 +45,7 @@ from esper.growing.streams import StreamSource
 from esper.growing.training import BracketTrainer, Validation
 from esper.growing.variants import Variant
 from esper.kasmina.population import Population
-from esper.kasmina.tracing import trace_model
-from esper.kasmina.tracing.widths import scaled_factory
+from esper.kasmina.tracing.widths import scaled_model
 from esper.leyline.errors import EsperError
 from esper.simic.training.runs.folder import GROW
 from esper.simic.training.runs.provenance import versions
@@ -133,8 +132,10 @@ class GrowRun:
         example = problem.data.example().inputs
         for factor in wanted:
             try:
-                scaled = scaled_factory(problem.model, example, factor, settings.output)
-                trace = trace_model(scaled, example, settings.slots, settings.output)
+                scaled = scaled_model(
+                    problem.model, example, factor, settings.output, settings.slots
+                )
+                trace = scaled.host
                 if settings.blueprints is not None:
                     trace = limit_blueprints(trace, settings.blueprints)
                 config = self.builder.config

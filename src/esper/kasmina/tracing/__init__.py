@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from esper.kasmina.tracing.host import trace_model as trace_model
     from esper.kasmina.tracing.inputs import Inputs as Inputs
     from esper.kasmina.tracing.plain import plain_model as plain_model
+    from esper.kasmina.tracing.widths import ScaledModel as ScaledModel
+    from esper.kasmina.tracing.widths import scaled_factory as scaled_factory
+    from esper.kasmina.tracing.widths import scaled_model as scaled_model
 else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
@@ -19,5 +22,6 @@ else:
             ".host": ("HostTrace", "TracedHost", "trace_model"),
             ".inputs": ("Inputs",),
             ".plain": ("plain_model",),
+            ".widths": ("ScaledModel", "scaled_factory", "scaled_model"),
         },
     )

@@ -23,7 +23,8 @@ _CLOSE: Final = 0.05
 _FARTHEST: Final = 64
 """Units tried on each side of the wanted one."""
 _COUNTS: Final = re.compile(r"head|group", re.IGNORECASE)
-_SIZES: Final = re.compile(r"dim|size|width|shape|channel|feature|hidden|embd|embed|^d_|^c_", re.I)
+_WIDTHS: Final = re.compile(r"dim|width|channel|feature|hidden|embd|embed|^d_|^c_", re.I)
+_SIZES: Final = re.compile(rf"size|shape|{_WIDTHS.pattern}", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,13 @@ def is_count(name: str) -> bool:
     return bool(_COUNTS.search(name)) and not _SIZES.search(name)
 
 
-def is_size(name: str) -> bool:
+def is_width(name: str) -> bool:
     """Whether an attribute is a width, by its name."""
+    return bool(_WIDTHS.search(name))
+
+
+def is_size(name: str) -> bool:
+    """Whether an attribute is a size, by its name: a width, or one of space or time."""
     return bool(_SIZES.search(name))
 
 

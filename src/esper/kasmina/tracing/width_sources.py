@@ -80,6 +80,15 @@ class WidthSources:
         roots = {self._root(anchor) for anchor in anchors}
         return {name for name in (*self.layers, *self.tensors) if self._root(name) in roots}
 
+    def tied_widths(self, name: str) -> set[int]:
+        """Return the widths of the layers that a tensor is tied to."""
+        root = self._root(name)
+        return {
+            output_width(layer)
+            for path, layer in self.layers.items()
+            if isinstance(layer, GENERATORS) and self._root(path) == root
+        }
+
     def widths(self, fixed: set[str]) -> list[int]:
         """Return the widths that inner layers choose, in order of execution."""
         found = [

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.device.rng import forked_rng
 from esper.kasmina.initialisation import build, check_parameters
-from esper.kasmina.tracing.host import Factory, factory_of, trace_model
+from esper.kasmina.tracing.host import Factory, HostTrace, factory_of, trace_model
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.resizing import (
     RESIZABLE,
@@ -38,6 +38,7 @@ from esper.kasmina.tracing.width_rules import (
     divisors,
     head_counts,
     is_size,
+    is_width,
     rules,
     scaled_attributes,
     scaled_counts,
@@ -74,6 +75,8 @@ class ScaledModel:
     """Of one model; equal numbers for two factors mean that they round to one network."""
     widths: dict[int, int]
     """Old inner width -> new one."""
+    host: HostTrace
+    """Its trace, for a population of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -111,17 +114,22 @@ def scaled_factory(
 
 
 def scaled_model(
-    model: nn.Module | Factory, example: Raw, factor: float, output: str | int | None = None
+    model: nn.Module | Factory,
+    example: Raw,
+    factor: float,
+    output: str | int | None = None,
+    slots: int | Sequence[str] = 8,
 ) -> ScaledModel:
     """Return the user's model with all inner widths multiplied by `factor`, rounded.
 
     Sizes of the raw inputs and of the output stay, and so do frozen layers. The given model is not
-    changed; weights are drawn anew. Raises `EsperError` with the reason if it is not possible.
+    changed; weights are drawn anew. `output` and `slots` are those of `trace_model`. Raises
+    `EsperError` with the reason if it is not possible.
     """
     if not 0 < factor < float("inf"):
         raise EsperError(f"factor={factor}: must be positive and finite")
     with kept_random_state(), _without_fast_path():
-        return _Scaling(factory_of(model), example, factor, output).run()
+        return _Scaling(factory_of(model), example, factor, output).run(slots)
 
 
 class _Scaling:
@@ -141,7 +149,7 @@ class _Scaling:
             copied = copy.deepcopy(self._base).eval()
             self._sources = find_sources(copied, self._inputs, self._clones(), output)
 
-    def run(self) -> ScaledModel:
+    def run(self, slots: int | Sequence[str]) -> ScaledModel:
         failures: list[Exception] = []
         tried: list[Any] = []
         for anchors in _ANCHORS:
@@ -156,14 +164,15 @@ class _Scaling:
                 tried.append(key)
                 try:
                     plan = self._derive(rule, fixed, attributes)
-                    found = self._checked(plan, rule, widths)
+                    factory, parameters = self._checked(plan)
                 except Exception as error:
                     if is_out_of_memory(error):
                         raise
                     failures.append(error)
                 else:
-                    trace_model(found.factory, self._example, output=self._output)
-                    return found
+                    host = trace_model(factory, self._example, slots, self._output)
+                    achieved = sum(rule.table[width] for width in widths) / sum(widths)
+                    return ScaledModel(factory, achieved, parameters, rule.table, host)
         if not failures:
             raise EsperError(
                 f"{self._name} has no inner width to scale: all belong to its inputs or its output"
@@ -175,6 +184,8 @@ class _Scaling:
         for rule in rules(widths, self._factor, divided, head_counts(self._base)):
             counts = scaled_counts(self._base, rule)
             sizes = scaled_attributes(self._base, rule)
+            # Left as they are, widths may do harm that no check sees, as in x[:, : self.width].
+            yield rule, counts | {key: v for key, v in sizes.items() if is_width(key[1])}
             yield rule, counts
             yield rule, counts | {key: v for key, v in sizes.items() if is_size(key[1])}
             yield rule, counts | sizes
@@ -217,21 +228,22 @@ class _Scaling:
     def _tensor_shapes(
         self, model: nn.Module, rule: Rule, fixed: set[str]
     ) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return new shapes of tensors that are no layer's; one axis is the width."""
+        """Return new shapes of tensors that are no layer's; of most, one axis is the width."""
         found: dict[str, tuple[tuple[int, ...], float]] = {}
         tensors = named_tensors(model)
         for name, is_matrix in self._sources.tensors.items():
             old = tuple(tensors[name].shape)
             axes = [axis for axis, size in enumerate(old) if rule.table.get(size, size) != size]
-            if name in fixed and is_matrix:
-                axes = [axis for axis in axes if axis > 0]
-            elif name in fixed:
+            if is_matrix:
+                axes = [axis for axis in axes if axis > 0 or name not in fixed]
+            elif name in fixed or _may_be_mask(tensors[name]):
                 axes = []
-            axes = axes if is_matrix else axes[-1:]
+            else:
+                tied = self._sources.tied_widths(name)
+                axes = ([axis for axis in axes if old[axis] in tied] or axes)[-1:]
             if axes:
                 new = tuple(rule.table[n] if axis in axes else n for axis, n in enumerate(old))
-                ratio = new[-1] / old[-1]
-                found[name] = (new, ratio**-0.5 if is_matrix else 1.0)
+                found[name] = (new, (new[-1] / old[-1]) ** -0.5 if is_matrix else 1.0)
         return found
 
     def _check_shape(self, out: Any, calls: _Calls | None = None) -> None:
@@ -242,8 +254,8 @@ class _Scaling:
                 f"its output becomes {found} instead of {self._sources.shape}{where}; {_ADVICE}"
             )
 
-    def _checked(self, plan: _Plan, rule: Rule, widths: Sequence[int]) -> ScaledModel:
-        """Return the scaled model if it runs and trains."""
+    def _checked(self, plan: _Plan) -> tuple[Factory, int]:
+        """Return a factory of the scaled model and its parameters, if it runs and trains."""
         factory, base = self._factory, self._base
 
         def scaled() -> nn.Module:
@@ -254,12 +266,7 @@ class _Scaling:
         missing = sorted(self._without_gradient(copy.deepcopy(model)) - unused)
         if missing:
             raise EsperError(f"no gradient reaches {missing[0]}")
-        return ScaledModel(
-            scaled,
-            sum(rule.table[width] for width in widths) / sum(widths),
-            sum(p.numel() for p in model.parameters()),
-            rule.table,
-        )
+        return scaled, sum(p.numel() for p in model.parameters())
 
     def _without_gradient(self, model: nn.Module) -> set[str]:
         """Return names of the parameters that a batch gives no gradient."""
@@ -275,6 +282,13 @@ class _Scaling:
     def _impossible(self, error: Exception) -> EsperError:
         reason = str(error) if isinstance(error, EsperError) else format_error(error)
         return EsperError(f"{self._name} cannot be scaled by {self._factor:g}: {reason}")
+
+
+def _may_be_mask(tensor: Tensor) -> bool:
+    """Whether a tensor is of positions, not of widths: integers, or a square that is no weight."""
+    square = tensor.ndim > 1 and tensor.shape[-1] == tensor.shape[-2]
+    trains = isinstance(tensor, nn.Parameter)
+    return not tensor.is_floating_point() or (square and not trains)
 
 
 class _Calls(TorchFunctionMode):
