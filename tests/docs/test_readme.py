@@ -10,7 +10,9 @@ README = (ROOT / "README.md").read_text()
 
 
 def test_the_code_runs_as_written(tmp_path, monkeypatch):
-    (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    first, block = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    tutorial = (ROOT / "docs" / "tutorials" / "image_classifier.md").read_text()
+    assert first in tutorial, "test_tutorials.py runs it"
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(block, "README.md", "exec"), names)

@@ -1,0 +1,92 @@
+"""docs/grow.md, docs/own-data.md and the tutorials: their code runs, and starts with six lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import esper
+from esper.growing import outcome
+from esper.growing.api import grow
+from esper.growing.samples import LABEL_KEYS
+from esper.tasks.objectives import LOSSES, METRICS
+
+DOCS = Path(__file__).parents[2] / "docs"
+TUTORIALS = sorted((DOCS / "tutorials").glob("*.md"))
+PAGES = [DOCS / "grow.md", DOCS / "own-data.md", *TUTORIALS]
+MOST_LINES = 6
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names a page defines, after its blocks have run in order with hardly any training."""
+
+    def small_grow(*args: Any, **options: Any) -> esper.GrowResult:
+        budget = options.pop("budget", None) or esper.Budget()
+        cut = dataclasses.replace(budget, host_runs=1.5, minutes=None)
+        settings = {"epochs": 1, "widths": (), "device": "cpu", "verbose": False, "folder": folder}
+        return grow(*args, budget=cut, **(options | settings))
+
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(esper, "grow", small_grow, raising=False)
+    # Takes half of the time, and is tested elsewhere.
+    monkeypatch.setattr(outcome, "_export_all", lambda *_: None)
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_code_runs_as_written(page, tmp_path, monkeypatch):
+    names = run_page(page, tmp_path, monkeypatch)
+    assert isinstance(names["result"], esper.GrowResult)
+
+
+@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+def test_a_tutorial_starts_with_six_lines(page):
+    code = [line for line in blocks(page)[0].splitlines() if line.strip()]
+    imports = [line for line in code if re.match(r"(import|from) ", line)]
+    assert len(code) - len(imports) <= MOST_LINES
+    assert len(imports) <= 5
+    assert max(map(len, code)) <= 110
+
+
+def test_there_are_four_tutorials():
+    names = {page.stem for page in TUTORIALS}
+    assert names == {"image_classifier", "sensor_signal", "table", "text_model"}
+
+
+@pytest.mark.parametrize("page", [*PAGES, DOCS / "data.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+        if not link.startswith("http"):
+            path, _, anchor = link.partition("#")
+            target = page.parent / path if path else page
+            assert target.exists(), link
+            assert not anchor or anchor in headings(target), link
+
+
+def headings(page: Path) -> set[str]:
+    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found}
+
+
+def test_every_argument_and_limit_is_on_the_page():
+    text = (DOCS / "grow.md").read_text()
+    limits = [field.name for field in dataclasses.fields(esper.Budget)]
+    names = [*inspect.signature(grow).parameters, *limits]
+    assert not [name for name in names if f"`{name}`" not in text]
+
+
+def test_every_loss_and_metric_is_on_the_page():
+    text = (DOCS / "own-data.md").read_text()
+    assert not [name for name in (*LOSSES, *METRICS, *LABEL_KEYS) if f"`{name}`" not in text]
