@@ -194,6 +194,33 @@ def test_copies_join_the_survivors_with_a_seed_less_or_more(result):
             assert all(copy.topology[i] == "" for i in changed)
 
 
+@pytest.mark.parametrize("runs", [0.5, 2.0, 2.9])
+def test_a_small_budget_still_trains_the_model_itself(tmp_path, runs):
+    found = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=4, widths=(0.5, 2.0))
+    assert found.host.params == sum(p.numel() for p in model().parameters())
+
+
+class Choosy(nn.Module):
+    """Its path depends on the data, so it can neither be traced nor vmapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) if float(x.sum()) > 0 else torch.relu(self.layer(x))
+
+
+def test_a_part_that_depends_on_the_data_is_kept_whole_and_grown_around(tmp_path):
+    def choosy() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), Choosy(), nn.ReLU(), nn.Linear(5, 4))
+
+    budget = esper.Budget(host_runs=2)
+    settings = {"epochs": 2, "verbose": False, "device": "cpu", "widths": (), "folder": tmp_path}
+    found = esper.grow(choosy, data(), budget=budget, **settings)
+    assert found.host.params == sum(p.numel() for p in choosy().parameters())
+
+
 def test_the_rate_rises_then_falls_to_0():
     shares = [rate_share(batch, 200) for batch in range(200)]
     top = int(np.argmax(shares))

@@ -180,13 +180,17 @@ class Search:
         proposals = [
             one
             for one in self._proposals(settings.most_members)
-            if self._cost(one) <= LARGEST_SHARE * affordable
+            if self._cost(one) <= LARGEST_SHARE * affordable or (first and self._is_given(one))
         ]
         costs = [(1.0 + VARIATIONS) * self._cost(one) for one in proposals]
         count = affordable_count(costs, settings.length, affordable)
         if first and not count:
             return self._proposals(1)
         return proposals[:count]
+
+    def _is_given(self, one: Proposal) -> bool:
+        """Whether a proposal is the model as given."""
+        return one.host == 0 and not any(one.topology)
 
     def _cost(self, one: Proposal | Candidate) -> float:
         """Cost of training, relative to the model as given."""

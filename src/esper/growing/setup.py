@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, cast
 
 import torch
 from torch import Tensor
@@ -152,12 +152,18 @@ class Builder:
 
 
 def make_space(builder: Builder, sample: Tensor, budget: Budget) -> TopologySpace:
-    """The topologies of a host within a budget; `sample`: inputs `[B, ...]` on the device."""
+    """The topologies of a host within a budget; `sample`: inputs `[B, ...]` on the device.
+
+    Settles the executor of the builder, too.
+    """
     population = builder([0])
     with torch.no_grad():
         population.forward(sample[None, :2])
-    probe = population.probe
+    probe, choice = population.probe, population.choice
     assert probe is not None, "set by the forward pass"
+    assert choice is not None, "set by the forward pass"
+    chosen = cast(ExecutorName, choice.executor.name)
+    builder.config = replace(builder.config, executor=chosen)  # once for all populations
     costs = population.seed_sizes.table(probe)
     budget.check_host(costs.host_params, costs.host_macs)
     if not costs.host_params:
