@@ -97,11 +97,12 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize(
-    "batch", [60, *(pytest.param(n, marks=pytest.mark.slow) for n in (30, 130))]
+    ("batch", "seconds"),
+    [(60, 60.0), *(pytest.param(n, -1.0, marks=pytest.mark.slow) for n in (30, 60, 130))],
 )
-def test_a_killed_search_resumes_bit_for_bit(result, tmp_path, monkeypatch, batch):
-    """Saved after every chunk, killed in the middle of a stage."""
-    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", -1.0)
+def test_a_killed_search_resumes_bit_for_bit(result, tmp_path, monkeypatch, batch, seconds):
+    """Saved at the end of each stage, or after every chunk; killed in the middle of a stage."""
+    monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", seconds)
     train = BracketTrainer._train_chunk
 
     def killed(self, count):
