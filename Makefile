@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 # Rounds of the main job: as many as fit into about two and a half minutes on two idle cores.
-RUN_ROUNDS := 8
+RUN_ROUNDS := 5
 
 run: setup ## train a controller on the digits data, then judge it (CPU, 2 to 3 minutes)
 	$(BIN)/esper train ppo --preset digits_quick --device cpu --rounds $(RUN_ROUNDS)
