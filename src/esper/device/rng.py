@@ -51,6 +51,12 @@ def random_bits(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
     return _mix64(keys_N[:, None] + counters[None, :])
 
 
+def permutations(keys: UInt64Array, count: int, device: torch.device) -> Tensor:
+    """Return `[len(keys), count]` permutations: row n sorts positions by stream `keys[n]`."""
+    # Flipping the sign bit makes a signed sort order the words as unsigned.
+    return torch.argsort(random_bits(keys, count, device) ^ -(1 << 63), dim=1, stable=True)
+
+
 def derive_keys(keys: Tensor, part: Tensor | int) -> Tensor:
     """Return the keys (int64) of substream `part` of each stream in `keys`, on the device."""
     return _mix64(keys ^ part)

@@ -14,11 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.device.rng import random_bits
+from esper.device.rng import permutations
 from esper.leyline.streams import stream_keys
-
-_SIGN_BIT = -(1 << 63)
-"""Flipping it makes a signed sort order 64-bit words as unsigned."""
 
 
 class BatchSource(Protocol):
@@ -60,8 +57,7 @@ class ResidentBatches:
     def _permutation(self, epoch: int) -> Tensor:
         if self._order is None or self._order[0] != epoch:
             key = stream_keys(self._seed, "grow", "epoch", epoch)
-            bits_N = random_bits(key, len(self.targets), self.targets.device)[0]
-            self._order = epoch, torch.argsort(bits_N ^ _SIGN_BIT, stable=True)
+            self._order = epoch, permutations(key, len(self.targets), self.targets.device)[0]
         return self._order[1]
 
 

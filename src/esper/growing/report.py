@@ -202,7 +202,7 @@ def _curves(result: GrowResult) -> list[Markup]:
     left_out = len(every) - len(some)
     note = (
         "Validation score of every network at the ends of its stages. After each stage the better "
-        "half goes on; grey ones were stopped."
+        "half continues; grey ones were stopped."
     )
     if left_out:
         note += f" {left_out:,} of {len(every):,} are left out, the worst ones."

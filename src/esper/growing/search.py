@@ -24,7 +24,7 @@ from esper.growing.frontier import hypervolume, pareto, survivors
 from esper.growing.plan import affordable_count, remaining_share, stage_ends, within_cost
 from esper.growing.proposals import Proposal, Proposer
 from esper.growing.records import Candidate, SearchState
-from esper.growing.topologies import EMPTY, Topology
+from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.growing.training import BracketTrainer, Validation
 from esper.growing.variants import Field, Variant
 from esper.kasmina.population import Population
@@ -377,7 +377,7 @@ class Search:
             trainer.prune(own, slot)
         else:
             trainer.germinate(own, slot, name)
-        topology = _changed(parent.topology, slot, name)
+        topology = with_seed(parent.topology, slot, name)
         size = self.variants[parent.host].size(topology)
         return replace(
             parent,
@@ -440,7 +440,7 @@ class Search:
             for slot, held in enumerate(topology)
             if held == EMPTY
             for name in space.options(slot)
-            if space.allows(_changed(topology, slot, name))
+            if space.allows(with_seed(topology, slot, name))
         ]
 
     # ---- the end of a bracket -------------------------------------------------------------
@@ -487,10 +487,6 @@ class Search:
         size_N = np.array([float(c.params) for c in some])
         worst = float(np.nan_to_num(self._objective.constant_score))
         return hypervolume(score_N, size_N, max(largest, smallest + 1), smallest, min(worst, 0.99))
-
-
-def _changed(topology: Topology, slot: int, name: str) -> Topology:
-    return (*topology[:slot], name, *topology[slot + 1 :])
 
 
 def _known(score: float) -> float:

@@ -92,7 +92,8 @@ class TopologySpace:
         for slot in range(self.slots):
             fitting = sorted(self.options(slot), key=lambda name: -self._params(slot, name))
             topology = next(
-                (t for t in (_with(topology, slot, n) for n in fitting) if self.allows(t)), topology
+                (t for t in (with_seed(topology, slot, n) for n in fitting) if self.allows(t)),
+                topology,
             )
         return topology
 
@@ -106,7 +107,7 @@ class TopologySpace:
         for name in self.blueprints:
             topology = self.bare
             for slot in range(self.slots):
-                more = _with(topology, slot, name)
+                more = with_seed(topology, slot, name)
                 if name in self.options(slot) and self.allows(more):
                     topology = more
             if topology != self.bare:
@@ -123,7 +124,7 @@ class TopologySpace:
         for slot in generator.permutation(self.slots):
             fitting = [
                 more
-                for more in (_with(topology, int(slot), n) for n in self.options(int(slot)))
+                for more in (with_seed(topology, int(slot), n) for n in self.options(int(slot)))
                 if self.allows(more) and self.size(more).params <= OVERSHOOT * wanted
             ]
             if fitting:
@@ -135,11 +136,12 @@ class TopologySpace:
         found = []
         for slot, held in enumerate(topology):
             for name in (EMPTY, *self.options(slot)):
-                changed = _with(topology, slot, name)
+                changed = with_seed(topology, slot, name)
                 if name != held and self.allows(changed):
                     found.append(changed)
         return found
 
 
-def _with(topology: Topology, slot: int, name: str) -> Topology:
+def with_seed(topology: Topology, slot: int, name: str) -> Topology:
+    """The topology with another blueprint, or none, in a slot."""
     return (*topology[:slot], name, *topology[slot + 1 :])

@@ -247,7 +247,7 @@ _FACTORIES: Final = (
     torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.eye, torch.linspace,
     torch.rand, torch.randn, torch.randint, torch.randperm,
 )  # fmt: skip
-"""Functions that take sizes, not tensors: fx records them only if it is told to."""
+"""Functions that take sizes, not tensors: fx does not record them by itself."""
 
 
 class LeafTracer(fx.Tracer):

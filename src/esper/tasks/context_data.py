@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.device.rng import derive_keys, normal_rows, random_bits
+from esper.device.rng import derive_keys, normal_rows, permutations, random_bits
 from esper.device.upload import upload
 from esper.leyline.arrays import Floats
 from esper.leyline.context import RoundContext
@@ -24,8 +24,6 @@ from esper.tasks.spec import TaskData, TaskPart
 
 CHUNK_NUMBERS: Final = 1 << 22
 """Noise is added to about this many numbers at a time, to bound the memory it takes."""
-_SIGN_BIT: Final = -(1 << 63)
-"""Flipping it makes a signed sort order 64-bit words as unsigned."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,9 +56,7 @@ class RoundData:
         if training and context.label_noise > 0:
             labels = self._with_label_noise(labels)
         if training and context.data_share < 1.0:
-            order_N = torch.argsort(
-                self._bits("order", len(labels), device) ^ _SIGN_BIT, stable=True
-            )
+            order_N = permutations(self._key("order"), len(labels), device)[0]
             inputs, labels = inputs[order_N], labels[order_N]
         return inputs, labels
 

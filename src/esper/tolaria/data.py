@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.device.rng import random_bits
+from esper.device.rng import permutations, random_bits
 from esper.device.triton_support import can_use_kernels
 from esper.device.upload import upload
 from esper.leyline.arrays import Ints
@@ -38,8 +38,6 @@ DEVICE_SHARE = 0.5
 """`auto` keeps data on the device up to this fraction of its free memory."""
 CROP_PADDING = 4
 """Maximal shift of a random crop, in pixels."""
-_SIGN_BIT = -(1 << 63)
-"""Flipping it makes a signed sort order 64-bit words as unsigned."""
 PinnedBatch = tuple[Tensor, Tensor]
 """Examples and targets of one batch of all members `[E * B, ...]`, in pinned memory."""
 StepOrder = tuple[Tensor, PinnedBatch | None]
@@ -299,8 +297,7 @@ class SharedBatchIterator:
         """Example indices of (member, epoch) pairs, sorted by a hash of (stream, example)."""
         names = self.member_ids[members]
         keys = stream_keys(self.seed, "round", self.round, "member", names, "epoch", epochs)
-        bits = random_bits(keys, self.used, self._data_device)
-        return torch.argsort(bits ^ _SIGN_BIT, dim=1, stable=True)
+        return permutations(keys, self.used, self._data_device)
 
     # ---- augmentation ---------------------------------------------------------------------
 
