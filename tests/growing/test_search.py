@@ -19,7 +19,8 @@ from torch import nn
 import esper
 from esper.growing.data import read_data
 from esper.growing.folder import GrowFolder, read_state
-from esper.growing.search import control_numbers, frontier_numbers
+from esper.growing.records import Candidate
+from esper.growing.search import Search, control_numbers, frontier_numbers
 from esper.growing.training import BracketTrainer, rate_share
 from support import refused
 
@@ -220,6 +221,21 @@ def test_a_part_that_depends_on_the_data_is_kept_whole_and_grown_around(tmp_path
     settings = {"epochs": 2, "verbose": False, "device": "cpu", "widths": (), "folder": tmp_path}
     found = esper.grow(choosy, data(), budget=budget, **settings)
     assert found.host.params == sum(p.numel() for p in choosy().parameters())
+
+
+def test_the_best_run_of_the_given_model_is_protected_however_it_ranks():
+    """Narrower variants may dominate it; seeds and other widths are not controls."""
+
+    def one(number: int, host: int, topology: tuple[str, ...]) -> Candidate:
+        origin = "planted" if any(topology) else "host"
+        return Candidate(number, host, topology, 0.01, origin, None, 0, 100, 100)
+
+    here = [one(0, 0, ("",)), one(1, 0, ("",)), one(2, 1, ("",)), one(3, 0, ("norm",))]
+    search = object.__new__(Search)
+    found = search._controls(here, np.array([0.1, 0.2, 0.9, 0.8]))
+    assert found.tolist() == [False, True, False, False]
+    found = search._controls(here, np.array([math.nan, 0.0, 0.9, 0.8]))
+    assert found.tolist() == [False, True, False, False]
 
 
 def test_the_rate_rises_then_falls_to_0():
