@@ -1,6 +1,7 @@
 """Frontiers of `esper.grow` against tuned static networks and ASHA, at equal total compute.
 
     python scripts/compare_frontier.py --problems digits wine --seeds 10
+    python scripts/compare_frontier.py --problems digits --caps 2000 10000 50000
     python scripts/compare_frontier.py --problems fashion --seeds 5 --device cuda --data-dir DIR
 
 For each seed (data split, weights, batches):
@@ -11,18 +12,19 @@ For each seed (data split, weights, batches):
   asha    successive halving over random topologies and widths, with that compute
 All train with the same optimiser, schedule and batches. Frontiers are chosen on validation and
 judged on test. Reported: hypervolume of (test score, log parameters) between the narrowest and the
-widest network, and the best network on validation under each parameter cap.
+widest network, and the best network on validation. With `--caps` there is a comparison for each:
+the six widths end with the widest network under the cap, and the cap is the limit of the others.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import math
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +34,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.growing.data import read_data
+from esper.growing.data import GrowData, read_data
 from esper.growing.frontier import hypervolume, pareto
 from esper.growing.parts import GrowPart
 from esper.growing.problem import make_problem
@@ -44,7 +46,6 @@ from esper.growing.training import BracketTrainer, Validation
 from esper.leyline.statistics import mean_estimate
 from esper.scripts.cli.command import run_command
 
-CAPS: Final = (2_000, 10_000, 50_000)
 HOST: Final = 2
 """Index of the width that `esper.grow` is given."""
 METHODS: Final[dict[str, dict[str, Any]]] = {
@@ -61,18 +62,26 @@ class CompareFrontier:
 
     problems: tuple[str, ...] = ("digits",)
     """Names of problems, see PROBLEMS."""
+    caps: tuple[int, ...] = ()
+    """Most parameters of a network, one comparison each."""
+    methods: tuple[str, ...] = tuple(METHODS)
+    """Methods besides `static`."""
     seeds: int = 10
     first_seed: int = 100
     epochs: float = 20.0
     """Epochs of a full training run."""
+    batch_size: int | None = None
+    samples: int | None = None
+    """Training samples, the first ones; None: all."""
     device: str = "cpu"
     data_dir: Path = Path("data")
     """Folder of MNIST-1D, Fashion-MNIST and CIFAR-10."""
     workers: int = 1
     """Processes, one seed of a problem each."""
-    out: Path = Path("out/frontier")
+    out: Path = Path("out/frontier.jsonl")
+    """Results, a line for each comparison; those it holds are not run again."""
     job: str = ""
-    """Internal: run this one problem:seed."""
+    """Internal: run this one, problem:cap:seed."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,8 @@ class Point:
     params: int
     val: float
     test: float
+    what: str = ""
+    """Width and seeds."""
 
 
 @dataclass
@@ -193,14 +204,20 @@ class Frontier:
     """Compute, in training runs of the network that `grow` is given."""
     seconds: float = 0.0
 
-    def chosen(self, cap: float) -> Point | None:
-        """The best on validation under a cap."""
-        within = [point for point in self.points if point.params <= cap]
-        return max(within, key=lambda p: p.val, default=None)
+
+def widths_under(build: Callable[[int], nn.Module], cap: int) -> tuple[int, ...]:
+    """Up to six widths at equal ratios: the widest under a cap, down to a quarter of it."""
+    top = 1
+    while sum(p.numel() for p in build(top + 1).parameters()) <= cap:
+        top += 1
+    widths = [top]
+    for wanted in reversed(np.geomspace(top / 4, top, 6)[:-1]):
+        widths.append(min(widths[-1] - 1, round(float(wanted))))
+    return tuple(reversed([width for width in widths if width > 0]))
 
 
 def train_static(
-    problem: Problem, width: int, data: Any, config: CompareFrontier, seed: int
+    problem: Problem, width: int, data: GrowData, config: CompareFrontier, seed: int
 ) -> tuple[list[Point], int, int]:
     """Train a width at every rate; returns points, training MACs of a sample, parameters."""
     device = torch.device(config.device)
@@ -224,47 +241,74 @@ def train_static(
     return points, space.training.host, params
 
 
-def run_job(config: CompareFrontier) -> int:
-    """Run one problem and seed; writes a JSON file."""
-    torch.set_num_threads(1)
-    name, _, number = config.job.partition(":")
-    problem, seed = PROBLEMS[name], int(number)
-    train, test = problem.load(config.data_dir, seed)
-    data = read_data(train, test=test, seed=seed)
-    train_part, val = data.train, data.val
-    assert isinstance(train_part, GrowPart)
-    found: dict[str, Frontier] = {"static": Frontier()}
-    began, costs, sizes = time.perf_counter(), [], []
-    for width in problem.widths:
+def train_family(
+    problem: Problem, widths: Sequence[int], data: GrowData, config: CompareFrontier, seed: int
+) -> tuple[Frontier, list[int]]:
+    """Train all static networks; returns the best rate of each width, and their sizes."""
+    found, began, costs, sizes = Frontier(), time.perf_counter(), [], []
+    for width in widths:
         points, cost, params = train_static(problem, width, data, config, seed)
         costs.append(len(points) * cost)
         sizes.append(params)
-        found["static"].points.append(max(points, key=lambda p: np.nan_to_num(p.val, nan=-9)))
-    found["static"].runs = sum(costs) / (costs[HOST] / len(points))
-    found["static"].seconds = time.perf_counter() - began
-    for method, settings in METHODS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            result = esper.grow(
-                lambda: problem.build(problem.widths[HOST]),
-                (train_part.inputs, train_part.targets),
-                (val.inputs, val.targets),
-                (data.test.inputs, data.test.targets),
-                esper.Budget(params=sizes[-1], host_runs=found["static"].runs),
-                epochs=config.epochs, seed=seed, device=config.device,
-                folder=folder, verbose=False, **settings,
-            )  # fmt: skip
-            if not result.record.complete:
-                raise KeyboardInterrupt
-            networks = {n.record.number: n for n in (*result.frontier, result.host)}
-            points = [Point(n.params, n.val_score, n.test_score) for n in networks.values()]
-            found[method] = Frontier(points, result.record.runs, result.record.seconds)
-    smallest, largest = sizes[0], sizes[-1]
+        found.points.append(max(points, key=lambda p: np.nan_to_num(p.val, nan=-9)))
+    found.runs = sum(costs) / (costs[HOST] / len(points))
+    found.seconds = time.perf_counter() - began
+    return found, sizes
+
+
+def search_frontier(
+    build: Callable[[], nn.Module],
+    data: GrowData,
+    budget: esper.Budget,
+    config: CompareFrontier,
+    seed: int,
+    settings: dict[str, Any],
+) -> Frontier:
+    """The frontier of one call of `esper.grow`, the model as given included."""
+    train, val, test = data.train, data.val, data.test
+    assert isinstance(train, GrowPart)
+    with tempfile.TemporaryDirectory() as folder:
+        result = esper.grow(
+            build,
+            (train.inputs, train.targets), (val.inputs, val.targets), (test.inputs, test.targets),
+            budget, epochs=config.epochs, batch_size=config.batch_size, seed=seed,
+            device=config.device, folder=folder, verbose=False, **settings,
+        )  # fmt: skip
+        if not result.record.complete:
+            raise KeyboardInterrupt
+        networks = {n.record.number: n for n in (*result.frontier, result.host)}
+        points = []
+        for network in networks.values():
+            what = " ".join((network.record.variant, *network.record.topology))
+            points.append(Point(network.params, network.val_score, network.test_score, what))
+        return Frontier(points, result.record.runs, result.record.seconds)
+
+
+def run_job(config: CompareFrontier) -> int:
+    """Run one comparison; adds a line to the results."""
+    torch.set_num_threads(1)
+    name, cap, number = config.job.split(":")
+    problem, seed = PROBLEMS[name], int(number)
+    train, test = problem.load(config.data_dir, seed)
+    if config.samples is not None:
+        train = tuple(part[: config.samples] for part in train)
+    data = read_data(train, test=test, seed=seed, batch_size=config.batch_size)
+    widths = widths_under(problem.build, int(cap)) if int(cap) else problem.widths
+    static, sizes = train_family(problem, widths, data, config, seed)
+    found = {"static": static}
+    budget = esper.Budget(params=int(cap) or sizes[-1], host_runs=static.runs)
+    for method in config.methods:
+        found[method] = search_frontier(
+            lambda: problem.build(widths[HOST]), data, budget, config, seed, METHODS[method]
+        )
     summary = {
-        "problem": name, "seed": seed, "smallest": smallest, "largest": largest,
+        "job": config.job, "problem": name, "cap": int(cap), "seed": seed,
+        "smallest": sizes[0], "largest": sizes[-1],
         "methods": {key: asdict(value) for key, value in found.items()},
     }  # fmt: skip
-    config.out.mkdir(parents=True, exist_ok=True)
-    (config.out / f"{name}_{seed}.json").write_text(json.dumps(summary, indent=1))
+    config.out.parent.mkdir(parents=True, exist_ok=True)
+    with config.out.open("a") as file:  # one write: jobs run at the same time
+        file.write(json.dumps(summary) + "\n")
     return 0
 
 
@@ -281,44 +325,46 @@ def volume(entry: dict[str, Any], method: str, worst: float = 0.0) -> float:
     return hypervolume(test_N[front], size_N[front], entry["largest"], entry["smallest"], worst)
 
 
-def best_under(entry: dict[str, Any], method: str, cap: float) -> float:
-    """Test score of the best network on validation under a cap; NaN if there is none."""
-    frontier = Frontier([Point(**p) for p in entry["methods"][method]["points"]])
-    chosen = frontier.chosen(cap)
-    return math.nan if chosen is None else chosen.test
+def best_score(entry: dict[str, Any], method: str) -> float:
+    """Test score of the best network on validation."""
+    points = entry["methods"][method]["points"]
+    return float(max(points, key=lambda p: np.nan_to_num(p["val"], nan=-9))["test"])
 
 
 def summarise(config: CompareFrontier) -> list[str]:
-    """Tables of all results in the output folder."""
+    """Tables of all results."""
     lines = []
-    for name in config.problems:
-        entries = [json.loads(p.read_text()) for p in sorted(config.out.glob(f"{name}_*.json"))]
+    methods = ("static", *config.methods)
+    held = stored(config.out)
+    for name, cap in itertools.product(config.problems, config.caps or (0,)):
+        entries = [e for e in held if (e["problem"], e["cap"]) == (name, cap)]
         if not entries:
             continue
         sizes = f"{entries[0]['smallest']:,} to {entries[0]['largest']:,} parameters"
-        lines.append(f"{name}: {len(entries)} seeds, {sizes}")
-        for method in ("static", "asha", "seeds", "grow"):
-            volumes = np.array([volume(entry, method) for entry in entries])
-            runs = np.mean([entry["methods"][method]["runs"] for entry in entries])
-            seconds = np.mean([entry["methods"][method]["seconds"] for entry in entries])
+        limit = f", cap {cap:,}" if cap else ""
+        lines.append(f"{name}{limit}: {len(entries)} seeds, {sizes}")
+        for method in methods:
+            results = [entry["methods"][method] for entry in entries]
+            volumes = [volume(entry, method) for entry in entries]
+            best = [best_score(entry, method) for entry in entries]
             lines.append(
-                f"  {method:7} hypervolume {volumes.mean():.4f}  {runs:6.1f} host runs  "
-                f"{seconds:6.0f} s"
+                f"  {method:7} hypervolume {np.mean(volumes):.4f}  best {np.mean(best):.4f}  "
+                f"{np.mean([r['runs'] for r in results]):6.1f} host runs  "
+                f"{np.mean([r['seconds'] for r in results]):6.0f} s"
             )
-        for other in ("static", "asha", "seeds"):
-            pairs = [volume(e, "grow") - volume(e, other) for e in entries]
-            lines.append(f"  grow - {other:7} {_interval(pairs)}")
-        for cap in CAPS:
-            scores = {m: [best_under(e, m, cap) for e in entries] for m in ("static", "asha", "seeds", "grow")}  # noqa: E501  # fmt: skip
-            if any(math.isnan(v) for values in scores.values() for v in values):
-                continue
-            shown = "  ".join(f"{m} {np.mean(v):.4f}" for m, v in scores.items())
-            gains = [
-                _interval(np.subtract(scores["grow"], scores[o]).tolist())
-                for o in ("static", "asha")
-            ]
-            lines.append(f"  under {cap:,}: {shown}; grow - static {gains[0]}, - asha {gains[1]}")
+        first, *others = [m for m in (*config.methods, "static") if m in methods]
+        for other in others:
+            volumes = [volume(e, first) - volume(e, other) for e in entries]
+            best = [best_score(e, first) - best_score(e, other) for e in entries]
+            lines.append(
+                f"  {first} - {other:7} hypervolume {_interval(volumes)}  best {_interval(best)}"
+            )
     return lines
+
+
+def stored(path: Path) -> list[dict[str, Any]]:
+    """Results of a file; none if there is none."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def _interval(values: list[float]) -> str:
@@ -330,19 +376,16 @@ def compare(config: CompareFrontier) -> int:
     """Run all jobs, some at a time, and print the tables."""
     if config.job:
         return run_job(config)
-    jobs = [
-        f"{name}:{config.first_seed + offset}"
-        for offset in range(config.seeds)
-        for name in config.problems
-    ]
+    done = {entry["job"] for entry in stored(config.out)}
+    seeds = range(config.first_seed, config.first_seed + config.seeds)
+    wanted = itertools.product(seeds, config.problems, sorted(config.caps, reverse=True) or (0,))
+    jobs = [f"{name}:{cap}:{seed}" for seed, name, cap in wanted]
     running: list[tuple[str, subprocess.Popen[bytes]]] = []
-    for job in jobs:
+    for job in (job for job in jobs if job not in done):
         while len(running) >= config.workers:
             running = _still_running(running)
             time.sleep(0.2)
-        words = [sys.executable, __file__, "--job", job, "--epochs", str(config.epochs),
-                 "--device", config.device, "--data-dir", str(config.data_dir),
-                 "--out", str(config.out)]  # fmt: skip
+        words = [sys.executable, __file__, *sys.argv[1:], "--job", job]
         running.append((job, subprocess.Popen(words)))
     while running:
         running = _still_running(running)

@@ -29,7 +29,8 @@ def number_data() -> TaskData:
 
 
 def own(output: Any, target: Any) -> Any:
-    return torch.nn.functional.smooth_l1_loss(output, target)
+    """One number per output: how a function sums by itself is not in Esper's hands."""
+    return torch.nn.functional.smooth_l1_loss(output, target, reduction="none")
 
 
 def task(loss: Any) -> TaskSpec:

@@ -90,11 +90,38 @@ def propose(space: TopologySpace, rates, known, bracket, count, seed, hosts: int
     return Proposer(variants, rates, known, bracket, seed).propose(count)
 
 
-def test_the_first_bracket_has_the_model_at_every_rate_and_no_two_alike():
-    found = propose(space(), RATES, [], 0, 16, seed=3)
-    assert [(p.topology, p.rate) for p in found[:3]] == [(space().bare, rate) for rate in RATES]
-    assert [p.origin for p in found[:4]] == ["host"] * 3 + ["planted"]
-    assert len({(p.topology, p.rate) for p in found}) == len(found) == 16
+def test_the_first_bracket_has_the_model_at_every_rate_and_other_widths_at_two():
+    found = propose(space(), RATES, [], 0, 16, seed=3, hosts=3)
+    assert [(p.host, p.rate) for p in found[:3]] == [(0, rate) for rate in RATES]
+    assert {(p.host, p.rate) for p in found[3:]} == {(1, 0.3), (1, 1.0), (2, 0.3), (2, 1.0)}
+    assert {p.origin for p in found} == {"host"}
+    assert {p.topology for p in found} == {space().bare}
+
+
+def test_at_random_the_first_bracket_has_the_controls_and_random_topologies():
+    variants = [Variant("", None, space(), 1.0)]
+    found = Proposer(variants, RATES, [], 0, 3).propose(12, at_random=True)
+    assert [p.origin for p in found[:3]] == ["host"] * 3
+    assert any(p.origin == "planted" for p in found[3:])
+    assert len({(p.topology, p.rate) for p in found}) == len(found) == 12
+
+
+def test_seeds_are_first_tried_at_the_rate_of_the_frontier_near_their_size():
+    known = [candidate(0, space().bare, 0.5, "host", rate=1.0)]
+    found = propose(space(), RATES, known, 1, 12, seed=3)
+    planted = [p for p in found if p.origin == "planted" and p.parent is None]
+    assert len(planted) >= 4
+    assert {p.rate for p in planted} == {1.0}
+
+
+def test_another_width_keeps_the_seeds_that_fit_it():
+    seeds = ("small", "", "small")
+    known = [candidate(0, seeds, 0.9, rate=1.0)]
+    found = propose(space(), RATES, known, 1, 24, seed=3, hosts=2)
+    assert any(p.host == 1 and p.topology == seeds and p.parent == 0 for p in found)
+    assert not space(params_cap=120).holds(seeds)
+    assert not space().holds(("small", "small"))
+    assert not space().holds(("big", "", ""))
 
 
 def test_a_later_bracket_plants_what_pruning_found_and_tries_nothing_twice():
@@ -112,13 +139,11 @@ def test_a_later_bracket_plants_what_pruning_found_and_tries_nothing_twice():
     assert not tried & {(p.host, p.topology, p.rate) for p in found}
 
 
-def test_every_width_is_tried_without_seeds_first_and_neighbours_change_width_too():
-    found = propose(space(), RATES, [], 0, 32, seed=3, hosts=4)
-    assert {p.host for p in found if p.origin == "host"} == {0, 1, 2, 3}
-    assert {p.host for p in found if p.origin == "planted"} == {0, 1, 2, 3}
+def test_neighbours_change_the_width_too():
     known = [candidate(0, space().bare, 0.5, "host")]
     later = propose(space(), RATES, known, 1, 24, seed=3, hosts=4)
     assert any(p.host != 0 and p.parent == 0 for p in later)
+    assert {p.host for p in later if p.origin == "planted"} == {0, 1, 2, 3}
 
 
 def test_when_all_is_tried_nothing_is_proposed():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data import StreamChoice, read_data
-from esper.growing.folder import GrowFolder, runs_root
+from esper.growing.folder import GrowFolder, read_info, runs_root
 from esper.growing.problem import Model, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
+from esper.growing.widths import named_widths
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 
@@ -67,6 +69,8 @@ def grow(
         policy, optimizer, lr, loss, metric, seed, slots, blueprints, widths, epochs, batch_size,
         columns, stream, output, class_weights, label_smoothing, device, executor,
     )  # fmt: skip
+    if resume is not None and widths == "auto":  # the budget may allow others by now
+        settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
     printer = ProgressPrinter(verbose, on_round)
     run = prepare_run(model, train, val, test, budget, settings, printer)
     if resume is None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from esper.leyline.errors import EsperError
 
-HALVINGS: Final = 3
-"""Most halvings of a bracket: the first ranking is made at an eighth of the training."""
+HALVINGS: Final = 2
+"""Most halvings of a bracket: the first ranking is made at a quarter of the training."""
 LEAST_BATCHES: Final = 12
 """Candidates are not ranked after fewer batches than this."""
 
@@ -29,7 +29,7 @@ def stage_ends(length: int, candidates: int) -> tuple[int, ...]:
     `length`: batches of a full training run.
 
     >>> stage_ends(800, 32), stage_ends(800, 2), stage_ends(20, 32)
-    ((100, 200, 400, 800), (400, 800), (20,))
+    ((200, 400, 800), (400, 800), (20,))
     """
     if length < 1 or candidates < 1:
         raise EsperError(f"bracket of {candidates} candidates, {length} batches: both 1 or more")

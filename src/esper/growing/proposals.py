@@ -1,15 +1,17 @@
 """Which candidates a bracket starts with.
 
-The first bracket: the model as it is at every learning rate, its other widths at two of them, one
-blueprint in every slot, and random topologies of all sizes. Later ones: what pruning and growth
-have found, planted from the start; neighbours of the networks on the frontier; and a few random
-ones.
+The first bracket finds learning rates: the model as it is at every one, its other widths at two.
+Later ones add seeds: what pruning and growth have found, planted from the start; once, one
+blueprint in every slot; neighbours of the networks on the frontier; and random topologies of all
+sizes. They train at the rate of the network on the frontier that is nearest in size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -20,10 +22,17 @@ from esper.growing.topologies import Topology
 from esper.growing.variants import Variant
 from esper.leyline.streams import stream_seed
 
+UNIFORM_SHARE: Final = 0.4
+"""Share of uniform topologies in the first bracket with seeds, as long as there are some."""
+WIDEST: Final = 3
+"""Widest variants that uniform topologies are tried in, besides the model as given."""
 RANDOM_SHARE: Final = 0.25
 """Share of later brackets that is drawn at random."""
+BEST_SHARE: Final = 0.5
+"""Share of neighbours that are those of the best network; the others' parents are drawn from the
+whole frontier."""
 OTHER_HOST: Final = 0.3
-"""Share of neighbours that are the next width of a variant, without its seeds."""
+"""Share of neighbours that are the next width of a variant."""
 OTHER_RATE: Final = 0.2
 """Share of neighbours that differ in the learning rate alone."""
 TRIES: Final = 50
@@ -58,11 +67,12 @@ class Proposer:
     def propose(self, count: int, at_random: bool = False) -> list[Proposal]:
         """Up to `count` proposals, none of them tried before.
 
-        `at_random`: later brackets are drawn like the random part of the first one.
+        `at_random`: whatever the brackets before have found, but for the controls of the first.
         """
-        source = self._first(count)
         if self.known:
             source = self._random(count) if at_random else self._later(count)
+        else:
+            source = chain(self._controls(), self._random(count) if at_random else self._widths())
         found: dict[tuple[int, Topology, float], Proposal] = {}
         tried = {c.key for c in self.known if c.origin not in GROWN_ORIGINS}
         repeated = 0
@@ -85,18 +95,15 @@ class Proposer:
     def _rate(self) -> float:
         return self.rates[self._pick(len(self.rates))]
 
-    def _first(self, count: int) -> Iterator[Proposal]:
-        middle = self.rates[len(self.rates) // 2]
+    def _controls(self) -> Iterator[Proposal]:
         for rate in self.rates:
             yield Proposal(0, self.variants[0].space.bare, rate, "host")
+
+    def _widths(self) -> Iterator[Proposal]:
+        middle = self.rates[len(self.rates) // 2]
         for rate in dict.fromkeys((middle, max(self.rates))):
             for host in range(1, len(self.variants)):
                 yield Proposal(host, self.variants[host].space.bare, rate, "host")
-        uniform = list(self.variants[0].space.uniform())
-        self.generator.shuffle(uniform)
-        for topology in uniform[: max(1, count // 4)]:
-            yield Proposal(0, topology, middle, "planted")
-        yield from self._random(count)
 
     def _random(self, count: int) -> Iterator[Proposal]:
         """Random topologies without end, their sizes spread over the range of each variant."""
@@ -118,27 +125,55 @@ class Proposer:
         for one in reversed(front):
             if one.origin in GROWN_ORIGINS:
                 yield Proposal(one.host, one.topology, one.rate, "refit", one.number)
+        planted = any(candidate.origin == "planted" for candidate in self.known)
+        uniform = [] if planted else self._uniform(max(1, count // 4))
         drawn = self._random(count)
         while True:
-            if not front or self.generator.random() < RANDOM_SHARE:
-                yield next(drawn)
+            if uniform and self.generator.random() < UNIFORM_SHARE:
+                yield self._at_good_rate(uniform.pop(), front)
+            elif not front or self.generator.random() < RANDOM_SHARE:
+                yield self._at_good_rate(next(drawn), front)
             else:
-                yield self._neighbour(front[self._pick(len(front))])
+                best = self.generator.random() < BEST_SHARE
+                yield self._neighbour(front[-1] if best else front[self._pick(len(front))])
+
+    def _uniform(self, count: int) -> list[Proposal]:
+        """One blueprint in every slot, in the widest variants or the model as given."""
+        found = [
+            Proposal(host, topology, self._rate(), "planted")
+            for host in dict.fromkeys((0, *self._widest(WIDEST)))
+            for topology in self.variants[host].space.uniform()
+        ]
+        return [found[index] for index in self.generator.permutation(len(found))[:count]]
+
+    def _at_good_rate(self, one: Proposal, front: Sequence[Candidate]) -> Proposal:
+        """The proposal at the rate of the network on the frontier that is nearest in size."""
+        if not front:
+            return one
+        size = self.variants[one.host].size(one.topology).params
+        near = min(front, key=lambda other: abs(math.log(other.params / max(1, size))))
+        return replace(one, rate=near.rate)
 
     def _neighbour(self, parent: Candidate) -> Proposal:
         """A candidate that differs from another in its width, its rate or one slot."""
         number, kind = parent.number, self.generator.random()
         if kind < OTHER_HOST and len(self.variants) > 1:
             host = self._next_host(parent.host)
-            bare = self.variants[host].space.bare
-            return Proposal(host, bare, parent.rate, "host", number)
+            space = self.variants[host].space
+            seeds = parent.topology if space.holds(parent.topology) else space.bare
+            origin: Origin = "planted" if any(seeds) else "host"
+            return Proposal(host, seeds, parent.rate, origin, number)
         near = self.variants[parent.host].space.neighbours(parent.topology)
         if kind < OTHER_HOST + OTHER_RATE or not near:
-            origin: Origin = "planted" if any(parent.topology) else "host"
+            origin = "planted" if any(parent.topology) else "host"
             return Proposal(parent.host, parent.topology, self._rate(), origin, number)
         topology = near[self._pick(len(near))]
         origin = "planted" if any(topology) else "host"
         return Proposal(parent.host, topology, parent.rate, origin, number)
+
+    def _widest(self, count: int) -> list[int]:
+        sizes = [variant.space.costs.host_params for variant in self.variants]
+        return sorted(range(len(sizes)), key=lambda host: -sizes[host])[:count]
 
     def _next_host(self, host: int) -> int:
         """The variant that is one size smaller or larger."""

@@ -26,8 +26,8 @@ from esper.growing.problem import Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
 from esper.growing.records import SearchState
 from esper.growing.result import GrowResult
-from esper.growing.search import Search, SearchSettings
-from esper.growing.settings import WIDTHS, GrowSettings
+from esper.growing.search import LARGEST_SHARE, Search, SearchSettings
+from esper.growing.settings import GrowSettings
 from esper.growing.setup import (
     Builder,
     Length,
@@ -44,6 +44,7 @@ from esper.growing.setup import (
 from esper.growing.streams import StreamSource
 from esper.growing.training import BracketTrainer, Validation
 from esper.growing.variants import Variant
+from esper.growing.widths import spread_widths, width_name
 from esper.kasmina.population import Population
 from esper.kasmina.tracing.widths import scaled_model
 from esper.leyline.errors import EsperError
@@ -108,48 +109,48 @@ class GrowRun:
     def prepare(self) -> None:
         """Measure sizes and speed, decide the settings of the search, and say what it costs."""
         x, _ = self.batches.batch(0)
+        before = self.length
         with explain_out_of_memory(self.device, 1, self.length.batch_size):
             space = make_space(self.builder, x[0], self.budget)
             base = Variant("", self.builder, space, 1.0)
-            self.variants = [base, *self._widths(x[0], base)]
-            self.members = min(most_members(v.space, self.device) for v in self.variants)
-            probed = min(PROBE_MEMBERS, self.members)
+            probed = min(PROBE_MEMBERS, most_members(space, self.device))
             self.probe: Probe = measure_speed(
                 self.builder, space, self.batches, self.problem.objective, probed
             )
-        before = self.length
-        self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
+            self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
+            self.variants = [base, *self._widths(x[0], base)]
+            self.members = min(most_members(v.space, self.device) for v in self.variants)
         self._announce(before)
 
     def _widths(self, sample: Tensor, base: Variant) -> list[Variant]:
         """The model at other widths, as far as it can be scaled and the budget allows."""
-        problem, settings = self.problem, self.settings
-        wanted = settings.widths
+        wanted = self.settings.widths
         if wanted == "auto":
-            wanted = () if self._is_trained(base) else WIDTHS
-        found: list[Variant] = []
-        sizes = {base.space.costs.host_params}
-        example = problem.data.example().inputs
+            if self._is_trained(base):
+                return []
+            most_cost = LARGEST_SHARE * (self.runs - 1.0)
+            return spread_widths(lambda factor: self._scaled(factor, sample, base), base, most_cost)
+        found = {base.space.costs.host_params: base}
         for factor in wanted:
             try:
-                scaled = scaled_model(
-                    problem.model, example, factor, settings.output, settings.slots
-                )
-                trace = scaled.host
-                if settings.blueprints is not None:
-                    trace = limit_blueprints(trace, settings.blueprints)
-                config = self.builder.config
-                builder = Builder(trace, config, problem.objective, settings.seed, self.device)
-                space = make_space(builder, sample, self.budget)
+                made = self._scaled(factor, sample, base)
             except EsperError as error:
-                if settings.widths != "auto":
-                    raise EsperError(f"width {factor:g}: {error}") from error
-                continue
-            if space.costs.host_params not in sizes:
-                sizes.add(space.costs.host_params)
-                cost = space.training.host / max(1, base.space.training.host)
-                found.append(Variant(f"x{factor:g}", builder, space, cost))
-        return found
+                raise EsperError(f"width {factor:g}: {error}") from error
+            found.setdefault(made.space.costs.host_params, made)
+        return list(found.values())[1:]
+
+    def _scaled(self, factor: float, sample: Tensor, base: Variant) -> Variant:
+        """The model at another width; raises if that cannot be made, or exceeds the budget."""
+        problem, settings = self.problem, self.settings
+        example = problem.data.example().inputs
+        trace = scaled_model(problem.model, example, factor, settings.output, settings.slots).host
+        if settings.blueprints is not None:
+            trace = limit_blueprints(trace, settings.blueprints)
+        config = self.builder.config
+        builder = Builder(trace, config, problem.objective, settings.seed, self.device)
+        space = make_space(builder, sample, self.budget)
+        cost = space.training.host / max(1, base.space.training.host)
+        return Variant(width_name(factor), builder, space, cost)
 
     def _is_trained(self, base: Variant) -> bool:
         """Whether the model was given with weights that already solve the problem in part."""

@@ -17,8 +17,6 @@ from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.seeds import require_seed
 
 POLICIES: Final = ("auto", *get_args(SearchPolicy))
-WIDTHS: Final = (0.5, 0.7, 1.4, 2.0, 2.8, 4.0)
-"""Widths of `widths="auto"`, as multiples of the model's own."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -81,6 +81,13 @@ class TopologySpace:
             1.0 + seeds / max(1, training.host),
         )
 
+    def holds(self, topology: Topology) -> bool:
+        """Whether a topology, perhaps of another width, fits the slots and the limits."""
+        if len(topology) != self.slots:
+            return False
+        fitting = (not name or name in self.options(slot) for slot, name in enumerate(topology))
+        return all(fitting) and self.allows(topology)
+
     def allows(self, topology: Topology) -> bool:
         """Whether a topology is within the limits."""
         size = self.size(topology)

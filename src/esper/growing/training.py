@@ -25,6 +25,8 @@ from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Bools, Doubles, Floats, Ints
 from esper.leyline.stages import SeedStage
 from esper.tasks.objectives import Objective
+from esper.tolaria.batch_ops import TrainTotals, process_train_batch
+from esper.tolaria.setup import make_graph_cache
 
 WARM_UP: Final = 0.05
 """Share of a training run in which the learning rate rises to its full value."""
@@ -70,7 +72,7 @@ class BracketTrainer:
         autocast: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """`length`: batches of a full training run; `rate_E`: learning rate of each member."""
-        self.population, self.space, self.batches = population, space, batches
+        self.space, self.batches = space, batches
         self.objective, self.length = objective, length
         self.rate_E: Doubles = np.asarray(rate_E, dtype=np.float64)
         self.batch = 0
@@ -78,6 +80,15 @@ class BracketTrainer:
         self.compute_E: Doubles = np.zeros(population.members)
         """Training compute so far, in batches of the bare host."""
         self._autocast = autocast
+        self._use(population)
+
+    def _use(self, population: Population) -> None:
+        """Train this population from now on; its batches are captured where that is possible."""
+        self.population = population
+        members, slots = population.lifecycle.stage_ES.shape
+        self._totals = TrainTotals.zeros(members, slots, population.device)
+        executor = population.config.executor
+        self._graphs, _ = make_graph_cache("auto", population.device, executor)
 
     def plant(self, topologies: Sequence[Topology]) -> None:
         """Plant a topology in each member, before training."""
@@ -104,18 +115,25 @@ class BracketTrainer:
         population.set_rates(rates_E, rates_E)
         incubating_ES = np.asarray(life.stage_ES == SeedStage.TRAINING)
         cost_E = self.space.training.relative(life.blueprint_ES, life.alpha_ES, incubating_ES)
+        self._totals.zero_()
         for number in range(self.batch, self.batch + count):
             x, target = self.batches.batch(number)
             with self._autocast():
-                stats = population.train_batch(x, target)
+                process_train_batch(population, x, target, self._totals, graphs=self._graphs)
         self.batch += count
         self.compute_E += cost_E * count
         life.trained_E[:] = True
         # SYNC: one transfer per chunk, only while a seed is on its way into the network.
         if self._growing().any():
-            measured = fetch(
-                {"loss": stats.loss_E, "shadow": stats.shadow_loss_ES, "grad": stats.grad_norm_ES}
+            totals = self._totals
+            sums = fetch(
+                {
+                    "loss": totals.loss_E,
+                    "shadow": totals.shadow_loss_ES,
+                    "grad": totals.grad_norm_ES,
+                }
             )
+            measured = {name: (value / count).astype(np.float32) for name, value in sums.items()}
             certain_ES = np.ones(life.stage_ES.shape, dtype=np.float32)
             signals = gate_signals(
                 life.stage_ES,
@@ -187,7 +205,7 @@ class BracketTrainer:
 
     def select(self, members: Ints) -> None:
         """Continue with these members only; a member given twice is copied."""
-        self.population = self.population.select(members)
+        self._use(self.population.select(members))
         self.rate_E = self.rate_E[members]
         self.compute_E = self.compute_E[members].copy()
 

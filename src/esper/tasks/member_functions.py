@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import is_out_of_memory, user_code
+from esper.tasks.row_terms import row_sums
 
 FITTED_SAMPLES: Final = 1024
 """Samples that the best constant of a loss is fitted to."""
@@ -42,15 +43,16 @@ class MemberFunction:
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return one number per row `[R]`."""
-        return self._values(outputs, targets).flatten(1).mean(dim=1)
+        values = self._values(outputs, targets)
+        return row_sums(values) / values[0].numel()
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`; one number for the whole batch counts for each of its samples."""
         values = self._values(outputs, targets)
         rows, batch = outputs.shape[:2]
         if values.ndim > 1 and values.shape[1] == batch:
-            return values.flatten(2).mean(dim=2) if values.ndim > 2 else values
-        return values.flatten(1).mean(dim=1, keepdim=True).expand(rows, batch)
+            return row_sums(values, 2) / values[0, 0].numel() if values.ndim > 2 else values
+        return (row_sums(values) / values[0].numel())[:, None].expand(rows, batch)
 
     def _values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return what the function gives for each row, `[R, ...]`."""

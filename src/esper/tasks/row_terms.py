@@ -69,6 +69,15 @@ def _one_axis_apart(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
     return longer in ((*shorter, 1), (1, *shorter))
 
 
+def row_sums(values: Tensor, dim: int = 1) -> Tensor:
+    """Sum over all axes from `dim` on, the same for a row whatever the number of rows.
+
+    On a GPU the order of a sum depends on it, and CUDA graphs pad the rows: in float64 the orders
+    agree after rounding.
+    """
+    return values.flatten(dim).sum(dim=dim, dtype=torch.float64).to(values.dtype)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowTerms(abc.ABC):
     """A built-in loss for outputs of one shape."""
@@ -111,16 +120,16 @@ class RowTerms(abc.ABC):
         """Return the weighted mean of each row `[R]`."""
         losses, weights = self._weighted_terms(outputs, targets)
         if weights is None:
-            return losses.flatten(1).mean(dim=1)
-        return losses.flatten(1).sum(dim=1) / _total(weights)
+            return row_sums(losses) / losses[0].numel()
+        return row_sums(losses) / _total(weights)
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`, whose mean over B is the row's loss."""
         losses, weights = self._weighted_terms(outputs, targets)
         per_RB = losses.reshape(*losses.shape[:2], -1)
         if weights is None:
-            return per_RB.mean(dim=2)
-        return per_RB.sum(dim=2) * losses.shape[1] / _total(weights)[:, None]
+            return row_sums(per_RB, 2) / per_RB.shape[2]
+        return row_sums(per_RB, 2) * losses.shape[1] / _total(weights)[:, None]
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`: the share of correct predictions; ignored positions do not count."""
@@ -158,7 +167,7 @@ class RowTerms(abc.ABC):
 
 
 def _total(weights: Tensor) -> Tensor:
-    total_R = weights.flatten(1).sum(dim=1)
+    total_R = row_sums(weights)
     return torch.where(total_R > 0, total_R, torch.ones_like(total_R))
 
 
