@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -146,7 +147,8 @@ class GrowRun:
         trace = scaled_model(problem.model, example, factor, settings.output, settings.slots).host
         if settings.blueprints is not None:
             trace = limit_blueprints(trace, settings.blueprints)
-        config = self.builder.config
+        # A narrow network may need another executor: torch cannot vmap a norm of one channel.
+        config = replace(self.builder.config, executor=settings.executor)
         builder = Builder(trace, config, problem.objective, settings.seed, self.device)
         space = make_space(builder, sample, self.budget)
         cost = space.training.host / max(1, base.space.training.host)

@@ -156,7 +156,7 @@ def make_space(builder: Builder, sample: Tensor, budget: Budget) -> TopologySpac
 
     Settles the executor of the builder, too.
     """
-    population = builder([0])
+    population = builder([0, 1])  # two: whether vmap works is tried with two rows
     with torch.no_grad():
         population.forward(sample[None, :2])
     probe, choice = population.probe, population.choice

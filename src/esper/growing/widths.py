@@ -72,17 +72,18 @@ class _Widths:
     def widest(self) -> float:
         """The largest width that fits."""
         low, room = 1.0, _room(self.base)
-        capped = math.isfinite(room)
-        high = min(room, WIDEST_UNDER_CAP) if capped else WIDEST
+        high = min(room, WIDEST_UNDER_CAP) if math.isfinite(room) else WIDEST
+        failed = False
         for _ in range(TRIALS):
             if high <= low * CLOSE:
                 break
             # Sizes grow at most with the square of the width: this one fits, but for rounding.
-            trial = min(low * math.sqrt(room), high)
-            if trial <= low * CLOSE:
+            trial = low * math.sqrt(room)
+            if failed or trial <= low * CLOSE:
                 trial = math.sqrt(low * high)
-            trial = short(trial)
+            trial = short(min(trial, high))
             made = self._made(trial)
+            failed = made is None
             if made is None:
                 high = trial
             else:
