@@ -1,9 +1,10 @@
 """The default policy of `esper.grow`: brackets of successive halving over planted topologies.
 
-At the end of every stage the better half of a bracket's candidates continues: those on the frontier
-of validation score against size, then those behind it. Copies of survivors join them, with the seed
-removed that is missed least, or with one more seed. What a copy finds is planted from the start in
-a later bracket. The model as given is among the candidates and always trained in full.
+At the end of every stage the better half of a bracket's candidates continues: first the best of
+each size, later those on the frontier of validation score against size, then those behind it.
+Copies of survivors join them, with the seed removed that is missed least, or with one more seed.
+What a copy finds is planted from the start in a later bracket. The model as given is among the
+candidates and always trained in full.
 
 Shape letters: E members of a bracket, N others.
 """
@@ -20,7 +21,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 
 from esper.growing.batches import BatchSource
-from esper.growing.frontier import hypervolume, pareto, survivors
+from esper.growing.frontier import best_by_size, hypervolume, pareto, survivors
 from esper.growing.plan import affordable_count, remaining_share, stage_ends, within_cost
 from esper.growing.proposals import Proposal, Proposer
 from esper.growing.records import Candidate, SearchState
@@ -336,12 +337,12 @@ class Search:
         size_E = np.array([float(candidate.params) for candidate in here])
         control_E = self._controls(here, score_E)
         controls = np.flatnonzero(control_E).tolist()
-        order = survivors(score_E, size_E, len(here), control_E)[len(controls) :].tolist()
+        ranked = self._ranked(score_E, size_E, control_E)
         most = self._affordable(sum(costs[e] for e in controls))
         share = min(sum(costs) / 2.0, most)
-        kept = np.array(controls + within_cost(order, costs, share), dtype=np.int64)
+        kept = np.array(controls + within_cost(ranked, costs, share), dtype=np.int64)
         if not kept.size:
-            kept = np.array([min(order, key=costs.__getitem__)])
+            kept = np.array([min(ranked, key=costs.__getitem__)])
         spent = sum(costs[member] for member in kept) - sum(costs[e] for e in controls)
         changes: list[tuple[int, int, str]] = []
         if self.settings.policy == "halving":
@@ -367,6 +368,14 @@ class Search:
             compute_E=tuple(field.compute_E.tolist()),
             batches=tuple((host, t.batch) for host, t in field.trainers.items()),
         )
+
+    def _ranked(self, score_E: Doubles, size_E: Doubles, control_E: Bools) -> list[int]:
+        """Members without the controls, best first."""
+        if self.settings.policy == "halving" and not self.state.stage:
+            order_E = best_by_size(score_E, size_E)
+        else:
+            order_E = survivors(score_E, size_E, len(score_E))
+        return [int(member) for member in order_E if not control_E[member]]
 
     def _copy(
         self, field: Field, member: int, parent: Candidate, slot: int, name: str, number: int
