@@ -70,7 +70,7 @@ def grown(name: str) -> Population:
             k for k, fits in zip(kinds, population.network.fits_SK[slot], strict=True) if fits
         ]
         for member in (0, 1):
-            style = list(BlendStyle)[member]
+            style = list(BlendStyle)[(slot + member) % len(BlendStyle)]
             population.plant(
                 [member], slots[slot], fitting[(slot + 2 * member) % len(fitting)], style
             )
@@ -301,6 +301,30 @@ def test_a_plain_model_trains_further():
     seeds = [p for n, p in plain.named_parameters() if n.startswith("seeds.")]
     assert seeds
     assert all(p.grad is not None for p in plain.parameters())
+
+
+class Result:
+    """Neither a dict nor a dataclass."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.logits = logits
+
+
+class Wraps(BranchingCNN):
+    def forward(self, x: Tensor) -> Result:  # type: ignore[override]
+        return Result(super().forward(x))
+
+
+def test_output_names_an_attribute_or_a_key():
+    images = torch.randn(SAMPLES, 3, 8, 8)
+    host = trace_model(Wraps, images, output="logits")
+    population = Population(host.factory, host.slots, host.blueprints, 1)
+    plain = plain_model(host, population.member(0))
+    assert torch.equal(plain(images), population.forward(images[None])[0])
+    with pytest.raises(EsperError, match="output="):
+        trace_model(Wraps, images)
+    with pytest.raises(EsperError, match="'features'"):
+        trace_model(LoopingMLP, HOOKED["mlp"].example(4), output="loss")
 
 
 class Moody(nn.Module):

@@ -185,6 +185,8 @@ class _Finder:
         if h is None or h_large is None or activation_of(training.out) is None:
             kind = type(small.out).__name__
             return f"it returns a {kind}: a tensor is needed, or a tuple that begins with one"
+        if isinstance(small.out, tuple) != isinstance(training.out, tuple):
+            return "it returns a tuple in one mode only"
         layout = self._layout(large, h, h_large)
         if layout is None:
             dtype = str(h.dtype).removeprefix("torch.")

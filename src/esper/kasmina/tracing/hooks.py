@@ -49,6 +49,8 @@ class OutputKey:
             return OutputKey(None)
         if isinstance(out, dict):
             return OutputKey(next(key for key, value in out.items() if value is picked))
+        if isinstance(output, str) and getattr(out, output, None) is picked:
+            return OutputKey(output, attribute=True)
         if dataclasses.is_dataclass(out):
             names = (part.name for part in dataclasses.fields(out))
             return OutputKey(next(n for n in names if getattr(out, n) is picked), attribute=True)
@@ -159,11 +161,12 @@ class HookedHost(nn.Module):
     @contextlib.contextmanager
     def _hooks(self, visit: Visit | None) -> Iterator[None]:
         """Call `visit` at every place inside the block."""
-        places = enumerate(self._plan.places) if visit is not None else ()
+        if visit is None:
+            yield
+            return
         handles = [
             self.model.get_submodule(place.path).register_forward_hook(_hook(index, visit))
-            for index, place in places
-            if visit is not None
+            for index, place in enumerate(self._plan.places)
         ]
         try:
             yield
@@ -208,6 +211,11 @@ def plan_hooks(
     output: str | int | None,
 ) -> HookPlan | None:
     """Find the places of a model and check that it runs by hooks; None if there is no place."""
+    values = inputs.batch(example, BATCHES[0])
+    with torch.no_grad(), forked_rng(0):
+        out = inputs.call(copy.deepcopy(base).eval(), values)
+    key = OutputKey.of(out, output)
+    _check_output(base, key.pick(out))
     places = hook_places(base, inputs, example, slots, output)
     if not places:
         return None
@@ -215,11 +223,6 @@ def plan_hooks(
         InjectionSpec(slot_id(0, col), place.channels, col, place.label)
         for col, place in enumerate(places)
     )
-    values = inputs.batch(example, BATCHES[0])
-    with torch.no_grad(), forked_rng(0):
-        out = inputs.call(copy.deepcopy(base).eval(), values)
-    key = OutputKey.of(out, output)
-    _check_output(base, key.pick(out))
     plan = HookPlan(
         topology=places[0].topology,
         places=tuple(places),
@@ -264,7 +267,8 @@ def _check_same(base: nn.Module, plan: HookPlan, values: list[Tensor], training:
     model = copy.deepcopy(base).train(training)
     with torch.no_grad():
         for parameter in model.parameters():  # values that the host's own parameters do not have
-            parameter.mul_(1.0625)
+            if parameter.is_floating_point():
+                parameter.mul_(1.0625)
     host = HookedHost(copy.deepcopy(base), plan).train(training)
     named = {name: p.detach().clone() for name, p in model.named_parameters()}
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

@@ -403,7 +403,7 @@ def _named_output(out: Any, output: str | int) -> Any:
     try:
         return out[output]
     except (KeyError, IndexError, TypeError) as error:
-        if isinstance(output, str) and dataclasses.is_dataclass(out) and hasattr(out, output):
+        if isinstance(output, str) and not isinstance(out, dict) and hasattr(out, output):
             return getattr(out, output)
         found = list(out) if isinstance(out, dict) else type(out).__name__
         raise EsperError(f"output={output!r}: the model returns {found}") from error
