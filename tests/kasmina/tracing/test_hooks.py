@@ -189,11 +189,11 @@ def test_a_planted_seed_is_a_seed_inserted_by_hand(name: str):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_incubating_seeds_leave_the_host_as_it_is(name: str):
-    """Parameters, buffers, optimiser and losses of hosts bit for bit; the seeds do train."""
+    """Parameters, buffers, losses of hosts and blended seeds bit for bit; the seed does train."""
     states = []
     for incubating in (False, True):
         population, x = population_of(name, 2)
-        population.plant([0], population.slots[0], "norm")
+        population.plant([0], population.slots[0], "twin")
         if incubating:
             population.germinate([0, 1], population.slots[1], "norm")
             seed = population.network.bank(1, population.blueprints.index("norm"))
@@ -203,7 +203,9 @@ def test_incubating_seeds_leave_the_host_as_it_is(name: str):
                 before = seed.flat_EP.detach().clone()
             stats = population.train_batch(x, labels())
         network = population.network
-        states.append([stats.loss_E, network.host.flat_EP.detach(), *network.host.fixed.values()])
+        stores = (network.host, network.bank(0, population.blueprints.index("twin")))
+        held = [t for store in stores for t in (store.flat_EP.detach(), *store.fixed.values())]
+        states.append([stats.loss_E, *held])
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
     assert not torch.equal(seed.flat_EP, before)
     assert torch.isfinite(stats.shadow_loss_ES[:, 1]).all()
