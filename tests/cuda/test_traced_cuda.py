@@ -9,6 +9,7 @@ from cuda_support import DEVICE, NEEDS_CUDA
 from esper.device.rng import forked_rng
 from esper.kasmina import Population
 from esper.kasmina.tracing import plain_model, trace_model
+from hooked_models import HOOKED
 from user_models import CASES
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
@@ -34,5 +35,31 @@ def test_traced_model_trains_as_on_the_cpu(name: str):
             rows = population.forward(x)
             plain = plain_model(host, population.member(0))
             torch.testing.assert_close(plain(x[0]), rows[0], rtol=1e-4, atol=1e-4)
+        outputs.append(rows.cpu())
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", HOOKED)
+def test_model_by_hooks_trains_as_on_the_cpu(name: str):
+    case = HOOKED[name]
+    with forked_rng(1):
+        model, example, labels = case.build(), case.example(4), case.labels(4)
+    host = trace_model(model, example)
+    outputs = []
+    for device in ("cpu", DEVICE):
+        population = Population(host.factory, host.slots, host.blueprints, 2, device=device)
+        x = host.inputs.pack(example)[None].to(device)
+        y = labels[None].to(device)
+        population.plant([0], host.slots[-1], "norm")
+        population.germinate([1], host.slots[0], "norm")
+        for _ in range(2):
+            population.begin_step()
+            population.train_batch(x, y)
+        with torch.no_grad():
+            rows = population.forward(x)
+            plain = plain_model(host, population.member(0))
+            raw = host.inputs.unpack(x[0])
+            found = host.inputs.call(plain, raw)
+            torch.testing.assert_close(found, rows[0], rtol=1e-4, atol=1e-4)
         outputs.append(rows.cpu())
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-3)

@@ -14,8 +14,11 @@ from esper.growing.data import read_data
 from esper.growing.parts import map_inputs
 from esper.growing.problem import make_problem
 from esper.growing.settings import GrowSettings
+from esper.growing.training import BracketTrainer
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.tracing import trace_model
+from hooked_models import HOOKED
+from support import refused
 from user_models import CASES, Case
 
 NO_ONNX = any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime"))
@@ -70,6 +73,60 @@ def test_a_users_model_is_grown_and_comes_back_as_a_plain_network(kind, tmp_path
     state = result.search_state()
     assert {c.origin for c in state.candidates} >= {"host", "planted"}
     assert len(result.info.slots) >= 1
+
+
+def grown_by_hooks(kind: str, folder: Path, **settings) -> esper.GrowResult:
+    case = HOOKED[kind]
+    torch.manual_seed(0)
+    samples, labels = case.example(SAMPLES), case.labels(SAMPLES)
+    return esper.grow(
+        case.build, (samples, labels), budget=esper.Budget(host_runs=6), epochs=4, batch_size=8,
+        folder=folder, device="cpu", widths=(), **settings,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOOKED)
+def test_a_model_that_cannot_be_traced_is_grown(kind, tmp_path, capsys):
+    """Its networks equal their members, are of the user's class, and the run says why."""
+    case, result = HOOKED[kind], grown_by_hooks(kind, tmp_path)
+    assert "by hooks" in capsys.readouterr().err
+    torch.manual_seed(0)
+    few = map_inputs(lambda value: value[:7], case.example(SAMPLES))
+    trace = trace_model(case.build, few)
+    assert result.info.places == case.places
+    for network in (*result.frontier, result.host):
+        number = f"{network.record.number:04d}"
+        member = MorphogeneticModel.load(result.folder / "networks" / number, trace.factory)
+        with torch.no_grad():
+            wanted = member(trace.inputs.pack(few))
+        torch.testing.assert_close(call(network.model, few), wanted, atol=1e-5, rtol=1e-5)
+        assert type(network.model) is type(case.build())
+        if any(network.record.topology):
+            assert "seeds" in dict(network.model.named_children())
+        network.export(tmp_path / "weights.safetensors")
+    assert result.report(tmp_path / "report.html").is_file()
+    again = esper.GrowResult.load(result.folder)  # as `esper show` does
+    assert str(again) == str(result)
+    assert "could not export" in refused(lambda: again.model)
+
+
+def test_a_killed_search_by_hooks_resumes_bit_for_bit(tmp_path, monkeypatch):
+    whole = grown_by_hooks("mlp", tmp_path / "whole", verbose=False)
+    train = BracketTrainer._train_chunk
+
+    def killed(self, count):
+        if self.length != 1000 and self.batch >= 12:  # 1000: the probe
+            raise KeyboardInterrupt
+        train(self, count)
+
+    monkeypatch.setattr(BracketTrainer, "_train_chunk", killed)
+    early = grown_by_hooks("mlp", tmp_path / "killed", verbose=False)
+    assert not early.record.complete
+    monkeypatch.setattr(BracketTrainer, "_train_chunk", train)
+    again = grown_by_hooks("mlp", tmp_path, verbose=False, resume=early.folder)
+    assert again.search_state().candidates == whole.search_state().candidates
+    a, b = (result.model.state_dict() for result in (whole, again))
+    assert all(torch.equal(a[name], b[name]) for name in a)
 
 
 @pytest.mark.slow

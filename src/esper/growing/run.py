@@ -176,6 +176,11 @@ class GrowRun:
             f"{len(trace.slots)} places to grow ({', '.join(trace.places.values())}), blueprints "
             f"{', '.join(trace.blueprints)}; other widths: {others or 'none'}"
         )
+        if trace.hooked:
+            say(
+                f"{trace.name} runs whole, by hooks, one network after the other, which is slower: "
+                f"torch.fx cannot trace it ({trace.hooked})"
+            )
         for path, reason in trace.untraced.items():
             say(f"{path} is kept whole: {reason}")
         if before.batches != self.length.batches:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from esper.kasmina.member import MorphogeneticModel
 from esper.leyline.errors import EsperError
@@ -28,6 +28,7 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 T = TypeVar("T")
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
+_LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
 _INSTALL = "pip install 'esper-morph[export]'"
 
 
@@ -133,7 +134,18 @@ def _checked_model(model: nn.Module, example: Example) -> tuple[nn.Module, _Call
         raise EsperError(
             f"a batch of 2 becomes {_shape(out)}: the output must be a tensor, batch first"
         )
+    takes = inspect.signature(plain.forward).parameters
+    if any(name not in takes for name in call.kwargs):
+        return _with_keywords(plain, call.names), call
     return plain, call
+
+
+def _with_keywords(plain: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return a model of `**kwargs` with a signature: torch.export gives those no free sizes."""
+    root, graph = nn.Module(), fx.Graph()
+    root.add_module("model", plain)
+    graph.output(graph.call_module("model", (), {name: graph.placeholder(name) for name in names}))
+    return fx.GraphModule(root, graph).eval()
 
 
 def _call_of(plain: nn.Module, example: Example) -> _Call:
@@ -181,17 +193,20 @@ def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporters about their own calls and axis names."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence warnings of torch's exporters about their own calls, axis names and failures."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
-        with warnings.catch_warnings():
+        # A failed export prints its graph to stderr; the error says all in one line.
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", "# The axis name", UserWarning)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _write(target: Path, content: bytes) -> None:

@@ -81,12 +81,19 @@ class MorphogeneticModel(nn.Module):
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
+        if getattr(self.host, "runs_whole", False):
+            out: Tensor = self.host(x, self._visit)
+            return out
         for index, segment in enumerate(self.host.segments()):  # type: ignore[operator]
-            x = segment(x)
-            for slot, seed in self.seeds.items():
-                if self._position[slot] == index:
-                    x = seed(x)
+            x = self._visit(index, segment(x))
         return x
+
+    def _visit(self, position: int, h: Tensor) -> Tensor:
+        """Apply the seeds right after a segment."""
+        for slot, seed in self.seeds.items():
+            if self._position[slot] == position:
+                h = seed(h)
+        return h
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the member to the folder `path`, replacing an existing save atomically."""
@@ -114,6 +121,9 @@ class MorphogeneticModel(nn.Module):
 
     def to_plain(self) -> GraphModule:
         """Return the member as a graph of torch modules with its own parameters."""
+        if getattr(self.host, "runs_whole", False):
+            whole: GraphModule = self.host.to_plain(self.seeds, self.slots)  # type: ignore[operator]
+            return whole
         return to_plain(self.host, self.seeds, self.slots)
 
     def describe(self) -> str:

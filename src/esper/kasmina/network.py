@@ -91,6 +91,9 @@ class StackedNetwork:
         template = as_host(self.host.template)
         self.topology: Topology = template.topology
         self.segments = _segments(template)
+        self.runs_whole: bool = getattr(template, "runs_whole", False)
+        """Whether the host runs in one piece, the last segment, and its slots are hooks in it
+        (`tracing.hooks`): only the loop executor can."""
         self.slots = enabled_slots(template, slots, len(self.segments))
         self.sites: dict[int, Site] | None = None
         """Position -> site of each segment that draws random numbers in training; None until an
@@ -136,7 +139,10 @@ class StackedNetwork:
         """Find the segments that draw random numbers in training, from two or more samples."""
         self.sites = {}
         sources: list[str] = []
+        last = len(self.segments) - 1
         for position, segment in enumerate(self.segments):
+            if self.runs_whole and position < last:
+                continue
             found = find_draws(f"segment {position}", segment.module, x)
             x = found.out
             sources += found.uncontrolled

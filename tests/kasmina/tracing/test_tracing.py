@@ -387,18 +387,36 @@ class Alone(ModeAtRoot):
 
 
 @pytest.mark.parametrize(
+    ("model", "word"),
+    [
+        (ModeAtRoot, "control flow on self.training"),
+        (DataAtRoot, "test_tracing.py"),
+        (RandomAtRoot, "random numbers"),
+        (ViewAtRoot, "in place"),
+    ],
+)
+def test_models_that_cannot_be_traced_run_by_hooks(model: type[nn.Module], word: str):
+    host = trace_model(model, VECTORS)
+    assert word in host.hooked
+    assert host.places == {"r0c0": "after a"}
+
+
+class WithoutModules(ModeAtRoot):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(x, self.a.weight)
+        return self.b(x + 1) if self.training else self.b(x)
+
+
+@pytest.mark.parametrize(
     ("model", "words"),
     [
-        (ModeAtRoot, ("control flow on self.training", "module of its own")),
-        (DataAtRoot, ("control flow on a value of the data", "test_tracing.py")),
-        (RandomAtRoot, ("random numbers",)),
-        (ViewAtRoot, ("in place",)),
+        (WithoutModules, ("control flow on self.training", "module of its own")),
         (Alone, ("no place for a seed",)),
         (lambda: nn.Linear(5, 3), ("fails on an example (2, 6)",)),
         (lambda: "no model", ("returns str",)),
     ],
 )
-def test_models_that_cannot_be_traced(model: object, words: tuple[str, ...]):
+def test_models_that_cannot_be_grown(model: object, words: tuple[str, ...]):
     line = refusal(model, VECTORS)
     assert all(word in line for word in words), line
 

@@ -20,7 +20,7 @@ from esper.kasmina.blending import blend
 from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
 from esper.kasmina.layout import channels_last
 from esper.kasmina.network import Segment, StackedNetwork
-from esper.kasmina.random_layers import RowStreams, Site, row_draws
+from esper.kasmina.random_layers import RowDraws, RowStreams, Site, row_draws
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
@@ -101,9 +101,10 @@ class _LoopRun:
     def __post_init__(self) -> None:
         table = self.plan.table
         late = table.start_R != FROM_INPUT
-        self.wanted = set(
-            zip(table.source_R[late].tolist(), table.start_R[late].tolist(), strict=True)
-        )
+        if not self.network.runs_whole:
+            self.wanted = set(
+                zip(table.source_R[late].tolist(), table.start_R[late].tolist(), strict=True)
+            )
         for store in (
             self.network.host,
             *self.network.banks.values(),
@@ -121,6 +122,8 @@ class _LoopRun:
         shadow = bool(table.shadow_R[row])
         keeps = self.training and bool(self.plan.main_R[row])
         state = self._state(network.host, member, frozen=shadow, keeps=keeps)
+        if network.runs_whole:
+            return self._whole_row(row, state)
         if start == FROM_INPUT:
             first, slot = 0, 0
             h = self.x[0] if self.x.shape[0] == 1 else self.x[member]
@@ -142,6 +145,33 @@ class _LoopRun:
             slot = self._next_slot(index)
             index += 1
         return h
+
+    def _whole_row(self, row: int, state: dict[str, Tensor]) -> Tensor:
+        """Run a host in one piece; a row that starts at a slot computes the prefix again.
+
+        The prefix draws the numbers of the row that it continues.
+        """
+        network, index = self.network, len(self.network.segments) - 1
+        x = self.x[0] if self.x.shape[0] == 1 else self.x[int(self.plan.table.member_R[row])]
+        with self._row_context((network.sites or {}).get(index), self._row_at(row, -1)) as draws:
+
+            def visit(position: int, h: Tensor) -> Tensor:
+                for slot, spec in enumerate(network.slots):
+                    if spec.position == position:
+                        owner = self._row_at(row, slot)
+                        h = self._apply_slot(owner, slot, h, row)
+                        if isinstance(draws, RowDraws):
+                            draws.continue_as(slice(owner, owner + 1))
+                return h
+
+            return _call(network.segments[index], state, x, visit)
+
+    def _row_at(self, row: int, slot: int) -> int:
+        """Return the row that computes a slot, and what follows it, for a row; -1: the input."""
+        table = self.plan.table
+        while int(table.start_R[row]) > slot:
+            row = int(table.source_R[row])
+        return row
 
     def _row_context(
         self, site: Site | None, row: int
@@ -165,28 +195,33 @@ class _LoopRun:
         """Apply the slots right after segment `index`, from `slot` on."""
         slots = self.network.slots
         while slot < len(slots) and slots[slot].position == index:
-            self.network.check_activation(slot, h)
             if (row, slot) in self.wanted:
                 self.kept[row, slot] = h.clone()  # the next segment may work in place
-            if self.plan.table.alpha_RS[row, slot] > 0:
-                h = self._apply_seed(row, slot, h)
-            if self.network.tap is not None:
-                self.network.tap(slot, h)
+            h = self._apply_slot(row, slot, h, row)
             slot += 1
         return h
 
-    def _apply_seed(self, row: int, slot: int, h: Tensor) -> Tensor:
+    def _apply_slot(self, row: int, slot: int, h: Tensor, reader: int) -> Tensor:
+        """Apply a slot of a row; `reader`: the row it is computed for, perhaps a second time."""
+        self.network.check_activation(slot, h)
+        if self.plan.table.alpha_RS[row, slot] > 0:
+            h = self._apply_seed(row, slot, h, reader)
+        if self.network.tap is not None and row == reader:
+            self.network.tap(slot, h)
+        return h
+
+    def _apply_seed(self, row: int, slot: int, h: Tensor, reader: int) -> Tensor:
         plan, network = self.plan, self.network
         member, kind = int(plan.table.member_R[row]), int(plan.blueprint_RS[row, slot])
-        shadow = bool(plan.table.shadow_R[row])
-        frozen = shadow and int(plan.table.start_R[row]) != slot
+        shadow = bool(plan.table.shadow_R[reader])
+        frozen = shadow and int(plan.table.start_R[reader]) != slot
         seed_in = h.detach() if plan.detached_RS[row, slot] and not shadow else h
         bank = network.bank(slot, kind)
         if not _supports_any_layout(bank.template):
             seed_in = seed_in.contiguous()
         if bank.writes_input:
             seed_in = seed_in.clone()
-        keeps = self.training and bool(plan.keeps_RS[row, slot])
+        keeps = self.training and bool(plan.keeps_RS[row, slot]) and row == reader
         state = self._state(bank, member, frozen, keeps)
         with self._row_context(bank.site, row):
             delta = functional_call(bank.template, state, (seed_in,), tie_weights=bank.tied)
@@ -220,11 +255,11 @@ def _aligned(value: Tensor) -> Tensor:
     return value if value.data_ptr() % CUDNN_ALIGNMENT == 0 else value.clone()
 
 
-def _call(segment: Segment, state: dict[str, Tensor], h: Tensor) -> Tensor:
+def _call(segment: Segment, state: dict[str, Tensor], *given: object) -> Tensor:
     if not segment.names:
-        return segment.module(h)  # type: ignore[no-any-return]
+        return segment.module(*given)  # type: ignore[no-any-return]
     own = {local: state[name] for local, name in segment.names.items()}
-    out: Tensor = functional_call(segment.module, own, (h,), tie_weights=False)  # all are named
+    out: Tensor = functional_call(segment.module, own, given, tie_weights=False)  # all are named
     return out
 
 

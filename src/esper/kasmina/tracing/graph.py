@@ -13,7 +13,14 @@ from torch import Tensor, fx, nn
 
 from esper.device.rng import forked_rng
 from esper.kasmina.tracing.inputs import Inputs, Raw
-from esper.kasmina.tracing.tracer import BATCHES, FLAG, Level, ModelTracer, TrainingFlag
+from esper.kasmina.tracing.tracer import (
+    BATCHES,
+    FLAG,
+    Level,
+    ModelTracer,
+    TrainingFlag,
+    UntraceableError,
+)
 from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import format_error
 
@@ -95,9 +102,11 @@ def trace_graph(
         if lost is None:
             break
         if not lost:
-            raise EsperError(
+            raise UntraceableError(
                 f"{type(model).__name__}.forward writes into a view or a buffer in place, which a "
-                f"trace would lose: write it without in-place operations, or in a module of its own"
+                f"trace would lose: write it without in-place operations, or in a module of its "
+                f"own",
+                "its forward writes into a view or a buffer in place",
             )
         forced.add(lost)
     additions = Additions()
@@ -107,10 +116,12 @@ def trace_graph(
     return ModelGraph(graph, root, tracer.ends, additions, _used_leaves(graph, tracer))
 
 
-def _stopped(name: str, error: Exception) -> EsperError:
-    return EsperError(
-        f"{name}.forward cannot be traced ({format_error(error)}): put that line into a module of "
-        f"its own, which is then kept whole"
+def _stopped(name: str, error: Exception) -> UntraceableError:
+    reason = format_error(error)
+    return UntraceableError(
+        f"{name}.forward cannot be traced ({reason}): put that line into a module of its own, "
+        f"which is then kept whole",
+        reason,
     )
 
 

@@ -15,11 +15,17 @@ from esper.kasmina.blueprints.registry import BlueprintRegistry
 from esper.kasmina.initialisation import build, check_parameters
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
+from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, plan_hooks
 from esper.kasmina.tracing.inputs import Inputs, Raw
-from esper.kasmina.tracing.places import Place, choose_places, find_places, named_places
+from esper.kasmina.tracing.places import NodePlace, choose_places, find_places, named_places
 from esper.kasmina.tracing.residual import keeps_input, protect_input
 from esper.kasmina.tracing.split import split_graph
-from esper.kasmina.tracing.tracer import BATCHES, kept_random_state, pick_output
+from esper.kasmina.tracing.tracer import (
+    BATCHES,
+    UntraceableError,
+    kept_random_state,
+    pick_output,
+)
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 from esper.leyline.user_errors import user_code
@@ -151,6 +157,8 @@ class HostTrace:
     """Paths of modules kept whole -> why."""
     trainable: tuple[str, ...]
     """Unused parameters that a plain model lets train again."""
+    hooked: str = ""
+    """Why the model runs whole, by hooks; empty if it was traced."""
 
 
 def trace_model(
@@ -177,6 +185,23 @@ def _trace(
     name = type(base).__name__
     inputs = Inputs.of(base, example)
     _check_runs(name, base, inputs, example)
+    _check_slots(slots)
+    try:
+        return _by_graph(factory, base, inputs, example, slots, output)
+    except UntraceableError as stopped:
+        return _by_hooks(factory, base, inputs, example, slots, output, stopped)
+
+
+def _by_graph(
+    factory: Factory,
+    base: nn.Module,
+    inputs: Inputs,
+    example: Raw,
+    slots: int | Sequence[str],
+    output: str | int | None,
+) -> HostTrace:
+    """Trace the model into a chain of segments."""
+    name = type(base).__name__
     traced = trace_graph(base, inputs, example, output)
     _check_output(name, traced)
     chosen = _chosen(name, traced, slots)
@@ -194,17 +219,55 @@ def _trace(
 
     kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the user's class
     _check_same(base, plan, inputs, example, output)
-    ids = tuple(spec.slot_id for spec in specs)
+    return _host_trace(host, plan, name, inputs, traced.untraced, trainable)
+
+
+def _by_hooks(
+    factory: Factory,
+    base: nn.Module,
+    inputs: Inputs,
+    example: Raw,
+    slots: int | Sequence[str],
+    output: str | int | None,
+    stopped: UntraceableError,
+) -> HostTrace:
+    """Let the model run whole; raises what stopped the trace if that cannot be either."""
+    try:
+        plan = plan_hooks(base, inputs, example, slots, output)
+    except CannotHookError as error:
+        raise EsperError(f"{stopped}; it cannot run whole, by hooks, either: {error}") from error
+    if plan is None:
+        raise stopped
+    name = type(base).__name__
+
+    def host() -> nn.Module:
+        return kind(factory().cpu(), plan)
+
+    kind: type[HookedHost] = type(name, (HookedHost,), {})
+    return _host_trace(host, plan, name, inputs, hooked=stopped.reason)
+
+
+def _host_trace(
+    host: Factory,
+    plan: SegmentPlan | HookPlan,
+    name: str,
+    inputs: Inputs,
+    untraced: dict[str, str] | None = None,
+    trainable: tuple[str, ...] = (),
+    hooked: str = "",
+) -> HostTrace:
+    ids = tuple(spec.slot_id for spec in plan.specs)
     return HostTrace(
         factory=host,
         topology=plan.topology,
         slots=ids,
-        places={spec.slot_id: spec.surface for spec in specs},
+        places={spec.slot_id: spec.surface for spec in plan.specs},
         blueprints=_fitting(host, ids, plan.topology),
         name=name,
         inputs=inputs,
-        untraced=traced.untraced,
+        untraced=untraced or {},
         trainable=trainable,
+        hooked=hooked,
     )
 
 
@@ -226,24 +289,36 @@ def _check_runs(name: str, base: nn.Module, inputs: Inputs, example: Raw) -> Non
         inputs.call(copy.deepcopy(base).eval(), values)
 
 
-def _chosen(name: str, traced: ModelGraph, slots: int | Sequence[str]) -> list[Place]:
-    places = find_places(traced)
+def _check_slots(slots: int | Sequence[str]) -> None:
     if isinstance(slots, str):
         raise EsperError(f"slots={slots!r}: give a number or a list of module paths")
-    if not places:
-        whole = next(iter(traced.untraced.items()), None)
-        reason = f" ({whole[0]} is kept whole: {whole[1]})" if whole else ""
-        raise EsperError(
-            f"{name} has no place for a seed{reason}: somewhere between two layers with parameters "
-            f"one float32 tensor, batch first, of 2 to 4 axes must be all that is passed on"
-        )
-    if not isinstance(slots, int):
-        if not slots:
-            raise EsperError("slots=[]: name at least one module")
-        return named_places(places, slots, traced.root)
-    if slots < 1:
+    if not isinstance(slots, int) and not slots:
+        raise EsperError("slots=[]: name at least one module")
+    if isinstance(slots, int) and slots < 1:
         raise EsperError(f"slots={slots}: must be 1 or more")
-    return choose_places(places, slots)
+
+
+def _chosen(name: str, traced: ModelGraph, slots: int | Sequence[str]) -> list[NodePlace]:
+    places = find_places(traced)
+    whole = next(iter(traced.untraced.items()), None)
+    kept = f"{whole[0]} is kept whole: {whole[1]}" if whole else ""
+    if not places:
+        reason = f" ({kept})" if kept else ""
+        raise UntraceableError(
+            f"{name} has no place for a seed{reason}: somewhere between two layers with parameters "
+            f"one float32 tensor, batch first, of 2 to 4 axes must be all that is passed on",
+            kept or "nowhere in it a single tensor is passed on",
+        )
+    if isinstance(slots, int):
+        return choose_places(places, slots)
+    if any(_is_inside(path, slots) for path in traced.untraced):
+        raise UntraceableError(f"{name}: {kept}", kept)
+    return named_places(places, slots, traced.root)
+
+
+def _is_inside(path: str, slots: Sequence[str]) -> bool:
+    """Whether a slot is named inside a module that is kept whole."""
+    return any(str(slot).removeprefix("after ").startswith(f"{path}.") for slot in slots)
 
 
 def _check_output(name: str, traced: ModelGraph) -> None:
@@ -303,9 +378,10 @@ def _check_same(
             found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
         ):
             kind = "training" if mode else "eval"
-            raise EsperError(
+            raise UntraceableError(
                 f"{name} computes something else in {kind} mode than its trace: something in its "
-                f"forward depends on more than its inputs and tensors"
+                f"forward depends on more than its inputs and tensors",
+                f"its trace computes something else in {kind} mode",
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -32,9 +32,8 @@ layer; anywhere else."""
 class Place:
     """A tensor that a seed may be added to."""
 
-    node: fx.Node
     index: int
-    """Position in the order of execution after which it is the only one alive."""
+    """Position in the order of execution."""
     topology: Topology
     channels: int
     interval: int
@@ -43,21 +42,28 @@ class Place:
     """Modules that return it, inner ones first."""
     grade: int
     label: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one sample."""
-        return tuple(self.node.meta["values"][0].shape[1:])
+    shape: tuple[int, ...]
+    """Of one sample."""
 
 
-def find_places(model: ModelGraph) -> list[Place]:
+@dataclass(frozen=True, slots=True, eq=False)
+class NodePlace(Place):
+    """A place in a traced model; `index` is where its tensor becomes the only one alive."""
+
+    node: fx.Node
+
+
+P = TypeVar("P", bound=Place)
+
+
+def find_places(model: ModelGraph) -> list[NodePlace]:
     """Return all legal places in order of execution."""
     nodes = [node for node in model.graph.nodes if node.op != "output"]
     order = {node: index for index, node in enumerate(nodes)}
     layers = [index for index, node in enumerate(nodes) if _has_parameters(model.root, node)]
     sizes = _size_uses(nodes, order)
     last_use = {node: _last_use(node, order) for node in nodes}
-    places: list[Place] = []
+    places: list[NodePlace] = []
     alive: list[fx.Node] = []
     seen: set[fx.Node] = set()
     for index, node in enumerate(nodes):
@@ -77,7 +83,10 @@ def find_places(model: ModelGraph) -> list[Place]:
         label = _label(model, live, paths)
         times = sum(place.label.partition(" (")[0] == label for place in places)
         label, grade = f"{label} ({times + 1})" if times else label, _grade(model, live)
-        places.append(Place(live, index, topology, channels, before, paths, grade, label))
+        shape = tuple(live.meta["values"][0].shape[1:])
+        places.append(
+            NodePlace(index, topology, channels, before, paths, grade, label, shape, live)
+        )
     return places
 
 
@@ -162,13 +171,14 @@ def _topology(root: nn.Module, node: fx.Node, rank: int) -> Topology | None:
         return None
     found = _nearest(root, node, forward=True) or _nearest(root, node, forward=False)
     if rank == 4:
-        return None if found == _LAST else "cnn"  # [B, H, W, C] has no blueprints
-    return "signal" if found == _FIRST else "transformer"
+        return None if found == CHANNELS_LAST else "cnn"  # [B, H, W, C] has no blueprints
+    return "signal" if found == CHANNELS_FIRST else "transformer"
 
 
 # ---- which axis the channels are ----------------------------------------------------------
 
-_FIRST, _LAST = "channels first", "channels last"
+CHANNELS_FIRST: Final = "channels first"
+CHANNELS_LAST: Final = "channels last"
 _FIRST_LAYERS: Final = (
     _ConvNd, _BatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.GroupNorm, nn.MaxPool1d,
     nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
@@ -197,7 +207,13 @@ def _nearest(root: nn.Module, start: fx.Node, forward: bool) -> str | None:
             looked_at = node is not start or not forward
             kind = _kind_of(root, node) if looked_at else None
             if kind is not None:
-                return kind if not flipped else _LAST if kind == _FIRST else _FIRST
+                return (
+                    kind
+                    if not flipped
+                    else CHANNELS_LAST
+                    if kind == CHANNELS_FIRST
+                    else CHANNELS_FIRST
+                )
             turned = flipped != (looked_at and _name(node) in _FLIPS)
             if not forward or not looked_at or _rank(node) == rank:
                 near = list(node.users) if forward else node.all_input_nodes
@@ -220,19 +236,24 @@ def _rank(node: fx.Node) -> int:
     return value.ndim if isinstance(value, Tensor) else -1
 
 
+def layout_of(module: nn.Module) -> str | None:
+    """Return where a layer has its channels; None if it does not tell."""
+    for part in module.modules():
+        if isinstance(part, _FIRST_LAYERS):
+            return CHANNELS_FIRST
+        if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) > 1:
+            continue
+        if isinstance(part, _LAST_LAYERS):
+            return CHANNELS_LAST
+    return None
+
+
 def _kind_of(root: nn.Module, node: fx.Node) -> str | None:
     if node.op == "call_module":
-        for part in root.get_submodule(str(node.target)).modules():
-            if isinstance(part, _FIRST_LAYERS):
-                return _FIRST
-            if isinstance(part, nn.LayerNorm) and len(part.normalized_shape) > 1:
-                continue
-            if isinstance(part, _LAST_LAYERS):
-                return _LAST
-        return None
+        return layout_of(root.get_submodule(str(node.target)))
     if _name(node).startswith(_FIRST_FUNCTIONS):
-        return _FIRST
-    return _LAST if _name(node).startswith(_LAST_FUNCTIONS) else None
+        return CHANNELS_FIRST
+    return CHANNELS_LAST if _name(node).startswith(_LAST_FUNCTIONS) else None
 
 
 def _name(node: fx.Node) -> str:
@@ -268,7 +289,11 @@ def _grade_of_step(model: ModelGraph, node: fx.Node) -> int:
         return BLOCK
     if node.op != "call_module":
         return _grade_of_function(node)
-    module = model.root.get_submodule(str(node.target))
+    return grade_of_layer(model.root.get_submodule(str(node.target)))
+
+
+def grade_of_layer(module: nn.Module) -> int:
+    """Return the grade of the place after a module that is one step of a graph."""
     own = type(module).__module__
     if not own.startswith("torch.nn.") or isinstance(module, nn.TransformerEncoderLayer):
         return BLOCK
@@ -287,11 +312,15 @@ def _grade_of_function(node: fx.Node) -> int:
 def _inside_block(model: ModelGraph, node: fx.Node) -> bool:
     """Whether a place is in the middle of a block that its parent has several of."""
     paths = _paths(model, node)
-    owner = paths[-1].rpartition(".")[0] if paths else _owner(node)
+    return in_repeated(model.root, paths[-1].rpartition(".")[0] if paths else _owner(node))
+
+
+def in_repeated(root: nn.Module, owner: str) -> bool:
+    """Whether a module, or one it is in, is a block that its parent has several of."""
     while owner:
         above = owner.rpartition(".")[0]
-        kind = type(model.root.get_submodule(owner))
-        siblings = model.root.get_submodule(above).children()
+        kind = type(root.get_submodule(owner))
+        siblings = root.get_submodule(above).children()
         if kind is not nn.Sequential and sum(type(child) is kind for child in siblings) > 1:
             return True
         owner = above
@@ -331,10 +360,10 @@ def _is_named_layer(model: ModelGraph, node: fx.Node) -> bool:
 # ---- choice -------------------------------------------------------------------------------
 
 
-def choose_places(places: Sequence[Place], slots: int) -> list[Place]:
+def choose_places(places: Sequence[P], slots: int) -> list[P]:
     """Return up to `slots` places of one topology, spread over the depth."""
     for least in (STEP, LAYER, OTHER):
-        best: list[Place] = []
+        best: list[P] = []
         for topology in ("cnn", "signal", "transformer", "mlp"):  # ties: the trunk before the head
             found = _one_per_interval([p for p in places if p.topology == topology], least)
             if len(found) > len(best):
@@ -346,9 +375,9 @@ def choose_places(places: Sequence[Place], slots: int) -> list[Place]:
     return sorted(chosen, key=lambda place: place.index)
 
 
-def _one_per_interval(places: Sequence[Place], least: int) -> list[Place]:
+def _one_per_interval(places: Sequence[P], least: int) -> list[P]:
     """Between two layers with parameters take the best place, of equal ones the last."""
-    best: dict[int, Place] = {}
+    best: dict[int, P] = {}
     for place in places:
         rival = best.get(place.interval)
         if place.grade >= least and (rival is None or place.grade >= rival.grade):
@@ -356,7 +385,7 @@ def _one_per_interval(places: Sequence[Place], least: int) -> list[Place]:
     return list(best.values())
 
 
-def _spread(places: Sequence[Place], most: int) -> list[Place]:
+def _spread(places: Sequence[P], most: int) -> list[P]:
     """Return up to `most` places in even steps, ends of stages among them."""
     shapes = [*(place.shape for place in places), ()]
     ends = [rank for rank in range(len(places)) if shapes[rank] != shapes[rank + 1]]
@@ -377,9 +406,14 @@ def _even_ranks(count: int, most: int) -> list[int]:
     return [(step + 1) * count // most - 1 for step in range(most)]
 
 
-def named_places(places: Sequence[Place], names: Sequence[str], root: nn.Module) -> list[Place]:
+def named_places(places: Sequence[P], names: Sequence[str], root: nn.Module) -> list[P]:
     """Return the places behind the named modules; raises with the nearest legal ones."""
     found = [_named(places, name, root) for name in names]
+    return together(found, names)
+
+
+def together(found: Sequence[P], names: Sequence[str]) -> list[P]:
+    """Return places in order of execution; raises unless they differ and have one layout."""
     kinds = {place.topology: name for place, name in zip(found, names, strict=True)}
     if len(kinds) > 1:
         listed = ", ".join(f"{name!r} is {kind}" for kind, name in kinds.items())
@@ -389,7 +423,7 @@ def named_places(places: Sequence[Place], names: Sequence[str], root: nn.Module)
     return sorted(found, key=lambda place: place.index)
 
 
-def _named(places: Sequence[Place], name: str, root: nn.Module) -> Place:
+def _named(places: Sequence[P], name: str, root: nn.Module) -> P:
     wanted = name.removeprefix("after ") if isinstance(name, str) else name
     found = [p for p in places if wanted in p.paths or p.label == f"after {wanted}"]
     if len(found) == 1:
@@ -397,7 +431,7 @@ def _named(places: Sequence[Place], name: str, root: nn.Module) -> Place:
     if len(found) > 1:
         raise EsperError(f"slots: {name!r} runs {len(found)} times; name a module that runs once")
     legal = list(dict.fromkeys(place.label.removeprefix("after ") for place in places))
-    near = ", ".join(_nearest_names(str(wanted), legal)) or "none"
+    near = ", ".join(nearest_names(str(wanted), legal)) or "none"
     known = wanted in dict(root.named_modules())
     problem = "more than one tensor is alive behind it, or its layout fits no seed"
     reason = problem if known else "there is no module of that name"
@@ -406,7 +440,7 @@ def _named(places: Sequence[Place], name: str, root: nn.Module) -> Place:
     )
 
 
-def _nearest_names(name: str, legal: Sequence[str], most: int = 4) -> list[str]:
+def nearest_names(name: str, legal: Sequence[str], most: int = 4) -> list[str]:
     """Return the legal names closest to a name: those under or above it, then those like it."""
     related = [n for n in legal if n.startswith(f"{name}.") or name.startswith(f"{n}.")]
     alike = difflib.get_close_matches(name, legal, n=most, cutoff=0.0)

@@ -8,6 +8,8 @@ import torch
 from torch import fx, nn
 
 from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.tracing.hook_plain import grown_model
+from esper.kasmina.tracing.hooks import HookedHost
 from esper.kasmina.tracing.host import HostTrace, TracedHost
 from esper.kasmina.tracing.inputs import Inputs
 from esper.leyline.errors import EsperError
@@ -20,8 +22,11 @@ def plain_model(host_trace: HostTrace, member: MorphogeneticModel) -> nn.Module:
     """Return a member as a graph of torch modules, in eval mode, with parameters of its own.
 
     It is called as the user's model is, and names parameters as that does; seeds are under `seeds`.
+    A model that runs by hooks stays of the user's class, with seeds as forward hooks.
     """
     host = member.host
+    if isinstance(host, HookedHost):
+        return grown_model(host, member.seeds, member.slots)
     if not isinstance(host, TracedHost):
         raise EsperError(f"member of {type(host).__name__}: give one of the traced host's members")
     plain = member.to_plain()

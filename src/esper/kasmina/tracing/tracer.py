@@ -12,6 +12,7 @@ The tracer changes the model it is given (`ModelTracer.trace`): give it a copy, 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import operator
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,15 @@ Pair = tuple[Any, Any]
 """Value of a node on the small and on the large batch."""
 BATCHES: Final = (2, 3)
 """Samples of the two batches."""
+
+
+class UntraceableError(EsperError):
+    """A model has no chain of segments; it may still run whole, by hooks."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        """`reason`: the part of the message that says why."""
+        super().__init__(message)
+        self.reason = reason
 
 
 class Level(IntEnum):
@@ -147,9 +157,10 @@ class ModelTracer(LeafTracer):
                 del names["len"]
             self._counting.clear()
         if _random_state() != before:
-            raise EsperError(
+            raise UntraceableError(
                 f"{type(root).__name__}.forward draws random numbers that a trace would freeze: "
-                f"move the lines that draw them into a module of their own"
+                f"move the lines that draw them into a module of their own",
+                "its forward draws random numbers in Python",
             )
         return graph
 
@@ -370,13 +381,11 @@ class _EncoderCall:
 def pick_output(out: Any, output: str | int | None) -> Any:
     """Return the first tensor of what a model returns, or the one `output` names."""
     if output is not None:
-        try:
-            return out[output]
-        except (KeyError, IndexError, TypeError) as error:
-            found = list(out) if isinstance(out, dict) else type(out).__name__
-            raise EsperError(f"output={output!r}: the model returns {found}") from error
+        return _named_output(out, output)
     if isinstance(out, dict):
         out = tuple(out.values())
+    elif dataclasses.is_dataclass(out):
+        out = tuple(getattr(out, part.name) for part in dataclasses.fields(out))
     if isinstance(out, Sequence) and not isinstance(out, str):
         tensors = [part for part in out if _is_tensor(part)]
         if not tensors:
@@ -388,6 +397,16 @@ def pick_output(out: Any, output: str | int | None) -> Any:
         first = next((key for key in keys if isinstance(value[key], Tensor)), None)
         return out if first is None else out[first]  # type: ignore[index]
     return out
+
+
+def _named_output(out: Any, output: str | int) -> Any:
+    try:
+        return out[output]
+    except (KeyError, IndexError, TypeError) as error:
+        if isinstance(output, str) and not isinstance(out, dict) and hasattr(out, output):
+            return getattr(out, output)
+        found = list(out) if isinstance(out, dict) else type(out).__name__
+        raise EsperError(f"output={output!r}: the model returns {found}") from error
 
 
 def _is_tensor(part: Any) -> bool:

@@ -8,6 +8,7 @@ output is fixed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -128,7 +129,7 @@ def find_sources(
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of nested tuples, lists and dicts."""
+    """Yield the tensors of nested tuples, lists, dicts and dataclasses."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
@@ -136,6 +137,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
+    elif dataclasses.is_dataclass(value):
+        yield from tensors_in([getattr(value, part.name) for part in dataclasses.fields(value)])
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
