@@ -142,9 +142,7 @@ class Drawing:
 
         def build() -> nn.Module:
             layers: list[nn.Module] = []
-            for place, (before, width) in enumerate(
-                zip([shape[0], *widths], widths, strict=False)
-            ):
+            for place, (before, width) in enumerate(zip([shape[0], *widths], widths, strict=False)):
                 layers += [conv(before, width, size, padding=size // 2, bias=not norm)]
                 layers += ([batch_norm(width)] if norm else []) + [active()]
                 layers += [pool(2)] if place == 0 else []
@@ -182,7 +180,7 @@ class Drawing:
         outputs = {"classes": self.whole(2, 6), "numbers": self.whole(1, 2), "binary": 1}.get(
             kind, self.whole(2, 4)
         )
-        shape, samples = self.shape(form), self.whole(120, 300)
+        shape, samples = self.shape(form), self.whole(160, 360)
         inputs = self.inputs(form, shape, samples)
         targets = self.targets(kind, inputs, outputs)
         factory = self.factory(form, shape, outputs)
@@ -196,10 +194,10 @@ class Drawing:
         budget = Budget(
             params=self.params_cap(model),
             macs=self.macs_cap(model, inputs),
-            host_runs=self.one_of(2, 2.5, 3, 4, 5, 6.5, 8),
+            host_runs=self.one_of(2, 3, 4.5, 6, 7, 8, 8),
         )
         settings = {
-            "epochs": self.whole(1, 3), "batch_size": self.one_of(8, 16, 20), "seed": self.number,
+            "epochs": self.whole(1, 3), "batch_size": self.one_of(4, 6, 8, 16), "seed": self.number,
             "policy": self.one_of("auto", "auto", "auto", "asha"),
             "optimizer": self.one_of("auto", "auto", "sgd"), "slots": self.one_of(1, 2, 8),
             "lr": self.one_of("auto", "auto", 0.01, (0.001, 0.1)),
@@ -214,7 +212,8 @@ class Drawing:
     def params_cap(self, model: nn.Module) -> int | None:
         """From exactly the model's own size to six times that."""
         own = sum(parameter.numel() for parameter in model.parameters())
-        return self.one_of(None, own, int(own * 6.0 ** self.rng.random()), 6 * own)
+        drawn = int(own * 6.0 ** self.rng.random())
+        return self.one_of(None, None, own, drawn, drawn, drawn, 6 * own)
 
     def macs_cap(self, model: nn.Module, inputs: Tensor) -> float | None:
         if self.rng.random() < 0.7:

@@ -265,7 +265,6 @@ def test_macs_of_torchs_fused_attention_are_counted_as_its_products():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-
 def test_parameters_and_macs_of_an_mlp_counted_by_hand():
     """Linear maps without bias, norms 2 C, a head with bias."""
     host = MLPHost(in_features=9, num_classes=5, width=12, n_layers=3)

@@ -68,16 +68,17 @@ def grow(
         columns, stream, output, class_weights, label_smoothing, device, executor,
     )  # fmt: skip
     printer = ProgressPrinter(verbose, on_round)
-    run = prepare_run(model, train, val, test, budget, settings, printer)
-    if resume is None:
-        home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
-    else:
-        home = GrowFolder.open(Path(resume))
-    try:
-        home.keep_sources(sources)
-        return run.search(home, resume is not None)
-    finally:
-        home.close()
+    with printer.logged():
+        run = prepare_run(model, train, val, test, budget, settings, printer)
+        if resume is None:
+            home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
+        else:
+            home = GrowFolder.open(Path(resume))
+        try:
+            home.keep_sources(sources)
+            return run.search(home, resume is not None)
+        finally:
+            home.close()
 
 
 def prepare_run(

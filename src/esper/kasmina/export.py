@@ -28,6 +28,7 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 T = TypeVar("T")
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
+_EXPORT_LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes")
 _INSTALL = "pip install 'esper-morph[export]'"
 
 
@@ -181,17 +182,20 @@ def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporters about their own calls and axis names."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Silence torch's exporters, which warn about their own calls and print graphs that fail."""
+    loggers = [logging.getLogger(name) for name in _EXPORT_LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)  # errors are raised, too
     try:
-        with warnings.catch_warnings():
+        # What torch.export had traced before it failed is printed to stderr.
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", "# The axis name", UserWarning)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _write(target: Path, content: bytes) -> None:
