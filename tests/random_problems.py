@@ -226,9 +226,9 @@ def measured_macs(model: nn.Module, one: Tensor) -> float:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # what is fused is not counted
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            with FlopCounterMode(display=False) as counter:
-                copy.deepcopy(model).eval()(one)
+        counter = FlopCounterMode(display=False)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
+            copy.deepcopy(model).eval()(one)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
     return counter.get_total_flops() / 2

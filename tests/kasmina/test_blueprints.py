@@ -22,7 +22,15 @@ NAMES = {
         "depthwise",
         "norm",
     ),
-    "transformer": ("attention", "lora", "lora_large", "mlp", "mlp_small", "norm"),
+    "transformer": (
+        "attention",
+        "full_attention",
+        "lora",
+        "lora_large",
+        "mlp",
+        "mlp_small",
+        "norm",
+    ),
     "mlp": ("gate", "mlp", "mlp_small", "norm"),
     "signal": (
         "attention",

@@ -31,9 +31,9 @@ def flop_counter() -> Iterator[FlopCounterMode]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with torch_convolutions(), sdpa_kernel(SDPBackend.MATH):
-            with FlopCounterMode(display=False) as counter:
-                yield counter
+        counter = FlopCounterMode(display=False)
+        with torch_convolutions(), sdpa_kernel(SDPBackend.MATH), counter:
+            yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
 
