@@ -37,8 +37,8 @@ def model() -> nn.Module:
 
 
 def grow(folder: Path, **settings) -> esper.GrowResult:
-    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 16, "device": "cpu"} | settings
-    return esper.grow(model, data(), folder=folder, verbose=False, **chosen)
+    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 8, "widths": (0.5, 2.0)} | settings
+    return esper.grow(model, data(), folder=folder, verbose=False, device="cpu", **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ class Stop(BaseException):
 
 @pytest.mark.parametrize(
     ("batch", "seconds"),
-    [(60, 60.0), *(pytest.param(n, -1.0, marks=pytest.mark.slow) for n in (30, 60, 130))],
+    [(30, 60.0), *(pytest.param(n, -1.0, marks=pytest.mark.slow) for n in (15, 30, 65))],
 )
 def test_a_killed_search_resumes_bit_for_bit(result, tmp_path, monkeypatch, batch, seconds):
     """Saved at the end of each stage, or after every chunk; killed in the middle of a stage."""
@@ -128,7 +128,7 @@ def test_ctrl_c_returns_the_best_so_far_and_the_run_resumes(result, tmp_path, mo
     train = BracketTrainer._train_chunk
 
     def interrupted(self, count):
-        if self.length != 1000 and self.batch >= 60:
+        if self.length != 1000 and self.batch >= 30:
             raise KeyboardInterrupt
         train(self, count)
 
@@ -173,14 +173,15 @@ def test_a_member_that_diverges_costs_nothing_but_itself(tmp_path):
 
 
 def test_a_time_limit_ends_the_search(tmp_path):
-    found = grow(tmp_path, budget=esper.Budget(minutes=0.05), epochs=500)
+    found = grow(tmp_path, budget=esper.Budget(minutes=0.02), epochs=500)
     assert found.record.seconds < 15
     assert found.host.params
 
 
 def test_the_limits_on_size_hold_for_every_candidate(tmp_path):
     host = sum(p.numel() for p in model().parameters())
-    found = grow(tmp_path, budget=esper.Budget(params=host + 30, host_runs=4))
+    budget = esper.Budget(params=host + 30, host_runs=4)
+    found = grow(tmp_path, budget=budget, epochs=4, widths="auto")
     assert max(c.params for c in candidates(found)) <= host + 30
 
 
@@ -198,7 +199,7 @@ def test_copies_join_the_survivors_with_a_seed_less_or_more(result):
 
 @pytest.mark.parametrize("runs", [0.5, 2.0, 2.9])
 def test_a_small_budget_still_trains_the_model_itself(tmp_path, runs):
-    found = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=4, widths=(0.5, 2.0))
+    found = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=4)
     assert found.host.params == sum(p.numel() for p in model().parameters())
 
 
