@@ -239,6 +239,23 @@ def test_the_best_run_of_the_given_model_is_protected_however_it_ranks():
     assert found.tolist() == [False, True, False, False]
 
 
+def test_samples_of_weight_0_teach_nothing(tmp_path):
+    """Half of the labels are wrong; the weights say which, and validation is right."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((300, 2)).astype(np.float32)
+    right = (x[:, 0] > 0).astype(np.int64)
+    wrong = np.arange(300) % 2 == 0
+    train, val = slice(0, 200), slice(200, 300)
+    found = esper.grow(
+        nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)),
+        (x[train], np.where(wrong, 1 - right, right)[train]), (x[val], right[val]),
+        budget=esper.Budget(host_runs=1), epochs=10, lr=0.03, widths=(), device="cpu",
+        folder=tmp_path, verbose=False, sample_weights=np.where(wrong, 0.0, 1.0)[train],
+    )  # fmt: skip
+    assert found.info.loss == "cross_entropy"
+    assert found.best.val_score > 0.9
+
+
 def test_the_rate_rises_then_falls_to_0():
     shares = [rate_share(batch, 200) for batch in range(200)]
     top = int(np.argmax(shares))
