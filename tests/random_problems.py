@@ -194,7 +194,7 @@ class Drawing:
         budget = Budget(
             params=self.params_cap(model),
             macs=self.macs_cap(model, inputs),
-            host_runs=self.one_of(2, 3, 4.5, 6, 7, 8, 8),
+            host_runs=self.one_of(2, 3, 4.5, 6, 8, 8, 16),
         )
         settings = {
             "epochs": self.whole(1, 3), "batch_size": self.one_of(4, 6, 8, 16), "seed": self.number,

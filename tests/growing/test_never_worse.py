@@ -61,19 +61,17 @@ def check_controls(result: esper.GrowResult) -> None:
 
 
 def check_budget(problem: RandomProblem, result: esper.GrowResult) -> None:
-    budget = problem.budget
+    budget, candidates = problem.budget, result.search_state().candidates
     assert result.record.runs <= budget.host_runs
-    spent = sum(c.compute for c in result.search_state().candidates) / result.info.length
+    spent = sum(c.compute for c in candidates) / result.info.length
     assert spent == pytest.approx(result.record.runs, rel=1e-9)
+    assert max(c.params for c in candidates) <= (budget.params or np.inf)
+    assert max(c.macs for c in candidates) <= (budget.macs or np.inf)
     one = problem.train[0][:1]
     for network in (*result.frontier, result.host, result.best):
         plain = network.model
-        params = sum(p.numel() for p in plain.parameters())
-        assert params <= network.params
-        if budget.params is not None:
-            assert network.params <= budget.params
-        if budget.macs is not None:
-            assert measured_macs(plain, one) <= network.macs <= budget.macs
+        assert sum(p.numel() for p in plain.parameters()) <= network.params
+        assert measured_macs(plain, one) <= network.macs
 
 
 def check_validation(problem: RandomProblem, result: esper.GrowResult) -> None:
