@@ -118,7 +118,9 @@ def test_every_parameter_is_alive_within_two_steps(topology, name, style, width)
     assert alive == {n for n, _ in slot.named_parameters()}
 
 
-@pytest.mark.parametrize(("topology", "name", "style", "width"), CASES)
+@pytest.mark.parametrize(
+    ("topology", "name", "style", "width"), [case for case in CASES if case[3] < 128]
+)
 def test_a_toy_loss_falls(topology, name, style, width):
     slot, h = slot_and_input(topology, name, style, width)
     optimiser = torch.optim.Adam(slot.parameters(), lr=0.01)

@@ -33,7 +33,7 @@ OTHER_CASES = [  # every blueprint once, the styles in turn
 ]
 
 
-def state_after(population: Population, kind: str, batches: int = 3) -> dict[str, torch.Tensor]:
+def state_after(population: Population, kind: str, batches: int = 2) -> dict[str, torch.Tensor]:
     """Losses of the main rows, the hosts' parameters and buffers after a few batches."""
     device = str(population.device)
     losses = [
