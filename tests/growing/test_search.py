@@ -97,10 +97,8 @@ class Stop(BaseException):
     """Ends a search like a kill: nothing catches it."""
 
 
-@pytest.mark.parametrize(
-    ("batch", "seconds"),
-    [(30, 60.0), *(pytest.param(n, -1.0, marks=pytest.mark.slow) for n in (15, 30, 65))],
-)
+@pytest.mark.slow  # resuming bit for bit is tested after Ctrl-C by default
+@pytest.mark.parametrize(("batch", "seconds"), [(30, 60.0), (15, -1.0), (30, -1.0), (65, -1.0)])
 def test_a_killed_search_resumes_bit_for_bit(result, tmp_path, monkeypatch, batch, seconds):
     """Saved at the end of each stage, or after every chunk; killed in the middle of a stage."""
     monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", seconds)
@@ -165,7 +163,7 @@ def test_two_processes_cannot_share_a_run(result):
 
 
 def test_a_member_that_diverges_costs_nothing_but_itself(tmp_path):
-    found = grow(tmp_path, lr=(1e-3, 3e-3, 1e30))
+    found = grow(tmp_path, lr=(1e-3, 3e-3, 1e30), budget=esper.Budget(host_runs=5), widths=())
     scores = [c.score for c in candidates(found) if c.rate == 1e30 and c.curve]
     assert scores, "some candidate had the absurd rate"
     assert math.isfinite(found.best.val_score)
