@@ -25,6 +25,8 @@ TEST_JOBS ?= 2
 # One thread: on these small tensors a second one costs more than it brings.
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# pytest keeps its compiled tests; without them every process of a run compiles them for 10 seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run grow test test-slow guardrail lint bench clean

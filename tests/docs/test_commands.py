@@ -25,7 +25,7 @@ BLOCKS = re.findall(r"```sh\n(.*?)```", PAGE + README, flags=re.DOTALL)
 
 
 def commands() -> list[list[str]]:
-    """Every `esper` command as its words, `python -m` spelled the same way."""
+    """Every `esper` command as its words, once; `python -m` is spelled the same way."""
     lines = [shlex.split(line, comments=True) for block in BLOCKS for line in block.splitlines()]
     found = []
     for words in lines:
@@ -33,12 +33,12 @@ def commands() -> list[list[str]]:
             words = ["esper", words[2].removeprefix("esper.scripts."), *words[3:]]
         if words and Path(words[0]).name == "esper":
             found.append(words[1:])
-    return found
+    return [list(words) for words in dict.fromkeys(map(tuple, found))]
 
 
 COMMANDS = commands()
 SMALL = ["--envs", "1", "--episode-length", "5", "--batches-per-step", "1", "--device", "cpu"]
-GROW = ["--epochs", "1", "--host-runs", "1", "--device", "cpu", "--quiet"]
+GROW = ["--epochs", "1", "--host-runs", "1", "--widths", "2", "--device", "cpu", "--quiet"]
 TINY = ["--task", "synthetic", *SMALL, "--batch-size", "8", "--blueprints", "norm", "depthwise"]
 
 

@@ -32,7 +32,13 @@ def run_page(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     def small_grow(*args: Any, **options: Any) -> esper.GrowResult:
         budget = options.pop("budget", None) or esper.Budget()
         cut = dataclasses.replace(budget, host_runs=1.5, minutes=None)
-        settings = {"epochs": 1, "widths": (), "device": "cpu", "verbose": False, "folder": folder}
+        settings = {
+            "epochs": 0.1,
+            "widths": (),
+            "device": "cpu",
+            "verbose": False,
+            "folder": folder,
+        }
         return grow(*args, budget=cut, **(options | settings))
 
     monkeypatch.chdir(folder)

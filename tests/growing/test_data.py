@@ -22,6 +22,7 @@ from torch.utils.data import (
 from esper.growing.data import GrowData, read_data
 from esper.growing.parts import GrowPart
 from esper.growing.streams import StreamSource
+from support import refused
 
 N, F = 300, 4
 
@@ -460,3 +461,33 @@ def test_examples_are_the_first_samples():
     data = read_data((inputs(), labels()), val=Samples(samples=9), test=Samples(samples=9))
     assert torch.equal(data.example(3).inputs, inputs()[:3])  # type: ignore[arg-type]
     assert len(read_data(Samples(), stream="always").example(3)) == 3
+
+
+def test_sample_weights_follow_their_samples_and_do_not_weigh_scores():
+    x = inputs()
+    data = read_data((x, labels()), sample_weights=x[:, 0].abs().numpy())
+    assert torch.equal(data.train.weights, data.train.inputs[:, 0])
+    assert data.val.weights is None
+    weighted = data.with_weighted_targets()
+    assert torch.equal(weighted.train.targets[:, 1], data.train.inputs[:, 0])
+    assert torch.equal(weighted.val.targets[:, 0].long(), data.val.targets)
+    assert bool((weighted.val.targets[:, 1] == 1).all())
+    assert data.fingerprint != read_data((x, labels())).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (np.ones(N - 1), f"for {N} samples"),
+        (np.full(N, -1.0), "weight -1 of sample 0"),
+        (["heavy"] * N, "give an array of one number for each sample"),
+    ],
+)
+def test_wrong_sample_weights_are_refused_in_one_line(weights, words):
+    assert words in refused(lambda: read_data((inputs(), labels()), sample_weights=weights))
+
+
+def test_streams_take_no_sample_weights():
+    train = TensorDataset(inputs(), labels())
+    said = refused(lambda: read_data(train, stream="always", sample_weights=np.ones(N)))
+    assert "train is streamed, as requested" in said

@@ -37,8 +37,8 @@ def model() -> nn.Module:
 
 
 def grow(folder: Path, **settings) -> esper.GrowResult:
-    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 16, "device": "cpu"} | settings
-    return esper.grow(model, data(), folder=folder, verbose=False, **chosen)
+    chosen = {"budget": esper.Budget(host_runs=12), "epochs": 8, "widths": (0.5, 2.0)} | settings
+    return esper.grow(model, data(), folder=folder, verbose=False, device="cpu", **chosen)
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +97,8 @@ class Stop(BaseException):
     """Ends a search like a kill: nothing catches it."""
 
 
-@pytest.mark.parametrize(
-    ("batch", "seconds"),
-    [(60, 60.0), *(pytest.param(n, -1.0, marks=pytest.mark.slow) for n in (30, 60, 130))],
-)
+@pytest.mark.slow  # resuming bit for bit is tested after Ctrl-C by default
+@pytest.mark.parametrize(("batch", "seconds"), [(30, 60.0), (15, -1.0), (30, -1.0), (65, -1.0)])
 def test_a_killed_search_resumes_bit_for_bit(result, tmp_path, monkeypatch, batch, seconds):
     """Saved at the end of each stage, or after every chunk; killed in the middle of a stage."""
     monkeypatch.setattr("esper.growing.search.SAVE_SECONDS", seconds)
@@ -128,7 +126,7 @@ def test_ctrl_c_returns_the_best_so_far_and_the_run_resumes(result, tmp_path, mo
     train = BracketTrainer._train_chunk
 
     def interrupted(self, count):
-        if self.length != 1000 and self.batch >= 60:
+        if self.length != 1000 and self.batch >= 30:
             raise KeyboardInterrupt
         train(self, count)
 
@@ -165,7 +163,7 @@ def test_two_processes_cannot_share_a_run(result):
 
 
 def test_a_member_that_diverges_costs_nothing_but_itself(tmp_path):
-    found = grow(tmp_path, lr=(1e-3, 3e-3, 1e30))
+    found = grow(tmp_path, lr=(1e-3, 3e-3, 1e30), budget=esper.Budget(host_runs=5), widths=())
     scores = [c.score for c in candidates(found) if c.rate == 1e30 and c.curve]
     assert scores, "some candidate had the absurd rate"
     assert math.isfinite(found.best.val_score)
@@ -173,14 +171,15 @@ def test_a_member_that_diverges_costs_nothing_but_itself(tmp_path):
 
 
 def test_a_time_limit_ends_the_search(tmp_path):
-    found = grow(tmp_path, budget=esper.Budget(minutes=0.05), epochs=500)
+    found = grow(tmp_path, budget=esper.Budget(minutes=0.02), epochs=500)
     assert found.record.seconds < 15
     assert found.host.params
 
 
 def test_the_limits_on_size_hold_for_every_candidate(tmp_path):
     host = sum(p.numel() for p in model().parameters())
-    found = grow(tmp_path, budget=esper.Budget(params=host + 30, host_runs=4))
+    budget = esper.Budget(params=host + 30, host_runs=4)
+    found = grow(tmp_path, budget=budget, epochs=4, widths="auto")
     assert max(c.params for c in candidates(found)) <= host + 30
 
 
@@ -198,7 +197,7 @@ def test_copies_join_the_survivors_with_a_seed_less_or_more(result):
 
 @pytest.mark.parametrize("runs", [0.5, 2.0, 2.9])
 def test_a_small_budget_still_trains_the_model_itself(tmp_path, runs):
-    found = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=4, widths=(0.5, 2.0))
+    found = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=4)
     assert found.host.params == sum(p.numel() for p in model().parameters())
 
 
@@ -236,6 +235,23 @@ def test_the_best_run_of_the_given_model_is_protected_however_it_ranks():
     assert found.tolist() == [False, True, False, False]
     found = search._controls(here, np.array([math.nan, 0.0, 0.9, 0.8]))
     assert found.tolist() == [False, True, False, False]
+
+
+def test_samples_of_weight_0_teach_nothing(tmp_path):
+    """Half of the labels are wrong; the weights say which, and validation is right."""
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((300, 2)).astype(np.float32)
+    right = (x[:, 0] > 0).astype(np.int64)
+    wrong = np.arange(300) % 2 == 0
+    train, val = slice(0, 200), slice(200, 300)
+    found = esper.grow(
+        nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)),
+        (x[train], np.where(wrong, 1 - right, right)[train]), (x[val], right[val]),
+        budget=esper.Budget(host_runs=1), epochs=10, lr=0.03, widths=(), device="cpu",
+        folder=tmp_path, verbose=False, sample_weights=np.where(wrong, 0.0, 1.0)[train],
+    )  # fmt: skip
+    assert found.info.loss == "cross_entropy"
+    assert found.best.val_score > 0.9
 
 
 def test_the_rate_rises_then_falls_to_0():

@@ -35,7 +35,7 @@ def data(case: Case):
 def grown(kind: str, folder: Path) -> esper.GrowResult:
     case = CASES[kind]
     return esper.grow(
-        case.build, data(case), budget=esper.Budget(host_runs=5), epochs=4, batch_size=8,
+        case.build, data(case), budget=esper.Budget(host_runs=5), epochs=2, batch_size=8,
         output=case.output, folder=folder, verbose=False, device="cpu", widths=(),
     )  # fmt: skip
 

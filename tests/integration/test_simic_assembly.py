@@ -109,7 +109,7 @@ def test_the_train_accuracy_of_a_rollout_is_that_of_its_last_batches():
 
 def test_the_command_trains_the_same_controller(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    config = tiny_config(rounds=2, envs=2)
+    config = tiny_config(rounds=1, envs=2)
     (tmp_path / "config.json").write_text(_as_json(config))
     words = ["ppo", "--config", "config.json", "--evaluation-envs", "1", "--quiet"]
     assert train.main(words) == 0, capsys.readouterr().err

@@ -22,7 +22,15 @@ NAMES = {
         "depthwise",
         "norm",
     ),
-    "transformer": ("attention", "lora", "lora_large", "mlp", "mlp_small", "norm"),
+    "transformer": (
+        "attention",
+        "full_attention",
+        "lora",
+        "lora_large",
+        "mlp",
+        "mlp_small",
+        "norm",
+    ),
     "mlp": ("gate", "mlp", "mlp_small", "norm"),
     "signal": (
         "attention",
@@ -110,7 +118,9 @@ def test_every_parameter_is_alive_within_two_steps(topology, name, style, width)
     assert alive == {n for n, _ in slot.named_parameters()}
 
 
-@pytest.mark.parametrize(("topology", "name", "style", "width"), CASES)
+@pytest.mark.parametrize(
+    ("topology", "name", "style", "width"), [case for case in CASES if case[3] < 128]
+)
 def test_a_toy_loss_falls(topology, name, style, width):
     slot, h = slot_and_input(topology, name, style, width)
     optimiser = torch.optim.Adam(slot.parameters(), lr=0.01)
@@ -201,16 +211,17 @@ def test_seeds_that_can_be_merged_are_linear(topology, name):
 
 
 @pytest.mark.parametrize("name", NAMES["transformer"])
-def test_no_transformer_seed_looks_ahead(name):
+def test_transformer_seeds_look_ahead_only_where_they_say_so(name):
     with forked_rng(2):
-        seed = BlueprintRegistry.get(name, "transformer").factory(16)
+        recipe = BlueprintRegistry.get(name, "transformer")
+        seed = recipe.factory(16)
         for parameter in seed.parameters():
             nn.init.normal_(parameter, std=0.3)
         x = activation("transformer", 16)
         later = x.clone()
         later[:, 4:] += torch.randn_like(later[:, 4:])
     before, after = seed(x), seed(later)
-    assert torch.equal(before[:, :4], after[:, :4])
+    assert torch.equal(before[:, :4], after[:, :4]) is not recipe.reads_ahead
     assert not torch.allclose(before[:, 4:], after[:, 4:])
 
 

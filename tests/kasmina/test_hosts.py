@@ -256,6 +256,15 @@ def test_parameters_and_macs_of_a_transformer_counted_by_hand():
     assert count_macs(host, torch.zeros(4, time, dtype=torch.int64)) == macs
 
 
+def test_macs_of_torchs_fused_attention_are_counted_as_its_products():
+    """Its fast path in eval mode, and the kernel of a CPU, are unknown to torch's own counter."""
+    time, width = 6, 8
+    layer = nn.TransformerEncoderLayer(width, 2, 2 * width, batch_first=True)
+    macs = time * (4 * width**2 + 2 * width * 2 * width) + 2 * time**2 * width
+    assert count_macs(layer, torch.zeros(3, time, width)) == macs
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_parameters_and_macs_of_an_mlp_counted_by_hand():
     """Linear maps without bias, norms 2 C, a head with bias."""
     host = MLPHost(in_features=9, num_classes=5, width=12, n_layers=3)

@@ -33,7 +33,7 @@ OTHER_CASES = [  # every blueprint once, the styles in turn
 ]
 
 
-def state_after(population: Population, kind: str, batches: int = 3) -> dict[str, torch.Tensor]:
+def state_after(population: Population, kind: str, batches: int = 2) -> dict[str, torch.Tensor]:
     """Losses of the main rows, the hosts' parameters and buffers after a few batches."""
     device = str(population.device)
     losses = [
@@ -83,8 +83,14 @@ def incubating(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize(("kind", "name", "style"), CNN_CASES + OTHER_CASES)
-@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize(
+    ("executor", "kind", "name", "style"),
+    [
+        *[("vmap", *case) for case in CNN_CASES + OTHER_CASES],
+        *[("loop", *case) for case in CNN_CASES],
+        *[pytest.param("loop", *case, marks=pytest.mark.slow) for case in OTHER_CASES],
+    ],
+)
 def test_host_trains_as_if_the_seed_were_not_there(executor, kind, name, style, device):
     """Outputs, losses, parameters and running statistics."""
     grown = incubating(executor, name, style, device, kind)

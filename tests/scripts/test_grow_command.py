@@ -46,7 +46,7 @@ def fails():
 def wide():
     return nn.Linear(9, 2)
 """
-TINY = ["--epochs", "2", "--host-runs", "5", "--lr", "0.01", "--device", "cpu"]
+TINY = ["--epochs", "2", "--host-runs", "5", "--lr", "0.01", "--widths", "2", "--device", "cpu"]
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
     reason="needs the extra export",

@@ -84,7 +84,7 @@ def test_nothing_leaks_into_the_global_generators():
 
 
 @given(seed=st.integers(0, 2**20), pieces=st.sampled_from([None, 1, 5, 12]))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 def test_rewards_add_up_to_the_change_of_score_minus_upkeep(seed, pieces):
     """Whatever is done: over an episode, in one rollout or in several."""
     diary = Diary()

@@ -46,6 +46,7 @@ def grow(
     stream: StreamChoice = "auto",
     output: str | int | None = None,
     class_weights: Sequence[float] | Tensor | None = None,
+    sample_weights: Any = None,
     label_smoothing: float = 0.0,
     device: str | torch.device = "auto",
     executor: ExecutorName = "auto",
@@ -61,7 +62,8 @@ def grow(
     `model`: any module, whose weights all networks start from, or a class or function that builds
     one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
     table; `val` and `test` are cut from it where they are not given. `slots`: how many places to
-    grow at, or paths of the modules they come after. `widths`: multiples of the model's width to
+    grow at, or paths of the modules they come after. `sample_weights`: one for each sample of
+    `train`, for the loss. `widths`: multiples of the model's width to
     try besides. `folder`: where the run folder is made; `resume`: one to continue; `sources`: files
     to keep a copy of there. Ctrl-C ends the search and returns the best so far.
     """
@@ -72,16 +74,17 @@ def grow(
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
     printer = ProgressPrinter(verbose, on_round)
-    run = prepare_run(model, train, val, test, budget, settings, printer)
-    if resume is None:
-        home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
-    else:
-        home = GrowFolder.open(Path(resume))
-    try:
-        home.keep_sources(sources)
-        return run.search(home, resume is not None)
-    finally:
-        home.close()
+    with printer.logged():
+        run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
+        if resume is None:
+            home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
+        else:
+            home = GrowFolder.open(Path(resume))
+        try:
+            home.keep_sources(sources)
+            return run.search(home, resume is not None)
+        finally:
+            home.close()
 
 
 def prepare_run(
@@ -92,6 +95,7 @@ def prepare_run(
     budget: Budget | None,
     settings: GrowSettings,
     printer: ProgressPrinter,
+    sample_weights: Any = None,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run."""
     budget = Budget() if budget is None else budget
@@ -105,6 +109,7 @@ def prepare_run(
         seed=settings.seed,
         batch_size=settings.batch_size,
         stream=settings.stream,
+        sample_weights=sample_weights,
     )
     run = GrowRun(make_problem(model, data, settings), settings, budget, printer)
     run.prepare()

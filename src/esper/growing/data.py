@@ -11,11 +11,12 @@ becomes a `StreamSource`. Parts that are not given are cut from train.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from esper.growing.arrays import Notes
 from esper.growing.labels import LabelMap
@@ -36,6 +37,7 @@ from esper.growing.streams import StreamSource
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.seeds import require_seed
+from esper.tasks.objectives import check_sample_weights
 from esper.tolaria.memory_check import free_bytes
 
 StreamChoice = Literal["auto", "always", "never"]
@@ -74,6 +76,17 @@ class GrowData:
         """Return the first training samples."""
         return self.sample.take(slice(samples))
 
+    @property
+    def weighted(self) -> bool:
+        """Whether training samples have weights."""
+        return self.sample.weights is not None
+
+    def with_weighted_targets(self) -> GrowData:
+        """The same data with weights in the targets; samples of val and test count 1 each."""
+        assert isinstance(self.train, GrowPart), "a stream has no weights"
+        train, val, test = (p.with_weighted_targets() for p in (self.train, self.val, self.test))
+        return replace(self, train=train, val=val, test=test)
+
 
 def read_data(
     train: Any,
@@ -86,13 +99,14 @@ def read_data(
     batch_size: int | None = None,
     stream: StreamChoice = "auto",
     memory_limit: float | None = None,
+    sample_weights: Any = None,
 ) -> GrowData:
     """Read the data of a growth run.
 
     `columns`: names of the inputs and then of the target, for dicts and tables. `fractions`: shares
     of train that become val and test where they are not given. `stream`: read train anew in every
     epoch; "auto" decides by size and by whether reads differ. `memory_limit`: bytes that a part may
-    take; None: a quarter of the free memory.
+    take; None: a quarter of the free memory. `sample_weights`: one for each sample of train.
     """
     _check_arguments(columns, seed, fractions, batch_size, stream)
     notes = Notes()
@@ -106,7 +120,8 @@ def read_data(
         for name, given in (("val", val), ("test", test)):
             if given is train:
                 notes.add(f"{name}: the same object as train, so its scores are too good")
-        reader = _Reader(sources, notes, seed, tuple(fractions), batch_size, limit)
+        weights = None if sample_weights is None else _weights(sample_weights)
+        reader = _Reader(sources, notes, seed, tuple(fractions), batch_size, limit, weights)
         return reader.read(stream)
 
 
@@ -130,6 +145,15 @@ def _check_arguments(
         raise EsperError(f"batch_size={batch_size!r}: must be 1 or more")
 
 
+def _weights(given: Any) -> Tensor:
+    try:
+        return torch.as_tensor(np.asarray(given), dtype=torch.float32)
+    except (TypeError, ValueError) as error:
+        raise EsperError(
+            f"sample_weights={shown(given)}: give an array of one number for each sample"
+        ) from error
+
+
 class _Reader:
     """Reads the sources of one `read_data` call."""
 
@@ -141,11 +165,13 @@ class _Reader:
         fractions: tuple[float, ...],
         batch_size: int | None,
         limit: float,
+        weights: Tensor | None,
     ) -> None:
         self.sources, self.notes, self.seed, self.limit = sources, notes, seed, limit
         self.shares = dict(zip(("val", "test"), fractions, strict=True))
         self.source = sources["train"]
         self.wanted = batch_size
+        self.weights = weights
         self.batch_size = batch_size or self.source.batch_size
 
     def read(self, stream: StreamChoice) -> GrowData:
@@ -153,6 +179,11 @@ class _Reader:
         given = {name: self._whole(name) for name in self.sources if name != "train"}
         reason, whole = self._reason_to_stream(stream)
         if whole is None:
+            if self.weights is not None:
+                raise EsperError(
+                    f"sample_weights: train is streamed, {reason}, and its samples have no numbers "
+                    f"to find their weights by; give data that fit in memory, or weigh in loss="
+                )
             self.notes.add(f"train: streamed, {reason}")
             return self._streamed(given, reason)
         return self._in_memory(whole, given)
@@ -202,6 +233,9 @@ class _Reader:
             note_new_classes(parts[name], parts["train"], name, self.notes)
             note_overlap(parts[name], parts["train"], name, self.notes)
         self._note_rare(parts["train"], labels)
+        if self.weights is not None:
+            check_sample_weights(self.weights, len(whole))
+            parts["train"] = replace(parts["train"], weights=self.weights)
         parts = self._cut(parts)
         self._fit_batch_size(len(parts["train"]))
         return GrowData(
@@ -237,7 +271,8 @@ class _Reader:
                 else random_cut(len(train), shares, self.seed)
             )
             for name, index_N in zip((*cut, "train"), pieces, strict=True):
-                made[name] = train.take(index_N)
+                piece = train.take(index_N)
+                made[name] = piece if name == "train" else replace(piece, weights=None)
             how = "stratified by class" if by_class else "at random"
             for name in cut:
                 self.notes.add(

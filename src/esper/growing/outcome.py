@@ -115,11 +115,14 @@ def _export_all(
     models: dict[int, nn.Module], data: GrowData, folder: GrowFolder, say: Callable[[str], None]
 ) -> None:
     example: Any = data.example().inputs
+    failed: dict[str, list[str]] = {}
     for number, model in models.items():
         try:
             export_pt2(model, folder.path / NETWORKS / f"{number:04d}.pt2", example)
         except EsperError as error:
-            say(f"network {number} is kept as safetensors only: {error}")
+            failed.setdefault(str(error), []).append(str(number))
+    for reason, numbers in failed.items():
+        say(f"kept as safetensors only, network {', '.join(numbers)}: {reason}")
 
 
 def verdict(

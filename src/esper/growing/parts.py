@@ -16,6 +16,7 @@ from torch import Tensor
 
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
+from esper.tasks.objectives import with_sample_weights
 from esper.tasks.row_terms import dtype_name
 
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
@@ -32,6 +33,8 @@ class GrowPart:
 
     inputs: Inputs
     targets: Tensor
+    weights: Tensor | None = None
+    """Weight of each sample in the loss."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -39,7 +42,17 @@ class GrowPart:
     def take(self, index_N: Ints | Tensor | slice) -> GrowPart:
         """Return the given samples."""
         index = torch.from_numpy(index_N) if isinstance(index_N, np.ndarray) else index_N
-        return GrowPart(map_inputs(lambda value: value[index], self.inputs), self.targets[index])
+        weights = None if self.weights is None else self.weights[index]
+        inputs = map_inputs(lambda value: value[index], self.inputs)
+        return GrowPart(inputs, self.targets[index], weights)
+
+    def with_weighted_targets(self) -> GrowPart:
+        """The same samples with targets `[N, ..., 2]` of (target, weight); 1 where none is given.
+
+        Losses and metrics take these if they are made with `weighted=True`.
+        """
+        weights = torch.ones(len(self)) if self.weights is None else self.weights
+        return GrowPart(self.inputs, with_sample_weights(self.targets, weights))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +144,8 @@ def fingerprint(parts: Iterable[tuple[str, GrowPart]], other: str = "") -> str:
     """Return the SHA-256 over names, shapes, dtypes and contents."""
     digest = hashlib.sha256(other.encode())
     for part_name, part in parts:
-        for name, value in (*named_inputs(part.inputs), ("targets", part.targets)):
+        extra = [] if part.weights is None else [("weights", part.weights)]
+        for name, value in (*named_inputs(part.inputs), ("targets", part.targets), *extra):
             head = f"{part_name} {name} {tuple(value.shape)} {dtype_name(value)}\n"
             digest.update(head.encode())
             # As bytes: numpy has no bfloat16.

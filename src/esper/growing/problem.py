@@ -16,7 +16,7 @@ from esper.growing.settings import GrowSettings
 from esper.kasmina.initialisation import build
 from esper.kasmina.tracing import HostTrace, trace_model
 from esper.leyline.errors import EsperError, unknown_name
-from esper.tasks.objectives import Objective, make_objective
+from esper.tasks.objectives import Objective, choose_loss, make_objective
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -46,13 +46,20 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
     host = trace.factory().eval()
     with torch.no_grad():
         outputs = host(trace.inputs.pack(example.inputs))
+    loss, shape = settings.loss, tuple(outputs.shape[1:])
+    weighted = data.weighted
+    if weighted:
+        # Beside their weights labels are floats, which would be taken for numbers to predict.
+        loss = choose_loss(data.sample.targets, shape) if loss == "auto" else loss
+        data = data.with_weighted_targets()
     objective = make_objective(
-        settings.loss,
+        loss,
         settings.metric,
         targets=data.sample.targets,
-        output_shape=tuple(outputs.shape[1:]),
+        output_shape=shape,
         class_weights=settings.class_weights,
         label_smoothing=settings.label_smoothing,
+        weighted=weighted,
     )
     check_against_model(data, objective, outputs, len(example))
     return Problem(model, trace, data, objective, architecture_of(host))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TextIO
 
@@ -67,6 +70,24 @@ class ProgressPrinter:
             print(line, file=self._stream, flush=True)
             self._printed = time.monotonic()
 
+    @contextlib.contextmanager
+    def logged(self) -> Iterator[None]:
+        """Say what populations log inside the block, each message once.
+
+        torch's warnings that vmap has no rule for its fused attention are dropped: it is known.
+        """
+        logger = logging.getLogger("esper.kasmina")
+        handler, propagate = _Said(self.say), logger.propagate
+        logger.addHandler(handler)
+        logger.propagate = False
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+                yield
+        finally:
+            logger.propagate = propagate
+            logger.removeHandler(handler)
+
     def on_batch(self, search: Search, field: Field) -> None:
         """Print where the search is, unless that was printed a moment ago."""
         wait = INTERVAL if self._terminal else PLAIN_INTERVAL
@@ -92,6 +113,21 @@ class ProgressPrinter:
         if self._width:
             print(f"\r{'':<{self._width}}\r", end="", file=self._stream)
             self._width = 0
+
+
+class _Said(logging.Handler):
+    """Passes messages on, each once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+        self._known: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if message not in self._known:
+            self._known.add(message)
+            self._say(message)
 
 
 def progress_of(search: Search, field: Field) -> Progress:

@@ -6,8 +6,12 @@ Element-wise operations (norms, activations, scales) are not counted.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.convolution import torch_convolutions
@@ -18,12 +22,27 @@ def count_parameters(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters() if p.requires_grad)
 
 
+@contextlib.contextmanager
+def flop_counter() -> Iterator[FlopCounterMode]:
+    """Count floating-point operations inside the block, by their definitions.
+
+    Attention is computed unfused, because torch's counter does not know all fused kernels.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        counter = FlopCounterMode(display=False)
+        with torch_convolutions(), sdpa_kernel(SDPBackend.MATH), counter:
+            yield counter
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
 def count_macs(module: nn.Module, x: Tensor) -> int:
     """Return the multiply-accumulates of a forward pass per sample; `x` is a batch of any size."""
     was_training = module.training
     module.eval()
-    counter = FlopCounterMode(display=False)
-    with torch.no_grad(), torch_convolutions(), counter:
+    with torch.no_grad(), flop_counter() as counter:
         module(x[:1])
     module.train(was_training)
     return int(counter.get_total_flops()) // 2

@@ -28,7 +28,7 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 T = TypeVar("T")
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
-_LOGGERS = ("torch.onnx", "torch.fx.experimental.symbolic_shapes")
+_EXPORT_LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes")
 _INSTALL = "pip install 'esper-morph[export]'"
 
 
@@ -193,14 +193,14 @@ def _run_exporter(exporter: str, export: Callable[[], T]) -> T:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence warnings of torch's exporters about their own calls, axis names and failures."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    """Silence torch's exporters, which warn about their own calls and print graphs that fail."""
+    loggers = [logging.getLogger(name) for name in _EXPORT_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)  # errors are raised, too
     try:
-        # A failed export prints its graph to stderr; the error says all in one line.
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+        # What torch.export had traced before it failed is printed to stderr.
+        with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             warnings.filterwarnings("ignore", "# The axis name", UserWarning)
             yield

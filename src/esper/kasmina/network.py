@@ -190,6 +190,8 @@ class StackedNetwork:
     def _misfit(self, slot: int, recipe: Blueprint) -> str | None:
         """Return why a blueprint does not fit a slot, or None if it does."""
         reason = recipe.misfit(self.slots[slot].channels)
+        if recipe.reads_ahead and getattr(self.host.template, "causal", True):
+            reason = "reads later positions, which the host does not (its attribute causal)"
         if reason is not None or not recipe.from_host:
             return reason
         source = self._sources.get(slot)

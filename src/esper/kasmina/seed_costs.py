@@ -15,11 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.caps import SeedCosts
-from esper.kasmina.convolution import torch_convolutions
-from esper.kasmina.counting import count_macs, count_parameters
+from esper.kasmina.counting import count_macs, count_parameters, flop_counter
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.probe import HostProbe, probe_template
 from esper.leyline.actions import BlendStyle
@@ -249,11 +247,10 @@ def _train_macs(
     modes = {part: part.training for part in chained.modules()}
     learns = {p: p.requires_grad for p in chained.parameters()}
     chained.eval()
-    counter = FlopCounterMode(display=False)
     try:
         for parameter, learnt in learns.items():
             parameter.requires_grad_(learnt and trains)
-        with torch.inference_mode(False), torch.enable_grad(), torch_convolutions(), counter:
+        with torch.inference_mode(False), torch.enable_grad(), flop_counter() as counter:
             given = x.clone()
             if given.is_floating_point():
                 given.requires_grad_(input_gradient)

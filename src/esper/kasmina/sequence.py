@@ -1,4 +1,4 @@
-"""Causal attention and feed-forward layers for sequences and vectors.
+"""Attention and feed-forward layers for sequences and vectors.
 
 Both work on the last axis (attention also on the one before it, time) and are used by hosts and
 seeds. They never depend on the number of axes, so the same code runs stacked and traced.
@@ -30,8 +30,14 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return mixed
 
 
-class CausalAttention(nn.Module):
-    """Multi-head causal self-attention `[..., T, C]`.
+def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention over all positions on `[..., T, D]`."""
+    mixed: Tensor = ((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)).softmax(dim=-1) @ v
+    return mixed
+
+
+class FullAttention(nn.Module):
+    """Multi-head self-attention `[..., T, C]` over all positions.
 
     Queries, keys and values have no bias: a key bias would never receive a gradient.
     """
@@ -51,9 +57,13 @@ class CausalAttention(nn.Module):
         self.out = Linear(width, width, draw=last_draw)
         self.dropout = nn.Dropout(dropout)
 
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention on `[..., heads, T, D]`."""
+        return full_attention(q, k, v)
+
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=-1)
-        mixed = causal_attention(self._by_head(q), self._by_head(k), self._by_head(v))
+        mixed = self.mix(self._by_head(q), self._by_head(k), self._by_head(v))
         out: Tensor = self.dropout(self.out(mixed.transpose(-3, -2).flatten(-2)))
         return out
 
@@ -64,6 +74,14 @@ class CausalAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}"
+
+
+class CausalAttention(FullAttention):
+    """Multi-head self-attention `[..., T, C]` over earlier positions and the position itself."""
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention on `[..., heads, T, D]`."""
+        return causal_attention(q, k, v)
 
 
 class FeedForward(nn.Module):

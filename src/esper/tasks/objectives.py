@@ -103,10 +103,17 @@ def with_sample_weights(targets: Tensor, weights: Tensor) -> Tensor:
     >>> with_sample_weights(torch.tensor([3, 1]), torch.tensor([1.0, 0.5])).tolist()
     [[3.0, 1.0], [1.0, 0.5]]
     """
-    if weights.ndim != 1 or len(weights) != len(targets):
+    check_sample_weights(weights, len(targets))
+    spread = weights.float().view(-1, *[1] * (targets.ndim - 1)).expand(targets.shape)
+    return torch.stack([targets.float(), spread], dim=-1)
+
+
+def check_sample_weights(weights: Tensor, samples: int) -> None:
+    """Raise unless there is one weight for each sample, finite and 0 or more."""
+    if weights.ndim != 1 or len(weights) != samples:
         raise EsperError(
-            f"sample weights of shape {tuple(weights.shape)} for {len(targets)} samples: give one "
-            f"number for each, [{len(targets)}]"
+            f"sample weights of shape {tuple(weights.shape)} for {samples} samples: give one "
+            f"number for each, [{samples}]"
         )
     if not bool(torch.isfinite(weights).all()) or bool((weights < 0).any()):
         bad = int(torch.nonzero(~torch.isfinite(weights) | (weights < 0))[0])
@@ -114,8 +121,6 @@ def with_sample_weights(targets: Tensor, weights: Tensor) -> Tensor:
             f"sample weight {float(weights[bad]):g} of sample {bad}: weights are finite and 0 or "
             f"more"
         )
-    spread = weights.float().view(-1, *[1] * (targets.ndim - 1)).expand(targets.shape)
-    return torch.stack([targets.float(), spread], dim=-1)
 
 
 def make_objective(

@@ -142,12 +142,12 @@ def test_stopping_and_going_on_is_as_if_it_had_never_stopped(tmp_path):
     """Engine state and agent are all it takes: the parts a checkpoint will be made of."""
     from esper.simic.agent import PPOAgent
 
-    whole = tiny_trainer(tiny_config(rounds=3))
+    whole = tiny_trainer(tiny_config(rounds=2))
     whole.run()
     first = tiny_trainer(tiny_config(rounds=1))
     first.run()
     first.client.agent.save(tmp_path)
-    rest = tiny_trainer(tiny_config(rounds=3))
+    rest = tiny_trainer(tiny_config(rounds=2))
     rest.client.agent = PPOAgent.load(tmp_path)
     rest.engine.load_state_dict(first.engine.state_dict())
     rest.run()

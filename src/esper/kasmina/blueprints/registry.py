@@ -16,6 +16,9 @@ slot then refuses it with that reason. Its attribute `inherited` maps names of i
 host's: at germination these are copied from the member's current host, buffers included
 (twin.py).
 
+With `reads_ahead=True` it is refused by sequence hosts, unless they have an attribute `causal` that
+is False: a seed that sees later positions would give a language model the answers.
+
 It is found without another entry; a task offers it once its `TaskSpec.blueprints` names it
 (built-in tasks: tasks/hosts.py).
 """
@@ -65,6 +68,8 @@ class Blueprint:
     description: str
     from_host: bool = False
     """Whether the factory is called with a `HostSegment` instead of the width."""
+    reads_ahead: bool = False
+    """Whether its output at a position depends on later ones; refused by hosts that are causal."""
 
     @property
     def built_in(self) -> bool:
@@ -136,7 +141,12 @@ class BlueprintRegistry:
 
 
 def blueprint(
-    name: str, *, topologies: tuple[Topology, ...], min_width: int = 1, from_host: bool = False
+    name: str,
+    *,
+    topologies: tuple[Topology, ...],
+    min_width: int = 1,
+    from_host: bool = False,
+    reads_ahead: bool = False,
 ) -> Callable[[type[M]], type[M]]:
     """Decorator that registers a module class with its docstring.
 
@@ -145,7 +155,7 @@ def blueprint(
 
     def add(cls: type[M]) -> type[M]:
         description = (cls.__doc__ or "").strip().split("\n")[0]
-        entry = Blueprint(name, topologies, min_width, cls, description, from_host)
+        entry = Blueprint(name, topologies, min_width, cls, description, from_host, reads_ahead)
         BlueprintRegistry.register(entry)
         return cls
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
 from esper.kasmina.initialisation import build, check_parameters
 from esper.kasmina.network import StackedNetwork
+from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
 from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, plan_hooks
 from esper.kasmina.tracing.inputs import Inputs, Raw
@@ -76,6 +77,8 @@ class TracedHost(nn.Module):
     """Graphs may hold `view`, which needs contiguous tensors."""
     torch_attention: bool = True
     """It may hold torch's fused attention, which vmap runs row by row on a CPU."""
+    causal: bool = True
+    """Whether outputs at a position depend on earlier ones only; set for each traced model."""
 
     def __init__(self, model: nn.Module, plan: SegmentPlan) -> None:
         """`model` belongs to the host from now on."""
@@ -219,7 +222,9 @@ def _by_graph(
 
     kind: type[TracedHost] = type(name, (TracedHost,), {})  # errors and saves name the user's class
     _check_same(base, plan, inputs, example, output)
-    return _host_trace(host, plan, name, inputs, traced.untraced, trainable)
+    kind.causal = is_causal(kind(copy.deepcopy(base), plan).eval(), inputs, example)
+    found = _host_trace(host, plan, name, inputs, traced.untraced, trainable)
+    return replace(found, blueprints=suitable_attention(found.blueprints, kind.causal))
 
 
 def _by_hooks(

@@ -1,0 +1,51 @@
+"""What a run of `esper.grow` prints: its own lines, or nothing at all."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import esper
+
+
+class Wavering(nn.Module):
+    """Depends on the values of its input: kept whole, not vmapped, not exported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x)
+        return h if h.sum() > 0 else 2 * h
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Wavering(), nn.ReLU(), nn.Linear(8, 2))
+
+
+def grow(folder, verbose: bool) -> esper.GrowResult:
+    x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
+    return esper.grow(
+        model, (x, (x[:, 0] > 0).astype(np.int64)), budget=esper.Budget(host_runs=2), epochs=1,
+        folder=folder, verbose=verbose, device="cpu", widths=(),
+    )  # fmt: skip
+
+
+def test_a_quiet_run_prints_nothing_even_if_parts_of_it_fail(tmp_path, capfd, caplog, recwarn):
+    """The population warns, and torch prints what it could not export."""
+    result = grow(tmp_path, verbose=False)
+    assert not list((result.folder / "networks").glob("*.pt2"))
+    assert result.model(torch.zeros(2, 4)).shape == (2, 2)
+    assert capfd.readouterr() == ("", "")
+    assert not [r for r in caplog.records if r.levelname != "DEBUG"]
+    assert not recwarn.list
+
+
+def test_what_is_slow_or_cannot_be_exported_takes_a_line_each(tmp_path, capfd):
+    grow(tmp_path, verbose=True)
+    lines = capfd.readouterr().err.splitlines()
+    for words in ("executor loop, member by member", "kept as safetensors only, network"):
+        assert sum(words in line for line in lines) == 1
+    assert all(line and not line.startswith(" ") for line in lines)
