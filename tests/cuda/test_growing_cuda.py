@@ -12,7 +12,6 @@ from torch import nn
 import esper
 from cuda_support import NEEDS_CUDA
 from esper.growing import training
-from esper.growing.folder import read_state
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
 
@@ -35,8 +34,8 @@ def data() -> tuple[np.ndarray, np.ndarray]:
 
 def grow(folder: Path) -> esper.GrowResult:
     return esper.grow(
-        model, data(), budget=esper.Budget(host_runs=8), epochs=10, device="cuda", folder=folder,
-        verbose=False, widths=(0.5,),
+        model, data(), budget=esper.Budget(host_runs=4), epochs=10, device="cuda", folder=folder,
+        verbose=False, widths=(), lr=3e-3,
     )  # fmt: skip
 
 
@@ -45,18 +44,28 @@ def test_captured_batches_train_as_eager_ones(tmp_path, monkeypatch):
 
     def watched(*args):
         graphs, reason = made(*args)
-        captured.append(graphs)
+        captured.append((graphs, reason))
         return graphs, reason
 
     monkeypatch.setattr(training, "make_graph_cache", watched)
     replayed = grow(tmp_path / "replayed")
-    assert sum(graphs.replays for graphs in captured) > 100
-    assert all(graphs.problem is None for graphs in captured)
+    assert [reason for graphs, reason in captured if graphs is None] == []
+    assert [graphs.problem for graphs, _ in captured if graphs.problem is not None] == []
+    assert sum(graphs.replays for graphs, _ in captured) > 100
     monkeypatch.setattr(training, "make_graph_cache", lambda *_: (None, "for the test"))
     eager = grow(tmp_path / "eager")
-    one, other = (read_state(result.folder).candidates for result in (replayed, eager))
-    assert [c.key for c in one] == [c.key for c in other]
-    np.testing.assert_allclose([c.loss for c in one], [c.loss for c in other], rtol=1e-4)
-    a, b = (result.model.state_dict() for result in (replayed, eager))
+    # The model itself; other candidates depend on rankings, which rounding may change.
+    one, other = (result.host for result in (replayed, eager))
+    assert one.val_score == pytest.approx(other.val_score, abs=0.02)
+    a, b = one.model.state_dict(), other.model.state_dict()
     for name in a:
-        torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=1e-3)
+
+
+def test_a_width_that_torch_cannot_vmap_is_looped(tmp_path):
+    """A batch norm of one channel."""
+    result = esper.grow(
+        model, data(), budget=esper.Budget(host_runs=3), epochs=4, device="cuda",
+        folder=tmp_path, verbose=False, widths=(0.25,), lr=3e-3,
+    )  # fmt: skip
+    assert result.info.variants == ("", "x0.25")
