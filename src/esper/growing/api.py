@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -62,10 +63,10 @@ def grow(
     `model`: any module, whose weights all networks start from, or a class or function that builds
     one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
     table; `val` and `test` are cut from it where they are not given. `slots`: how many places to
-    grow at, or paths of the modules they come after. `sample_weights`: one for each sample of
-    `train`, for the loss. `widths`: multiples of the model's width to
-    try besides. `folder`: where the run folder is made; `resume`: one to continue; `sources`: files
-    to keep a copy of there. Ctrl-C ends the search and returns the best so far.
+    grow at, or paths of the modules they come after. `widths`: multiples of the model's width to
+    try besides. `sample_weights`: of `train`, for the loss. `folder`: where the run folder is made;
+    `resume`: one to continue; `sources`: files to keep a copy of there. Ctrl-C ends the search and
+    returns the best so far.
     """
     settings = GrowSettings(
         policy, optimizer, lr, loss, metric, seed, slots, blueprints, widths, epochs, batch_size,
@@ -76,15 +77,14 @@ def grow(
     printer = ProgressPrinter(verbose, on_round)
     with printer.logged():
         run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
-        if resume is None:
-            home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
-        else:
-            home = GrowFolder.open(Path(resume))
-        try:
+        home = (
+            GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
+            if resume is None
+            else GrowFolder.open(Path(resume))
+        )
+        with contextlib.closing(home):
             home.keep_sources(sources)
             return run.search(home, resume is not None)
-        finally:
-            home.close()
 
 
 def prepare_run(
