@@ -115,6 +115,6 @@ def made_contexts(made: Made, generator: np.random.Generator) -> AuditContexts:
 def final_accuracy(info: AuditInfo, contexts: AuditContexts, made: Made) -> np.ndarray:
     """`[C, K]`, in closed form."""
     capacity_K = np.log2(np.array(info.params) / info.host_params)
-    gain_C = 0.05 * contexts.groups_C if made.matters else np.full(made.contexts, 0.3)
+    gain_C = 0.08 * (contexts.groups_C - 2) if made.matters else np.full(made.contexts, 0.3)
     gain_C = gain_C + made.hidden * contexts.pixel_noise_C
     return 0.2 + gain_C[:, None] * (capacity_K / (capacity_K + 1))

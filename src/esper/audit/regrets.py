@@ -103,6 +103,10 @@ class Gate:
     least: float
     margin: Estimate
     """Score of `best` minus that of the contender."""
+    shrunk: Estimate
+    """The same for `best, shrunk`, which loses less to noise."""
+    most: Estimate
+    """The same for `oracle`: the room there could be at most."""
 
     @property
     def passed(self) -> bool:
@@ -206,9 +210,7 @@ class _Computation:
         best = found["best"]
         return Regrets(
             contenders=found,
-            gates=tuple(
-                Gate(name, least, best.minus(found[name])) for name, least in GATES.items()
-            ),
+            gates=tuple(_gate(found, name, least) for name, least in GATES.items()),
             noise=NoiseFloor(own.minus(best), found["oracle"].minus(best), *self._host_spread()),
             search=search_points(searches) if searches else (),
             context_C=self.context_C,
@@ -315,6 +317,11 @@ class _Computation:
         table = TablePlanner(finals, self.settings.terms.price, self.settings.price_bins)
         pick_P = best_available(table.rank_PK, np.ones_like(table.rank_PK, dtype=np.bool_))
         return tuple(zip(table.price_P.tolist(), pick_P.tolist(), strict=True))
+
+
+def _gate(found: Mapping[str, Contender], name: str, least: float) -> Gate:
+    margins = (found[best].minus(found[name]) for best in ("best", "best, shrunk", "oracle"))
+    return Gate(name, least, *margins)
 
 
 def _planner_makers(
