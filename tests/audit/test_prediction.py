@@ -17,7 +17,7 @@ from esper.leyline.prices import ScoreConstants
 
 TRAIN, JUDGED = np.arange(0, 24), np.arange(24, 36)
 CONSTANTS = ScoreConstants(c_p=0.04, c_m=0.0, c_f=0.04)
-TWO = PredictionSettings(members=2)
+TWO = PredictionSettings(members=2, rows=6000)
 
 
 @pytest.fixture(scope="module")

@@ -27,10 +27,13 @@ from esper.audit.planners import (
     mean_price,
 )
 from esper.leyline.arrays import Bools, Ints
+from esper.leyline.errors import unknown_name
 from esper.leyline.streams import stream_seed
 
 WINDOW: Final = 3
 """Steps over which `patience` measures a slope."""
+
+PLANNERS: Final = ("bare", "one", "table", "regression")
 
 
 class Policy(Protocol):
@@ -172,7 +175,7 @@ def training_figures(bench: Bench, contexts: Ints) -> tuple[Observed, Finals]:
 
 
 def fit_planner(name: str, bench: Bench, contexts: Ints, seed: int = 0) -> Planner:
-    """The planner `bare`, `one`, `table` or `regression`, learnt from training contexts."""
+    """One of `PLANNERS`, learnt from training contexts."""
     observed, finals = training_figures(bench, contexts)
     if name == "bare":
         return BarePlanner(len(bench.topologies))
@@ -180,5 +183,6 @@ def fit_planner(name: str, bench: Bench, contexts: Ints, seed: int = 0) -> Plann
         return OnePlanner(finals, mean_price(bench.terms.price))
     if name == "table":
         return TablePlanner(finals, bench.terms.price)
-    assert name == "regression", name
-    return RegressionPlanner(bench.info, observed, finals, seed)
+    if name == "regression":
+        return RegressionPlanner(bench.info, observed, finals, seed)
+    raise unknown_name("planner", name, PLANNERS)

@@ -28,8 +28,6 @@ from esper.leyline.streams import stream_seed
 
 WINDOW: Final = 3
 """Steps over which slopes are measured."""
-ROWS: Final = 20_000
-"""Most rows of the training table of curves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +38,8 @@ class PredictionSettings:
     """Size of the ensemble."""
     optimism: float = 0.0
     """Standard deviations added to predicted scores, for the plan and for STOP."""
+    rows: int = 20_000
+    """Most points of curves that a member of the ensemble is fitted on."""
     seed: int = 0
 
 
@@ -60,7 +60,7 @@ class PredictThenAct:
             plan = TopologyRegression(self.info, self.settings.seed + member)
             features_CF = context_features(observed.take(drawn_C))
             self._plans.append(plan.fit(features_CF, finals.accuracy_CK[drawn_C]))
-            rows_RF, gain_R = _curve_rows(bench, contexts[drawn_C], generator)
+            rows_RF, gain_R = _curve_rows(bench, contexts[drawn_C], self.settings.rows, generator)
             self._gains.append(boosted_trees(member).fit(rows_RF, gain_R))
 
     def predicted_scores(self, context: Observed) -> tuple[Doubles, Doubles]:
@@ -130,7 +130,7 @@ def _curve_features(
 
 
 def _curve_rows(
-    bench: Bench, contexts: Ints, generator: np.random.Generator
+    bench: Bench, contexts: Ints, rows: int, generator: np.random.Generator
 ) -> tuple[Doubles, Doubles]:
     """Random points of recorded curves `[R, F]`, and the accuracy gained after them `[R]`.
 
@@ -139,7 +139,7 @@ def _curve_rows(
     records, info = bench.audit.records, bench.info
     features, gains = [], []
     for step in range(1, info.steps):
-        count = min(ROWS // (info.steps - 1), len(contexts) * records.test_CHK[0].size)
+        count = min(-(-rows // (info.steps - 1)), len(contexts) * records.test_CHK[0].size)
         context_R = generator.choice(contexts, count)
         host_R = generator.integers(bench.hosts, size=count)
         topology_R = generator.integers(len(info.topologies), size=count)

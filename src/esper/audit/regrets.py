@@ -74,16 +74,21 @@ class RegretSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Contender(ArrayStruct):
-    """What one way of choosing reaches in each context, averaged over draws and hosts."""
+    """What one way of choosing reaches in each case, averaged over hosts."""
 
     name: str
-    score_C: Doubles
-    params_C: Doubles
+    score_CD: Doubles
+    params_CD: Doubles
     """Of what it picks."""
-    test_C: Doubles
+    test_CD: Doubles
     """Test accuracy of what it picks."""
-    compute_C: Doubles
+    compute_CD: Doubles
     """In training runs of the bare host."""
+
+    @property
+    def score_C(self) -> Doubles:
+        """Mean score in each context."""
+        return np.asarray(self.score_CD.mean(axis=1))
 
     @property
     def score(self) -> Estimate:
@@ -123,11 +128,10 @@ class Gate:
 class NoiseFloor:
     """How far the choice of the best topology is disturbed by differences between hosts."""
 
-    flattery: Estimate
-    """`best` on the hosts it was chosen on, minus `best` on the other half."""
     selection: Estimate
-    """`oracle` minus `best`: what `best` loses to a choice that knows the judging half. The true
-    best of a context is between the two."""
+    """`oracle` minus `best`: what `best` loses to a choice that knows the judging half. Averaged
+    both ways round, that is also by how much `best` would flatter itself on the hosts it was chosen
+    on. The true best of a context is between the two."""
     host_sd: float
     """Standard deviation of final accuracy between hosts, topology and context fixed."""
     topology_sd: float
@@ -144,6 +148,8 @@ class Regrets:
     search: tuple[SearchPoint, ...]
     context_C: Ints
     """Contexts that were judged, by their number in the audit."""
+    price_CD: Doubles
+    capped_CD: Bools
     table: tuple[tuple[float, int], ...]
     """Price -> topology without caps, from all contexts and hosts."""
     cases: int
@@ -187,15 +193,17 @@ class _Computation:
 
     def __init__(self, audit: Audit, settings: RegretSettings) -> None:
         self.settings, self.context_C = settings, recorded_contexts(audit)
-        draw_C, draw_N = len(self.context_C), np.arange(len(self.context_C) * settings.draws)
-        self.case_N, self.draw_N = draw_N // settings.draws, draw_N % settings.draws
+        contexts = len(self.context_C)
+        index_N = np.arange(contexts * settings.draws)
+        self.case_N, self.draw_N = index_N // settings.draws, index_N % settings.draws
+        """Place of the context, and number of the draw, of each case."""
         # Drawn by the numbers of the whole audit, so that contexts run later change none.
         context_N = self.context_C[self.case_N]
         self.observed = draw_cases(audit, context_N, self.draw_N, settings.terms, settings.seed)
         self.audit = take_contexts(audit, self.context_C)
         self.available_NK: Bools = within_caps(audit.info, self.observed)
         self.available_NK &= recorded(self.audit)[self.case_N]
-        self.fold_C = context_folds(draw_C, settings.folds, settings.seed)
+        self.fold_C = context_folds(contexts, settings.folds, settings.seed)
         self.params_K = np.array(audit.info.params, dtype=np.float64)
 
     def run(self) -> Regrets:
@@ -204,16 +212,16 @@ class _Computation:
         first, second = host_halves(hosts)
         ways = [self._one_way(first, second), self._one_way(second, first)]
         found = {name: _mean_contender([way[name] for way in ways]) for name in ways[0]}
-        own = found.pop("own half")
         searches = self._searches()
         found |= {f"asha:{size}": self._search_contender(size, s) for size, s in searches}
-        best = found["best"]
         return Regrets(
             contenders=found,
             gates=tuple(_gate(found, name, least) for name, least in GATES.items()),
-            noise=NoiseFloor(own.minus(best), found["oracle"].minus(best), *self._host_spread()),
+            noise=NoiseFloor(found["oracle"].minus(found["best"]), *self._host_spread()),
             search=search_points(searches) if searches else (),
             context_C=self.context_C,
+            price_CD=self._by_case(self.observed.price_N),
+            capped_CD=np.isfinite(self._by_case(self.observed.params_cap_N)),
             table=self._table(),
             cases=len(self.case_N),
             hosts=hosts,
@@ -227,12 +235,10 @@ class _Computation:
         rank_NK["best"] = choose.scores(self.case_N, price_N)
         rank_NK["best, shrunk"] = self._shrunk(choose, regressed_CK, len(choose_H))
         rank_NK["oracle"] = judge.scores(self.case_N, price_N)
-        found = {
+        return {
             name: self._contender(name, best_available(rank, self.available_NK), judge)
             for name, rank in rank_NK.items()
         }
-        pick_N = best_available(rank_NK["best"], self.available_NK)
-        return found | {"own half": self._contender("own half", pick_N, choose)}
 
     def _held_out(self, choose: Finals) -> tuple[dict[str, Doubles], Doubles]:
         """Rankings `[N, K]` by planners that were fitted on the other folds' contexts, and the
@@ -275,11 +281,12 @@ class _Computation:
         at = self.case_N, pick_N
         score_N = judge.accuracy_CK[at] - self.observed.price_N * judge.rent_CK[at]
         figures = (score_N, self.params_K[pick_N], judge.test_CK[at], judge.compute_CK[at])
-        return Contender(name, *(self._by_context(values_N) for values_N in figures))
+        return Contender(name, *(self._by_case(values_N) for values_N in figures))
 
-    def _by_context(self, values_N: Doubles) -> Doubles:
-        """Mean over the draws of each context."""
-        return np.asarray(values_N.reshape(len(self.context_C), -1).mean(axis=1))
+    def _by_case(self, values_N: Doubles) -> Doubles:
+        """`[C, D]` from one or several values of each case, next to each other."""
+        shape = len(self.context_C), self.settings.draws, -1
+        return np.asarray(values_N.reshape(shape).mean(axis=2))
 
     # ---- searches, noise, table ----------------------------------------------------------------
 
@@ -299,7 +306,7 @@ class _Computation:
     def _search_contender(self, size: int, found: Searches) -> Contender:
         params_N = self.params_K[found.topology_N]
         figures = (found.score_N, params_N, found.test_N, found.compute_N)
-        return Contender(f"asha:{size}", *(self._by_context(values_N) for values_N in figures))
+        return Contender(f"asha:{size}", *(self._by_case(values_N) for values_N in figures))
 
     def _host_spread(self) -> tuple[float, float]:
         """Standard deviations between hosts: of accuracy, and without what a host's topologies
