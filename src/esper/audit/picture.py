@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,14 +53,19 @@ def draw_topologies(
             f"picture of context {context}: not among those judged, {regrets.context_C.tolist()}"
         )
     chosen_C = np.isin(regrets.context_C, regrets.context_C if context is None else [context])
-    finals = final_means(audit, np.arange(regrets.hosts)).take(regrets.context_C[chosen_C])
+    test_CK = final_means(audit, np.arange(regrets.hosts)).take(regrets.context_C).test_CK
+    level_C = np.nanmean(test_CK, axis=1)
+    # Groups of prices hold other shares of easy contexts, so how easy they are is taken out.
+    easier_C = level_C - level_C[chosen_C].mean()
     where = f"context {context}" if context is not None else f"mean of {chosen_C.sum()} contexts"
     figure = _figure((10.5, 5.6), title or f"{audit.info.task}: every topology tried")
     axes = figure.subplots()
-    _draw_cloud(axes, np.array(audit.info.params, dtype=np.float64), finals.test_CK.mean(axis=0))
+    _draw_cloud(axes, np.array(audit.info.params, dtype=np.float64), test_CK[chosen_C].mean(axis=0))
     groups = price_groups(regrets, chosen_C)
     for place, name in enumerate(shown_contenders(regrets)):
-        _draw_picks(axes, place, regrets.contenders[name], groups)
+        found = regrets.contenders[name]
+        found = replace(found, test_CD=found.test_CD - easier_C[:, None])
+        _draw_picks(axes, place, found, groups)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5, frameon=False)
     axes.set_xlabel("parameters")
     axes.set_ylabel("test accuracy")
