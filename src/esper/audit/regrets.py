@@ -109,7 +109,7 @@ class Gate:
     margin: Estimate
     """Score of `best` minus that of the contender."""
     shrunk: Estimate
-    """The same for `best, shrunk`, which loses less to noise."""
+    """The same for `best, shrunk`; either may be higher, both are below the true best."""
     most: Estimate
     """The same for `oracle`: the room there could be at most."""
 
