@@ -1,0 +1,150 @@
+"""Audit results as text: regrets, gates, searches and the leaderboard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from esper.audit.leaderboard import Row
+from esper.audit.records import AuditInfo
+from esper.audit.regrets import Gate, Regrets
+from esper.audit.search_lookup import matching_runs
+from esper.leyline.statistics import Estimate
+
+
+def regrets_table(regrets: Regrets) -> str:
+    """Mean score, regret, N*, size and compute of every contender, best first."""
+    rows = []
+    for name, contender in sorted(
+        regrets.contenders.items(), key=lambda item: -item[1].score.value
+    ):
+        runs = matching_runs(regrets.search, contender.score.value) if regrets.search else math.nan
+        rows.append(
+            (
+                name,
+                estimate_text(contender.score, sign=False),
+                "" if name == "best" else estimate_text(regrets.regret(name)),
+                _runs_text(runs),
+                f"{contender.params_CD.mean():,.0f}",
+                f"{contender.test_CD.mean():.3f}",
+                f"{contender.compute_CD.mean():.2f}",
+            )
+        )
+    head = ("contender", "score", "best minus it", "N*", "parameters", "test", "compute")
+    return text_table(head, rows)
+
+
+def gates_table(gates: Sequence[Gate]) -> str:
+    """Margins of the best topology per context, and whether they suffice."""
+    rows = [
+        (
+            f"best - {gate.against} >= {gate.least:g}",
+            gate_verdict(gate),
+            estimate_text(gate.margin),
+            estimate_text(gate.shrunk),
+            estimate_text(gate.most),
+        )
+        for gate in gates
+    ]
+    return text_table(("gate", "verdict", "margin", "best, shrunk", "oracle (at most)"), rows)
+
+
+def gate_verdict(gate: Gate) -> str:
+    """`pass` or `fail`, with a question mark where the interval holds both."""
+    return ("pass" if gate.passed else "fail") + ("" if gate.certain else " ?")
+
+
+def noise_text(regrets: Regrets) -> str:
+    """The noise floor in two sentences."""
+    noise = regrets.noise
+    return (
+        f"Hosts differ by {noise.host_sd:.4f} (s.d. of accuracy), by {noise.topology_sd:.4f} "
+        f"without what all topologies of a host share. `best` loses "
+        f"{estimate_text(noise.selection)} to a choice that knows the judging hosts."
+    )
+
+
+def price_table(regrets: Regrets, info: AuditInfo) -> str:
+    """The table price -> topology, without caps."""
+    rows = [
+        (
+            f"{price:.2f}",
+            f"{info.params[k]:,}",
+            ", ".join(name or "-" for name in info.topologies[k]),
+        )
+        for price, k in regrets.table
+    ]
+    return text_table(("price", "parameters", "topology"), rows)
+
+
+def search_table(regrets: Regrets) -> str:
+    """Score and compute of ASHA by size."""
+    rows = [
+        (f"asha:{p.topologies}", f"{p.score:.4f}", f"{p.compute:.2f}", f"{p.runs:.2f}")
+        for p in regrets.search
+    ]
+    return text_table(("search", "score", "compute", "single runs"), rows)
+
+
+def leaderboard_table(rows: Sequence[Row]) -> str:
+    """The leaderboard; yardsticks that look into the records are marked with *."""
+    cells = [
+        (
+            row.name + ("*" if row.sees_all else ""),
+            estimate_text(row.score, sign=False),
+            estimate_text(row.above_one),
+            f"{row.gap_closed:+.2f}",
+            f"{row.compute:.2f}",
+            f"{row.params:,.0f}",
+            f"{row.stopped:.0%}",
+            f"{row.n:,}",
+        )
+        for row in rows
+    ]
+    head = ("policy", "score", "minus one", "gap closed", "compute", "parameters", "stopped", "n")
+    return text_table(head, cells)
+
+
+# ---- helpers -----------------------------------------------------------------------------------
+
+
+def estimate_text(estimate: Estimate, sign: bool = True) -> str:
+    """A value with its interval.
+
+    >>> estimate_text(Estimate(0.0123, 0.01, 0.02))
+    '+0.0123 (+0.0100 to +0.0200)'
+    """
+    form = "+.4f" if sign else ".4f"
+    value = format(estimate.value, form)
+    if math.isnan(estimate.low):
+        return value
+    return f"{value} ({format(estimate.low, form)} to {format(estimate.high, form)})"
+
+
+def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, the first to the left, the others to the right.
+
+    >>> print(text_table(("a", "b"), [("x", "10"), ("yy", "2")]))
+    a    b
+    x   10
+    yy   2
+    """
+    lines = [tuple(head), *map(tuple, rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _topology_text(names: Sequence[str]) -> str:
+    return ", ".join(name or "-" for name in names)
+
+
+def _runs_text(runs: float) -> str:
+    if math.isnan(runs):
+        return ""
+    return "no search" if math.isinf(runs) else f"{runs:.1f}"
