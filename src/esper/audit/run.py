@@ -42,7 +42,7 @@ from esper.tolaria.device_info import describe_device
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.engine_config import EngineConfig
 
-MAX_ENGINES: Final = 2
+MAX_ENGINES: Final = 4
 """Engines kept for the next context; each holds a population on the device."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import tyro
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from esper.audit.run import AuditSettings, Piece
     from esper.karn.audit_progress import AuditProgress
     from esper.tasks.spec import TaskData, TaskSpec
+
+MAX_NUMBER: Final = 9999
+"""Most contexts and topologies; files of contexts have four digits."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class RunAudit(ComputeSettings):
         from esper.leyline.seeds import require_training_seed
         from esper.scripts.cli.flags import require_counts
 
-        require_counts(contexts=self.contexts, topologies=self.topologies)
+        require_counts(MAX_NUMBER, contexts=self.contexts, topologies=self.topologies)
         require_counts(MAX_MEMBERS, hosts=self.hosts, envs=self.envs)
         if self.grown < 0:
             raise EsperError(f"--grown {self.grown}: must be 0 or more")
