@@ -44,6 +44,8 @@ SMALL: Final = ("--episode-length", "5", "--batch-size", "4", "--batches-per-ste
 SMALL_RUN: Final = (*SMALL, "--envs", "1")
 SMALL_LEARNER: Final = (*SMALL_RUN, "--rounds", "2", "--epochs", "1", "--width", "8",
                         "--embedding", "4")  # fmt: skip
+SMALL_AUDIT: Final = ("--contexts", "1", "--topologies", "2", "--hosts", "1", "--grown", "0",
+                      "--quiet")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ TABLES: Final = {
     "train": flags_of("esper train fixed"),
     "eval": flags_of("esper eval"),
     "compare": flags_of("esper compare"),
+    "audit": flags_of("esper audit"),
     "tasks": [("--json", ""), ("--data-dir", "PATH")],
     "runs": [("--json", ""), ("--runs", "PATH")],
     "doctor": [("--task", "STR"), ("--envs", "INT"), ("--device", "STR")],
@@ -102,7 +105,7 @@ TABLES: Final = {
 SIZES: Final = {
     "--rounds", "--seeds", "--envs", "--episode-length", "--batch-size", "--batches-per-step",
     "--evaluation-envs", "--width", "--embedding", "--epochs", "--updates-per-rollout",
-    "--minibatches",
+    "--minibatches", "--contexts", "--topologies", "--hosts", "--grown",
 }  # fmt: skip
 """How much work it is. Commands without --dry-run are not asked for much."""
 OUTSIDE: Final = ("/", "../..", "~")
@@ -286,6 +289,8 @@ def _base_line(chance: random.Random) -> tuple[list[str], list[tuple[str, str]],
         return [*words, *SMALL, "--envs", "1"], TABLES["eval"], True
     if words[0] == "compare":
         return [*words, *SMALL, "--seeds", "1", "--quiet"], TABLES["compare"], True
+    if words[0] == "audit":
+        return [*words, *SMALL, *SMALL_AUDIT], TABLES["audit"], True
     return list(words), TABLES[words[0]], True
 
 

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from audit_support import PRICED, made_audit
+from audit_synthetic import PRICED, made_audit
 from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec
 from esper.audit.leaderboard import BUILT_IN, leaderboard, run_policy

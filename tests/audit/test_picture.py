@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit_support import made_audit
+from audit_synthetic import made_audit
 from esper.audit.leaderboard import Row
 from esper.audit.picture import (
     draw_scores,

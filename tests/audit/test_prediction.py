@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit_support import made_audit
+from audit_synthetic import made_audit
 from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec
 from esper.audit.leaderboard import run_policy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit_support import made_audit
+from audit_synthetic import made_audit
 from esper.audit.cases import TermsSpec, draw_cases, host_halves, within_caps
 from esper.audit.planners import mean_price
 from esper.audit.records import scores

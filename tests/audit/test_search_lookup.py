@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from audit_support import made_audit
+from audit_synthetic import made_audit
 from esper.audit.cases import TermsSpec, draw_cases, recorded, within_caps
 from esper.audit.records import scores
 from esper.audit.search_lookup import (

@@ -90,6 +90,8 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
         flags += [*SMALL, "--quiet"]
     elif command == "compare":
         flags += ["--seeds", "2", *SMALL[2:], "--quiet"]
+    elif command == "audit":
+        flags += ["--contexts", "1", "--topologies", "3", "--hosts", "1", *SMALL[2:], "--quiet"]
     module = importlib.import_module(f"esper.scripts.{cli.COMMANDS[command].module}")
     assert module.main(flags) == 0
 

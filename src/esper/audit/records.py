@@ -1,7 +1,7 @@
 """Records of an audit: the learning curve of every (context, host, topology), and what they cost.
 
-An audit folder holds `audit.json` (what was run) and one Parquet file per context, written whole
-or not at all. In memory all of it is arrays.
+An audit folder holds `audit.json` (what was run) and one Parquet file per context (`rows.py`),
+written whole or not at all. In memory all of it is arrays.
 
 Scores are not stored: they follow from accuracy, size, compute and a price (`scores`).
 
@@ -11,19 +11,27 @@ Shape letters: C contexts, H hosts (weights and order of batches), K topologies,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
+from esper.audit.rows import CURVES, SCHEMA, ContextRows, RowShape, drawn_names, read_rows
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
+from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.context import ContextSpec
+from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
+from esper.storage.atomic import write_atomic
+from esper.storage.sealed_json import checksum_of, read_document, seal
 
-SCHEMA: Final = 1
-"""Version of the files."""
 INFO: Final = "audit.json"
+RECORDS: Final = "records"
+MAY_CHANGE: Final = ("contexts", "grown", "device")
+"""Fields of `AuditInfo` that results of a context do not depend on; of the device only the name of
+the model may change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +65,12 @@ class AuditInfo:
     device: str
     versions: dict[str, str]
     schema: int = SCHEMA
+    budgets: tuple[float, ...] = ()
+    """Budgets of the contexts, in turn; empty: drawn from `spec`."""
+    grown: tuple[int, ...] = ()
+    """Topologies that were also grown."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """Other settings that results depend on: batches, optimizer, precision."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,6 +134,113 @@ def scores(
     return np.asarray(np.asarray(accuracy, dtype=np.float64) - price * rent)
 
 
+# ---- files -------------------------------------------------------------------------------------
+
+
 def read_audit(path: Path) -> Audit:
-    """Read an audit folder; contexts that are missing are NaN."""
-    raise NotImplementedError
+    """Read an audit folder; contexts that are missing are NaN (0 in columns of integers)."""
+    return _read(path, read_info(path), grown=False)
+
+
+def read_grown(path: Path) -> Audit:
+    """As `read_audit`, of the topologies that were grown instead of planted; K counts only them.
+
+    A seed that was not blended in the end is missing from the network, though `info` counts it.
+    """
+    info = read_info(path)
+    at = info.grown
+    kept: dict[str, Any] = {
+        name: tuple(getattr(info, name)[k] for k in at)
+        for name in ("topologies", "params", "macs", "cost")
+    }
+    audit = _read(path, info, grown=True)
+    return replace(audit, info=replace(info, **kept))
+
+
+def rows_path(folder: Path, context: int, grown: bool = False) -> Path:
+    """File of a context."""
+    return folder / RECORDS / f"{'grown' if grown else 'context'}-{context:04d}.parquet"
+
+
+def row_shape(info: AuditInfo, context: int, grown: bool = False) -> RowShape:
+    """What the file of a context has to hold."""
+    topologies = info.grown if grown else tuple(range(len(info.topologies)))
+    return RowShape(context, info.hosts, topologies, info.steps, len(info.slots), identity_of(info))
+
+
+def identity_of(info: AuditInfo) -> str:
+    """Hash of all that the results of a context depend on."""
+    return checksum_of({k: v for k, v in info_json(info).items() if k not in MAY_CHANGE})[:16]
+
+
+def info_json(info: AuditInfo) -> dict[str, Json]:
+    """`AuditInfo` as JSON data."""
+    values = ((f.name, getattr(info, f.name)) for f in fields(info))
+    return {
+        name: dict(value) if isinstance(value, dict) else to_json(value) for name, value in values
+    }
+
+
+def write_info(folder: Path, info: AuditInfo) -> None:
+    """Write `audit.json` with a checksum."""
+    write_atomic(folder / INFO, json.dumps(seal(info_json(info)), indent=1).encode())
+
+
+def read_info(folder: Path) -> AuditInfo:
+    """Read `audit.json`; any problem raises in one line."""
+    path = folder / INFO
+    if not path.exists():
+        found = "no audit" if folder.is_dir() else "no such folder"
+        raise EsperError(f"{folder}: {found}; give the --out folder of an `esper audit`")
+    document = read_document(path)
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise EsperError(
+            f"{path} was written by a newer Esper (schema {schema}); this one reads up to schema "
+            f"{SCHEMA}: update esper"
+        )
+    return read_record(AuditInfo, document, str(path), versions=dict, settings=dict)
+
+
+def _read(path: Path, info: AuditInfo, grown: bool) -> Audit:
+    shape = row_shape(info, 0, grown)
+    records, contexts = _empty(info, len(shape.topologies))
+    for context in range(info.contexts):
+        place = rows_path(path, context, grown)
+        if place.exists():
+            _take(records, contexts, read_rows(place, replace(shape, context=context)))
+    return Audit(info, contexts, records)
+
+
+def _empty(info: AuditInfo, topologies: int) -> tuple[AuditRecords, AuditContexts]:
+    """Arrays of an audit that nothing is known of yet."""
+
+    def nan(*shape: int) -> Floats:
+        return np.full((info.contexts, *shape), np.nan, dtype=np.float32)
+
+    grid = (info.hosts, topologies)
+    arrays = {f"{name}_CHKT": nan(*grid, info.steps + 1) for name in CURVES}
+    arrays |= {"test_CHK": nan(*grid), "contribution_CHKS": nan(*grid, len(info.slots))}
+    records = AuditRecords(**arrays)
+    one = nan().astype(np.float64)
+    none = np.zeros(info.contexts, dtype=np.int64)
+    contexts = AuditContexts(
+        budget_C=one,
+        groups_C=none,
+        samples_C=none.copy(),
+        learning_rate_C=one.copy(),
+        pixel_noise_C=one.copy(),
+        permuted_C=none.astype(np.bool_),
+        label_noise_C=one.copy(),
+    )
+    return records, contexts
+
+
+def _take(records: AuditRecords, contexts: AuditContexts, rows: ContextRows) -> None:
+    """Put the rows of a context in place."""
+    at = rows.drawn.context
+    for f in fields(records):
+        name, _, letters = f.name.rpartition("_")
+        getattr(records, f.name)[at] = getattr(rows, f"{name}_{letters[1:]}")
+    for name in drawn_names():
+        getattr(contexts, f"{name}_C")[at] = getattr(rows.drawn, name)

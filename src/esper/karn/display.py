@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from esper.karn.stages import STAGE_WORDS
@@ -88,19 +88,27 @@ class _BarWithStatus(Progress):
 class Display:
     """A bar from 0 to `total` with a status line: live, or `lines` plain lines in total."""
 
-    def __init__(self, total: int, console: Console, lines: int = PLAIN_LINES) -> None:
+    def __init__(
+        self,
+        total: int,
+        console: Console,
+        lines: int = PLAIN_LINES,
+        shows_elapsed: bool = False,
+    ) -> None:
+        """`shows_elapsed`: with a clock, which moves during steps of many seconds, too."""
         self.total = total
         self.console = console
         self._lines = lines
         self._ticks = 0
         self._live: _BarWithStatus | None = None
         if console.is_terminal:
-            self._live = _BarWithStatus(
+            columns: list[ProgressColumn] = [
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 TextColumn("{task.fields[speed]}", markup=False),
-                console=console,
-            )
+            ]
+            columns += [TimeElapsedColumn()] if shows_elapsed else []
+            self._live = _BarWithStatus(*columns, console=console)
             self._task = self._live.add_task("", total=total, speed="")
 
     def start(self) -> None:

@@ -31,6 +31,7 @@ COMMANDS: Final = {
     "train": Command("train", "train a population of hosts under a policy; ppo learns one"),
     "eval": Command("evaluate", "evaluate a saved controller on fresh hosts"),
     "compare": Command("compare", "compare policies and controllers on the same fresh hosts"),
+    "audit": Command("audit", "train many topologies in many contexts: what is deciding worth"),
     "tasks": Command("tasks", "list tasks and the location of their data"),
     "runs": Command("runs", "list runs and their progress"),
     "doctor": Command("doctor", "show the environment: device, versions, executor, data"),

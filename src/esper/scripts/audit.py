@@ -1,0 +1,239 @@
+"""`esper audit`: train many topologies of a task in many contexts, and keep every curve.
+
+esper audit digits_impaired
+esper audit digits_baseline --contexts 8 --topologies 16 --preset harder --grown 4
+
+An interrupted audit resumes where the same command is given again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import tyro
+
+from esper.leyline.compute import ComputeSettings
+from esper.leyline.limits import MAX_MEMBERS
+from esper.scripts.cli.command import run_command
+
+if TYPE_CHECKING:
+    from esper.audit.folder import AuditFolder
+    from esper.audit.presets import Preset
+    from esper.audit.rows import ContextRows
+    from esper.audit.run import AuditSettings, Piece
+    from esper.karn.audit_progress import AuditProgress
+    from esper.tasks.spec import TaskData, TaskSpec
+
+MAX_NUMBER: Final = 9999
+"""Most contexts and topologies; files of contexts have four digits."""
+
+
+@dataclass(frozen=True)
+class RunAudit(ComputeSettings):
+    """Train planted topologies of a task in drawn contexts, at equal compute; keep every curve."""
+
+    task: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TASK")]
+    """A name that `esper tasks` lists, or your own as FILE.py[:NAME]."""
+    contexts: int = 16
+    """Contexts to draw. A finished audit may be continued with more."""
+    topologies: int = 24
+    """Topologies to train, the bare host included."""
+    hosts: int = 4
+    """Hosts per topology, each with its own initial weights and batches."""
+    envs: int = 32
+    """Members trained in parallel; results do not depend on it."""
+    preset: str = "small"
+    """Contexts: small (2 to 8 host runs, all that is hidden differs), harder (stronger
+    corruptions), fixed (the task as it is at 1, 2, 4 and 8 host runs), a JSON file or JSON text of
+    a ContextSpec."""
+    grown: int = 0
+    """Topologies that are also grown instead of planted, at equal compute."""
+    seed: int = 0
+    """Seed of contexts, hosts and the choice of topologies."""
+    blueprints: tuple[str, ...] = ()
+    """Blueprints of the topologies; default: all of the task's."""
+    episode_length: int | None = None
+    """Steps per episode; default: the task's."""
+    batch_size: int | None = None
+    """Samples per batch and member; default: the task's."""
+    batches_per_step: int | None = None
+    """Training batches per step at a budget of 1; default: the task's."""
+    host_shape: str | None = None
+    """Shape of the task's CNN host as WIDTHxBLOCKSkKERNEL; default: the task's."""
+    data: Literal["files", "synthetic"] = "files"
+    """files: the task's data; synthetic: generated data of the same shape."""
+    data_dir: Path | None = None
+    """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
+    out: Path | None = None
+    """Output folder; default out/audit_TASK_PRESET. Contexts already in it are kept."""
+    quiet: bool = False
+    """Show no progress."""
+
+    def check(self) -> None:
+        """Check the settings before anything is loaded."""
+        from esper.leyline.errors import EsperError
+        from esper.leyline.seeds import require_training_seed
+        from esper.scripts.cli.flags import require_counts
+
+        require_counts(MAX_NUMBER, contexts=self.contexts, topologies=self.topologies)
+        require_counts(MAX_MEMBERS, hosts=self.hosts, envs=self.envs)
+        if self.grown < 0:
+            raise EsperError(f"--grown {self.grown}: must be 0 or more")
+        require_training_seed(self.seed, "--seed")
+
+    def spec(self) -> TaskSpec:
+        """The task with its changes."""
+        from esper.simic.training.config import TaskConfig
+
+        return TaskConfig(
+            self.task,
+            blueprints=self.blueprints,
+            episode_length=self.episode_length,
+            batch_size=self.batch_size,
+            batches_per_step=self.batches_per_step,
+            host=self.host_shape,
+            data=self.data,
+        ).spec()
+
+    def settings(self) -> AuditSettings:
+        """Size of the audit."""
+        from esper.audit.run import AuditSettings
+
+        return AuditSettings(
+            contexts=self.contexts,
+            topologies=self.topologies,
+            hosts=self.hosts,
+            grown=self.grown,
+            seed=self.seed,
+            envs=self.envs,
+            data=self.data,
+            compute=self,
+        )
+
+    def folder(self, task: str, preset: str) -> Path:
+        """The output folder."""
+        return self.out if self.out is not None else Path("out") / f"audit_{task}_{preset}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command."""
+    return run_command(RunAudit, audit, argv)
+
+
+def audit(config: RunAudit) -> None:
+    """Train and report. Imports are local, so that --help is fast."""
+    config.check()
+    from esper.audit.folder import AuditFolder
+    from esper.audit.presets import read_preset
+    from esper.audit.run import describe_audit
+    from esper.tolaria.runtime import set_deterministic_cublas
+
+    preset, spec = read_preset(config.preset), config.spec()
+    set_deterministic_cublas()
+    _announce(config, spec, preset)
+    data = spec.load(config.data_dir)
+    spec, info = describe_audit(spec, config.settings(), preset, data)
+    path = config.folder(spec.name, preset.name)
+    with AuditFolder(path, info) as folder:
+        _run(config, spec, folder, data)
+    report(path)
+
+
+def _announce(config: RunAudit, spec: TaskSpec, preset: Preset) -> None:
+    """Print what will be run, before the first second of silence."""
+    if not config.quiet:
+        print(
+            f"audit of {spec.name}: {config.contexts} contexts ({preset.name}), "
+            f"{config.topologies} topologies, {config.hosts} hosts, {config.envs} members at a time"
+        )
+    if preset.notes:
+        print(f"contexts: {', '.join(preset.notes)}; the analysis sets prices and caps")
+
+
+def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) -> None:
+    """Run what is missing in the folder."""
+    from esper.audit.run import AuditRunner, plan_pieces, run_pieces
+    from esper.karn.audit_progress import AuditProgress
+    from esper.scripts.cli.console import console_for_report
+
+    info = folder.info
+    pieces = plan_pieces(spec, info, config.envs, folder)
+    if not pieces:
+        return
+    missing = len({piece.context for piece in pieces})
+    shown = AuditProgress(
+        sum(piece.work for piece in pieces), missing, info.steps, console_for_report()
+    )
+    listener = _Listener(shown, info.contexts)
+    runner = AuditRunner(spec, info, config.settings(), data)
+    with nullcontext() if config.quiet else shown:
+        try:
+            if config.quiet:
+                run_pieces(runner, folder, pieces)
+            else:
+                run_pieces(runner, folder, pieces, listener, listener.on_context_end)
+        except KeyboardInterrupt:
+            done = sum(folder.has(context) for context in range(info.contexts))
+            shown.say(
+                f"{done} of {info.contexts} contexts done, saved in {folder.path}: the same "
+                f"command resumes from there"
+            )
+            raise
+
+
+class _Listener:
+    """Shows the pieces of an audit."""
+
+    def __init__(self, shown: AuditProgress, contexts: int) -> None:
+        self._shown, self._contexts = shown, contexts
+        self.on_round_start = shown.on_round_start
+        self.on_slot_events = shown.on_slot_events
+        self.on_step = shown.on_step
+        self.on_round_end = shown.on_round_end
+
+    def on_piece(self, piece: Piece) -> None:
+        """Show which one begins."""
+        how = "grown" if piece.grown else "planted"
+        self._shown.begin(
+            f"context {piece.context + 1}/{self._contexts}, {len(piece.chunk.topologies)} {how}",
+            piece.work,
+        )
+
+    def on_context_end(self, rows: ContextRows, grown: bool) -> None:
+        """Print a line on a finished context."""
+        final_K = rows.accuracy_HKT[..., -1].mean(axis=0)
+        drawn, how = rows.drawn, " grown" if grown else ""
+        self._shown.say(
+            f"context {drawn.context + 1}{how}: budget {drawn.budget:.1f}, {drawn.groups} classes, "
+            f"{drawn.samples} samples; accuracy {final_K.min():.3f} to {final_K.max():.3f}"
+        )
+
+
+def report(path: Path) -> None:
+    """Print the folder and what was found."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from esper.audit.records import read_audit, read_grown
+    from esper.audit.summary import planted_minus_grown, spread, summary_rows
+    from esper.leyline.statistics import student_estimate
+    from esper.scripts.cli.console import console_for_report
+
+    found = read_audit(path)
+    console: Console = console_for_report()
+    table = Table("", "topology", "parameters", "accuracy", "test")
+    for row in summary_rows(found):
+        numbers = (f"{row.params:.0f}", f"{row.accuracy:.4f}", f"{row.test:.4f}")
+        table.add_row(row.label, row.topology, *numbers)
+    console.print(table)
+    sd = spread(found)
+    print(f"s.d. of the final accuracy: {sd.topologies:.4f} topologies, {sd.hosts:.4f} hosts")
+    if found.info.grown:
+        gain = student_estimate(planted_minus_grown(found, read_grown(path)))
+        print(f"planted minus grown: {gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})")
+    # Regrets are reported here.
+    print(f"records: {path}")
