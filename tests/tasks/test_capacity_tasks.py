@@ -20,9 +20,9 @@ HOSTS = {  # task: parameters, slots, training samples, passes
     "fashion_resnet8": (75_002, 6, 56_000, 20.0),
     "fashion_resnet8_narrow": (4934, 6, 56_000, 30.06),
     "fashion_tiny8": (1622, 8, 56_000, 25.6),
-    "digits_tiny8": (456, 8, 989, 31.06),
-    "mnist1d_signal8": (204, 8, 3200, 20.0),
-    "clusters_tabular": (778, 4, 4000, 30.0),
+    "digits_tiny8": (456, 8, 989, 77.66),
+    "mnist1d_signal8": (238, 8, 3200, 75.0),
+    "clusters_tabular": (778, 4, 4000, 120.0),
 }
 BUILT_IN = ("digits_tiny8", "clusters_tabular")
 TABLE = "clusters_tabular"

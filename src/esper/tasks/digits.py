@@ -181,7 +181,8 @@ register_task(
         host_factory=_TINY,
         slots=_TINY.slots,
         blueprints=TINY_BLUEPRINTS,
-        batches_per_step=20,
+        batch_size=32,
+        batches_per_step=100,
         optim=OptimSettings(host_lr=0.1, seed_lr=0.1, schedule="cosine"),
     )
 )

@@ -171,7 +171,9 @@ register_task(
 )
 
 _SIGNAL_HOST: Final = SignalFactory(CLASSES, in_channels=1, base_channels=2)
-_SIGNAL8_HOST: Final = replace(_SIGNAL_HOST, n_blocks=4, pool_layers=3, max_channels=4, rows=2)
+_SIGNAL8_HOST: Final = SignalFactory(
+    CLASSES, in_channels=1, base_channels=4, n_blocks=4, pool_layers=3, max_channels=4, rows=2
+)
 
 _SIGNAL: Final = register_task(
     TaskSpec(
@@ -196,10 +198,10 @@ register_task(
     replace(
         _SIGNAL,
         name="mnist1d_signal8",
-        description="MNIST-1D as signals, four blocks of 2 to 4 channels, three pool, eight slots",
+        description="MNIST-1D as signals, four blocks of 4 channels, three pool, eight slots",
         host_factory=_SIGNAL8_HOST,
         slots=_SIGNAL8_HOST.slots,
-        batches_per_step=32,
-        episode_length=20,
+        batches_per_step=100,
+        episode_length=24,
     )
 )

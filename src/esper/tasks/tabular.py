@@ -83,8 +83,8 @@ register_task(
         num_classes=CLASSES,
         input_shape=(COLUMNS,),
         batch_size=200,
-        batches_per_step=30,
-        episode_length=20,
+        batches_per_step=100,
+        episode_length=24,
         chance=1 / CLASSES,
         optim=OptimSettings(host_lr=0.2, seed_lr=0.2, schedule="cosine"),
     )
