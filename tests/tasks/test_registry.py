@@ -22,7 +22,9 @@ ENTRIES = {
     "digits_baseline", "digits_impaired", "synthetic", "synthetic_cifar", "mnist1d",
     "fashion_mnist", "cifar_baseline", "cifar_scale", "cifar_impaired", "cifar_minimal",
     "cifar_multichannel", "cifar_deep", "cifar_resnet8", "mnist1d_signal", "tinyshakespeare",
-    "tinystories",
+    "tinystories", "cifar_resnet8_narrow", "cifar_tiny10", "fashion_resnet8",
+    "fashion_resnet8_narrow", "fashion_tiny8", "digits_tiny8", "mnist1d_signal8",
+    "clusters_tabular",
 }  # fmt: skip
 
 

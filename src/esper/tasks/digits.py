@@ -12,7 +12,7 @@ Shape letters: N images, C channels, H height, W width.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -22,7 +22,7 @@ from esper.leyline.arrays import Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.streams import stream_seed
-from esper.tasks.hosts import CNN_BLUEPRINTS, CNNFactory
+from esper.tasks.hosts import CNN_BLUEPRINTS, TINY_BLUEPRINTS, CNNFactory
 from esper.tasks.registry import register_task
 from esper.tasks.spec import PARTS, OptimSettings, TaskData, TaskPart, TaskSpec
 
@@ -143,7 +143,7 @@ def _digits_spec(
     )
 
 
-register_task(
+_BASELINE: Final = register_task(
     _digits_spec(
         "digits_baseline",
         "8x8 digits, 2-4-8 channels, 3x3 kernels",
@@ -159,5 +159,30 @@ register_task(
         kernel_size=1,
         batches_per_step=10,  # with 6, seeds have too little time to pay off within an episode
         score=IMPAIRED_SCORE,
+    )
+)
+
+_TINY: Final = CNNFactory(
+    CLASSES,
+    in_channels=1,
+    base_channels=2,
+    kernel_size=3,
+    n_blocks=4,
+    pool_layers=2,
+    max_channels=4,
+    rows=2,
+)
+
+register_task(
+    replace(
+        _BASELINE,
+        name="digits_tiny8",
+        description="8x8 digits, four blocks of 2 to 4 channels, two pool, eight slots",
+        host_factory=_TINY,
+        slots=_TINY.slots,
+        blueprints=TINY_BLUEPRINTS,
+        batch_size=32,
+        batches_per_step=100,
+        optim=OptimSettings(host_lr=0.1, seed_lr=0.1, schedule="cosine"),
     )
 )

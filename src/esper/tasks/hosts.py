@@ -15,6 +15,8 @@ CNN_BLUEPRINTS: Final = (
     "norm", "depthwise", "conv_small", "conv_light", "conv_heavy", "attention",
 )  # fmt: skip
 """Blueprints of image tasks; those that do not fit a slot are masked."""
+TINY_BLUEPRINTS: Final = ("norm", "depthwise", "conv_light", "conv_heavy", "bottleneck", "twin")
+"""Blueprints of tiny image hosts with many slots."""
 RESNET_BLUEPRINTS: Final = ("twin", "norm", "depthwise", "conv_light", "conv_heavy", "bottleneck")
 """Blueprints of residual hosts; a twin is one more block of the stage."""
 SIGNAL_BLUEPRINTS: Final = (
@@ -22,6 +24,8 @@ SIGNAL_BLUEPRINTS: Final = (
     "twin",
 )  # fmt: skip
 """Blueprints of signal tasks."""
+MLP_BLUEPRINTS: Final = ("norm", "gate", "mlp_small", "mlp", "twin")
+"""Blueprints of tabular tasks."""
 TRANSFORMER_BLUEPRINTS: Final = ("norm", "lora", "lora_large", "attention", "mlp_small", "mlp")
 """Blueprints of language tasks."""
 
@@ -84,6 +88,16 @@ class SignalFactory:
     """Points of every kernel, odd."""
     n_blocks: int = 3
     """Blocks of convolution, norm, ReLU and pooling."""
+    pool_layers: int | None = None
+    """Number of leading blocks that pool; None: all."""
+    max_channels: int | None = None
+    """Upper limit of the doubling; None: no limit."""
+    rows: int = 1
+    """1: slots only before pooling; 2: also after it."""
+
+    def __post_init__(self) -> None:
+        if self.rows not in (1, 2):
+            raise EsperError(f"SignalFactory rows={self.rows}: valid are 1 and 2")
 
     def __call__(self) -> nn.Module:
         from esper.kasmina import SignalHost
@@ -94,12 +108,14 @@ class SignalFactory:
             n_blocks=self.n_blocks,
             base_channels=self.base_channels,
             kernel_size=self.kernel_size,
+            pool_layers=self.pool_layers,
+            max_channels=self.max_channels,
         )
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """Slots after each block, before pooling."""
-        return tuple(slot_id(0, col) for col in range(self.n_blocks))
+        """Slots after each block, in execution order."""
+        return tuple(slot_id(row, col) for col in range(self.n_blocks) for row in range(self.rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +148,30 @@ class ResNetFactory:
     def slots(self) -> tuple[str, ...]:
         """Two slots after each of the three stages, in execution order."""
         return tuple(slot_id(row, col) for col in range(3) for row in range(2))
+
+
+@dataclass(frozen=True, slots=True)
+class MLPFactory:
+    """Builds an `MLPHost` when called."""
+
+    classes: int
+    """Outputs of the classifier."""
+    in_features: int
+    """Columns of the table."""
+    width: int
+    """Of every block."""
+    n_layers: int
+    """Blocks of linear layer, norm and GELU."""
+
+    def __call__(self) -> nn.Module:
+        from esper.kasmina import MLPHost
+
+        return MLPHost(self.in_features, self.classes, self.width, self.n_layers)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """Slots after each block."""
+        return tuple(slot_id(0, col) for col in range(self.n_layers))
 
 
 @dataclass(frozen=True, slots=True)

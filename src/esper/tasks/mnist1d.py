@@ -20,7 +20,7 @@ import re
 import struct
 import zipfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -171,8 +171,11 @@ register_task(
 )
 
 _SIGNAL_HOST: Final = SignalFactory(CLASSES, in_channels=1, base_channels=2)
+_SIGNAL8_HOST: Final = SignalFactory(
+    CLASSES, in_channels=1, base_channels=4, n_blocks=4, pool_layers=3, max_channels=4, rows=2
+)
 
-register_task(
+_SIGNAL: Final = register_task(
     TaskSpec(
         name="mnist1d_signal",
         description="MNIST-1D as signals, 2-4-8 channels, 1-D kernels of 3 points",
@@ -189,5 +192,16 @@ register_task(
         chance=1 / CLASSES,
         optim=OptimSettings(host_lr=0.2, seed_lr=0.2, schedule="cosine"),
         score=SCORE,
+    )
+)
+register_task(
+    replace(
+        _SIGNAL,
+        name="mnist1d_signal8",
+        description="MNIST-1D as signals, four blocks of 4 channels, three pool, eight slots",
+        host_factory=_SIGNAL8_HOST,
+        slots=_SIGNAL8_HOST.slots,
+        batches_per_step=100,
+        episode_length=24,
     )
 )

@@ -1,4 +1,4 @@
-"""Mean and standard deviation for normalising inputs, per channel."""
+"""Mean and standard deviation for normalising inputs, per channel or column."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ def signal_statistics(signals_NCL: npt.NDArray[np.floating]) -> tuple[Floats, Fl
     values = signals_NCL.astype(np.float64)
     mean_C, std_C = values.mean(axis=(0, 2)), values.std(axis=(0, 2))
     return mean_C.astype(np.float32), std_C.astype(np.float32)
+
+
+def column_statistics(table_NF: npt.NDArray[np.floating]) -> tuple[Floats, Floats]:
+    """Return mean and std of each column of a table."""
+    values = table_NF.astype(np.float64)
+    return values.mean(axis=0).astype(np.float32), values.std(axis=0).astype(np.float32)

@@ -1,0 +1,91 @@
+"""Tabular task: ten classes of four Gaussian clusters each, by scikit-learn's generator.
+
+`make_classification` places 40 clusters at corners of a cube in ten dimensions, so classes are not
+linearly separable and accuracy grows with the size of the network: an MLP of two blocks of width 8
+reaches 51 %, of width 16 74 % (25 passes). No data folder is needed.
+
+The tables that ship with scikit-learn were tried first. wine has 178 rows, too few. breast_cancer
+is at 97 % with the smallest host that trains (width 3, 119 parameters). On digits the width of the
+host decides (2: 17 %, 4: 85 %, 8: 96 %, 32: 98 %), and seeds do not help: with one blueprint in
+both slots of a host of width 4, all steps given, 82 to 84 %. What the first layer drops, no seed
+restores.
+
+The width of this host, 12, is above the number of columns, so that nothing is dropped.
+
+Shape letters: N rows, F columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from esper.tasks.hosts import MLP_BLUEPRINTS, MLPFactory
+from esper.tasks.registry import register_task
+from esper.tasks.spec import OptimSettings, TaskData, TaskPart, TaskSpec
+from esper.tasks.splits import split_validation, stratified_indices
+from esper.tasks.statistics import column_statistics
+
+CLASSES: Final = 10
+COLUMNS: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTable:
+    """Creates a table of Gaussian clusters when called."""
+
+    rows: int = 6400
+    """Of all parts together."""
+    validation: int = 800
+    """Rows in each of val_control, val_score and test, stratified."""
+    clusters: int = 4
+    """Per class."""
+    separation: float = 2.0
+    """Half the side of the cube; clusters have a standard deviation of about 1."""
+    seed: int = 0
+    """Determines all data."""
+
+    def __call__(self) -> TaskData:
+        from sklearn.datasets import make_classification
+
+        x_NF, y_N = make_classification(
+            n_samples=self.rows,
+            n_features=COLUMNS,
+            n_informative=COLUMNS,
+            n_redundant=0,
+            n_classes=CLASSES,
+            n_clusters_per_class=self.clusters,
+            class_sep=self.separation,
+            flip_y=0.0,
+            random_state=self.seed,
+        )
+        inputs, labels = x_NF.astype(np.float32), y_N.astype(np.int64)
+        test, rest = (
+            TaskPart(inputs[chosen], labels[chosen])
+            for chosen in stratified_indices(labels, (self.validation,))
+        )
+        return split_validation(rest, test, self.validation, column_statistics)
+
+
+_HOST: Final = MLPFactory(CLASSES, COLUMNS, width=12, n_layers=4)
+
+register_task(
+    TaskSpec(
+        name="clusters_tabular",
+        description="Table of 10 columns, 10 classes of 4 clusters each, four blocks of width 12",
+        load_data=ClusterTable(),
+        host_factory=_HOST,
+        topology="mlp",
+        slots=_HOST.slots,
+        blueprints=MLP_BLUEPRINTS,
+        num_classes=CLASSES,
+        input_shape=(COLUMNS,),
+        batch_size=200,
+        batches_per_step=100,
+        episode_length=24,
+        chance=1 / CLASSES,
+        optim=OptimSettings(host_lr=0.2, seed_lr=0.2, schedule="cosine"),
+    )
+)
