@@ -23,6 +23,7 @@ from esper.scripts.cli.command import run_command
 if TYPE_CHECKING:
     from esper.audit.folder import AuditFolder
     from esper.audit.presets import Preset
+    from esper.audit.records import Audit
     from esper.audit.rows import ContextRows
     from esper.audit.run import AuditSettings, Piece
     from esper.karn.audit_progress import AuditProgress
@@ -235,5 +236,19 @@ def report(path: Path) -> None:
     if found.info.grown:
         gain = student_estimate(planted_minus_grown(found, read_grown(path)))
         print(f"planted minus grown: {gain.value:+.4f} ({gain.low:+.4f} to {gain.high:+.4f})")
-    # Regrets are reported here.
+    _report_regrets(path, found)
     print(f"records: {path}")
+
+
+def _report_regrets(path: Path, found: Audit) -> None:
+    """Print what deciding is worth, if there is enough to tell."""
+    from esper.audit.report import write_report
+    from esper.leyline.errors import EsperError
+
+    try:
+        made = write_report(path, found)
+    except EsperError as error:
+        print(f"no regrets: {error}")
+        return
+    print(made.text)
+    print(f"report: {', '.join(str(file) for file in made.files)}")

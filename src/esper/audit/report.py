@@ -1,0 +1,47 @@
+"""The report of an audit: tables of regrets and gates, and two pictures, in its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from esper.audit.picture import draw_scores, draw_topologies
+from esper.audit.records import Audit
+from esper.audit.regrets import Regrets, RegretSettings, compute_regrets
+from esper.audit.tables import gates_table, noise_text, price_table, regrets_table, search_table
+from esper.storage.atomic import write_atomic
+
+REPORT: Final = "regrets.txt"
+TOPOLOGIES: Final = "topologies.png"
+SCORES: Final = "scores.png"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AuditReport:
+    """What an audit says about deciding."""
+
+    regrets: Regrets
+    text: str
+    files: tuple[Path, ...]
+
+
+def write_report(path: Path, audit: Audit, settings: RegretSettings | None = None) -> AuditReport:
+    """Compute the regrets of an audit; writes text and pictures into its folder.
+
+    Raises unless there are two contexts and two hosts or more.
+    """
+    regrets = compute_regrets(audit, settings)
+    parts = {
+        "What choosing is worth": regrets_table(regrets),
+        "Gates": gates_table(regrets.gates),
+        "Noise": noise_text(regrets),
+        "Price -> topology": price_table(regrets, audit.info),
+        "Searches by look-up": search_table(regrets),
+    }
+    text = "\n\n".join(f"{title}\n\n{body}" for title, body in parts.items())
+    files = tuple(path / name for name in (REPORT, TOPOLOGIES, SCORES))
+    write_atomic(files[0], f"{text}\n".encode())
+    draw_topologies(files[1], audit, regrets)
+    draw_scores(files[2], regrets, f"{audit.info.task}: what choosing is worth")
+    return AuditReport(regrets, text, files)
