@@ -56,7 +56,7 @@ def summary_rows(audit: Audit) -> list[SummaryRow]:
 
     def row(label: str, k: int) -> SummaryRow:
         name, test = describe(info, k), float(test_CHK[..., k].mean())
-        return SummaryRow(label, name, params_K[k], float(mean_K[k]), test)
+        return SummaryRow(label, name, float(params_K[k]), float(mean_K[k]), test)
 
     rows = [
         row("bare host", 0),

@@ -9,7 +9,7 @@ An interrupted audit resumes where the same command is given again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -128,20 +128,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 def audit(config: RunAudit) -> None:
     """Train and report. Imports are local, so that --help is fast."""
     config.check()
-    from esper.audit.folder import AuditFolder
     from esper.audit.presets import read_preset
-    from esper.audit.run import describe_audit
-    from esper.tolaria.runtime import set_deterministic_cublas
 
-    preset, spec = read_preset(config.preset), config.spec()
-    set_deterministic_cublas()
-    _announce(config, spec, preset)
-    data = spec.load(config.data_dir)
-    spec, info = describe_audit(spec, config.settings(), preset, data)
+    preset, task = read_preset(config.preset), config.spec()
+    _announce(config, task, preset)
+    with _waiting(config):
+        from esper.audit.folder import AuditFolder
+        from esper.audit.run import describe_audit
+        from esper.tolaria.runtime import set_deterministic_cublas
+
+        set_deterministic_cublas()
+        data = task.load(config.data_dir)
+        spec, info = describe_audit(task, config.settings(), preset, data)
     path = config.folder(spec.name, preset.name)
     with AuditFolder(path, info) as folder:
         _run(config, spec, folder, data)
     report(path)
+
+
+def _waiting(config: RunAudit) -> AbstractContextManager[object]:
+    """Something that moves on a terminal while data and topologies are prepared."""
+    from esper.scripts.cli.console import console_for_report
+
+    console = console_for_report()
+    if config.quiet or not console.is_terminal:
+        return nullcontext()
+    return console.status("reading data, choosing topologies")
 
 
 def _announce(config: RunAudit, spec: TaskSpec, preset: Preset) -> None:
