@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from esper.audit.records import Audit, AuditInfo
-from esper.leyline.arrays import Doubles, Floats
+from esper.leyline.arrays import Doubles, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class SummaryRow:
 
     label: str
     topology: str
-    """What it holds; empty if it differs between contexts."""
+    """What it holds, as chosen on all hosts; empty if it differs between contexts."""
     params: float
     """Mean parameters, host included."""
     accuracy: float
@@ -41,8 +41,8 @@ class Spread:
 def summary_rows(audit: Audit) -> list[SummaryRow]:
     """The bare host, the median and the best topology, and the best one of every context.
 
-    Topologies are ranked by their mean accuracy over contexts and hosts. The best of a context is
-    chosen on even hosts and judged on odd ones, if there are two hosts or more.
+    With two hosts or more, the best are chosen on one half of the hosts and judged on the other,
+    both ways: the best of many on the hosts it was chosen on would flatter itself.
     """
     done_C = finished_contexts(audit)
     if not done_C.any():
@@ -52,28 +52,38 @@ def summary_rows(audit: Audit) -> list[SummaryRow]:
     test_CHK = audit.records.test_CHK[done_C].astype(np.float64)
     mean_K = final_CHK.mean(axis=(0, 1))
     by_rank = np.argsort(mean_K, kind="stable")
-    params_K = np.array(info.params, dtype=np.float64)
+    median, best = int(by_rank[len(by_rank) // 2]), int(by_rank[-1])
+    everywhere = np.zeros(len(final_CHK), dtype=np.int64)
 
-    def row(label: str, k: int) -> SummaryRow:
-        name, test = describe(info, k), float(test_CHK[..., k].mean())
-        return SummaryRow(label, name, float(params_K[k]), float(mean_K[k]), test)
+    def row(label: str, name: str, choices: list[_Choice]) -> SummaryRow:
+        return SummaryRow(
+            label,
+            name,
+            float(np.mean([np.array(info.params)[k_C].mean() for k_C, _ in choices])),
+            *(float(np.mean([_judged(v, *it) for it in choices])) for v in (final_CHK, test_CHK)),
+        )
 
-    rows = [
-        row("bare host", 0),
-        row("median", int(by_rank[len(by_rank) // 2])),
-        row("best overall", int(by_rank[-1])),
+    whole = slice(None)
+    halves = [(slice(0, None, 2), slice(1, None, 2)), (slice(1, None, 2), slice(0, None, 2))]
+    if info.hosts < 2:
+        halves = [(whole, whole)]
+    one = [(everywhere + final_CHK[:, a].mean(axis=(0, 1)).argmax(), b) for a, b in halves]
+    each = [(final_CHK[:, a].mean(axis=1).argmax(axis=1), b) for a, b in halves]
+    return [
+        row("bare host", describe(info, 0), [(everywhere, whole)]),
+        row("median", describe(info, median), [(everywhere + median, whole)]),
+        row("best overall", describe(info, best), one),
+        row("best per context", "", each),
     ]
-    if info.hosts >= 2:
-        best_C = final_CHK[:, ::2].mean(axis=1).argmax(axis=1)
-        at = np.arange(len(best_C))
-        judged, tested = (
-            values[:, 1::2].mean(axis=1)[at, best_C] for values in (final_CHK, test_CHK)
-        )
-        size = float(params_K[best_C].mean())
-        rows.append(
-            SummaryRow("best per context", "", size, float(judged.mean()), float(tested.mean()))
-        )
-    return rows
+
+
+_Choice = tuple[Ints, slice]
+"""Topology of every context, and the hosts that judge it."""
+
+
+def _judged(value_CHK: Doubles, k_C: Ints, hosts: slice) -> float:
+    """Mean of the chosen topologies over contexts and hosts."""
+    return float(value_CHK[:, hosts].mean(axis=1)[np.arange(len(k_C)), k_C].mean())
 
 
 def spread(audit: Audit) -> Spread:
