@@ -11,7 +11,7 @@ never evaluated with statistics gathered with it.
 
 Two tasks are for hosts that are short of capacity, not of steps: `cifar_resnet8_narrow` is that
 ResNet with a quarter of the channels (30 passes), `cifar_tiny10` a CNN of 2.3k parameters with ten
-slots (28 passes). Their rates and constants are those of their siblings.
+slots (29 passes). Their rates and constants are those of their siblings.
 """
 
 from __future__ import annotations
