@@ -11,7 +11,7 @@ import pytest
 from esper.growing.plan import (
     HALVINGS,
     LEAST_BATCHES,
-    affordable_count,
+    affordable,
     bracket_share,
     remaining_share,
     stage_ends,
@@ -176,7 +176,12 @@ def test_the_cost_of_a_bracket_is_that_of_its_stages():
 @pytest.mark.parametrize("runs", [0.5, 1.0, 3.0, 20.0])
 def test_a_bracket_costs_at_most_its_budget(runs):
     costs = np.random.default_rng(0).uniform(1.0, 6.0, size=32)
-    count = affordable_count(costs, 400, runs)
-    assert count or runs < costs[0]
-    if count:
-        assert costs[:count].sum() * bracket_share(stage_ends(400, count)) <= runs
+    kept = affordable(costs.tolist(), 400, runs)
+    assert kept or runs < costs.min()
+    assert kept == sorted(set(kept))
+    if kept:
+        assert costs[kept].sum() * bracket_share(stage_ends(400, len(kept))) <= runs * (1 + 1e-9)
+
+
+def test_what_does_not_fit_is_passed_over_for_what_does():
+    assert affordable([1.0, 50.0, 1.0, 1.0, 1.0], 400, 4.0) == [0, 2, 3, 4]

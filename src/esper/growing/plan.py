@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
-
 from esper.leyline.errors import EsperError
 
 HALVINGS: Final = 2
@@ -60,15 +58,21 @@ def bracket_share(ends: Sequence[int]) -> float:
     return ends[0] / ends[-1] + remaining_share(ends, 0) / 2
 
 
-def affordable_count(costs: Sequence[float], length: int, runs: float) -> int:
-    """How many of the first candidates a bracket can have for `runs` full training runs."""
-    total_N = np.cumsum(costs)
-    fitting = [
-        count
-        for count in range(1, len(costs) + 1)
-        if total_N[count - 1] * bracket_share(stage_ends(length, count)) <= runs
-    ]
-    return max(fitting, default=0)
+def affordable(costs: Sequence[float], length: int, runs: float) -> list[int]:
+    """Which candidates a bracket can have for `runs` full training runs, the first ones first.
+
+    Those that do not fit are passed over. Fewer candidates may have fewer stages, which cost more.
+
+    >>> affordable([1.0, 9.0, 1.0, 1.0], 800, 3.0)
+    [0, 2, 3]
+    """
+    for count in range(len(costs), 0, -1):
+        most = runs / bracket_share(stage_ends(length, count))
+        kept = within_cost(range(len(costs)), costs, most)[:count]
+        spent = sum(costs[index] for index in kept)
+        if kept and spent * bracket_share(stage_ends(length, len(kept))) <= runs * (1 + 1e-9):
+            return kept
+    return []
 
 
 def within_cost(order: Sequence[int], costs: Sequence[float], most: float) -> list[int]:

@@ -101,8 +101,8 @@ class Proposer:
 
     def _widths(self) -> Iterator[Proposal]:
         middle = self.rates[len(self.rates) // 2]
-        for rate in dict.fromkeys((middle, max(self.rates))):
-            for host in range(1, len(self.variants)):
+        for host in self._widest(len(self.variants)):
+            for rate in dict.fromkeys((middle, max(self.rates))):
                 yield Proposal(host, self.variants[host].space.bare, rate, "host")
 
     def _random(self, count: int) -> Iterator[Proposal]:

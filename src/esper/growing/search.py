@@ -22,7 +22,7 @@ import numpy as np
 
 from esper.growing.batches import BatchSource
 from esper.growing.frontier import best_by_size, hypervolume, pareto, survivors
-from esper.growing.plan import affordable_count, remaining_share, stage_ends, within_cost
+from esper.growing.plan import affordable, remaining_share, stage_ends, within_cost
 from esper.growing.proposals import Proposal, Proposer
 from esper.growing.records import Candidate, SearchState
 from esper.growing.topologies import EMPTY, Topology, with_seed
@@ -177,17 +177,17 @@ class Search:
         if np.isfinite(settings.seconds) and state.bracket:
             left = min(left, (settings.seconds - self.seconds) * self.runs / self.seconds)
         first = not state.bracket
-        affordable = left - 1.0 if first else left  # the model itself is always trained in full
+        compute = left - 1.0 if first else left  # the model itself is always trained in full
         proposals = [
             one
             for one in self._proposals(settings.most_members)
-            if self._cost(one) <= LARGEST_SHARE * affordable or (first and self._is_given(one))
+            if self._cost(one) <= LARGEST_SHARE * compute or (first and self._is_given(one))
         ]
         costs = [(1.0 + VARIATIONS) * self._cost(one) for one in proposals]
-        count = affordable_count(costs, settings.length, affordable)
-        if first and not count:
+        kept = affordable(costs, settings.length, compute)
+        if first and not kept:
             return self._proposals(1)
-        return proposals[:count]
+        return [proposals[index] for index in kept]
 
     def _is_given(self, one: Proposal) -> bool:
         """Whether a proposal is the model as given."""
