@@ -93,6 +93,14 @@ def test_another_seed_is_another_search(result, tmp_path):
     assert candidates(grow(tmp_path, seed=1)) != candidates(result)
 
 
+@pytest.mark.parametrize("runs", [1.0, 1.5, 2.0, 2.5, 3.0])
+def test_however_small_the_budget_the_model_itself_is_trained_in_full(tmp_path, runs):
+    """Narrower copies would fit where it does not."""
+    small = grow(tmp_path, budget=esper.Budget(host_runs=runs), epochs=2)
+    assert control_numbers(candidates(small)) == {small.record.host.number}
+    assert small.record.runs <= max(1.0, runs)
+
+
 class Stop(BaseException):
     """Ends a search like a kill: nothing catches it."""
 

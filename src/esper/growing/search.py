@@ -185,7 +185,7 @@ class Search:
         ]
         costs = [(1.0 + VARIATIONS) * self._cost(one) for one in proposals]
         kept = affordable(costs, settings.length, compute)
-        if first and not kept:
+        if first and 0 not in kept:  # the model itself comes first, whatever else would fit
             return self._proposals(1)
         return [proposals[index] for index in kept]
 
