@@ -191,7 +191,7 @@ class Piece:
 
 
 class AuditListener(EngineListener, Protocol):
-    """Listener that is also told which piece begins."""
+    """Listener that also receives the start of each piece."""
 
     def on_piece(self, piece: Piece) -> None:
         """Before the episode of a piece."""
