@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,10 @@ from torch import Tensor
 from esper.kasmina import Population
 from esper.kasmina.saving import population_tensors
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
+from esper.leyline.context import PLANNED, VARIED
 from esper.leyline.signals import PanicKind
-from esper.tolaria.governor import GovernorConfig, TolariaGovernor
+from esper.tasks.registry import get_task_spec
+from esper.tolaria.governor import GovernorConfig, TolariaGovernor, default_governor
 from support import CLASSES, KINDS, batch, good_signals, make_population, refused
 
 E = 4
@@ -409,3 +413,24 @@ def test_every_kind_of_host_can_be_set_back(kind):
         assert torch.equal(now[name][0], fresh[name][0]), name
         assert torch.equal(now[name][1], trained[name][1]), name
     assert not torch.equal(trained["host/values"][0], fresh["host/values"][0])
+
+
+# ---- contexts that change the data ---------------------------------------------------------
+
+
+def rising_losses(config: GovernorConfig) -> tuple[TolariaGovernor, list[PanicKind]]:
+    """A member that learns, then overfits: its loss rises tenfold, its accuracy stays."""
+    governor = TolariaGovernor(make_population(2, "vmap"), CHANCE, config)
+    governor.reset(each(0.1, 2))
+    losses = [1.0] * 6 + np.linspace(1.0, 10.0, 20).tolist()
+    found = [tell(governor, step, loss=loss).panic_E for step, loss in enumerate(losses)]
+    return governor, [PanicKind(int(kind)) for panic_E in found for kind in panic_E]
+
+
+def test_overfitting_is_no_failure_where_contexts_change_the_data():
+    varied = replace(get_task_spec("digits_baseline"), context=VARIED)
+    governor, found = rising_losses(default_governor(varied))
+    assert set(found) == {PanicKind.NONE}
+    assert tell(governor, 26, loss=np.nan).rolled_back_E.all()  # true failures still are
+    unchanged = replace(varied, context=PLANNED)
+    assert PanicKind.LOSS_SPIKE in rising_losses(default_governor(unchanged))[1]

@@ -45,7 +45,7 @@ SMALL: Final = replace(
     min_groups=2,
     pixel_noise=Range(0.0, 1.0),
     permuted=0.2,
-    data_share=Range(0.03, 1.0),
+    data_share=Range(0.1, 1.0),
     label_noise=Range(0.0, 0.4),
 )
 """Budgets of 2 to 8 host runs; everything that policies cannot see differs."""

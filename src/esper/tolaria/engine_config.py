@@ -29,8 +29,8 @@ class EngineConfig(ComputeSettings):
     few members, where Python overhead per batch dominates."""
     counterfactuals: CounterfactualConfig = field(default_factory=CounterfactualConfig)
     """Measurement of seed contributions."""
-    governor: GovernorConfig = field(default_factory=GovernorConfig)
-    """When members are rolled back."""
+    governor: GovernorConfig | None = None
+    """When members are rolled back; None: as suits the task's contexts (`default_governor`)."""
     signals: SignalConfig = field(default_factory=SignalConfig)
     """Thresholds for plateaued and stabilised members."""
     frozen_heads: tuple[tuple[ActionHead, int], ...] = ()

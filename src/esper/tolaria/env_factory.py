@@ -21,7 +21,7 @@ from esper.tamiyo.signals import SignalConfig, SignalTracker
 from esper.tasks.objectives import Objective
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.env_state import ParallelEnvState
-from esper.tolaria.governor import GovernorConfig, TolariaGovernor
+from esper.tolaria.governor import GovernorConfig, TolariaGovernor, default_governor
 from esper.tolaria.slot_events import SlotEventCollector
 
 
@@ -47,7 +47,7 @@ def create_env_state(
     return ParallelEnvState(
         model=population,
         signal_tracker=SignalTracker(members, signals or SignalConfig()),
-        governor=TolariaGovernor(population, spec.chance, governor or GovernorConfig()),
+        governor=TolariaGovernor(population, spec.chance, governor or default_governor(spec)),
         scaler=MemberScaler(members, device) if fp16 else None,
         stream=stream,
     )

@@ -34,6 +34,7 @@ from esper.kasmina.snapshot import MemberSnapshots
 from esper.leyline.arrays import Bools, Codes, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import GovernorVerdicts, PanicKind
+from esper.tasks.spec import TaskSpec
 
 FRESH_STEP: Final = -1
 """`snapshot_step_E` of a fresh host."""
@@ -91,6 +92,19 @@ class GovernorConfig:
                 f"governor collapse_share={self.collapse_share}, learnt_share={self.learnt_share}: "
                 f"must satisfy 0 <= collapse_share < learnt_share < 1"
             )
+
+
+WITHOUT_SPIKES: Final = GovernorConfig(spike_deviations=1e6)
+"""Members panic over non-finite values and collapsed accuracy alone."""
+
+
+def default_governor(spec: TaskSpec) -> GovernorConfig:
+    """Thresholds that suit the contexts of a task.
+
+    With few samples or noisy labels members overfit: the validation loss rises step after step
+    without anything having failed, so where contexts change the data it is no reason to panic.
+    """
+    return WITHOUT_SPIKES if spec.context.changes_data else GovernorConfig()
 
 
 class TolariaGovernor:
