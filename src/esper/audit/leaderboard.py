@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from esper.audit.bench import Bench, EpisodeOutcomes, SimulatedEpisodes
+from esper.audit.bench import Bench, EpisodeOutcomes, Observation, SimulatedEpisodes
 from esper.audit.policies import (
     BestTopology,
     Oracle,
@@ -92,7 +92,11 @@ def run_policy(
 ) -> EpisodeOutcomes:
     """Play episodes with a policy; equal seeds give equal episodes."""
     played = SimulatedEpisodes(bench, episodes, contexts)
-    obs = played.reset(seed)
+    return play(played, policy, played.reset(seed))
+
+
+def play(played: SimulatedEpisodes, policy: Policy, obs: Observation) -> EpisodeOutcomes:
+    """Play episodes that were reset, to their end; `obs`: what `reset` returned."""
     if isinstance(policy, SeesAll):
         policy.reveal(played)
     obs = played.plan(policy.plan(obs))

@@ -351,7 +351,7 @@ def _below_rent(obs: TrainingSignals, rent_ES: Doubles, before_ES: Ints) -> Ints
     return np.where(below_ES, before_ES + 1, 0)
 
 
-def slope_error(history_EL: Floats) -> Doubles:
+def slope_error(history_EL: Floats | Doubles) -> Doubles:
     """Standard error `[E]` of the least-squares slope of a history; NaN until it is full.
 
     >>> slope_error(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]], dtype=np.float32)).round(6).tolist()
