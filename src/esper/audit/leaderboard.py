@@ -59,6 +59,9 @@ BUILT_IN: Final[Mapping[str, PolicyMaker]] = {
     "oracle": lambda _, __: Oracle(),
 }
 """`patience` plans by regression. `best` and `oracle` see what no contender sees."""
+LIVE_BENCH: Final = tuple(name for name in BUILT_IN if name not in ("random", "best", "oracle"))
+"""Those that can be trained live. Draws of `random` would depend on which episodes were run before;
+`best` and `oracle` look into the records."""
 
 
 @dataclass(frozen=True, slots=True)

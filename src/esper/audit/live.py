@@ -13,7 +13,7 @@ Shape letters: E members, one for each of N cases, S slots.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -91,6 +91,8 @@ class LivePiece:
     episodes: int
     work: float
     """Compute of all members, in training runs of the bare host."""
+    first: bool
+    """It is the policy's first that is missing."""
 
 
 # ---- what is run -------------------------------------------------------------------------------
@@ -115,21 +117,21 @@ class LiveRun:
         self.bench = Bench(audit, self.settings.terms)
         contexts = len(self.bench.context_C)
         self.fold_C = context_folds(contexts, self.settings.folds, self.settings.seed)
-        self.rows: dict[str, LiveRows] = {}
-        for name in policies:
-            found = self._read(name)
-            if found is not None:
-                self.rows[name] = found
+        self.rows: dict[str, LiveRows] = check_live(
+            folder, audit.info, tuple(policies), self.settings, self.bench.context_C.tolist()
+        )
 
     def missing(self) -> list[LivePiece]:
         """What is still to be run, policy by policy."""
         budget_C, draws = self.bench.audit.contexts.budget_C, self.settings.draws
-        return [
-            LivePiece(name, context, draws, draws * float(budget_C[context]))
-            for name in self.policies
-            for context in self.bench.context_C.tolist()
-            if not self._has(name, context)
-        ]
+        pieces = []
+        for name in self.policies:
+            contexts = [c for c in self.bench.context_C.tolist() if not self._has(name, c)]
+            pieces += [
+                LivePiece(name, c, draws, draws * float(budget_C[c]), c == contexts[0])
+                for c in contexts
+            ]
+        return pieces
 
     def run(self, runner: LiveRunner, listener: LiveListener | None = None) -> None:
         """Run what is missing; every finished context of a policy is kept."""
@@ -165,37 +167,12 @@ class LiveRun:
 
     # ---- files ---------------------------------------------------------------------------------
 
-    def _described(self, name: str) -> dict[str, Json]:
-        """Settings that the results of a policy depend on."""
-        return {
-            "policy": name,
-            "draws": self.settings.draws,
-            "folds": self.settings.folds,
-            "seed": self.settings.seed,
-            "terms": to_json(self.settings.terms),
-            "contexts": self.bench.context_C.tolist(),
-            "settings": policy_settings(name),
-        }
-
-    def _read(self, name: str) -> LiveRows | None:
-        path = live_path(self.folder, name)
-        if not path.exists():
-            return None
-        rows, saved = read_live(path, identity_of(self.bench.info))
-        for key, wanted in self._described(name).items():
-            if saved.get(key) != wanted:
-                there, here = (shorten(json.dumps(it)) for it in (saved.get(key), wanted))
-                raise EsperError(
-                    f"{path}: {key} is {there} there and {here} here; set it back, or remove that "
-                    f"file to run it again"
-                )
-        return rows
-
     def _write(self, name: str) -> None:
         path = live_path(self.folder, name)
         try:
             path.parent.mkdir(exist_ok=True)
-            write_live(path, self.rows[name], self._described(name), identity_of(self.bench.info))
+            described = _described(name, self.settings, self.bench.context_C.tolist())
+            write_live(path, self.rows[name], described, identity_of(self.bench.info))
         except OSError as error:
             raise EsperError(
                 f"cannot write {path} ({error.strerror or error}): {write_advice(error)}; finished "
@@ -203,7 +180,49 @@ class LiveRun:
             ) from error
 
 
-def chosen_policies(names: tuple[str, ...]) -> dict[str, LiveMaker]:
+def check_live(
+    folder: Path,
+    info: AuditInfo,
+    names: Sequence[str],
+    settings: LiveSettings,
+    contexts: Sequence[int] | None = None,
+) -> dict[str, LiveRows]:
+    """Episodes that are there already, by policy; raises if they were run with other settings.
+
+    `contexts`: that have records, or will have; None: all of the audit's.
+    """
+    contexts = range(info.contexts) if contexts is None else contexts
+    found = {}
+    for name in names:
+        path = live_path(folder, name)
+        if not path.exists():
+            continue
+        rows, saved = read_live(path, identity_of(info))
+        for key, wanted in _described(name, settings, contexts).items():
+            if saved.get(key) != wanted:
+                there, here = (shorten(json.dumps(it)) for it in (saved.get(key), wanted))
+                raise EsperError(
+                    f"{path}: {key} is {there} there and {here} here; set it back, or remove that "
+                    f"file to run it again"
+                )
+        found[name] = rows
+    return found
+
+
+def _described(name: str, settings: LiveSettings, contexts: Sequence[int]) -> dict[str, Json]:
+    """Settings that the results of a policy depend on."""
+    return {
+        "policy": name,
+        "draws": settings.draws,
+        "folds": settings.folds,
+        "seed": settings.seed,
+        "terms": to_json(settings.terms),
+        "contexts": list(contexts),
+        "settings": policy_settings(name),
+    }
+
+
+def chosen_policies(names: Sequence[str]) -> dict[str, LiveMaker]:
     """Live policies by name, each once; raises on unknown ones."""
     for name in names:
         if name not in LIVE_POLICIES:

@@ -17,7 +17,7 @@ import numpy as np
 
 from esper.audit.bench import NOT_PLANNED, Bench, Observation
 from esper.audit.cases import Observed, best_available, recorded, within_caps
-from esper.audit.leaderboard import BUILT_IN
+from esper.audit.leaderboard import BUILT_IN, LIVE_BENCH
 from esper.audit.planners import Planner
 from esper.audit.policies import Policy, SeesAll, fit_planner
 from esper.leyline.actions import LifecycleOp
@@ -248,9 +248,6 @@ CLOSED_LOOPS: Final[Mapping[str, tuple[ClosedLoopConfig, str | None, float]]] = 
     "closed_loop_stop": (ClosedLoopConfig(prunes=False), "regression", 1.0),
 }
 """Settings, planner (None: fill) and generosity of closed loops, by name."""
-LIVE_BENCH: Final = tuple(name for name in BUILT_IN if name not in ("random", "best", "oracle"))
-"""Policies of the bench that can be trained live. Draws of `random` would depend on which episodes
-were run before; `best` and `oracle` look into the records."""
 LIVE_POLICIES: Final[Mapping[str, LiveMaker]] = {
     **{name: _closed_loop(*settings) for name, settings in CLOSED_LOOPS.items()},
     **{name: _of_bench(name) for name in LIVE_BENCH},

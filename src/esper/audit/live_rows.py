@@ -30,7 +30,6 @@ import pyarrow as pa
 from pyarrow import parquet as pq
 
 from esper.audit.rows import AUDIT_KEY
-from esper.growing.topologies import Topology
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError, shorten
@@ -58,8 +57,8 @@ class LiveRows(ArrayStruct):
     macs_cap_N: Doubles
     topology_N: Ints
     """What was planted, by its number in the audit; -1: not recorded."""
-    planted: tuple[Topology, ...]
-    final: tuple[Topology, ...]
+    planted: tuple[tuple[str, ...], ...]
+    final: tuple[tuple[str, ...], ...]
     """Seeds at the end."""
     accuracy_N: Doubles
     test_N: Doubles
