@@ -106,6 +106,7 @@ SIZES: Final = {
     "--rounds", "--seeds", "--envs", "--episode-length", "--batch-size", "--batches-per-step",
     "--evaluation-envs", "--width", "--embedding", "--epochs", "--updates-per-rollout",
     "--minibatches", "--contexts", "--topologies", "--hosts", "--grown",
+    "--live-draws",
 }  # fmt: skip
 """How much work it is. Commands without --dry-run are not asked for much."""
 OUTSIDE: Final = ("/", "../..", "~")

@@ -232,12 +232,18 @@ class SimulatedEpisodes:
     def reset(self, seed: int) -> Observation:
         """Draw host, price and caps of every episode; equal seeds give equal episodes."""
         index_N = np.arange(self.episodes)
-        self.context_N: Ints = self._contexts[index_N % len(self._contexts)]
+        context_N = self._contexts[index_N % len(self._contexts)]
         draw_N = index_N // len(self._contexts)
-        place_N = uniform(seed, "host", self.context_N, "draw", draw_N)
-        self.host_N: Ints = np.floor(place_N * self.bench.hosts).astype(np.int64)
+        place_N = uniform(seed, "host", context_N, "draw", draw_N)
+        host_N = np.floor(place_N * self.bench.hosts).astype(np.int64)
+        return self.reset_to(context_N, host_N, draw_N, seed)
+
+    def reset_to(self, context_N: Ints, host_N: Ints, draw_N: Ints, seed: int) -> Observation:
+        """As `reset`, in given contexts on given hosts; `draw_N`: numbers of price and caps."""
+        self.context_N: Ints = context_N
+        self.host_N: Ints = host_N
         audit = self.bench.audit
-        self.observed = draw_cases(audit, self.context_N, draw_N, self.bench.terms, seed)
+        self.observed = draw_cases(audit, context_N, draw_N, self.bench.terms, seed)
         self.available_NK: Bools = self.bench.recorded_CK[self.context_N]
         self.available_NK &= within_caps(audit.info, self.observed)
         self.topology_N: Ints = np.full(self.episodes, NOT_PLANNED)
@@ -261,7 +267,10 @@ class SimulatedEpisodes:
         return self._observation()
 
     def step(self, stop_N: Bools) -> Observation:
-        """Stop some episodes for good, train the others for one step."""
+        """Stop some episodes for good, train the others for one step.
+
+        As in the engine, an episode that has not trained on any batch yet goes on.
+        """
         if self._row < 1 or self.done:
             where = "the episodes are over, reset" if self._row > 0 else "plan first"
             raise EsperError(f"simulated episodes: {where}")
@@ -271,7 +280,8 @@ class SimulatedEpisodes:
                 f"STOP of shape {stop_N.shape} and dtype {stop_N.dtype}: give one bool for each of "
                 f"the {self.episodes} episodes"
             )
-        self.stopped_N = self.stopped_N | stop_N
+        trained_N = self._history_NT["compute"][:, self._row] > 0
+        self.stopped_N = self.stopped_N | (stop_N & trained_N)
         self._advance()
         return self._observation()
 

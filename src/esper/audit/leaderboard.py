@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from esper.audit.bench import Bench, EpisodeOutcomes, SimulatedEpisodes
+from esper.audit.bench import Bench, EpisodeOutcomes, Observation, SimulatedEpisodes
 from esper.audit.policies import (
     BestTopology,
     Oracle,
@@ -59,6 +59,9 @@ BUILT_IN: Final[Mapping[str, PolicyMaker]] = {
     "oracle": lambda _, __: Oracle(),
 }
 """`patience` plans by regression. `best` and `oracle` see what no contender sees."""
+LIVE_BENCH: Final = tuple(name for name in BUILT_IN if name not in ("random", "best", "oracle"))
+"""Those that can be trained live. Draws of `random` would depend on which episodes were run before;
+`best` and `oracle` look into the records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,11 @@ def run_policy(
 ) -> EpisodeOutcomes:
     """Play episodes with a policy; equal seeds give equal episodes."""
     played = SimulatedEpisodes(bench, episodes, contexts)
-    obs = played.reset(seed)
+    return play(played, policy, played.reset(seed))
+
+
+def play(played: SimulatedEpisodes, policy: Policy, obs: Observation) -> EpisodeOutcomes:
+    """Play episodes that were reset, to their end; `obs`: what `reset` returned."""
     if isinstance(policy, SeesAll):
         policy.reveal(played)
     obs = played.plan(policy.plan(obs))

@@ -6,10 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.audit.live_report import LiveComparison, compare_live
 from esper.audit.picture import draw_scores, draw_topologies
 from esper.audit.records import Audit
 from esper.audit.regrets import Regrets, RegretSettings, compute_regrets
-from esper.audit.tables import gates_table, noise_text, price_table, regrets_table, search_table
+from esper.audit.tables import (
+    agreement_table,
+    gates_table,
+    live_gates_table,
+    live_table,
+    noise_text,
+    price_table,
+    regrets_table,
+    search_table,
+)
+from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
 
 REPORT: Final = "regrets.txt"
@@ -24,6 +35,8 @@ class AuditReport:
     regrets: Regrets
     text: str
     files: tuple[Path, ...]
+    live: LiveComparison | None = None
+    """Policies that were trained, if there are any."""
 
 
 def write_report(path: Path, audit: Audit, settings: RegretSettings | None = None) -> AuditReport:
@@ -39,9 +52,28 @@ def write_report(path: Path, audit: Audit, settings: RegretSettings | None = Non
         "Price -> topology": price_table(regrets, audit.info),
         "Searches by look-up": search_table(regrets),
     }
+    live, live_parts = _live(path, audit)
+    parts |= live_parts
     text = "\n\n".join(f"{title}\n\n{body}" for title, body in parts.items())
     files = tuple(path / name for name in (REPORT, TOPOLOGIES, SCORES))
     write_atomic(files[0], f"{text}\n".encode())
     draw_topologies(files[1], audit, regrets)
     draw_scores(files[2], regrets, f"{audit.info.task}: what choosing is worth")
-    return AuditReport(regrets, text, files)
+    return AuditReport(regrets, text, files, live)
+
+
+def _live(path: Path, audit: Audit) -> tuple[LiveComparison | None, dict[str, str]]:
+    """The sections on live policies; the rest of the report does not depend on their files."""
+    title = "Live policies"
+    try:
+        live = compare_live(path, audit)
+    except EsperError as error:
+        return None, {title: f"no comparison: {error}"}
+    if live is None:
+        return None, {}
+    parts = {title: live_table(live)}
+    if live.gates:
+        parts["Gates of live policies"] = live_gates_table(live)
+    if live.agreements:
+        parts["Trained and from records"] = agreement_table(live)
+    return live, parts

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from esper.audit.leaderboard import Row
+from esper.audit.live_report import TIMES, LiveComparison, LiveGate
 from esper.audit.records import AuditInfo
 from esper.audit.regrets import Gate, Regrets
 from esper.audit.search_lookup import matching_runs
@@ -103,6 +104,71 @@ def leaderboard_table(rows: Sequence[Row]) -> str:
     ]
     head = ("policy", "score", "minus one", "gap closed", "compute", "parameters", "stopped", "n")
     return text_table(head, cells)
+
+
+def live_table(found: LiveComparison) -> str:
+    """Live policies and contenders from records, on the same cases, best first."""
+    cells = [
+        (
+            row.name + (" (live)" if row.live else ""),
+            estimate_text(row.score, sign=False),
+            estimate_text(row.above),
+            _runs_text(row.runs),
+            f"{row.params:,.0f}",
+            f"{row.test:.3f}",
+            f"{row.compute:.2f}",
+        )
+        for row in found.rows
+    ]
+    head = ("contender", "score", "minus regression", "N*", "parameters", "test", "compute")
+    return (
+        f"{found.cases} cases in {found.contexts} contexts; (live): trained, the others from "
+        f"records.\n\n{text_table(head, cells)}"
+    )
+
+
+def live_gates_table(found: LiveComparison) -> str:
+    """Whether deciding in training beats (c), and matches a search of 4 times its compute."""
+    rows = []
+    for gate in found.gates:
+        beats, matches = live_verdicts(gate)
+        what = f"matches a search of {gate.times:.1f} times its compute"
+        if gate.times < TIMES:
+            what += " (the largest)"
+        rows.append((f"{gate.policy} beats regression (c)", beats, estimate_text(gate.beats)))
+        rows.append((f"{gate.policy} {what}", matches, estimate_text(gate.matches)))
+    slots = f"{found.slots} slots; the gate of searches is meant for hosts with 8 or more."
+    return f"{text_table(('gate', 'verdict', 'margin'), rows)}\n\n{slots}"
+
+
+def live_verdicts(gate: LiveGate) -> tuple[str, str]:
+    """`pass` or `fail` of both gates, with a question mark where the interval holds both, or where
+    a search that is matched takes less compute than the gate asks for."""
+    short = gate.passed[1] and gate.times < TIMES
+    matches = gate.matches.low < 0 <= gate.matches.high
+    unsure = gate.beats.low <= 0 < gate.beats.high, matches or short
+    first, second = (
+        ("pass" if passed else "fail") + (" ?" if open_ else "")
+        for passed, open_ in zip(gate.passed, unsure, strict=True)
+    )
+    return first, second
+
+
+def agreement_table(found: LiveComparison) -> str:
+    """Scores of policies of the bench by training against those from records."""
+    rows = [
+        (
+            it.policy,
+            "pass" if it.passed else "fail",
+            estimate_text(it.difference),
+            f"{it.largest:.4f}",
+            f"{it.host_sd:.4f}",
+            f"{it.pairs}",
+        )
+        for it in found.agreements
+    ]
+    head = ("policy", "verdict", "trained minus records", "largest", "s.d. between hosts", "pairs")
+    return text_table(head, rows)
 
 
 # ---- helpers -----------------------------------------------------------------------------------

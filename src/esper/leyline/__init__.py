@@ -101,6 +101,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "RoundContext",
         "PLAIN_ROUND",
         "MemberContexts",
+        "MemberTerms",
         "ContextSignals",
         "Candidates",
     ),
@@ -302,6 +303,7 @@ if TYPE_CHECKING:
     from esper.leyline.context import ContextSignals as ContextSignals
     from esper.leyline.context import ContextSpec as ContextSpec
     from esper.leyline.context import MemberContexts as MemberContexts
+    from esper.leyline.context import MemberTerms as MemberTerms
     from esper.leyline.context import Range as Range
     from esper.leyline.context import RoundContext as RoundContext
     from esper.leyline.errors import MAX_SHOWN_CHARS as MAX_SHOWN_CHARS

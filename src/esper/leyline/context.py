@@ -196,6 +196,30 @@ class MemberContexts(ArrayStruct):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class MemberTerms(ArrayStruct):
+    """Prices and caps given to members, instead of drawn ones."""
+
+    price_E: Doubles
+    """Factor on the task's price of growth."""
+    params_cap_E: Doubles
+    """Most parameters, host included; inf: no cap."""
+    macs_cap_E: Doubles
+
+    def __post_init__(self) -> None:
+        self.sizes()
+        bad = np.flatnonzero(~((self.price_E > 0) & np.isfinite(self.price_E)))
+        if bad.size:
+            raise EsperError(
+                f"price {self.price_E[bad[0]]:g} of member {bad[0]}: must be above 0 and finite"
+            )
+
+    @property
+    def capped(self) -> bool:
+        """Whether any member has a cap."""
+        return bool(np.isfinite(self.params_cap_E).any() or np.isfinite(self.macs_cap_E).any())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ContextSignals(ArrayStruct):
     """Observed part of the context, and how much of its limits is used."""
 

@@ -2,6 +2,7 @@
 
 esper audit digits_impaired
 esper audit digits_baseline --contexts 8 --topologies 16 --preset harder --grown 4
+esper audit digits_impaired --live closed_loop patience regression
 
 An interrupted audit resumes where the same command is given again.
 """
@@ -22,6 +23,7 @@ from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from esper.audit.folder import AuditFolder
+    from esper.audit.live import LivePiece, LiveSettings
     from esper.audit.presets import Preset
     from esper.audit.records import Audit
     from esper.audit.rows import ContextRows
@@ -53,6 +55,12 @@ class RunAudit(ComputeSettings):
     a ContextSpec."""
     grown: int = 0
     """Topologies that are also grown instead of planted, at equal compute."""
+    live: tuple[str, ...] = ()
+    """Policies to train in all contexts, beside those that records tell: closed_loop,
+    closed_loop_generous, closed_loop_fill, closed_loop_prune, closed_loop_stop, or one of the
+    bench: one, table, regression, patience, predict."""
+    live_draws: int = 4
+    """Episodes of each live policy in each context, each with its own price and caps."""
     seed: int = 0
     """Seed of contexts, hosts and the choice of topologies."""
     blueprints: tuple[str, ...] = ()
@@ -85,6 +93,20 @@ class RunAudit(ComputeSettings):
         if self.grown < 0:
             raise EsperError(f"--grown {self.grown}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
+        require_counts(MAX_NUMBER, live_draws=self.live_draws)
+        if self.live:
+            self._check_live()
+
+    def _check_live(self) -> None:
+        from esper.audit.live import chosen_policies
+        from esper.leyline.errors import EsperError
+
+        chosen_policies(self.live)
+        if min(self.contexts, self.hosts) < 2:
+            raise EsperError(
+                f"--live with --contexts {self.contexts} and --hosts {self.hosts}: policies are "
+                f"fitted on other contexts and judged beside other hosts, so 2 of both or more"
+            )
 
     def spec(self) -> TaskSpec:
         """The task with its changes."""
@@ -115,6 +137,12 @@ class RunAudit(ComputeSettings):
             compute=self,
         )
 
+    def live_settings(self) -> LiveSettings:
+        """Episodes of live policies."""
+        from esper.audit.live import LiveSettings
+
+        return LiveSettings(draws=self.live_draws)
+
     def folder(self, task: str, preset: str) -> Path:
         """The output folder."""
         return self.out if self.out is not None else Path("out") / f"audit_{task}_{preset}"
@@ -142,7 +170,13 @@ def audit(config: RunAudit) -> None:
         spec, info = describe_audit(task, config.settings(), preset, data)
     path = config.folder(spec.name, preset.name)
     with AuditFolder(path, info) as folder:
+        if config.live:
+            from esper.audit.live import check_live
+
+            check_live(path, folder.info, config.live, config.live_settings())
         _run(config, spec, folder, data)
+        if config.live:
+            _run_live(config, spec, folder, data)
     report(path)
 
 
@@ -198,8 +232,34 @@ def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) 
             raise
 
 
-class _Listener:
-    """Shows the pieces of an audit."""
+def _run_live(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) -> None:
+    """Train the live policies, as far as they are missing."""
+    from esper.audit.live import LiveRun, LiveRunner, chosen_policies
+    from esper.audit.records import read_audit
+    from esper.karn.audit_progress import AuditProgress
+    from esper.scripts.cli.console import console_for_report
+
+    audit = read_audit(folder.path)
+    live = LiveRun(folder.path, audit, chosen_policies(config.live), config.live_settings())
+    pieces = live.missing()
+    if not pieces:
+        return
+    work = sum(piece.work for piece in pieces)
+    shown = AuditProgress(work, len(pieces), audit.info.steps, console_for_report())
+    runner = LiveRunner(spec, folder.info, config.settings(), data)
+    with nullcontext() if config.quiet else shown:
+        try:
+            live.run(runner, None if config.quiet else _LiveListener(shown, audit.info.contexts))
+        except KeyboardInterrupt:
+            shown.say(
+                f"{len(live.missing())} of {len(pieces)} live runs are missing, the others are "
+                f"saved in {folder.path}: the same command resumes from there"
+            )
+            raise
+
+
+class _EngineListener:
+    """Shows the steps of an engine."""
 
     def __init__(self, shown: AuditProgress, contexts: int) -> None:
         self._shown, self._contexts = shown, contexts
@@ -207,6 +267,21 @@ class _Listener:
         self.on_slot_events = shown.on_slot_events
         self.on_step = shown.on_step
         self.on_round_end = shown.on_round_end
+
+
+class _LiveListener(_EngineListener):
+    """Shows the episodes of live policies."""
+
+    def on_live(self, piece: LivePiece) -> None:
+        """Say which policy begins, because it may have to be fitted first."""
+        label = f"{piece.policy}, context {piece.context + 1}/{self._contexts}"
+        if piece.first:
+            self._shown.say(f"live: fitting {piece.policy}")
+        self._shown.begin(label, piece.work)
+
+
+class _Listener(_EngineListener):
+    """Shows the pieces of an audit."""
 
     def on_piece(self, piece: Piece) -> None:
         """Show which one begins."""

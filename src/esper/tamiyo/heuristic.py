@@ -351,7 +351,7 @@ def _below_rent(obs: TrainingSignals, rent_ES: Doubles, before_ES: Ints) -> Ints
     return np.where(below_ES, before_ES + 1, 0)
 
 
-def slope_error(history_EL: Floats) -> Doubles:
+def slope_error(history_EL: Floats | Doubles) -> Doubles:
     """Standard error `[E]` of the least-squares slope of a history; NaN until it is full.
 
     >>> slope_error(np.array([[0.1, 0.2, 0.3, 0.4, 0.5]], dtype=np.float32)).round(6).tolist()
@@ -367,18 +367,19 @@ def slope_error(history_EL: Floats) -> Doubles:
     return np.asarray(np.sqrt((residual_EL**2).sum(axis=1) / (length - 2) / spread))
 
 
-def remaining_rent(obs: TrainingSignals) -> Doubles:
+def remaining_rent(obs: TrainingSignals, equal_compute: bool = False) -> Doubles:
     """`[E, S]`: rent saved by pruning a seed now, up to the end of the episode.
 
     The difference between the member's rent with and without the seed, at the member's price. FLOPs
-    already spent are not saved. 0 where alpha is 0.
+    already spent are not saved; with `equal_compute` none are: a smaller network trains on more
+    batches instead. 0 where alpha is 0.
     """
     slots, prices = obs.slots, obs.context.constants
     in_output_ES = slots.alpha_ES > 0
     params_ES = _relative_to_host(slots.params_ES, in_output_ES, obs.params_over_host_E)
     macs_ES = _relative_to_host(slots.macs_ES, in_output_ES, obs.macs_over_host_E)
     params_E1, macs_E1 = params_ES.sum(axis=1, keepdims=True), macs_ES.sum(axis=1, keepdims=True)
-    left = (obs.episode_length - 1 - obs.step) / obs.episode_length
+    left = 0.0 if equal_compute else (obs.episode_length - 1 - obs.step) / obs.episode_length
     with_it_E1 = prices.rent(params_E1, macs_E1, left * macs_E1)
     without_ES = prices.rent(params_E1 - params_ES, macs_E1 - macs_ES, left * (macs_E1 - macs_ES))
     return np.asarray(obs.context.price_E[:, None] * (with_it_E1 - without_ES))

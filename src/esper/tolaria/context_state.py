@@ -6,7 +6,7 @@ Shape letters: E members, S slots, K blueprints.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
@@ -21,8 +21,10 @@ from esper.leyline.context import (
     ContextSignals,
     ContextSpec,
     MemberContexts,
+    MemberTerms,
     RoundContext,
 )
+from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.signals import SlotReports
 from esper.leyline.stages import SeedStage
@@ -102,6 +104,8 @@ class ContextState:
         self.clock: ComputeClock | None = None
         if spec.clock == "compute":
             self.clock = ComputeClock(members, task.batches_per_step, task.episode_length)
+        self.terms: MemberTerms | None = None
+        """Prices and caps of the next rounds; None: drawn."""
         self.round = RoundContext()
         self.members = MemberContexts.fixed(members)
         self.chance: Chance = chance_of(task, self.round, self._constant_loss)
@@ -118,9 +122,12 @@ class ContextState:
         self.members = draw_members(
             spec, seed, round_index, self.context_ids, limits.costs, limits.fits_SK
         )
+        capped = spec.capped > 0
+        if self.terms is not None:
+            self.members, capped = self._on_terms(self.terms), self.terms.capped
         life.action_space = spec.actions
         life.caps = None
-        if spec.capped > 0:
+        if capped:
             caps = self.members.params_cap_E, self.members.macs_cap_E
             life.caps = Caps(self.costs, *caps, gates_allowed=self._gates_allowed)
         self.chance = chance_of(self.task, self.round, self._constant_loss)
@@ -129,6 +136,18 @@ class ContextState:
             self.clock.reset(self.round.budget)
         self._data_seed, self._round_index = hidden_seed, round_index
         return spec.changes_data
+
+    def _on_terms(self, terms: MemberTerms) -> MemberContexts:
+        """The drawn contexts with given prices and caps."""
+        given, members = len(terms.price_E), self.population.members
+        if given != members:
+            raise EsperError(f"prices and caps of {given} members for {members}: give one each")
+        return replace(
+            self.members,
+            price_E=terms.price_E,
+            params_cap_E=terms.params_cap_E,
+            macs_cap_E=terms.macs_cap_E,
+        )
 
     def round_data(self) -> RoundData:
         """The data as this round sees them."""
