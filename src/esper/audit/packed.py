@@ -59,17 +59,16 @@ def shipped_names() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in SHIPPED.glob(f"*/{INFO}")))
 
 
-def find_records(name: str | Path) -> Path:
+def find_records(name: str) -> Path:
     """The folder of shipped records by their name, or the audit folder at a path.
 
     Shipped names come first; `./NAME` is a folder in any case.
     """
-    text = str(name)
-    if text in shipped_names():
-        return SHIPPED / text
-    if Path(name).exists() or not _NAME.fullmatch(text):
+    if name in shipped_names():
+        return SHIPPED / name
+    if Path(name).exists() or not _NAME.fullmatch(name):
         return Path(name)
-    raise unknown_name("records", text, shipped_names(), "(nor is it a folder)")
+    raise unknown_name("records", name, shipped_names(), "(nor is there such a folder)")
 
 
 def size_bytes(folder: Path) -> int:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from esper.audit.picture import draw_scores, draw_topologies
+from esper.audit.bench import Bench
+from esper.audit.frontier_picture import draw_frontier
+from esper.audit.picks import collect_picks
+from esper.audit.picture import draw_scores
 from esper.audit.records import Audit
 from esper.audit.regrets import Regrets, RegretSettings, compute_regrets
 from esper.audit.tables import gates_table, noise_text, price_table, regrets_table, search_table
@@ -31,6 +34,7 @@ def write_report(path: Path, audit: Audit, settings: RegretSettings | None = Non
 
     Raises unless there are two contexts and two hosts or more.
     """
+    settings = settings or RegretSettings()
     regrets = compute_regrets(audit, settings)
     parts = {
         "What choosing is worth": regrets_table(regrets),
@@ -42,6 +46,6 @@ def write_report(path: Path, audit: Audit, settings: RegretSettings | None = Non
     text = "\n\n".join(f"{title}\n\n{body}" for title, body in parts.items())
     files = tuple(path / name for name in (REPORT, TOPOLOGIES, SCORES))
     write_atomic(files[0], f"{text}\n".encode())
-    draw_topologies(files[1], audit, regrets)
+    draw_frontier(files[1], collect_picks(Bench(audit, settings.terms), seed=settings.seed))
     draw_scores(files[2], regrets, f"{audit.info.task}: what choosing is worth")
     return AuditReport(regrets, text, files)

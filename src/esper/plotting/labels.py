@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from esper.plotting.style import INK
+from esper.plotting.style import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,37 +46,70 @@ def marker_boxes(axes: Axes, at: Sequence[tuple[float, float]]) -> list[Bbox]:
     return [Bbox.from_bounds(x - half, y - half, 2 * half, 2 * half) for x, y in spots]
 
 
+@dataclass(frozen=True, slots=True)
+class LabelStyle:
+    """How labels are placed."""
+
+    places: Sequence[tuple[float, float]] = PLACES
+    """Offsets of a label from its point in points, the best first."""
+    size: float = 7.5
+    soft: Sequence[Bbox] = ()
+    """Boxes in pixels that are better left clear."""
+    distance_cost: float = 0.0
+    """Pixels of overlap that a label may have rather than be one point further away."""
+    leader_from: float = math.inf
+    """Distance in points from which a line leads to the label."""
+
+
 def label_points(
     axes: Axes,
     at: Sequence[tuple[float, float]],
     labels: Sequence[str],
     taken: Sequence[Bbox],
-    places: Sequence[tuple[float, float]] = PLACES,
-    size: float = 7.5,
+    style: LabelStyle | None = None,
 ) -> list[Annotation]:
     """Place labels beside points of the data; `taken`: boxes in pixels to keep clear."""
     from matplotlib.patheffects import withStroke
 
+    style = style or LabelStyle()
     filled, texts = list(taken), []
     for point, label in zip(at, labels, strict=True):
         x, y = axes.transData.transform(point)
         text = axes.annotate(
-            label, (x, y), places[0], xycoords="figure pixels", textcoords="offset points",
-            fontsize=size, color=INK, zorder=5,
+            label, (x, y), style.places[0], xycoords="figure pixels", textcoords="offset points",
+            fontsize=style.size, color=INK, zorder=5,
             path_effects=[withStroke(linewidth=2.5, foreground="white")],
         )  # fmt: skip
-        best, least = places[0], math.inf
-        for place in places:
+        best, least = style.places[0], math.inf
+        for place in style.places:
             move_label(text, place)
-            box = text.get_window_extent()
-            covered = sum(overlap(box, other) for other in filled)
-            outside = box.width * box.height - overlap(box, axes.bbox)
-            if covered + 3 * outside < least:
-                best, least = place, covered + 3 * outside
+            cost = _cost(text, axes, filled, style) + style.distance_cost * math.hypot(*place)
+            if cost < least:
+                best, least = place, cost
         move_label(text, best)
         filled.append(text.get_window_extent())
         texts.append(text)
+        if math.hypot(*best) >= style.leader_from:
+            _draw_leader(axes, (x, y), best)
     return texts
+
+
+def _cost(text: Annotation, axes: Axes, filled: Sequence[Bbox], style: LabelStyle) -> float:
+    """Pixels that a label covers, those outside of the axes counted more."""
+    box = text.get_window_extent()
+    covered = sum(overlap(box, other) for other in filled)
+    outside = box.width * box.height - overlap(box, axes.bbox)
+    return covered + 3 * outside + 0.3 * sum(overlap(box, other) for other in style.soft)
+
+
+def _draw_leader(axes: Axes, start: tuple[float, float], place: tuple[float, float]) -> None:
+    """A thin line from a point in pixels to its label."""
+    from matplotlib.transforms import IdentityTransform
+
+    pixels = axes.figure.dpi / 72
+    end = start[0] + place[0] * pixels, start[1] + place[1] * pixels
+    axes.plot([start[0], end[0]], [start[1], end[1]], color=FAINT, linewidth=0.7, zorder=3,
+              transform=IdentityTransform(), scalex=False, scaley=False)  # fmt: skip
 
 
 def move_label(text: Annotation, place: tuple[float, float]) -> None:
