@@ -316,7 +316,7 @@ class SimulatedEpisodes:
         topologies = self.available_NK.shape[1]
         if chosen_N.shape != (self.episodes,) or chosen_N.dtype.kind not in "iu":
             raise EsperError(
-                f"plan of shape {chosen_N.shape} and dtype {chosen_N.dtype}: give the number of one "
+                f"plan of shape {chosen_N.shape} and dtype {chosen_N.dtype}: give the number of a "
                 f"topology for each of the {self.episodes} episodes"
             )
         inside_N = (chosen_N >= 0) & (chosen_N < topologies)

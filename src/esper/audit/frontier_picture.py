@@ -1,4 +1,4 @@
-"""Picture for practitioners: how accurate is a network of which size, and who finds it at what cost?
+"""Picture for practitioners: accuracy against size, and who finds good networks at what cost.
 
 One panel per price: every topology tried, the frontier of fixed networks, and what each way of
 choosing picks on average. A table below gives accuracy, size and compute.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from esper.audit.picks import Pick, Picks
+from esper.audit.picks import SEARCH, SHOWN, Pick, Picks
 from esper.leyline.errors import EsperError
 from esper.plotting.labels import LabelStyle, label_points, marker_boxes, shorten_label
 from esper.plotting.style import (
@@ -82,7 +82,8 @@ def frontier_figure(found: Picks, extra: Sequence[Pick] = ()) -> Figure:
     count, rows = len(found.prices), ROW_INCHES * (len(names) + 4.0)
     width = max(9.0, PANEL_INCHES[0] * count)
     figure = new_figure(
-        (width, PANEL_INCHES[1] + rows + 0.5), f"{found.task}: how accurate, how large, at what cost"
+        (width, PANEL_INCHES[1] + rows + 0.5),
+        f"{found.task}: how accurate, how large, at what cost",
     )
     halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(PANEL_INCHES[1] + 0.3, rows))
     above, below = halves[:, 0]
@@ -143,7 +144,7 @@ def _draw_picks(
     for group in groups:
         first = 1 if len(group) == 1 else 0
         for depth, i in enumerate(group, first):
-            style = _mark(names.index(picks[i].name), picks[i].price is None)
+            style = _mark(_place(picks[i].name, names), picks[i].price is None)
             style["markersize"] = MARK_SIZES[min(depth, len(MARK_SIZES) - 1)]
             axes.plot([at[i][0]], [at[i][1]], zorder=4 + 0.1 * depth, **style)
     centres = [tuple(np.mean([at[i] for i in group], axis=0).tolist()) for group in groups]
@@ -155,12 +156,22 @@ def _draw_picks(
         taken += marker_boxes(axes, [bare])
         spots.append(bare)
         words.append("bare host")
-    style = LabelStyle(PLACES, 7.5, _line_boxes(axes, found), DISTANCE_COST, leader_from=18.0)
-    label_points(axes, spots, words, taken, style)
+    how = LabelStyle(PLACES, 7.5, _line_boxes(axes, found), DISTANCE_COST, leader_from=18.0)
+    label_points(axes, spots, words, taken, how)
     if key:
         axes.text(0.985, 0.02, "dots: all networks tried\ndashed: best fixed network of each size",
                   transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5,
                   color=FAINT)  # fmt: skip
+
+
+def _place(name: str, names: Sequence[str]) -> int:
+    """Number of a name's mark; built-in ones have the same in every picture."""
+    if name.startswith(SEARCH):
+        return len(SHOWN)
+    if name in SHOWN:
+        return SHOWN.index(name)
+    others = [word for word in names if word not in SHOWN and not word.startswith(SEARCH)]
+    return len(SHOWN) + 1 + others.index(name)
 
 
 def _mark(place: int, hollow: bool) -> dict[str, Any]:
@@ -248,8 +259,8 @@ def _draw_table(
             at = left + (i + 1) * group / len(_HEADS)
             axes.text(at, -0.75, head, fontsize=8, ha="right", color=FAINT)
     axes.axhline(-0.5, color="#cccccc", linewidth=0.8)
-    for row, name in enumerate(names):
-        _draw_row(axes, row, name, list(by_price.values()), group)
+    for row in range(len(names)):
+        _draw_row(axes, row, names, list(by_price.values()), group)
     note = (
         f"A mark above the dashed line beats every fixed network of its size. Means over "
         f"{found.contexts} contexts, {found.hosts} hosts each (parameters: geometric).\n"
@@ -260,14 +271,16 @@ def _draw_table(
 
 
 def _draw_row(
-    axes: Axes, row: int, name: str, panels: Sequence[Sequence[Pick]], group: float
+    axes: Axes, row: int, names: Sequence[str], panels: Sequence[Sequence[Pick]], group: float
 ) -> None:
+    name = names[row]
     held = [[pick for pick in picks if pick.name == name] for picks in panels]
     hollow = all(pick.price is None for picks in held for pick in picks)
-    axes.plot([_NAME_AT - 0.01], [row], clip_on=False, **_mark(row, hollow))
+    axes.plot([_NAME_AT - 0.01], [row], clip_on=False, **_mark(_place(name, names), hollow))
     axes.text(_NAME_AT + 0.005, row, shorten_label(name, 18), fontsize=9, va="center", color=INK)
-    search = name.partition("asha:")[2]
-    note = f"search over {search} networks" if search else NOTES.get(name, "")
+    note = NOTES.get(name, "")
+    if name.startswith(SEARCH):
+        note = f"search over {name.removeprefix(SEARCH)} networks"
     axes.text(_NOTE_AT, row, note, fontsize=8, va="center", color=FAINT)
     for place, picks in enumerate(held):
         if not picks:

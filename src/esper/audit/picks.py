@@ -32,6 +32,8 @@ QUANTILES: Final = (1 / 6, 1 / 2, 5 / 6)
 """Of the distribution of prices: low, middle, high."""
 SHOWN: Final = ("table", "regression", "patience", "predict", "best")
 """Built-in policies whose picks are shown."""
+SEARCH: Final = "asha:"
+"""How names of searches begin; the number of topologies follows."""
 LARGEST_SEARCH: Final = 16
 """Topologies of the search that is shown, if there are as many."""
 
@@ -146,7 +148,7 @@ def _search(priced: Bench, price: float, seed: int) -> Pick:
     at = context_N, host_N, np.zeros_like(host_N), episodes.observed
     found = asha(priced.audit, *at, size, seed)
     params_N = np.array(priced.info.params)[found.topology_N]
-    return _mean_pick(f"asha:{size}", price, params_N, found.test_N, found.compute_N)
+    return _mean_pick(f"{SEARCH}{size}", price, params_N, found.test_N, found.compute_N)
 
 
 def _mean_pick(
