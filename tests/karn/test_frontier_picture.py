@@ -61,6 +61,10 @@ def test_the_frontier_is_what_no_other_beats(pairs):
     assert [cost[i] for i in found] == sorted(cost[i] for i in found)
 
 
+def test_what_is_unknown_is_not_on_the_frontier():
+    assert frontier([1.0, 2.0, 3.0], [math.nan, 0.2, 0.3]) == [1, 2]
+
+
 @pytest.mark.parametrize("spread", [1.0, 0.25])
 def test_labels_of_seven_policies_do_not_cover_each_other(spread):
     figure = frontier_picture._figure(points(7, spread), "a title", "a note")

@@ -54,7 +54,7 @@ class RunBench:
     seed: int = 0
     """Seed of hosts, prices and caps of the episodes."""
     out: Path | None = None
-    """Folder for the tables and a picture of each records; default: none are written."""
+    """Folder for the tables, and a picture per set of records; default: none are written."""
     json: bool = False
     """Print JSON instead of tables."""
     quiet: bool = False
@@ -194,7 +194,7 @@ def load_records(config: RunBench) -> dict[str, Bench]:
     """Records by the name of their folder; checks that files can be written."""
     from esper.audit.packed import find_records
     from esper.bench import load
-    from esper.storage.atomic import require_writable
+    from esper.storage.atomic import require_not_folders, require_writable
 
     folders: dict[str, Path] = {}
     for word in config.records:
@@ -205,6 +205,8 @@ def load_records(config: RunBench) -> dict[str, Bench]:
         folders[name] = folder
     found = {name: load(folder, config.terms()) for name, folder in folders.items()}
     if config.out is not None:
+        names = (f"{BOARD}.json", *(f"{name}.png" for name in found))
+        require_not_folders(config.out / name for name in names)
         require_writable(config.out / f"{BOARD}.txt", "--out")
     return found
 
@@ -225,7 +227,7 @@ def show_progress(config: RunBench, stages: int) -> BenchProgress:
 
 
 def board_text(boards: Mapping[str, Sequence[Row]]) -> str:
-    """A table for each records, and one of them all."""
+    """A table for each set of records, and one of them all."""
     from esper.audit.tables import gaps_table, leaderboard_table
 
     parts = [f"{name}\n\n{leaderboard_table(rows)}" for name, rows in boards.items()]
