@@ -44,6 +44,7 @@ SMALL: Final = ("--episode-length", "5", "--batch-size", "4", "--batches-per-ste
 SMALL_RUN: Final = (*SMALL, "--envs", "1")
 SMALL_LEARNER: Final = (*SMALL_RUN, "--rounds", "2", "--epochs", "1", "--width", "8",
                         "--embedding", "4")  # fmt: skip
+SMALL_BENCH: Final = ("--policies", "bare", "--episodes", "1", "--quiet")
 SMALL_AUDIT: Final = ("--contexts", "1", "--topologies", "2", "--hosts", "1", "--grown", "0",
                       "--quiet")  # fmt: skip
 
@@ -91,6 +92,7 @@ TABLES: Final = {
     "eval": flags_of("esper eval"),
     "compare": flags_of("esper compare"),
     "audit": flags_of("esper audit"),
+    "bench": flags_of("esper bench"),
     "tasks": [("--json", ""), ("--data-dir", "PATH")],
     "runs": [("--json", ""), ("--runs", "PATH")],
     "doctor": [("--task", "STR"), ("--envs", "INT"), ("--device", "STR")],
@@ -105,7 +107,7 @@ TABLES: Final = {
 SIZES: Final = {
     "--rounds", "--seeds", "--envs", "--episode-length", "--batch-size", "--batches-per-step",
     "--evaluation-envs", "--width", "--embedding", "--epochs", "--updates-per-rollout",
-    "--minibatches", "--contexts", "--topologies", "--hosts", "--grown",
+    "--minibatches", "--contexts", "--topologies", "--hosts", "--grown", "--episodes",
     "--live-draws",
 }  # fmt: skip
 """How much work it is. Commands without --dry-run are not asked for much."""
@@ -292,6 +294,8 @@ def _base_line(chance: random.Random) -> tuple[list[str], list[tuple[str, str]],
         return [*words, *SMALL, "--seeds", "1", "--quiet"], TABLES["compare"], True
     if words[0] == "audit":
         return [*words, *SMALL, *SMALL_AUDIT], TABLES["audit"], True
+    if words[0] == "bench" and len(words) > 1:
+        return [*words, *SMALL_BENCH], TABLES["bench"], True
     return list(words), TABLES[words[0]], True
 
 

@@ -2,11 +2,12 @@
 
     from esper import bench
 
-    records = bench.load("out/audit_digits_impaired_small")
+    bench.names()                                    # records that ship with the package
+    records = bench.load("digits_impaired")          # or the folder of an `esper audit`
     records.query(topology=("conv_light", "", ""), context=3, host=0).accuracy
     print(bench.leaderboard_table(bench.leaderboard(records)))
 
-How to enter a policy: docs/audit-analysis.md.
+How to enter a policy: docs/bench.md.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 
 from esper.audit.bench import Bench, Curve, EpisodeOutcomes, SimulatedEpisodes
 from esper.audit.cases import TERMS, TermsSpec
-from esper.audit.leaderboard import Row, leaderboard, run_policy
+from esper.audit.leaderboard import BUILT_IN, Row, leaderboard, run_policy
+from esper.audit.packed import find_records, pack_audit, shipped_names
 from esper.audit.records import read_audit
 from esper.audit.tables import leaderboard_table
 
 __all__ = [
+    "BUILT_IN",
     "Bench",
     "Curve",
     "EpisodeOutcomes",
@@ -30,10 +33,23 @@ __all__ = [
     "leaderboard",
     "leaderboard_table",
     "load",
+    "names",
+    "pack",
     "run_policy",
 ]
 
 
-def load(folder: str | os.PathLike[str], terms: TermsSpec = TERMS) -> Bench:
-    """Read the records of an audit; `terms`: distribution of prices and caps."""
-    return Bench(read_audit(Path(folder)), terms)
+def names() -> tuple[str, ...]:
+    """Names of the records that ship with the package."""
+    return shipped_names()
+
+
+def load(records: str | os.PathLike[str], terms: TermsSpec = TERMS) -> Bench:
+    """Read shipped records by name, or the folder of an audit; `terms`: distribution of prices and
+    caps."""
+    return Bench(read_audit(find_records(os.fspath(records))), terms)
+
+
+def pack(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write the records of an audit folder into a new folder of two small files."""
+    return pack_audit(Path(folder), Path(target))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from audit_synthetic import made_audit
 from esper.audit.leaderboard import Row
-from esper.audit.picture import (
-    draw_scores,
-    draw_topologies,
-    pareto,
-    price_groups,
-    shown_contenders,
-)
+from esper.audit.picture import draw_scores
 from esper.audit.regrets import Gate, RegretSettings, compute_regrets
 from esper.audit.tables import (
+    gaps_table,
     gate_verdict,
     gates_table,
     leaderboard_table,
@@ -24,7 +21,6 @@ from esper.audit.tables import (
     regrets_table,
     search_table,
 )
-from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate
 
 PNG = b"\x89PNG"
@@ -40,26 +36,9 @@ def regrets(audit):
     return compute_regrets(audit, RegretSettings(draws=2, searches=(1, 4), folds=2))
 
 
-def test_pictures_are_written(audit, regrets, tmp_path):
-    draw_topologies(tmp_path / "one.png", audit, regrets, context=2)
+def test_the_picture_of_scores_is_written(regrets, tmp_path):
     draw_scores(tmp_path / "scores.png", regrets)
-    for name in ("one", "scores"):
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(PNG)
-    with pytest.raises(EsperError, match="context 9"):
-        draw_topologies(tmp_path / "no.png", audit, regrets, context=9)
-
-
-def test_picks_are_shown_by_price_without_caps(regrets):
-    everywhere = np.ones(6, dtype=np.bool_)
-    low, medium, high = price_groups(regrets, everywhere)
-    prices = regrets.price_CD
-    assert prices[low].max() < prices[medium].min() <= prices[medium].max() < prices[high].min()
-    assert not (regrets.capped_CD & (low | medium | high)).any()
-    assert shown_contenders(regrets) == ["one", "table", "regression", "best", "asha:4"]
-
-
-def test_frontier_leaves_out_what_has_no_record():
-    assert pareto([1.0, 2.0, 3.0], [np.nan, 0.2, 0.3]) == [1, 2]
+    assert (tmp_path / "scores.png").read_bytes().startswith(PNG)
 
 
 def test_tables_name_every_contender(audit, regrets):
@@ -86,3 +65,11 @@ def test_leaderboard_marks_what_looks_into_the_records():
     some = Estimate(0.5, 0.4, 0.6)
     rows = [Row("oracle", some, some, 1.0, 2.0, 300.0, 0.25, 960, True)]
     assert leaderboard_table(rows).splitlines()[1].split()[0] == "oracle*"
+
+
+def test_gaps_on_several_records_are_averaged():
+    some = Estimate(0.5, 0.4, 0.6)
+    row = Row("table", some, some, 0.25, 2.0, 300.0, 0.0, 32, False)
+    lines = gaps_table({"a": [row], "b": [replace(row, gap_closed=0.75)]}).splitlines()
+    assert lines[0].split() == ["gap", "closed", "a", "b", "mean"]
+    assert lines[1].split() == ["table", "+0.25", "+0.75", "+0.50"]

@@ -19,7 +19,7 @@ FEW = RegretSettings(draws=2, searches=(2,))
 
 
 def test_a_report_has_tables_and_pictures(tmp_path):
-    made = write_report(tmp_path, made_audit(contexts=6, hosts=4), FEW)
+    made = write_report(tmp_path, made_audit(contexts=5, hosts=4, slots=2, steps=4), FEW)
     assert (tmp_path / "regrets.txt").read_text().strip() == made.text
     for title in ("What choosing is worth", "Gates", "Noise", "Price -> topology", "asha:2"):
         assert title in made.text

@@ -92,6 +92,9 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
         flags += ["--seeds", "2", *SMALL[2:], "--quiet"]
     elif command == "audit":
         flags += ["--contexts", "1", "--topologies", "3", "--hosts", "1", *SMALL[2:], "--quiet"]
+    elif command == "bench" and flags:
+        flags += ["--episodes", "1", "--quiet"]
+        flags += [] if "--policies" in flags else ["--policies", "bare"]
     module = importlib.import_module(f"esper.scripts.{cli.COMMANDS[command].module}")
     assert module.main(flags) == 0
 

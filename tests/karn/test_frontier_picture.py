@@ -14,9 +14,11 @@ from matplotlib.image import imread
 from matplotlib.text import Annotation
 
 from esper.karn import frontier_picture
-from esper.karn.frontier_picture import PolicyPoint, draw_frontier, frontier
+from esper.karn.frontier_picture import PolicyPoint, draw_frontier
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate
+from esper.plotting.labels import overlap
+from esper.plotting.style import frontier, marker_style
 
 NAMES = ("wait", "random", "heuristic", "static-full", "fixed:conv_heavy@2:r0c0,r0c1",
          "static-final:r0c0=depthwise,r0c1=depthwise", "learned")  # fmt: skip
@@ -59,6 +61,10 @@ def test_the_frontier_is_what_no_other_beats(pairs):
     assert [cost[i] for i in found] == sorted(cost[i] for i in found)
 
 
+def test_what_is_unknown_is_not_on_the_frontier():
+    assert frontier([1.0, 2.0, 3.0], [math.nan, 0.2, 0.3]) == [1, 2]
+
+
 @pytest.mark.parametrize("spread", [1.0, 0.25])
 def test_labels_of_seven_policies_do_not_cover_each_other(spread):
     figure = frontier_picture._figure(points(7, spread), "a title", "a note")
@@ -67,7 +73,7 @@ def test_labels_of_seven_policies_do_not_cover_each_other(spread):
         assert len(labels) == 7
         boxes = [label.get_window_extent() for label in labels]
         for one, two in itertools.combinations(boxes, 2):
-            assert frontier_picture._overlap(one, two) == 0.0
+            assert overlap(one, two) == 0.0
         for box in boxes:
             assert figure.bbox.x0 <= box.x0
             assert box.x1 <= figure.bbox.x1
@@ -89,7 +95,7 @@ def test_any_number_of_policies_is_drawn(count, tmp_path):
     image = imread(path)
     assert image.shape[1] > 1000
     assert image[0, 0, :3].tolist() == [1.0, 1.0, 1.0], "on white"
-    styles = [frontier_picture._marker_style(i) for i in range(count)]
+    styles = [marker_style(i) for i in range(count)]
     looks = {(style["marker"], style["color"]) for style in styles}
     assert len(looks) == count, "told apart by shape and colour"
 

@@ -18,8 +18,9 @@ Shape letters: N episodes, K topologies, T observations so far, C contexts, H ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -39,6 +40,7 @@ from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
 from esper.leyline.errors import EsperError, shown
 
 NOT_PLANNED = -1
+Fitted = TypeVar("Fitted")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,6 +96,7 @@ class Bench:
         self.size_rent_K = rent(self.info, np.ones(len(self.info.topologies)))
         """Rent at price 1 of the sizes alone."""
         self._number = {names: k for k, names in enumerate(self.info.topologies)}
+        self._fitted: dict[Hashable, Any] = {}
 
     @property
     def topologies(self) -> tuple[tuple[str, ...], ...]:
@@ -150,6 +153,13 @@ class Bench:
         compute_N = self.audit.records.compute_CHKT[(*at_N, row_N)].astype(np.float64)
         rent_N = self.size_rent_K[at_N[2]] + self.info.constants.c_f * (compute_N - 1.0)
         return np.asarray(accuracy_N - price_N * rent_N)
+
+    def fit_once(self, key: Hashable, fit: Callable[[], Fitted]) -> Fitted:
+        """What `fit` returns, made once per key: policies share models of the same contexts."""
+        if key not in self._fitted:
+            self._fitted[key] = fit()
+        found: Fitted = self._fitted[key]
+        return found
 
     def _at(self, topology: int | Sequence[str], context: int, host: int) -> tuple[int, int, int]:
         """Position in the records."""
@@ -259,9 +269,9 @@ class SimulatedEpisodes:
         """Plant topologies and train the first step; raises for one that is not available."""
         if self._row != 0:
             raise EsperError("simulated episodes: plan once, directly after reset")
-        chosen_N = np.asarray(topology_N, dtype=np.int64)
+        chosen_N = np.asarray(topology_N)
         self._require_available(chosen_N)
-        self.topology_N = chosen_N.copy()
+        self.topology_N = chosen_N.astype(np.int64)
         self._observe(self.topology_N)
         self._advance()
         return self._observation()
@@ -308,10 +318,10 @@ class SimulatedEpisodes:
 
     def _require_available(self, chosen_N: Ints) -> None:
         topologies = self.available_NK.shape[1]
-        if chosen_N.shape != (self.episodes,):
+        if chosen_N.shape != (self.episodes,) or chosen_N.dtype.kind not in "iu":
             raise EsperError(
-                f"plan of shape {chosen_N.shape}: give one topology for each of the "
-                f"{self.episodes} episodes"
+                f"plan of shape {chosen_N.shape} and dtype {chosen_N.dtype}: give the number of a "
+                f"topology for each of the {self.episodes} episodes"
             )
         inside_N = (chosen_N >= 0) & (chosen_N < topologies)
         legal_N = self.available_NK[np.arange(self.episodes), np.where(inside_N, chosen_N, 0)]

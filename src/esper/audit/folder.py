@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from esper.audit.records import (
@@ -21,6 +20,7 @@ from esper.audit.records import (
     AuditInfo,
     identity_of,
     info_json,
+    is_packed,
     read_info,
     row_shape,
     rows_path,
@@ -42,6 +42,10 @@ class AuditFolder:
     def __init__(self, path: Path, info: AuditInfo) -> None:
         """Create the folder, or check that it holds this audit; it may grow by contexts."""
         require_not_folders((path / INFO, path / RECORDS / "any"))
+        if is_packed(path):
+            raise EsperError(
+                f"{path} holds packed records, which no audit continues: choose another --out"
+            )
         require_writable(path / INFO, "--out")
         (path / RECORDS).mkdir(exist_ok=True)
         self.path, self.info = path, info
@@ -72,12 +76,7 @@ class AuditFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._lock.release()
 
     def has(self, context: int, grown: bool = False) -> bool:

@@ -11,7 +11,8 @@ Shape letters: N episodes, C contexts.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +37,10 @@ from esper.leyline.statistics import Estimate, mean_estimate
 
 PolicyMaker = Callable[[Bench, Ints], Policy]
 """Makes a policy from a benchmark and the training contexts, by their numbers in the audit."""
+OnPolicy = Callable[[str, int, int], None]
+"""Called before a policy is made, with its name, how many were, and how many will be."""
+FOLDS: Final = 5
+"""Parts of the contexts, each judged by policies that were made from the others."""
 
 
 def _planned(name: str) -> PolicyMaker:
@@ -114,8 +119,9 @@ def leaderboard(
     bench: Bench,
     makers: Mapping[str, PolicyMaker] = BUILT_IN,
     episodes_per_context: int = 32,
-    folds: int = 5,
+    folds: int = FOLDS,
     seed: int = 0,
+    on_policy: OnPolicy | None = None,
 ) -> tuple[Row, ...]:
     """Play all policies in the same episodes, best first.
 
@@ -125,15 +131,12 @@ def leaderboard(
     missing = {"one", "oracle"} - set(makers)
     if missing:
         raise EsperError(f"leaderboard without {sorted(missing)}: the gap closed needs both")
-    fold_C = context_folds(len(bench.context_C), folds, seed)
     played: dict[str, list[EpisodeOutcomes]] = {name: [] for name in makers}
     sees_all = dict.fromkeys(makers, False)
-    for fold in np.unique(fold_C):
-        train_C, judged_C = bench.context_C[fold_C != fold], bench.context_C[fold_C == fold]
-        for name, make in makers.items():
-            policy = make(bench, train_C)
-            sees_all[name] = isinstance(policy, SeesAll)
-            count = episodes_per_context * len(judged_C)
+    for name, policy, judged_C in fitted_policies(bench, makers, folds, seed, on_policy):
+        sees_all[name] = isinstance(policy, SeesAll)
+        count = episodes_per_context * len(judged_C)
+        with naming_policy(name):
             played[name].append(run_policy(bench, policy, count, seed, judged_C))
     score_C = {name: _by_context(bench, outcomes) for name, outcomes in played.items()}
     rows = (
@@ -141,6 +144,35 @@ def leaderboard(
         for name, outcomes in played.items()
     )
     return tuple(sorted(rows, key=lambda row: -row.score.value))
+
+
+def fitted_policies(
+    bench: Bench,
+    makers: Mapping[str, PolicyMaker],
+    folds: int = FOLDS,
+    seed: int = 0,
+    on_policy: OnPolicy | None = None,
+) -> Iterator[tuple[str, Policy, Ints]]:
+    """Every policy once per fold: its name, the policy, and the contexts it may be judged in."""
+    fold_C = context_folds(len(bench.context_C), folds, seed)
+    numbers = np.unique(fold_C)
+    for at, fold in enumerate(numbers):
+        train_C, judged_C = bench.context_C[fold_C != fold], bench.context_C[fold_C == fold]
+        for place, (name, make) in enumerate(makers.items()):
+            if on_policy is not None:
+                on_policy(name, at * len(makers) + place, len(numbers) * len(makers))
+            with naming_policy(name):
+                policy = make(bench, train_C)
+            yield name, policy, judged_C
+
+
+@contextmanager
+def naming_policy(name: str) -> Iterator[None]:
+    """Begin errors with the policy's name."""
+    try:
+        yield
+    except EsperError as error:
+        raise EsperError(f"policy {name}: {error}") from error
 
 
 def _by_context(bench: Bench, outcomes: Sequence[EpisodeOutcomes]) -> Doubles:

@@ -176,6 +176,13 @@ def training_figures(bench: Bench, contexts: Ints) -> tuple[Observed, Finals]:
 
 def fit_planner(name: str, bench: Bench, contexts: Ints, seed: int = 0) -> Planner:
     """One of `PLANNERS`, learnt from training contexts."""
+    if name not in PLANNERS:
+        raise unknown_name("planner", name, PLANNERS)
+    key = ("planner", name, tuple(contexts.tolist()), seed)
+    return bench.fit_once(key, lambda: _fit_planner(name, bench, contexts, seed))
+
+
+def _fit_planner(name: str, bench: Bench, contexts: Ints, seed: int) -> Planner:
     observed, finals = training_figures(bench, contexts)
     if name == "bare":
         return BarePlanner(len(bench.topologies))
@@ -183,6 +190,4 @@ def fit_planner(name: str, bench: Bench, contexts: Ints, seed: int = 0) -> Plann
         return OnePlanner(finals, mean_price(bench.terms.price))
     if name == "table":
         return TablePlanner(finals, bench.terms.price)
-    if name == "regression":
-        return RegressionPlanner(bench.info, observed, finals, seed)
-    raise unknown_name("planner", name, PLANNERS)
+    return RegressionPlanner(bench.info, observed, finals, seed)

@@ -1,7 +1,8 @@
 """Records of an audit: the learning curve of every (context, host, topology), and what they cost.
 
 An audit folder holds `audit.json` (what was run) and one Parquet file per context (`rows.py`),
-written whole or not at all. In memory all of it is arrays.
+written whole or not at all; a packed one has a single file for all (`packed.py`). In memory all of
+it is arrays.
 
 Scores are not stored: they follow from accuracy, size, compute and a price (`scores`).
 
@@ -12,13 +13,22 @@ Shape letters: C contexts, H hosts (weights and order of batches), K topologies,
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from esper.audit.rows import CURVES, SCHEMA, ContextRows, RowShape, drawn_names, read_rows
+from esper.audit.rows import (
+    CURVES,
+    SCHEMA,
+    ContextRows,
+    RowShape,
+    drawn_names,
+    read_packed,
+    read_rows,
+)
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.context import ContextSpec
@@ -29,6 +39,8 @@ from esper.storage.sealed_json import checksum_of, read_document, seal
 
 INFO: Final = "audit.json"
 RECORDS: Final = "records"
+PACKED: Final = "records.parquet"
+"""File with all contexts of a packed folder."""
 MAY_CHANGE: Final = ("contexts", "grown", "device")
 """Fields of `AuditInfo` that results of a context do not depend on; of the device only the name of
 the model may change."""
@@ -202,13 +214,27 @@ def read_info(folder: Path) -> AuditInfo:
     return read_record(AuditInfo, document, str(path), versions=dict, settings=dict)
 
 
-def _read(path: Path, info: AuditInfo, grown: bool) -> Audit:
+def read_contexts(path: Path, info: AuditInfo, grown: bool = False) -> Iterator[ContextRows]:
+    """Rows of the contexts that are there, of a folder that is packed or not."""
     shape = row_shape(info, 0, grown)
-    records, contexts = _empty(info, len(shape.topologies))
+    if not grown and is_packed(path):
+        yield from read_packed(path / PACKED, shape, info.contexts)
+        return
     for context in range(info.contexts):
         place = rows_path(path, context, grown)
         if place.exists():
-            _take(records, contexts, read_rows(place, replace(shape, context=context)))
+            yield read_rows(place, replace(shape, context=context))
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a folder has one file for all contexts."""
+    return (path / PACKED).exists()
+
+
+def _read(path: Path, info: AuditInfo, grown: bool) -> Audit:
+    records, contexts = _empty(info, len(info.grown) if grown else len(info.topologies))
+    for rows in read_contexts(path, info, grown):
+        _take(records, contexts, rows)
     return Audit(info, contexts, records)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from esper.audit.bench import Bench
+from esper.audit.frontier_picture import draw_frontier
 from esper.audit.live_report import LiveComparison, compare_live
-from esper.audit.picture import draw_scores, draw_topologies
+from esper.audit.picks import Pick, collect_picks
+from esper.audit.picture import draw_scores
 from esper.audit.records import Audit
 from esper.audit.regrets import Regrets, RegretSettings, compute_regrets
 from esper.audit.tables import (
@@ -39,11 +43,18 @@ class AuditReport:
     """Policies that were trained, if there are any."""
 
 
-def write_report(path: Path, audit: Audit, settings: RegretSettings | None = None) -> AuditReport:
+def write_report(
+    path: Path,
+    audit: Audit,
+    settings: RegretSettings | None = None,
+    extra: Sequence[Pick] = (),
+) -> AuditReport:
     """Compute the regrets of an audit; writes text and pictures into its folder.
 
+    `extra`: picks of other policies for the picture, such as those that were trained live.
     Raises unless there are two contexts and two hosts or more.
     """
+    settings = settings or RegretSettings()
     regrets = compute_regrets(audit, settings)
     parts = {
         "What choosing is worth": regrets_table(regrets),
@@ -57,7 +68,7 @@ def write_report(path: Path, audit: Audit, settings: RegretSettings | None = Non
     text = "\n\n".join(f"{title}\n\n{body}" for title, body in parts.items())
     files = tuple(path / name for name in (REPORT, TOPOLOGIES, SCORES))
     write_atomic(files[0], f"{text}\n".encode())
-    draw_topologies(files[1], audit, regrets)
+    draw_frontier(files[1], collect_picks(Bench(audit, settings.terms), seed=settings.seed), extra)
     draw_scores(files[2], regrets, f"{audit.info.task}: what choosing is worth")
     return AuditReport(regrets, text, files, live)
 

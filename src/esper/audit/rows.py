@@ -1,4 +1,4 @@
-"""Parquet files of an audit: one per context, one row per host and topology.
+"""Parquet files of an audit: one per context, or one for all; a row per host and topology.
 
     context, host, topology           int32           numbers, from 0
     seeds                             list<string>    blueprint of every slot, "" for an empty one
@@ -19,8 +19,9 @@ Shape letters: H hosts, K topologies, T observations, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +40,10 @@ SCHEMA_KEY: Final = b"esper_audit_schema"
 AUDIT_KEY: Final = b"esper_audit"
 """Identity of the audit that a file belongs to."""
 _FLOATS: Final = pa.list_(pa.float32())
+_SMALLEST: Final = 19
+"""Compression level of files that are written once and shipped."""
+_CONTINUOUS: Final = ("loss", "train_loss")
+"""Columns of numbers that hardly repeat: their bytes are compressed by significance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +111,35 @@ def write_rows(
     path: Path, rows: ContextRows, topologies: Sequence[Sequence[str]], audit: str
 ) -> None:
     """Write the file of a context whole or not at all; `audit`: identity of the audit."""
+    write_atomic(path, _parquet(_table(rows, topologies), audit))
+
+
+def packed_bytes(
+    contexts: Sequence[ContextRows], topologies: Sequence[Sequence[str]], audit: str
+) -> bytes:
+    """One small file for several contexts; equal rows give equal bytes."""
+    table = pa.concat_tables([_table(rows, topologies) for rows in contexts])
+    small = {
+        "compression_level": _SMALLEST,
+        "use_dictionary": [name for name in table.column_names if name not in _CONTINUOUS],
+        "use_byte_stream_split": [f"{name}.list.element" for name in _CONTINUOUS],
+        "row_group_size": max(1, len(table)),
+    }
+    return _parquet(table, audit, **small)
+
+
+def _parquet(table: pa.Table, audit: str, **options: Any) -> bytes:
     stream = pa.BufferOutputStream()
-    table = _table(rows, topologies)
     metadata = {SCHEMA_KEY: str(SCHEMA), AUDIT_KEY: audit}
     pq.write_table(
         table.replace_schema_metadata(metadata),
         stream,
         compression="zstd",
         write_page_checksum=True,
+        **options,
     )
-    write_atomic(path, stream.getvalue().to_pybytes())
+    content: bytes = stream.getvalue().to_pybytes()
+    return content
 
 
 def _table(rows: ContextRows, topologies: Sequence[Sequence[str]]) -> pa.Table:
@@ -162,21 +186,42 @@ class RowShape:
 
 def read_rows(path: Path, shape: RowShape) -> ContextRows:
     """Read the file of a context; any problem raises in one line that names the file."""
+    with _naming(path, "remove that file to compute it again"):
+        return _rows(_read_table(path, shape.audit), shape)
+
+
+def read_packed(path: Path, shape: RowShape, contexts: int) -> list[ContextRows]:
+    """As `read_rows`, for a file with several of the `contexts` of an audit."""
+    with _naming(path, "get it again from where it came from"):
+        table, each = _read_table(path, shape.audit), shape.hosts * len(shape.topologies)
+        numbers = _numbers(table, "context")[::each].tolist()
+        if len(table) != each * len(numbers) or not set(numbers) <= set(range(contexts)):
+            raise ValueError("its rows are not those of the audit")
+        return [
+            _rows(table.slice(at * each, each), replace(shape, context=context))
+            for at, context in enumerate(numbers)
+        ]
+
+
+def _read_table(path: Path, audit: str) -> pa.Table:
+    # pyarrow cannot open paths that are not UTF-8
+    with path.open("rb") as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
+        _check_metadata(path, file.schema_arrow.metadata or {}, audit)
+        return file.read().cast(ROW_SCHEMA)
+
+
+@contextmanager
+def _naming(path: Path, advice: str) -> Iterator[None]:
+    """Turn any problem with a file into one line that names it."""
     try:
-        # pyarrow cannot open paths that are not UTF-8
-        with path.open("rb") as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
-            _check_metadata(path, file.schema_arrow.metadata or {}, shape.audit)
-            table = file.read().cast(ROW_SCHEMA)
-        return _rows(table, shape)
+        yield
     except EsperError:
         raise
     except FileNotFoundError:
         raise EsperError(f"{path} is missing") from None
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         what = shorten(" ".join(str(error).split()), 120)
-        raise EsperError(
-            f"{path} is damaged ({what}): remove that file to compute it again"
-        ) from None
+        raise EsperError(f"{path} is damaged ({what}): {advice}") from None
 
 
 def _check_metadata(path: Path, metadata: dict[bytes, bytes], audit: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from esper.audit.leaderboard import Row
 from esper.audit.live_report import TIMES, LiveComparison, LiveGate
@@ -169,6 +169,24 @@ def agreement_table(found: LiveComparison) -> str:
     ]
     head = ("policy", "verdict", "trained minus records", "largest", "s.d. between hosts", "pairs")
     return text_table(head, rows)
+
+
+def gaps_table(boards: Mapping[str, Sequence[Row]]) -> str:
+    """Gap closed of every policy on several records, and its mean, best first."""
+    closed = {
+        name: [row.gap_closed for rows in boards.values() for row in rows if row.name == name]
+        for name in {row.name: None for rows in boards.values() for row in rows}
+    }
+    marked = {row.name for rows in boards.values() for row in rows if row.sees_all}
+    cells = [
+        (
+            name + ("*" if name in marked else ""),
+            *(f"{gap:+.2f}" for gap in gaps),
+            f"{sum(gaps) / len(gaps):+.2f}",
+        )
+        for name, gaps in sorted(closed.items(), key=lambda item: -sum(item[1]))
+    ]
+    return text_table(("gap closed", *boards, "mean"), cells)
 
 
 # ---- helpers -----------------------------------------------------------------------------------

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rich.console import Console
 
-from esper.karn.display import Display, Pace, format_speed, say
-from esper.leyline.payloads import SlotPayload
-from esper.leyline.records import Rollout, StepRecord
+from esper.karn.display import format_speed
+from esper.karn.engine_progress import EngineProgress
+from esper.leyline.records import StepRecord
 from esper.leyline.statistics import student_estimate
 
 LINES_EACH: Final = 3
 """Lines per policy without a terminal."""
 
 
-class CompareProgress:
+class CompareProgress(EngineProgress):
     """Engine listener that shows the steps of every policy.
 
     with CompareProgress({"wait": 50, "heuristic": 50}, hosts=20) as progress:
@@ -29,40 +28,14 @@ class CompareProgress:
     ) -> None:
         """`steps`: per policy, over all its populations; `hosts`: hosts per step."""
         self.steps, self.hosts = dict(steps), hosts
-        self.console = console or Console()
         total = max(1, sum(self.steps.values()))
-        self.pace = Pace(total)
-        self._display = Display(total, self.console, LINES_EACH * max(1, len(self.steps)))
+        super().__init__(total, LINES_EACH * max(1, len(self.steps)), console)
         self._label, self._begun, self._step, self._before = "", 0, 0, 0
-
-    def __enter__(self) -> Self:
-        self._display.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._display.stop()
-
-    def say(self, line: str) -> None:
-        """Print a permanent line above the bar."""
-        say(self.console, line)
 
     def begin(self, label: str) -> None:
         """Start the next policy."""
         self._before += self.steps.get(self._label, 0)
         self._label, self._begun, self._step = label, self._begun + 1, 0
-
-    # ---- EngineListener -----------------------------------------------------------------------
-
-    def on_round_start(self, round_index: int, members: int) -> None:
-        """No-op: steps are counted."""
-
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """No-op: seeds are counted per step."""
 
     def on_step(self, record: StepRecord) -> None:
         """Show the step."""
@@ -78,6 +51,3 @@ class CompareProgress:
             format_speed(self.pace.steps_per_second * self.hosts, self.pace.left(done)),
             f"score {student_estimate(score_E).value:.3f}, {seeds:.1f} seeds per host",
         )
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """No-op."""

@@ -5,18 +5,17 @@ Shape letters: U updates, N pairs (members of every training seed).
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from esper.karn.learning_picture import DPI, INK, SCORE_COLOUR
+from esper.karn.learning_picture import SCORE_COLOUR
 from esper.leyline.arrays import ArrayStruct, Doubles
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import t_interval
-from esper.storage.atomic import write_atomic
+from esper.plotting.style import INK, new_figure, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,19 +42,13 @@ class DualCurves(ArrayStruct):
 
 def draw_dual(path: Path, curves: DualCurves, title: str) -> None:
     """Write the plot as a PNG."""
-    buffer = io.BytesIO()
-    _figure(curves, title).savefig(buffer, format="png", metadata={"Software": "esper"})
-    write_atomic(path, buffer.getvalue())
+    write_png(path, _figure(curves, title))
 
 
 def _figure(curves: DualCurves, title: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
+    figure = new_figure(SIZE_INCHES, title)
     left, right = figure.subplots(1, 2, sharex=True)
     named = ((curves.name_a, curves.score_a_UN), (curves.name_b, curves.score_b_UN))
     for (name, score_UN), colour in zip(named, COLOURS, strict=True):

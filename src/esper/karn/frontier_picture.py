@@ -6,46 +6,39 @@ Pareto-optimal ones connected. Bottom: difference of each policy to the referenc
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate
-from esper.storage.atomic import write_atomic
+from esper.plotting.labels import label_points, marker_boxes, shorten_label
+from esper.plotting.style import (
+    COLOURS,
+    FAINT,
+    frontier,
+    literal_text,
+    marker_style,
+    new_figure,
+    percent_axis,
+    scale_cost_axis,
+    style_axes,
+    write_png,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Annotation
-    from matplotlib.transforms import Bbox, BboxBase
+    from matplotlib.transforms import Bbox
 
-DPI: Final = 110
 WIDTH_INCHES: Final = 11.5
 TOP_INCHES: Final = 4.9
 ROW_INCHES: Final = 0.36
 """Height of a policy's row in the lower panel."""
-INK: Final = "#222222"
-FAINT: Final = "#8a8a8a"
-COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#56b4e9", "#e69f00")
-"""Okabe-Ito palette, distinguishable for colour-blind readers; without yellow, which fades."""
-MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
-LONGEST: Final = 42
-"""Longest label in characters; longer ones are shortened in the middle."""
 LONGEST_AT_POINT: Final = 22
-"""The same beside a point, where there is less room."""
-MARKER_POINTS: Final = 6.0
-"""Half the side of a marker's bounding box."""
-PLACES: Final = (
-    (6.0, 4.0), (-6.0, 4.0), (6.0, -4.0), (-6.0, -4.0), (8.0, 0.0), (-8.0, 0.0),
-    (0.0, 9.0), (0.0, -9.0), (7.0, 15.0), (7.0, -15.0), (-7.0, 15.0), (-7.0, -15.0),
-)  # fmt: skip
-"""Offsets of a label from its point in points; the first free one is used."""
-LOG_FROM: Final = 3.0
-"""Ratio of the largest to the smallest cost from which the axis is logarithmic."""
+"""Longest label beside a point, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,49 +61,13 @@ def draw_frontier(path: Path, points: Sequence[PolicyPoint], title: str, note: s
     """Write the plot as a PNG; the first point is the reference, `note` is the footer."""
     if not points:
         raise EsperError("a comparison without policies: nothing to draw")
-    from matplotlib import rc_context
-
-    with rc_context({"text.parse_math": False}):  # labels may contain dollar signs
-        write_atomic(path, _render(_figure(points, title, note)))
-
-
-def frontier(cost: Sequence[float], worth: Sequence[float]) -> list[int]:
-    """Return the indices of the Pareto-optimal points, cheapest first.
-
-    >>> frontier([1.0, 2.0, 3.0, 4.0], [0.1, 0.5, 0.4, 0.9])
-    [0, 1, 3]
-    """
-    order = sorted(range(len(cost)), key=lambda i: (cost[i], -worth[i]))
-    found: list[int] = []
-    for i in order:
-        best = worth[found[-1]] if found else -math.inf
-        equal = found and (cost[i], worth[i]) == (cost[found[-1]], best)
-        if worth[i] > best or equal:
-            found.append(i)
-    return found
-
-
-def shorten_label(label: str, longest: int = LONGEST) -> str:
-    """Shorten a label in the middle.
-
-    >>> shorten_label("static-final:r0c0=depthwise", 12)
-    'stati…thwise'
-    """
-    if len(label) <= longest:
-        return label
-    tail = longest // 2
-    return f"{label[: longest - tail - 1]}…{label[-tail:]}"
+    with literal_text():
+        write_png(path, _figure(points, title, note))
 
 
 def _figure(points: Sequence[PolicyPoint], title: str, note: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     rows = ROW_INCHES * (len(points) + 2.2)
-    size = (WIDTH_INCHES, TOP_INCHES + rows + 0.4)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
+    figure = new_figure((WIDTH_INCHES, TOP_INCHES + rows + 0.4), title)
     figure.supxlabel(note, fontsize=8, color=FAINT)
     halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(TOP_INCHES, rows), hspace=0.03)
     above, below = halves[:, 0]
@@ -130,8 +87,6 @@ def _figure(points: Sequence[PolicyPoint], title: str, note: str) -> Figure:
 def _draw_cost(
     axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Estimate], words: str
 ) -> None:
-    from matplotlib.ticker import FuncFormatter
-
     joined = frontier([cost.value for cost in costs], [point.accuracy.value for point in points])
     steps = [(costs[i].value, points[i].accuracy.value) for i in joined]
     axes.step(
@@ -140,58 +95,24 @@ def _draw_cost(
     )  # fmt: skip
     for place, (point, cost) in enumerate(zip(points, costs, strict=True)):
         _draw_point(axes, place, (cost.value, point.accuracy.value), cost, point.accuracy)
-    values = [cost.value for cost in costs]
-    if min(values) > 0 and max(values) / min(values) >= LOG_FROM:
-        _logarithmic(axes)
-    axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+    scale_cost_axis(axes, [cost.value for cost in costs])
+    percent_axis(axes)
     axes.set_xlabel(words)
     axes.margins(x=0.08, y=0.1)
-    _style_axes(axes, f"Accuracy against {words.split(' /')[0]}")
-
-
-def _logarithmic(axes: Axes) -> None:
-    """Use a logarithmic axis with plain numbers at 1, 2 and 5 of each decade."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    style_axes(axes, f"Accuracy against {words.split(' /')[0]}")
 
 
 def _label_points(axes: Axes, points: Sequence[PolicyPoint], costs: Sequence[Estimate]) -> None:
     """Place labels beside the points, where they overlap least."""
-    from matplotlib.patheffects import withStroke
-    from matplotlib.transforms import Bbox
-
-    pixels = axes.figure.dpi / 72
-    spots = [
-        axes.transData.transform((cost.value, point.accuracy.value))
-        for cost, point in zip(costs, points, strict=True)
-    ]
-    half = MARKER_POINTS * pixels
-    taken = [Bbox.from_bounds(x - half, y - half, 2 * half, 2 * half) for x, y in spots]
+    at = [(c.value, point.accuracy.value) for c, point in zip(costs, points, strict=True)]
+    taken = marker_boxes(axes, at)
     for point, cost in zip(points, costs, strict=True):
-        taken += _bars(axes, cost, point.accuracy, pixels)
-    for point, spot in zip(points, spots, strict=True):
-        text = axes.annotate(
-            shorten_label(point.label, LONGEST_AT_POINT), (spot[0], spot[1]), PLACES[0],
-            xycoords="figure pixels", textcoords="offset points", fontsize=7.5, color=INK, zorder=5,
-            path_effects=[withStroke(linewidth=2.5, foreground="white")],
-        )  # fmt: skip
-        best, least = PLACES[0], math.inf
-        for place in PLACES:
-            _move_label(text, place)
-            box = text.get_window_extent()
-            covered = sum(_overlap(box, other) for other in taken)
-            outside = box.width * box.height - _overlap(box, axes.bbox)
-            if covered + 3 * outside < least:
-                best, least = place, covered + 3 * outside
-        _move_label(text, best)
-        taken.append(text.get_window_extent())
+        taken += _bars(axes, cost, point.accuracy)
+    labels = [shorten_label(point.label, LONGEST_AT_POINT) for point in points]
+    label_points(axes, at, labels, taken)
 
 
-def _bars(axes: Axes, cost: Estimate, worth: Estimate, pixels: float) -> list[Bbox]:
+def _bars(axes: Axes, cost: Estimate, worth: Estimate) -> list[Bbox]:
     """Return the bounding boxes of a point's intervals; empty if they are unknown."""
     from matplotlib.transforms import Bbox
 
@@ -200,22 +121,8 @@ def _bars(axes: Axes, cost: Estimate, worth: Estimate, pixels: float) -> list[Bb
         ends.append(((cost.low, worth.value), (cost.high, worth.value)))
     if _error_bars(worth):
         ends.append(((cost.value, worth.low), (cost.value, worth.high)))
-    return [Bbox(axes.transData.transform(corners)).padded(1.5 * pixels) for corners in ends]
-
-
-def _move_label(text: Annotation, place: tuple[float, float]) -> None:
-    """Move a label to an offset from its point, growing away from it."""
-    x, y = place
-    text.set_position(place)
-    text.set_horizontalalignment("center" if x == 0 else "left" if x > 0 else "right")
-    text.set_verticalalignment("center" if y == 0 else "bottom" if y > 0 else "top")
-
-
-def _overlap(one: BboxBase, other: BboxBase) -> float:
-    """Return the area that two boxes share, in pixels."""
-    width = min(one.x1, other.x1) - max(one.x0, other.x0)
-    height = min(one.y1, other.y1) - max(one.y0, other.y0)
-    return float(max(0.0, width) * max(0.0, height))
+    pad = 1.5 * axes.figure.dpi / 72
+    return [Bbox(axes.transData.transform(corners)).padded(pad) for corners in ends]
 
 
 def _draw_differences(axes: Axes, points: Sequence[PolicyPoint]) -> None:
@@ -225,14 +132,14 @@ def _draw_differences(axes: Axes, points: Sequence[PolicyPoint]) -> None:
     for place, point in enumerate(points):
         difference = point.difference or Estimate(0.0, math.nan, math.nan)
         _draw_point(axes, place, (difference.value, place), difference, None)
-        axes.plot([-0.018], [place], transform=aside, clip_on=False, **_marker_style(place))
+        axes.plot([-0.018], [place], transform=aside, clip_on=False, **marker_style(place))
         axes.text(1.012, place, _row_text(point), transform=aside, va="center", fontsize=8.5)
     axes.set_yticks(range(len(points)), [shorten_label(point.label) for point in points])
     axes.tick_params(axis="y", length=0, pad=20)
     axes.set_ylim(len(points) - 0.4, -0.6)
     axes.margins(x=0.08)
     axes.set_xlabel(f"score minus that of {shorten_label(points[0].label)}, paired by host")
-    _style_axes(axes, "Difference to the reference (mean over hosts, 95 % interval of Student's t)")
+    style_axes(axes, "Difference to the reference (mean over hosts, 95 % interval of Student's t)")
 
 
 def _row_text(point: PolicyPoint) -> str:
@@ -252,20 +159,7 @@ def _draw_point(
         [at[0]], [at[1]], xerr=_error_bars(along), yerr=_error_bars(up) if up else None, fmt="none",
         ecolor=COLOURS[place % len(COLOURS)], elinewidth=1.6, capsize=3, zorder=3,
     )  # fmt: skip
-    axes.plot([at[0]], [at[1]], zorder=4, **_marker_style(place))
-
-
-def _marker_style(place: int) -> dict[str, Any]:
-    """Return colour and marker of a policy, the same in every panel."""
-    shape = MARKERS[place % len(MARKERS)]
-    return {
-        "marker": shape,
-        "color": COLOURS[place % len(COLOURS)],
-        "linestyle": "none",
-        "markersize": 11 if shape in "*PX" else 8,
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.7,
-    }
+    axes.plot([at[0]], [at[1]], zorder=4, **marker_style(place))
 
 
 def _error_bars(estimate: Estimate) -> list[list[float]] | None:
@@ -274,25 +168,3 @@ def _error_bars(estimate: Estimate) -> list[list[float]] | None:
         return None
     down, up = estimate.value - estimate.low, estimate.high - estimate.value
     return [[max(0.0, down)], [max(0.0, up)]]
-
-
-def _percent(value: float, _: int) -> str:
-    return f"{100 * value:g} %"
-
-
-def _number(value: float, _: int) -> str:
-    return f"{value / 1e6:g}M" if value >= 1e6 else f"{value:,g}"
-
-
-def _style_axes(axes: Axes, title: str) -> None:
-    axes.set_title(title, fontsize=10, loc="left", color=INK)
-    axes.grid(color="#e4e4e4", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-
-
-def _render(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "esper"})
-    return buffer.getvalue()

@@ -5,7 +5,6 @@ Shape letters: N curves of one population (members or runs), T steps, E members,
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ from esper.leyline.arrays import Bools, Codes, Doubles, Floats
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import t_interval
-from esper.storage.atomic import write_atomic
+from esper.plotting.style import INK, new_figure, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 CURVE_COLOURS: Final = ("#0b6e99", "#c1571a", "#6b4fa0", "#4d4d4d")
 """One per population, in the order given."""
-DPI: Final = 110
 WIDTH_INCHES: Final = 10.5
 CURVES_INCHES: Final = 3.4
 ROW_INCHES: Final = 0.115
@@ -43,7 +41,6 @@ MEMBER_GAP: Final = 0.5
 MAX_MEMBERS: Final = 24
 """Maximum number of members drawn; more would not be readable."""
 TITLE_POINTS: Final = 9.5
-INK: Final = "#222222"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +78,7 @@ def draw_growth(
         lives_note += f" (members 0 to {MAX_MEMBERS - 1} of {members})"
         stages, leaving = lives.stage_TES[:, :MAX_MEMBERS], lives.leaving_TES[:, :MAX_MEMBERS]
         lives = LifeLines(lives.slots, stages, leaving)
-    write_atomic(path, _render(_figure(curves, lives, title, each, lives_note)))
+    write_png(path, _figure(curves, lives, title, each, lives_note))
 
 
 def _check(curves: Sequence[Curve], lives: LifeLines) -> None:
@@ -103,19 +100,9 @@ def _check(curves: Sequence[Curve], lives: LifeLines) -> None:
 def _figure(
     curves: Sequence[Curve], lives: LifeLines, title: str, each: str, lives_note: str
 ) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     _, members, slots = lives.stage_TES.shape
     lives_inches = max(1.2, ROW_INCHES * members * (slots + MEMBER_GAP))
-    figure = Figure(
-        figsize=(WIDTH_INCHES, CURVES_INCHES + lives_inches + 1.5),
-        dpi=DPI,
-        layout="constrained",
-        facecolor="white",
-    )
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
+    figure = new_figure((WIDTH_INCHES, CURVES_INCHES + lives_inches + 1.5), title)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[CURVES_INCHES, lives_inches])
     _draw_curves(top, curves, each)
     _draw_lives(bottom, lives, lives_note)
@@ -210,9 +197,3 @@ def _plain_frame(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#999999")
-
-
-def _render(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "esper"})
-    return buffer.getvalue()

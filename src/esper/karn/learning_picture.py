@@ -5,7 +5,6 @@ Shape letters: U updates, E members, O operations, Z stages, A action heads.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +18,13 @@ from esper.leyline.arrays import ArrayStruct, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import t_interval
-from esper.storage.atomic import write_atomic
+from esper.plotting.style import INK, new_figure, write_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DPI: Final = 110
 SIZE_INCHES: Final = (11.5, 8.5)
-INK: Final = "#222222"
 SCORE_COLOUR: Final = "#0b6e99"
 LEVEL_COLOURS: Final = ("#4d4d4d", "#c1571a", "#a08000", "#6b4fa0", "#2f7d32", "#a03a5a", "#1f8a8a")
 KL_COLOUR: Final = "#c1571a"
@@ -72,7 +69,7 @@ def draw_learning(path: Path, curves: LearningCurves, levels: Sequence[Level], t
     """Write the plot as a PNG."""
     if len(levels) > len(LEVEL_COLOURS):
         raise EsperError(f"{len(levels)} levels: at most {len(LEVEL_COLOURS)} are distinguishable")
-    write_atomic(path, _render(_figure(curves, levels, title)))
+    write_png(path, _figure(curves, levels, title))
 
 
 def action_shares(curves: LearningCurves) -> dict[str, Doubles]:
@@ -94,13 +91,9 @@ def action_shares(curves: LearningCurves) -> dict[str, Doubles]:
 
 
 def _figure(curves: LearningCurves, levels: Sequence[Level], title: str) -> Figure:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=SIZE_INCHES, dpi=DPI, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title, fontsize=13, fontweight="bold", color=INK)
+    figure = new_figure(SIZE_INCHES, title)
     panels = figure.subplots(2, 2, sharex=True)
     _draw_score(panels[0, 0], curves, levels)
     _draw_actions(panels[0, 1], curves)
@@ -169,9 +162,3 @@ def _titled(axes: Axes, title: str) -> None:
     if not axes.get_legend_handles_labels()[0]:
         return  # every head was frozen
     axes.legend(loc="best", fontsize=7.5, frameon=True, framealpha=0.85, edgecolor="none")
-
-
-def _render(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={"Software": "esper"})
-    return buffer.getvalue()

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
 from typing import Final
 
 from esper.leyline.errors import EsperError
@@ -175,12 +174,7 @@ class TelemetryHub:
     def __enter__(self) -> TelemetryHub:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     # ---- the writer thread ----------------------------------------------------------------------

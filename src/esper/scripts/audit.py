@@ -10,7 +10,7 @@ An interrupted audit resumes where the same command is given again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -20,6 +20,7 @@ import tyro
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.console import moving
 
 if TYPE_CHECKING:
     from esper.audit.folder import AuditFolder
@@ -160,7 +161,7 @@ def audit(config: RunAudit) -> None:
 
     preset, task = read_preset(config.preset), config.spec()
     _announce(config, task, preset)
-    with _waiting(config):
+    with moving("reading data, choosing topologies", config.quiet):
         from esper.audit.folder import AuditFolder
         from esper.audit.run import describe_audit
         from esper.tolaria.runtime import set_deterministic_cublas
@@ -178,16 +179,6 @@ def audit(config: RunAudit) -> None:
         if config.live:
             _run_live(config, spec, folder, data)
     report(path)
-
-
-def _waiting(config: RunAudit) -> AbstractContextManager[object]:
-    """Something that moves on a terminal while data and topologies are prepared."""
-    from esper.scripts.cli.console import console_for_report
-
-    console = console_for_report()
-    if config.quiet or not console.is_terminal:
-        return nullcontext()
-    return console.status("reading data, choosing topologies")
 
 
 def _announce(config: RunAudit, spec: TaskSpec, preset: Preset) -> None:
@@ -333,7 +324,8 @@ def _report_regrets(path: Path, found: Audit) -> None:
     from esper.leyline.errors import EsperError
 
     try:
-        made = write_report(path, found)
+        with moving("computing what choosing is worth"):
+            made = write_report(path, found)
     except EsperError as error:
         print(f"no regrets: {error}")
         return

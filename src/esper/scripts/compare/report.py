@@ -13,10 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.karn.display import say
-from esper.karn.frontier_picture import PolicyPoint, draw_frontier, shorten_label
+from esper.karn.frontier_picture import PolicyPoint, draw_frontier
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import FIXED, NAMED_CONTEXTS, ContextSpec
 from esper.leyline.statistics import Estimate
+from esper.plotting.labels import shorten_label
 from esper.scripts.cli.console import console_for_report
 from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing
 from esper.scripts.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric

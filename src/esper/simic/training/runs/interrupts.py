@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from esper.leyline.payloads import SlotPayload
@@ -56,12 +56,7 @@ class Interrupts:
                     self._before[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()

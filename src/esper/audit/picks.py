@@ -1,0 +1,158 @@
+"""What policies and searches pick at a low, a middle and a high price: size, accuracy, compute.
+
+Every context is played on every host, without caps, at three prices. So all picks, and all
+topologies, are means over the same contexts and hosts and can be drawn into one picture.
+
+Shape letters: N episodes, C contexts, K topologies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from esper.audit.bench import Bench, EpisodeOutcomes, SimulatedEpisodes
+from esper.audit.cases import TermsSpec, final_means
+from esper.audit.leaderboard import (
+    BUILT_IN,
+    OnPolicy,
+    PolicyMaker,
+    fitted_policies,
+    naming_policy,
+    play,
+)
+from esper.audit.search_lookup import asha
+from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.context import Range
+
+QUANTILES: Final = (1 / 6, 1 / 2, 5 / 6)
+"""Of the distribution of prices: low, middle, high."""
+SHOWN: Final = ("table", "regression", "patience", "predict", "best")
+"""Built-in policies whose picks are shown."""
+SEARCH: Final = "asha:"
+"""How names of searches begin; the number of topologies follows."""
+LARGEST_SEARCH: Final = 16
+"""Topologies of the search that is shown, if there are as many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What a way of choosing picks, on average."""
+
+    name: str
+    params: float
+    """Geometric mean."""
+    test: float
+    """Test accuracy."""
+    compute: float
+    """All that was spent, in training runs of the bare host."""
+    price: float | None = None
+    """Price factor it was told; None: it does not depend on one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Picks(ArrayStruct):
+    """Means over contexts and hosts of every topology, and what was picked at each price."""
+
+    task: str
+    contexts: int
+    hosts: int
+    params_K: Ints
+    test_K: Doubles
+    """NaN for a topology that is missing in a context."""
+    prices: tuple[float, ...]
+    doubling: float
+    """Accuracy that twice the parameters and MACs must gain to be worth it, at price 1."""
+    picks: tuple[Pick, ...]
+
+
+def shown_policies(bench: Bench) -> dict[str, PolicyMaker]:
+    """The built-in policies of the picture; no curve can be read if there is one step only."""
+    return {name: BUILT_IN[name] for name in SHOWN if name != "predict" or bench.info.steps > 1}
+
+
+def shown_prices(prices: Range) -> tuple[float, ...]:
+    """A low, a middle and a high price; one if there is only one.
+
+    >>> [round(price, 2) for price in shown_prices(Range(0.1, 4.0))]
+    [0.18, 0.63, 2.16]
+    """
+    return tuple(dict.fromkeys(prices.log_uniform(QUANTILES).tolist()))
+
+
+def collect_picks(
+    bench: Bench,
+    makers: Mapping[str, PolicyMaker] | None = None,
+    seed: int = 0,
+    on_policy: OnPolicy | None = None,
+) -> Picks:
+    """Play policies (None: `shown_policies`) and a search at each price."""
+    makers = shown_policies(bench) if makers is None else makers
+    prices = shown_prices(bench.terms.price)
+    at_price = {p: Bench(bench.audit, TermsSpec(Range(p, p), capped=0.0)) for p in prices}
+    played: dict[tuple[str, float], list[EpisodeOutcomes]] = {}
+    for name, policy, judged_C in fitted_policies(bench, makers, seed=seed, on_policy=on_policy):
+        for price, priced in at_price.items():
+            context_N, host_N = _everywhere(judged_C, bench.hosts)
+            episodes = SimulatedEpisodes(priced, len(context_N), judged_C)
+            obs = episodes.reset_to(context_N, host_N, np.zeros_like(host_N), seed)
+            with naming_policy(name):
+                played.setdefault((name, price), []).append(play(episodes, policy, obs))
+    picks = [_pick(bench, name, price, played[name, price]) for name, price in played]
+    picks += [_search(priced, price, seed) for price, priced in at_price.items()]
+    constants = bench.info.constants
+    finals = final_means(bench.audit, np.arange(bench.hosts)).take(bench.context_C)
+    return Picks(
+        task=bench.info.task,
+        contexts=len(bench.context_C),
+        hosts=bench.hosts,
+        params_K=np.array(bench.info.params),
+        test_K=finals.test_CK.mean(axis=0),
+        prices=prices,
+        doubling=constants.c_p + constants.c_m,
+        picks=tuple(picks),
+    )
+
+
+def _everywhere(contexts: Ints, hosts: int) -> tuple[Ints, Ints]:
+    """Context and host `[N]` of every pair."""
+    return np.repeat(contexts, hosts), np.tile(np.arange(hosts), len(contexts))
+
+
+def _pick(bench: Bench, name: str, price: float, played: list[EpisodeOutcomes]) -> Pick:
+    """Means of episodes.
+
+    The test accuracy is recorded at the end only. Of a run that stops before, it is taken to be
+    lower by as much as the accuracy on `val_score` is.
+    """
+    records, tests, params, computes = bench.audit.records, [], [], []
+    for found in played:
+        at = found.context_N, found.host_N, found.topology_N
+        accuracy_NT = records.accuracy_CHKT[at]
+        lost_N = accuracy_NT[:, -1] - accuracy_NT[np.arange(len(at[0])), found.steps_N]
+        tests.append(records.test_CHK[at] - lost_N)
+        params.append(found.params_N)
+        computes.append(found.compute_N)
+    return _mean_pick(name, price, *map(np.concatenate, (params, tests, computes)))
+
+
+def _search(priced: Bench, price: float, seed: int) -> Pick:
+    """Successive halving in every context on every host."""
+    size = min(LARGEST_SEARCH, len(priced.topologies))
+    context_N, host_N = _everywhere(priced.context_C, priced.hosts)
+    episodes = SimulatedEpisodes(priced, len(context_N))
+    episodes.reset_to(context_N, host_N, np.zeros_like(host_N), seed)
+    at = context_N, host_N, np.zeros_like(host_N), episodes.observed
+    found = asha(priced.audit, *at, size, seed)
+    params_N = np.array(priced.info.params)[found.topology_N]
+    return _mean_pick(f"{SEARCH}{size}", price, params_N, found.test_N, found.compute_N)
+
+
+def _mean_pick(
+    name: str, price: float, params_N: Ints, test_N: Doubles, compute_N: Doubles
+) -> Pick:
+    params = float(np.exp(np.log(params_N).mean()))
+    return Pick(name, params, float(test_N.mean()), float(compute_N.mean()), price)

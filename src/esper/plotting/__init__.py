@@ -1,0 +1,1 @@
+"""What all pictures share: their look (`style`), and labels beside points (`labels`)."""
