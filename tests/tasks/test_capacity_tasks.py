@@ -15,16 +15,17 @@ from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic_data import with_synthetic_data
 
 HOSTS = {  # task: parameters, slots, training samples, passes
-    "cifar_resnet8_narrow": (5006, 6, 45_904, 29.98),
-    "cifar_tiny10": (2286, 10, 45_904, 28.55),
-    "fashion_resnet8": (75_002, 6, 56_000, 20.0),
-    "fashion_resnet8_narrow": (4934, 6, 56_000, 30.06),
-    "fashion_tiny8": (1622, 8, 56_000, 25.6),
-    "digits_tiny8": (456, 8, 989, 77.66),
-    "mnist1d_signal8": (238, 8, 3200, 75.0),
-    "clusters_tabular": (778, 4, 4000, 120.0),
+    "cifar_resnet8_narrow": (5006, 6, 45_904, 7.53),
+    "cifar_tiny10": (2286, 10, 45_904, 7.14),
+    "fashion_resnet8": (75_002, 6, 56_000, 5.03),
+    "fashion_resnet8_narrow": (4934, 6, 56_000, 7.54),
+    "fashion_tiny8": (1622, 8, 56_000, 6.58),
+    "digits_tiny8": (456, 8, 989, 15.53),
+    "mnist1d_signal8": (238, 8, 3200, 15.0),
+    "digits_tabular": (858, 4, 989, 15.53),
+    "clusters_tabular": (778, 4, 4000, 24.0),
 }
-BUILT_IN = ("digits_tiny8", "clusters_tabular")
+BUILT_IN = ("digits_tiny8", "digits_tabular", "clusters_tabular")
 TABLE = "clusters_tabular"
 
 

@@ -144,7 +144,7 @@ register_task(
         host_factory=_TINY,
         slots=_TINY.slots,
         blueprints=TINY_BLUEPRINTS,
-        batches_per_step=64,
+        batches_per_step=16,
         episode_length=40,
         score=LARGE_SCORE,
     )
@@ -183,10 +183,14 @@ register_task(
     )
 )
 register_task(
-    _resnet(
-        "cifar_resnet8_narrow",
-        "CIFAR-10, ResNet-8 of 4-8-16 channels, two slots after each stage",
-        ResNetFactory(CLASSES, base_channels=4),
-        batches_per_step=215,
+    replace(
+        _resnet(
+            "cifar_resnet8_narrow",
+            "CIFAR-10, ResNet-8 of 4-8-16 channels, two slots after each stage",
+            ResNetFactory(CLASSES, base_channels=4),
+            batches_per_step=54,
+        ),
+        batch_size=256,
+        episode_length=25,
     )
 )

@@ -188,8 +188,7 @@ register_task(
         host_factory=_TINY,
         slots=_TINY.slots,
         blueprints=TINY_BLUEPRINTS,
-        batch_size=32,
-        batches_per_step=100,
+        batches_per_step=10,
         optim=OptimSettings(host_lr=0.1, seed_lr=0.1, schedule="cosine"),
     )
 )

@@ -181,7 +181,7 @@ register_task(
         slots=_TINY.slots,
         blueprints=TINY_BLUEPRINTS,
         batch_size=512,
-        batches_per_step=70,
+        batches_per_step=18,
         episode_length=40,
     )
 )
@@ -195,16 +195,16 @@ def _resnet(name: str, channels: str, host: ResNetFactory, batches_per_step: int
         host_factory=host,
         slots=host.slots,
         blueprints=RESNET_BLUEPRINTS,
-        batch_size=128,
+        batch_size=256,
         batches_per_step=batches_per_step,
-        episode_length=50,
+        episode_length=25,
         optim=OptimSettings(
             host_lr=0.1, seed_lr=0.1, schedule="cosine", weight_decay=5e-4, clip_norm=None
         ),
     )
 
 
-register_task(_resnet("fashion_resnet8", "16-32-64", ResNetFactory(CLASSES, 1), 175))
+register_task(_resnet("fashion_resnet8", "16-32-64", ResNetFactory(CLASSES, 1), 44))
 register_task(
-    _resnet("fashion_resnet8_narrow", "4-8-16", ResNetFactory(CLASSES, 1, base_channels=4), 263)
+    _resnet("fashion_resnet8_narrow", "4-8-16", ResNetFactory(CLASSES, 1, base_channels=4), 66)
 )

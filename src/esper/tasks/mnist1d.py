@@ -207,7 +207,7 @@ register_task(
         description="MNIST-1D as signals, four blocks of 4 channels, three pool, eight slots",
         host_factory=_SIGNAL8_HOST,
         slots=_SIGNAL8_HOST.slots,
-        batches_per_step=100,
+        batches_per_step=20,
         episode_length=24,
     )
 )
