@@ -35,10 +35,11 @@ CHEAP = Preset(replace(SMALL, budget=Range(1.0, 3.0)))
 class SmallAudit:
     """An audit of made-up images."""
 
-    def __init__(self) -> None:
+    def __init__(self, **compute: Any) -> None:
         task = replace(small_task(episode_length=3, batches_per_step=1), blueprints=BLUEPRINTS)
-        self.settings, self.data = SETTINGS, task.load()
-        self.spec, self.info = describe_audit(task, SETTINGS, CHEAP, self.data)
+        self.settings = replace(SETTINGS, compute=replace(SETTINGS.compute, **compute))
+        self.data = task.load()
+        self.spec, self.info = describe_audit(task, self.settings, CHEAP, self.data)
 
     def run(self, path: Path, listener: Any = None, **changes: Any) -> list[int]:
         """Run what is missing in a folder; returns the contexts of the episodes."""
