@@ -51,7 +51,7 @@ def test_live_policies_meet_the_recorded_curves_and_the_closed_loop_runs(tmp_pat
         "each": lambda *_: BenchLive(bench, EachInTurn()),
         **chosen_policies(["closed_loop"]),
     }
-    live = LiveRun(tmp_path / "live", audit, policies, FREE)
+    live = LiveRun(tmp_path / "audit", audit, policies, FREE)
     live.run(LiveRunner(made.spec, made.info, made.settings, made.data))
     rows = live.rows["each"]
     at = rows.context_N, rows.host_N, rows.topology_N
