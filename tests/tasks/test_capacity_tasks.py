@@ -15,11 +15,11 @@ from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic_data import with_synthetic_data
 
 HOSTS = {  # task: parameters, slots, training samples, passes
-    "cifar_resnet8_narrow": (5006, 6, 45_904, 7.53),
-    "cifar_tiny10": (2286, 10, 45_904, 7.14),
-    "fashion_resnet8": (75_002, 6, 56_000, 5.03),
-    "fashion_resnet8_narrow": (4934, 6, 56_000, 7.54),
-    "fashion_tiny8": (1622, 8, 56_000, 6.58),
+    "cifar_resnet8_narrow": (5006, 6, 45_904, 2.68),
+    "cifar_tiny10": (2286, 10, 45_904, 2.68),
+    "fashion_resnet8": (75_002, 6, 56_000, 4.02),
+    "fashion_resnet8_narrow": (4934, 6, 56_000, 2.19),
+    "fashion_tiny8": (1622, 8, 56_000, 2.19),
     "digits_tiny8": (456, 8, 989, 15.53),
     "mnist1d_signal8": (238, 8, 3200, 15.0),
     "digits_tabular": (858, 4, 989, 15.53),

@@ -144,8 +144,9 @@ register_task(
         host_factory=_TINY,
         slots=_TINY.slots,
         blueprints=TINY_BLUEPRINTS,
-        batches_per_step=16,
-        episode_length=40,
+        batch_size=256,
+        batches_per_step=24,
+        episode_length=20,
         score=LARGE_SCORE,
     )
 )
@@ -188,9 +189,9 @@ register_task(
             "cifar_resnet8_narrow",
             "CIFAR-10, ResNet-8 of 4-8-16 channels, two slots after each stage",
             ResNetFactory(CLASSES, base_channels=4),
-            batches_per_step=54,
+            batches_per_step=24,
         ),
         batch_size=256,
-        episode_length=25,
+        episode_length=20,
     )
 )

@@ -180,9 +180,9 @@ register_task(
         host_factory=_TINY,
         slots=_TINY.slots,
         blueprints=TINY_BLUEPRINTS,
-        batch_size=512,
-        batches_per_step=18,
-        episode_length=40,
+        batch_size=256,
+        batches_per_step=24,
+        episode_length=20,
     )
 )
 
@@ -197,7 +197,7 @@ def _resnet(name: str, channels: str, host: ResNetFactory, batches_per_step: int
         blueprints=RESNET_BLUEPRINTS,
         batch_size=256,
         batches_per_step=batches_per_step,
-        episode_length=25,
+        episode_length=20,
         optim=OptimSettings(
             host_lr=0.1, seed_lr=0.1, schedule="cosine", weight_decay=5e-4, clip_norm=None
         ),
@@ -206,5 +206,5 @@ def _resnet(name: str, channels: str, host: ResNetFactory, batches_per_step: int
 
 register_task(_resnet("fashion_resnet8", "16-32-64", ResNetFactory(CLASSES, 1), 44))
 register_task(
-    _resnet("fashion_resnet8_narrow", "4-8-16", ResNetFactory(CLASSES, 1, base_channels=4), 66)
+    _resnet("fashion_resnet8_narrow", "4-8-16", ResNetFactory(CLASSES, 1, base_channels=4), 24)
 )
