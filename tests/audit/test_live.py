@@ -8,41 +8,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit_support import SmallAudit
+from audit_support import FinishedAudit
 from context_support import planned_engine
 from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec, within_caps
 from esper.audit.leaderboard import play
-from esper.audit.live import LiveRun, LiveRunner, LiveSettings, chosen_policies
+from esper.audit.live import LiveRun, LiveSettings, chosen_policies
 from esper.audit.live_policies import BenchLive, ReadyPolicy
 from esper.audit.live_rows import LiveRows, live_path, read_live
 from esper.audit.policies import Oracle
-from esper.audit.records import Audit, read_audit, rows_path, scores
+from esper.audit.records import rows_path, scores
 from esper.leyline.context import MemberTerms
 from esper.tamiyo.closed_loop import ClosedLoop, ClosedLoopConfig
 from support import refused
 
 DRAWS = 4
 CONTEXTS, HOSTS, TOPOLOGIES = 2, 2, 4
-FREE = LiveSettings(draws=DRAWS, terms=TermsSpec(capped=0.0))
-
-
-class Small:
-    """A small audit that was run, and what it takes to train in its contexts."""
-
-    def __init__(self, path: Path) -> None:
-        self.made, self.path = SmallAudit(), path
-        self.made.run(path, grown=0)
-        self.audit: Audit = read_audit(path)
-
-    def runner(self, **changes: object) -> LiveRunner:
-        settings = replace(self.made.settings, **changes)
-        return LiveRunner(self.made.spec, self.made.info, settings, self.made.data)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> Small:
-    return Small(tmp_path_factory.mktemp("audit") / "small")
+FREE = LiveSettings(draws=DRAWS, terms=TermsSpec(capped=0.0), picture_hosts=0)
 
 
 class Draw:
@@ -59,9 +41,9 @@ class Draw:
         return np.full(len(obs.topology_N), step == self.stop_at)
 
 
-def live(small: Small, path: Path, policy: object, settings=FREE, **changes) -> LiveRows:
-    run = LiveRun(path, small.audit, {"mine": lambda *_: policy}, settings)
-    run.run(small.runner(**changes))
+def live(small: FinishedAudit, path: Path, policy: object) -> LiveRows:
+    run = LiveRun(path, small.audit, {"mine": lambda *_: policy}, FREE)
+    run.run(small.runner())
     return run.rows["mine"]
 
 
@@ -129,7 +111,7 @@ def test_stop_keeps_the_score_of_its_step(small, tmp_path):
 
 
 def test_prices_and_caps_are_those_of_the_cases(small, tmp_path):
-    capped = LiveSettings(draws=6, terms=TermsSpec(capped=1.0))
+    capped = LiveSettings(draws=6, terms=TermsSpec(capped=1.0), picture_hosts=0)
     run = LiveRun(tmp_path, small.audit, chosen_policies(("closed_loop_fill", "one")), capped)
     run.run(small.runner(envs=4))
     params_K = np.array(small.audit.info.params)
@@ -197,7 +179,7 @@ def test_resumed_equals_uninterrupted(small, tmp_path):
     whole.run(small.runner())
     (tmp_path / "cut").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        LiveRun(tmp_path / "cut", small.audit, policies, FREE).run(small.runner(), StopAt(1))
+        LiveRun(tmp_path / "cut", small.audit, policies, FREE).run(small.new_runner(), StopAt(1))
     resumed = LiveRun(tmp_path / "cut", small.audit, policies, FREE)
     assert [(p.policy, p.context) for p in resumed.missing()] == [
         ("closed_loop_fill", 1), ("one", 0), ("one", 1),

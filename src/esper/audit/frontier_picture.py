@@ -278,7 +278,7 @@ def _draw_row(
     hollow = all(pick.price is None for picks in held for pick in picks)
     axes.plot([_NAME_AT - 0.01], [row], clip_on=False, **_mark(_place(name, names), hollow))
     axes.text(_NAME_AT + 0.005, row, shorten_label(name, 18), fontsize=9, va="center", color=INK)
-    note = NOTES.get(name, "")
+    note = next((pick.note for picks in held for pick in picks), "") or NOTES.get(name, "")
     if name.startswith(SEARCH):
         note = f"search over {name.removeprefix(SEARCH)} networks"
     axes.text(_NOTE_AT, row, note, fontsize=8, va="center", color=FAINT)
