@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,12 +48,31 @@ def live(small: FinishedAudit, path: Path, policy: object) -> LiveRows:
     return run.rows["mine"]
 
 
+class Planted:
+    """Episodes of `Draw`, which never stops."""
+
+    def __init__(self, small: FinishedAudit, path: Path) -> None:
+        self.path, self.plan = path, Draw()
+        self.fitted: list[list[int]] = []
+        run = LiveRun(path, small.audit, {"mine": self.make}, FREE)
+        run.run(small.runner())
+        self.rows = run.rows["mine"]
+
+    def make(self, bench, contexts):
+        self.fitted.append(contexts.tolist())
+        return BenchLive(bench, self.plan)
+
+
+@pytest.fixture(scope="module")
+def planted(small, tmp_path_factory) -> Planted:
+    return Planted(small, tmp_path_factory.mktemp("planted"))
+
+
 # ---- the same contexts, hosts and batches ------------------------------------------------------
 
 
-def test_planting_a_topology_gives_the_recorded_curve_again(small, tmp_path):
-    plan = Draw()
-    rows = live(small, tmp_path, BenchLive(Bench(small.audit), plan))
+def test_planting_a_topology_gives_the_recorded_curve_again(small, planted):
+    plan, rows = planted.plan, planted.rows
     assert rows.context_N.tolist() == [0] * DRAWS + [1] * DRAWS
     assert rows.host_N.tolist() == [0, 1, 0, 1] * CONTEXTS
     assert rows.topology_N.tolist() == [0, 1, 2, 3] * CONTEXTS
@@ -111,9 +131,9 @@ def test_stop_keeps_the_score_of_its_step(small, tmp_path):
 
 
 def test_prices_and_caps_are_those_of_the_cases(small, tmp_path):
-    capped = LiveSettings(draws=6, terms=TermsSpec(capped=1.0), picture_hosts=0)
+    capped = replace(FREE, terms=TermsSpec(capped=1.0))
     run = LiveRun(tmp_path, small.audit, chosen_policies(("closed_loop_fill", "one")), capped)
-    run.run(small.runner(envs=4))
+    run.run(small.runner())
     params_K = np.array(small.audit.info.params)
     for name, rows in run.rows.items():
         assert np.isfinite(rows.params_cap_N).all()
@@ -121,12 +141,12 @@ def test_prices_and_caps_are_those_of_the_cases(small, tmp_path):
         assert (rows.macs_N <= rows.macs_cap_N).all()
         assert len(np.unique(rows.price_N)) == len(rows)
         drawn = run.cases(1).observed
-        np.testing.assert_array_equal(rows.price_N[6:], drawn.price_N)
+        np.testing.assert_array_equal(rows.price_N[DRAWS:], drawn.price_N)
         if name == "one":
             fits_NK = np.concatenate(
                 [within_caps(small.audit.info, run.cases(c).observed) for c in (0, 1)]
             )
-            assert fits_NK[np.arange(12), rows.topology_N].all()
+            assert fits_NK[np.arange(len(rows)), rows.topology_N].all()
             np.testing.assert_array_equal(rows.params_N, params_K[rows.topology_N])
     assert (run.rows["closed_loop_fill"].params_N > params_K[0]).any(), "something fits"
 
@@ -158,15 +178,8 @@ def test_policies_that_look_into_the_records_are_refused(small):
     assert "draws=0" in refused(lambda: LiveSettings(draws=0))
 
 
-def test_policies_are_fitted_on_other_contexts(small, tmp_path):
-    fitted = []
-
-    def make(bench, contexts):
-        fitted.append(contexts.tolist())
-        return BenchLive(bench, Draw())
-
-    LiveRun(tmp_path, small.audit, {"mine": make}, FREE).run(small.runner())
-    assert fitted == [[1], [0]]
+def test_policies_are_fitted_on_other_contexts(planted):
+    assert planted.fitted == [[1], [0]]
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -213,9 +226,9 @@ class StopAt:
     def on_round_end(self, rollout: object) -> None: ...
 
 
-def test_other_settings_and_damage_are_one_line(small, tmp_path):
-    live(small, tmp_path, BenchLive(Bench(small.audit), Draw()))
+def test_other_settings_and_damage_are_one_line(small, planted, tmp_path):
     path = live_path(tmp_path, "mine")
+    shutil.copytree(planted.path, tmp_path, dirs_exist_ok=True)
 
     def again(audit=small.audit, settings=FREE):
         return LiveRun(tmp_path, audit, {"mine": lambda *_: None}, settings)

@@ -154,10 +154,14 @@ def test_a_search_of_any_compute_lies_between_two_sizes():
 # ---- the command --------------------------------------------------------------------------------
 
 
-def test_the_command_trains_and_reports(tmp_path, capsys):
+def test_the_command_trains_and_reports(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "draw_frontier", lambda _, __, extra: drawn.extend(extra))
+    monkeypatch.setattr(report, "draw_scores", lambda *_: None)  # takes a second
     words = [*FLAGS, "--out", str(tmp_path / "audit"), "--live-draws", "2", "--live", "one",
-             "closed_loop_fill"]  # fmt: skip
+             "closed_loop_fill", "--live-picture-hosts", "1"]  # fmt: skip
     assert main(words) == 0
+    assert {pick.name for pick in drawn} == {"one", "closed_loop_fill"}
     said = capsys.readouterr().out
     for title in ("Live policies", "Gates of live policies", "Trained and from records"):
         assert title in said
@@ -177,6 +181,8 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
         (["--live", "oracle"], "unknown live policy"),
         (["--live", "one", "--contexts", "1"], "--contexts 1"),
         (["--live", "one", "--live-draws", "0"], "--live-draws 0"),
+        (["--live", "one", "--live-picture-hosts", "-1"], "--live-picture-hosts -1"),
+        (["--live", "runs/RUN"], "folder 'runs/RUN' does not exist"),
     ):
         assert main([*FLAGS, *words]) == 2
         errors = capsys.readouterr().err

@@ -25,7 +25,7 @@ from esper.audit.leaderboard import (
     play,
 )
 from esper.audit.search_lookup import asha
-from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.arrays import ArrayStruct, Doubles, Floats, Ints
 from esper.leyline.context import Range
 
 QUANTILES: Final = (1 / 6, 1 / 2, 5 / 6)
@@ -148,7 +148,7 @@ def _pick(bench: Bench, name: str, price: float, played: list[EpisodeOutcomes]) 
     return mean_pick(name, price, params_N, test_N, compute_N)
 
 
-def tests_of(bench: Bench, found: EpisodeOutcomes) -> Doubles:
+def tests_of(bench: Bench, found: EpisodeOutcomes) -> Floats:
     """Test accuracy of episodes.
 
     It is recorded at the end only. Of a run that stops before, it is taken to be lower by as much
@@ -157,7 +157,7 @@ def tests_of(bench: Bench, found: EpisodeOutcomes) -> Doubles:
     records, at = bench.audit.records, (found.context_N, found.host_N, found.topology_N)
     accuracy_NT = records.accuracy_CHKT[at]
     lost_N = accuracy_NT[:, -1] - accuracy_NT[np.arange(len(at[0])), found.steps_N]
-    return np.asarray(records.test_CHK[at] - lost_N, dtype=np.float64)
+    return np.asarray(records.test_CHK[at] - lost_N)
 
 
 def _search(priced: Bench, price: float, seed: int) -> Pick:
@@ -173,7 +173,12 @@ def _search(priced: Bench, price: float, seed: int) -> Pick:
 
 
 def mean_pick(
-    name: str, price: float, params_N: Ints, test_N: Doubles, compute_N: Doubles, note: str = ""
+    name: str,
+    price: float,
+    params_N: Ints,
+    test_N: Doubles | Floats,
+    compute_N: Doubles,
+    note: str = "",
 ) -> Pick:
     """The pick of episodes: geometric mean of parameters, means of the rest."""
     params = float(np.exp(np.log(params_N).mean()))
