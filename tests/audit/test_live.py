@@ -186,7 +186,7 @@ def test_policies_are_fitted_on_other_contexts(planted):
 
 
 def test_resumed_equals_uninterrupted(small, tmp_path):
-    policies = chosen_policies(("closed_loop_fill", "one"))
+    policies = chosen_policies(("bare", "one"))
     whole = LiveRun(tmp_path / "whole", small.audit, policies, FREE)
     (tmp_path / "whole").mkdir()
     whole.run(small.runner())
@@ -195,7 +195,7 @@ def test_resumed_equals_uninterrupted(small, tmp_path):
         LiveRun(tmp_path / "cut", small.audit, policies, FREE).run(small.new_runner(), StopAt(1))
     resumed = LiveRun(tmp_path / "cut", small.audit, policies, FREE)
     assert [(p.policy, p.context) for p in resumed.missing()] == [
-        ("closed_loop_fill", 1), ("one", 0), ("one", 1),
+        ("bare", 1), ("one", 0), ("one", 1),
     ]  # fmt: skip
     resumed.run(small.runner())
     for name in policies:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from audit_synthetic import made_audit
-from esper.audit import report
+from esper.audit import live_controllers, report
 from esper.audit.bench import Bench
 from esper.audit.cases import TERMS, draw_cases
 from esper.audit.live import LiveRun, LiveSettings, chosen_policies
@@ -21,12 +21,13 @@ from esper.audit.search_lookup import Searches
 from esper.audit.tables import agreement_table, live_gates_table, live_table, live_verdicts
 from esper.leyline.codec import to_json
 from esper.scripts.audit import main
+from esper.simic.training.runs.controllers import FoundController
 from support import refused
 
 FLAGS = [
     "synthetic", "--contexts", "2", "--topologies", "3", "--hosts", "2", "--envs", "8",
     "--episode-length", "2", "--batches-per-step", "1", "--batch-size", "8", "--device", "cpu",
-    "--quiet",
+    "--blueprints", "norm", "depthwise", "--quiet",
 ]  # fmt: skip
 
 
@@ -157,7 +158,8 @@ def test_a_search_of_any_compute_lies_between_two_sizes():
 def test_the_command_trains_and_reports(tmp_path, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr(report, "draw_frontier", lambda _, __, extra: drawn.extend(extra))
-    monkeypatch.setattr(report, "draw_scores", lambda *_: None)  # takes a second
+    for name in ("collect_picks", "draw_scores"):  # take seconds; test_report.py runs them
+        monkeypatch.setattr(report, name, lambda *_, **__: None)
     words = [*FLAGS, "--out", str(tmp_path / "audit"), "--live-draws", "2", "--live", "one",
              "closed_loop_fill", "--live-picture-hosts", "1"]  # fmt: skip
     assert main(words) == 0
@@ -188,4 +190,15 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
         errors = capsys.readouterr().err
         assert errors.count("\n") == 1
         assert said in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_controller_of_another_task_leaves_nothing(tmp_path, capsys, monkeypatch):
+    other = FoundController(tmp_path / "agent", task="digits_baseline")
+    monkeypatch.setattr(live_controllers, "find_controller", lambda _: other)
+    words = ["--out", str(tmp_path / "audit"), "--live", f"ppo={tmp_path}"]
+    assert main([*FLAGS, *words]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "a controller of task digits_baseline, this is an audit of synthetic" in errors
     assert not list(tmp_path.iterdir())

@@ -24,7 +24,7 @@ from esper.audit.bench import Bench
 from esper.audit.cases import TermsSpec
 from esper.audit.leaderboard import BUILT_IN
 from esper.audit.live_rows import LiveKind, LiveRows, live_files, read_live
-from esper.audit.picks import SHOWN, Pick, mean_pick, play_at_prices, shown_prices, tests_of
+from esper.audit.picks import SHOWN, Pick, accuracy_on_test, mean_pick, play_at_prices, shown_prices
 from esper.audit.records import identity_of
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
@@ -115,7 +115,7 @@ def _host_shift(bench: Bench, hosts: int, seed: int) -> list[float]:
     shift = []
     for price in shown_prices(bench.terms.price):
         outcomes = played[REFERENCE, price]
-        test_N = np.concatenate([tests_of(bench, found) for found in outcomes])
+        test_N = np.concatenate([accuracy_on_test(bench, found) for found in outcomes])
         host_N = np.concatenate([found.host_N for found in outcomes])
         shift.append(float(test_N.mean() - test_N[host_N < hosts].mean()))
     return shift

@@ -143,12 +143,12 @@ def _everywhere(contexts: Ints, hosts: int) -> tuple[Ints, Ints]:
 def _pick(bench: Bench, name: str, price: float, played: list[EpisodeOutcomes]) -> Pick:
     """Means of episodes."""
     params_N = np.concatenate([found.params_N for found in played])
-    test_N = np.concatenate([tests_of(bench, found) for found in played])
+    test_N = np.concatenate([accuracy_on_test(bench, found) for found in played])
     compute_N = np.concatenate([found.compute_N for found in played])
     return mean_pick(name, price, params_N, test_N, compute_N)
 
 
-def tests_of(bench: Bench, found: EpisodeOutcomes) -> Floats:
+def accuracy_on_test(bench: Bench, found: EpisodeOutcomes) -> Floats:
     """Test accuracy of episodes.
 
     It is recorded at the end only. Of a run that stops before, it is taken to be lower by as much

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from esper.audit.live import LivePiece, LiveSettings
     from esper.audit.live_policies import LiveMaker
     from esper.audit.presets import Preset
-    from esper.audit.records import Audit
+    from esper.audit.records import Audit, AuditInfo
     from esper.audit.rows import ContextRows
     from esper.audit.run import AuditSettings, Piece
     from esper.karn.audit_progress import AuditProgress
@@ -176,9 +176,13 @@ def audit(config: RunAudit) -> None:
         set_deterministic_cublas()
         data = task.load(config.data_dir)
         spec, info = describe_audit(task, config.settings(), preset, data)
+        policies = _live_policies(config, spec, info)
     path = config.folder(spec.name, preset.name)
     with AuditFolder(path, info) as folder:
-        policies = _live_policies(config, spec, folder)
+        if policies:
+            from esper.audit.live import check_live
+
+            check_live(path, folder.info, policies, config.live_settings())
         _run(config, spec, folder, data)
         if policies:
             _run_live(config, spec, folder, data, policies)
@@ -227,16 +231,13 @@ def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) 
             raise
 
 
-def _live_policies(config: RunAudit, spec: TaskSpec, folder: AuditFolder) -> dict[str, LiveMaker]:
-    """Live policies by name; raises if they, or what the folder has of them, do not fit."""
+def _live_policies(config: RunAudit, spec: TaskSpec, info: AuditInfo) -> dict[str, LiveMaker]:
+    """Live policies by name; raises if a controller does not fit."""
     if not config.live:
         return {}
-    from esper.audit.live import check_live
     from esper.audit.live_controllers import live_makers, live_words
 
-    policies = live_makers(live_words(config.live), spec, folder.info, config.device)
-    check_live(folder.path, folder.info, policies, config.live_settings())
-    return policies
+    return live_makers(live_words(config.live), spec, info, config.device)
 
 
 def _run_live(
