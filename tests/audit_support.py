@@ -8,7 +8,9 @@ from typing import Any
 
 from engine_support import small_task
 from esper.audit.folder import AuditFolder
+from esper.audit.live import LiveRunner
 from esper.audit.presets import SMALL, Preset
+from esper.audit.records import Audit, read_audit
 from esper.audit.run import (
     AuditRunner,
     AuditSettings,
@@ -50,3 +52,23 @@ class SmallAudit:
             runner = AuditRunner(self.spec, info, settings, self.data)
             run_pieces(runner, folder, pieces, listener)
         return [piece.context for piece in pieces]
+
+
+class FinishedAudit:
+    """A small audit that was run, and what it takes to train in its contexts."""
+
+    def __init__(self, path: Path) -> None:
+        self.made, self.path = SmallAudit(), path
+        self.made.run(path, grown=0)
+        self.audit: Audit = read_audit(path)
+        self._runners: dict[int, LiveRunner] = {}
+
+    def runner(self, envs: int = 8) -> LiveRunner:
+        """A runner that others have used, too; its engines are there already."""
+        if envs not in self._runners:
+            self._runners[envs] = self.new_runner(envs)
+        return self._runners[envs]
+
+    def new_runner(self, envs: int = 8) -> LiveRunner:
+        settings = replace(self.made.settings, envs=envs)
+        return LiveRunner(self.made.spec, self.made.info, settings, self.made.data)

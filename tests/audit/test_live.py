@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from audit_support import SmallAudit
+from audit_support import FinishedAudit
 from context_support import planned_engine
 from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec, within_caps
 from esper.audit.leaderboard import play
-from esper.audit.live import LiveRun, LiveRunner, LiveSettings, chosen_policies
+from esper.audit.live import LiveRun, LiveSettings, chosen_policies
 from esper.audit.live_policies import BenchLive, ReadyPolicy
 from esper.audit.live_rows import LiveRows, live_path, read_live
 from esper.audit.policies import Oracle
-from esper.audit.records import Audit, read_audit, rows_path, scores
+from esper.audit.records import rows_path, scores
 from esper.leyline.context import MemberTerms
 from esper.tamiyo.closed_loop import ClosedLoop, ClosedLoopConfig
 from support import refused
 
 DRAWS = 4
 CONTEXTS, HOSTS, TOPOLOGIES = 2, 2, 4
-FREE = LiveSettings(draws=DRAWS, terms=TermsSpec(capped=0.0))
-
-
-class Small:
-    """A small audit that was run, and what it takes to train in its contexts."""
-
-    def __init__(self, path: Path) -> None:
-        self.made, self.path = SmallAudit(), path
-        self.made.run(path, grown=0)
-        self.audit: Audit = read_audit(path)
-
-    def runner(self, **changes: object) -> LiveRunner:
-        settings = replace(self.made.settings, **changes)
-        return LiveRunner(self.made.spec, self.made.info, settings, self.made.data)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory) -> Small:
-    return Small(tmp_path_factory.mktemp("audit") / "small")
+FREE = LiveSettings(draws=DRAWS, terms=TermsSpec(capped=0.0), picture_hosts=0)
 
 
 class Draw:
@@ -59,18 +42,37 @@ class Draw:
         return np.full(len(obs.topology_N), step == self.stop_at)
 
 
-def live(small: Small, path: Path, policy: object, settings=FREE, **changes) -> LiveRows:
-    run = LiveRun(path, small.audit, {"mine": lambda *_: policy}, settings)
-    run.run(small.runner(**changes))
+def live(small: FinishedAudit, path: Path, policy: object) -> LiveRows:
+    run = LiveRun(path, small.audit, {"mine": lambda *_: policy}, FREE)
+    run.run(small.runner())
     return run.rows["mine"]
+
+
+class Planted:
+    """Episodes of `Draw`, which never stops."""
+
+    def __init__(self, small: FinishedAudit, path: Path) -> None:
+        self.path, self.plan = path, Draw()
+        self.fitted: list[list[int]] = []
+        run = LiveRun(path, small.audit, {"mine": self.make}, FREE)
+        run.run(small.runner())
+        self.rows = run.rows["mine"]
+
+    def make(self, bench, contexts):
+        self.fitted.append(contexts.tolist())
+        return BenchLive(bench, self.plan)
+
+
+@pytest.fixture(scope="module")
+def planted(small, tmp_path_factory) -> Planted:
+    return Planted(small, tmp_path_factory.mktemp("planted"))
 
 
 # ---- the same contexts, hosts and batches ------------------------------------------------------
 
 
-def test_planting_a_topology_gives_the_recorded_curve_again(small, tmp_path):
-    plan = Draw()
-    rows = live(small, tmp_path, BenchLive(Bench(small.audit), plan))
+def test_planting_a_topology_gives_the_recorded_curve_again(small, planted):
+    plan, rows = planted.plan, planted.rows
     assert rows.context_N.tolist() == [0] * DRAWS + [1] * DRAWS
     assert rows.host_N.tolist() == [0, 1, 0, 1] * CONTEXTS
     assert rows.topology_N.tolist() == [0, 1, 2, 3] * CONTEXTS
@@ -129,9 +131,9 @@ def test_stop_keeps_the_score_of_its_step(small, tmp_path):
 
 
 def test_prices_and_caps_are_those_of_the_cases(small, tmp_path):
-    capped = LiveSettings(draws=6, terms=TermsSpec(capped=1.0))
+    capped = replace(FREE, terms=TermsSpec(capped=1.0))
     run = LiveRun(tmp_path, small.audit, chosen_policies(("closed_loop_fill", "one")), capped)
-    run.run(small.runner(envs=4))
+    run.run(small.runner())
     params_K = np.array(small.audit.info.params)
     for name, rows in run.rows.items():
         assert np.isfinite(rows.params_cap_N).all()
@@ -139,12 +141,12 @@ def test_prices_and_caps_are_those_of_the_cases(small, tmp_path):
         assert (rows.macs_N <= rows.macs_cap_N).all()
         assert len(np.unique(rows.price_N)) == len(rows)
         drawn = run.cases(1).observed
-        np.testing.assert_array_equal(rows.price_N[6:], drawn.price_N)
+        np.testing.assert_array_equal(rows.price_N[DRAWS:], drawn.price_N)
         if name == "one":
             fits_NK = np.concatenate(
                 [within_caps(small.audit.info, run.cases(c).observed) for c in (0, 1)]
             )
-            assert fits_NK[np.arange(12), rows.topology_N].all()
+            assert fits_NK[np.arange(len(rows)), rows.topology_N].all()
             np.testing.assert_array_equal(rows.params_N, params_K[rows.topology_N])
     assert (run.rows["closed_loop_fill"].params_N > params_K[0]).any(), "something fits"
 
@@ -176,31 +178,24 @@ def test_policies_that_look_into_the_records_are_refused(small):
     assert "draws=0" in refused(lambda: LiveSettings(draws=0))
 
 
-def test_policies_are_fitted_on_other_contexts(small, tmp_path):
-    fitted = []
-
-    def make(bench, contexts):
-        fitted.append(contexts.tolist())
-        return BenchLive(bench, Draw())
-
-    LiveRun(tmp_path, small.audit, {"mine": make}, FREE).run(small.runner())
-    assert fitted == [[1], [0]]
+def test_policies_are_fitted_on_other_contexts(planted):
+    assert planted.fitted == [[1], [0]]
 
 
 # ---- files -------------------------------------------------------------------------------------
 
 
 def test_resumed_equals_uninterrupted(small, tmp_path):
-    policies = chosen_policies(("closed_loop_fill", "one"))
+    policies = chosen_policies(("bare", "one"))
     whole = LiveRun(tmp_path / "whole", small.audit, policies, FREE)
     (tmp_path / "whole").mkdir()
     whole.run(small.runner())
     (tmp_path / "cut").mkdir()
     with pytest.raises(KeyboardInterrupt):
-        LiveRun(tmp_path / "cut", small.audit, policies, FREE).run(small.runner(), StopAt(1))
+        LiveRun(tmp_path / "cut", small.audit, policies, FREE).run(small.new_runner(), StopAt(1))
     resumed = LiveRun(tmp_path / "cut", small.audit, policies, FREE)
     assert [(p.policy, p.context) for p in resumed.missing()] == [
-        ("closed_loop_fill", 1), ("one", 0), ("one", 1),
+        ("bare", 1), ("one", 0), ("one", 1),
     ]  # fmt: skip
     resumed.run(small.runner())
     for name in policies:
@@ -231,9 +226,9 @@ class StopAt:
     def on_round_end(self, rollout: object) -> None: ...
 
 
-def test_other_settings_and_damage_are_one_line(small, tmp_path):
-    live(small, tmp_path, BenchLive(Bench(small.audit), Draw()))
+def test_other_settings_and_damage_are_one_line(small, planted, tmp_path):
     path = live_path(tmp_path, "mine")
+    shutil.copytree(planted.path, tmp_path, dirs_exist_ok=True)
 
     def again(audit=small.audit, settings=FREE):
         return LiveRun(tmp_path, audit, {"mine": lambda *_: None}, settings)

@@ -8,26 +8,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit_support import SmallAudit
 from audit_synthetic import made_audit
+from esper.audit import live_controllers, report
 from esper.audit.bench import Bench
 from esper.audit.cases import TERMS, draw_cases
-from esper.audit.live import LiveRun, LiveRunner, LiveSettings, chosen_policies
+from esper.audit.live import LiveRun, LiveSettings, chosen_policies
 from esper.audit.live_report import compare_live, search_at
 from esper.audit.live_rows import LiveRows, live_path, write_live
-from esper.audit.records import Audit, identity_of, read_audit
+from esper.audit.records import Audit, identity_of
 from esper.audit.regrets import RegretSettings
-from esper.audit.report import write_report
 from esper.audit.search_lookup import Searches
 from esper.audit.tables import agreement_table, live_gates_table, live_table, live_verdicts
 from esper.leyline.codec import to_json
 from esper.scripts.audit import main
+from esper.simic.training.runs.controllers import FoundController
 from support import refused
 
 FLAGS = [
     "synthetic", "--contexts", "2", "--topologies", "3", "--hosts", "2", "--envs", "8",
     "--episode-length", "2", "--batches-per-step", "1", "--batch-size", "8", "--device", "cpu",
-    "--quiet",
+    "--blueprints", "norm", "depthwise", "--quiet",
 ]  # fmt: skip
 
 
@@ -35,19 +35,17 @@ FLAGS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    """A small audit with 32 episodes of two policies of the bench, and of a closed loop."""
-    path, made = tmp_path_factory.mktemp("audit") / "small", SmallAudit()
-    made.run(path, grown=0)
-    runner = LiveRunner(made.spec, made.info, replace(made.settings, envs=16), made.data)
+def folder(small, tmp_path_factory) -> Path:
+    """32 episodes of two policies of the bench, and of a closed loop."""
+    path = tmp_path_factory.mktemp("live")
     names = ("patience", "one", "closed_loop_fill")
-    settings = LiveSettings(draws=16)
-    LiveRun(path, read_audit(path), chosen_policies(names), settings).run(runner)
+    settings = LiveSettings(draws=16, picture_hosts=0)
+    LiveRun(path, small.audit, chosen_policies(names), settings).run(small.runner(envs=16))
     return path
 
 
-def test_the_simulated_engine_agrees_with_the_real_one(folder):
-    found = compare_live(folder, read_audit(folder))
+def test_the_simulated_engine_agrees_with_the_real_one(small, folder):
+    found = compare_live(folder, small.audit)
     assert found is not None
     assert [it.policy for it in found.agreements] == ["one", "patience"]
     for it in found.agreements:
@@ -58,8 +56,8 @@ def test_the_simulated_engine_agrees_with_the_real_one(folder):
     assert "pass" in agreement_table(found)
 
 
-def test_all_contenders_are_judged_on_the_same_cases(folder):
-    found = compare_live(folder, read_audit(folder))
+def test_all_contenders_are_judged_on_the_same_cases(small, folder):
+    found = compare_live(folder, small.audit)
     assert (found.cases, found.contexts) == (32, 2)
     rows = {(row.name, row.live): row for row in found.rows}
     trained, known = rows["one", True].score, rows["one", False].score
@@ -76,12 +74,14 @@ def test_all_contenders_are_judged_on_the_same_cases(folder):
     assert "closed_loop_fill (live)" in live_table(found)
 
 
-def test_a_damaged_file_leaves_the_rest_of_the_report(folder):
+def test_a_damaged_file_leaves_the_rest_of_the_report(small, folder, monkeypatch):
+    for name in ("collect_picks", "draw_frontier", "draw_scores"):  # take seconds
+        monkeypatch.setattr(report, name, lambda *_, **__: None)
     path = live_path(folder, "one")
     kept = path.read_bytes()
     try:
         path.write_bytes(kept[:-9])
-        made = write_report(folder, read_audit(folder), RegretSettings(draws=2, searches=(2,)))
+        made = report.write_report(folder, small.audit, RegretSettings(draws=2, searches=(2,)))
     finally:
         path.write_bytes(kept)
     assert f"no comparison: {path} is damaged" in made.text
@@ -155,16 +155,21 @@ def test_a_search_of_any_compute_lies_between_two_sizes():
 # ---- the command --------------------------------------------------------------------------------
 
 
-def test_the_command_trains_and_reports(tmp_path, capsys):
+def test_the_command_trains_and_reports(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "draw_frontier", lambda _, __, extra: drawn.extend(extra))
+    for name in ("collect_picks", "draw_scores"):  # take seconds; test_report.py runs them
+        monkeypatch.setattr(report, name, lambda *_, **__: None)
     words = [*FLAGS, "--out", str(tmp_path / "audit"), "--live-draws", "2", "--live", "one",
-             "closed_loop_fill"]  # fmt: skip
+             "closed_loop_fill", "--live-picture-hosts", "1"]  # fmt: skip
     assert main(words) == 0
+    assert {pick.name for pick in drawn} == {"one", "closed_loop_fill"}
     said = capsys.readouterr().out
     for title in ("Live policies", "Gates of live policies", "Trained and from records"):
         assert title in said
     assert "4 cases in 2 contexts" in said
     files = sorted((tmp_path / "audit" / "live").iterdir())
-    assert [file.name for file in files] == ["closed_loop_fill.parquet", "one.parquet"]
+    assert [file.name for file in files] == ["closed_loop_fill.parquet", "one.parquet", "picture"]
     assert main([*words, "--contexts", "3"]) == 2
     errors = capsys.readouterr().err
     assert "contexts is [0, 1] there and [0, 1, 2] here" in errors
@@ -178,9 +183,22 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
         (["--live", "oracle"], "unknown live policy"),
         (["--live", "one", "--contexts", "1"], "--contexts 1"),
         (["--live", "one", "--live-draws", "0"], "--live-draws 0"),
+        (["--live", "one", "--live-picture-hosts", "-1"], "--live-picture-hosts -1"),
+        (["--live", "runs/RUN"], "folder 'runs/RUN' does not exist"),
     ):
         assert main([*FLAGS, *words]) == 2
         errors = capsys.readouterr().err
         assert errors.count("\n") == 1
         assert said in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_controller_of_another_task_leaves_nothing(tmp_path, capsys, monkeypatch):
+    other = FoundController(tmp_path / "agent", task="digits_baseline")
+    monkeypatch.setattr(live_controllers, "find_controller", lambda _: other)
+    words = ["--out", str(tmp_path / "audit"), "--live", f"ppo={tmp_path}"]
+    assert main([*FLAGS, *words]) == 2
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "a controller of task digits_baseline, this is an audit of synthetic" in errors
     assert not list(tmp_path.iterdir())

@@ -134,6 +134,30 @@ def test_the_table_has_accuracy_size_and_compute(found):
     assert "search over 9 networks" in said
 
 
+def test_long_names_and_notes_have_room_in_the_table(found):
+    notes = ("plants too much; prunes and stops", "regression; stops when gains do not pay")
+    live = [
+        Pick(name, 150.0 + 9 * i, 0.45, 2.0, price, note)
+        for i, (name, note) in enumerate(
+            zip(
+                ("closed_loop_generous", "digits_impaired__ppo__1__20261116-122724"),
+                notes,
+                strict=True,
+            )
+        )
+        for price in found.prices
+    ]
+    figure = frontier_figure(found, live)
+    assert set(notes) <= set(texts(figure))
+    (table,) = figure.subfigs[1].axes
+    boxes = [text.get_window_extent() for text in table.texts]
+    for one, two in itertools.combinations(boxes, 2):
+        assert overlap(one, two) == 0.0
+    for axes in figure.axes[:3]:
+        boxes = [label.get_window_extent() for label in labels_of(axes)]
+        assert not any(overlap(one, two) for one, two in itertools.combinations(boxes, 2))
+
+
 def test_the_picture_is_a_png_and_deterministic(found, tmp_path):
     draw_frontier(tmp_path / "a.png", found, LIVE)
     draw_frontier(tmp_path / "b.png", found, LIVE)

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
-from audit_support import SmallAudit
 from audit_synthetic import made_audit
 from esper import bench
-from esper.audit.records import read_audit
 from esper.audit.regrets import RegretSettings
 from esper.audit.report import write_report
 from support import refused
@@ -36,22 +33,15 @@ def test_one_host_is_refused_before_anything_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("audit") / "small"
-    SmallAudit().run(path, grown=0)
-    return path
-
-
-def test_the_bench_gives_the_curves_of_the_folder(folder):
-    found, audit = bench.load(folder), read_audit(folder)
+def test_the_bench_gives_the_curves_of_the_folder(small):
+    found, audit = bench.load(small.path), small.audit
     curve = found.query(topology=1, context=1, host=0)
     assert np.array_equal(curve.accuracy, audit.records.accuracy_CHKT[1, 0, 1], equal_nan=True)
     assert curve.params == audit.info.params[1]
 
 
-def test_every_policy_can_be_judged_on_the_bench(folder):
-    rows = bench.leaderboard(bench.load(folder), episodes_per_context=4)
+def test_every_policy_can_be_judged_on_the_bench(small):
+    rows = bench.leaderboard(bench.load(small.path), episodes_per_context=4)
     names = {row.name for row in rows}
     assert {"bare", "random", "one", "table", "regression", "oracle"} <= names
     assert all(np.isfinite(row.score.value) for row in rows)

@@ -15,13 +15,14 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
-from esper.scripts.compare.policies import find_controller, make_entry
+from esper.scripts.compare.policies import make_entry
 from esper.scripts.compare.run import result_path
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import PLAIN_BLEND, TaskConfig
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
+from esper.simic.training.runs.controllers import find_controller
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo import NetworkConfig
@@ -79,10 +80,12 @@ def test_a_run_gives_its_best_controller_and_its_settings(tmp_path):
     run = learnt(tmp_path, frozen_heads=PLAIN_BLEND)
     best = CheckpointStore(run / "checkpoints").best().path
     assert best is not None
-    folder, training, slots = find_controller(run)
-    assert slots == TASK.spec().slots
+    controller = find_controller(run)
+    folder = controller.folder
+    assert controller.slots == TASK.spec().slots
+    assert (controller.task, controller.blueprints) == ("synthetic", TASK.spec().blueprints)
     assert folder == best / "agent"
-    assert training == find_controller(best)[1]
+    assert controller == find_controller(best)
     for path in (run, best):
         found = contender(path)
         assert found.agent is not None

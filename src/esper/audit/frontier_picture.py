@@ -62,6 +62,19 @@ PLACES: Final = tuple(
 """Offsets of a label from its mark, nearest first."""
 DISTANCE_COST: Final = 6.0
 """Pixels that a label may cover rather than be one point further away from its mark."""
+FAR_PLACES: Final = (
+    *PLACES,
+    *((-1.2 * reach, 0.0) for reach in (9.0, 16.0, 26.0)),
+    *(
+        (reach * x, reach * y)
+        for reach in (54.0, 74.0)
+        for x in (1, -1)
+        for y in (0.2, 0.6, 1, -0.2, -0.6, -1)
+    ),
+)
+"""Offsets where live policies crowd the panels."""
+CROWDED_COST: Final = 1.5
+"""`DISTANCE_COST` there."""
 
 
 def draw_frontier(path: Path, found: Picks, extra: Sequence[Pick] = ()) -> None:
@@ -100,7 +113,8 @@ def frontier_figure(found: Picks, extra: Sequence[Pick] = ()) -> Figure:
     _draw_table(below.subplots(), found, names, by_price, words)
     figure.draw_without_rendering()  # computes the layout, so that marks have pixel positions
     for axes, price in zip(panels, found.prices, strict=True):
-        _draw_picks(axes, found, by_price[price], names, key=axes is panels[0])
+        how = _label_style(axes, found, crowded=bool(extra))
+        _draw_picks(axes, found, by_price[price], names, how, key=axes is panels[0])
     return figure
 
 
@@ -135,8 +149,19 @@ def _draw_topologies(axes: Axes, found: Picks) -> None:
     axes.margins(x=0.09, y=0.12)
 
 
+def _label_style(axes: Axes, found: Picks, crowded: bool) -> LabelStyle:
+    """How labels of a panel are placed."""
+    places, cost = (FAR_PLACES, CROWDED_COST) if crowded else (PLACES, DISTANCE_COST)
+    return LabelStyle(places, 7.5, _line_boxes(axes, found), cost, leader_from=18.0)
+
+
 def _draw_picks(
-    axes: Axes, found: Picks, picks: Sequence[Pick], names: Sequence[str], key: bool
+    axes: Axes,
+    found: Picks,
+    picks: Sequence[Pick],
+    names: Sequence[str],
+    how: LabelStyle,
+    key: bool,
 ) -> None:
     """Marks of a panel with their labels; `key`: also say what dots and line are."""
     at = [(pick.params, pick.test) for pick in picks]
@@ -156,7 +181,6 @@ def _draw_picks(
         taken += marker_boxes(axes, [bare])
         spots.append(bare)
         words.append("bare host")
-    how = LabelStyle(PLACES, 7.5, _line_boxes(axes, found), DISTANCE_COST, leader_from=18.0)
     label_points(axes, spots, words, taken, how)
     if key:
         axes.text(0.985, 0.02, "dots: all networks tried\ndashed: best fixed network of each size",
@@ -234,7 +258,11 @@ def _line_boxes(axes: Axes, found: Picks) -> list[Bbox]:
 _NAME_AT: Final = 0.02
 _NOTE_AT: Final = 0.105
 _FIRST_AT: Final = 0.345
-"""Places of the columns, as shares of the width."""
+"""Places of the columns, as shares of the width; notes begin further right after long names."""
+_NAME_CHARS: Final = 22
+"""Longest name in the table."""
+_CHAR_INCHES: Final = 0.078
+"""Width of a character of a name."""
 _HEADS: Final = ("accuracy", "parameters", "compute")
 
 
@@ -259,8 +287,9 @@ def _draw_table(
             at = left + (i + 1) * group / len(_HEADS)
             axes.text(at, -0.75, head, fontsize=8, ha="right", color=FAINT)
     axes.axhline(-0.5, color="#cccccc", linewidth=0.8)
+    note_at = _note_at(names, axes.figure.bbox.width / axes.figure.dpi)
     for row in range(len(names)):
-        _draw_row(axes, row, names, list(by_price.values()), group)
+        _draw_row(axes, row, names, list(by_price.values()), group, note_at)
     note = (
         f"A mark above the dashed line beats every fixed network of its size. Means over "
         f"{found.contexts} contexts, {found.hosts} hosts each (parameters: geometric).\n"
@@ -270,18 +299,31 @@ def _draw_table(
     axes.text(_NAME_AT - 0.02, len(names) + 1.1, note, fontsize=8, color=FAINT, va="bottom")
 
 
+def _note_at(names: Sequence[str], inches: float) -> float:
+    """Where notes begin, right of the longest name."""
+    longest = max(len(shorten_label(name, _NAME_CHARS)) for name in names)
+    return max(_NOTE_AT, _NAME_AT + 0.01 + longest * _CHAR_INCHES / inches)
+
+
 def _draw_row(
-    axes: Axes, row: int, names: Sequence[str], panels: Sequence[Sequence[Pick]], group: float
+    axes: Axes,
+    row: int,
+    names: Sequence[str],
+    panels: Sequence[Sequence[Pick]],
+    group: float,
+    note_at: float,
 ) -> None:
     name = names[row]
     held = [[pick for pick in picks if pick.name == name] for picks in panels]
     hollow = all(pick.price is None for picks in held for pick in picks)
     axes.plot([_NAME_AT - 0.01], [row], clip_on=False, **_mark(_place(name, names), hollow))
-    axes.text(_NAME_AT + 0.005, row, shorten_label(name, 18), fontsize=9, va="center", color=INK)
-    note = NOTES.get(name, "")
+    axes.text(
+        _NAME_AT + 0.005, row, shorten_label(name, _NAME_CHARS), fontsize=9, va="center", color=INK
+    )
+    note = next((pick.note for picks in held for pick in picks), "") or NOTES.get(name, "")
     if name.startswith(SEARCH):
         note = f"search over {name.removeprefix(SEARCH)} networks"
-    axes.text(_NOTE_AT, row, note, fontsize=8, va="center", color=FAINT)
+    axes.text(note_at, row, note, fontsize=8, va="center", color=FAINT)
     for place, picks in enumerate(held):
         if not picks:
             continue

@@ -5,7 +5,8 @@ cases (`draw_cases`). Planting a recorded topology and never stopping gives the 
 on the same device, so live policies and contenders from records are compared on equal terms.
 
 Draw d of a context is on host d modulo H. Policies are fitted on other contexts than they are run
-in, by the folds of the leaderboard.
+in, by the folds of the leaderboard. Episodes for the picture (`live_picture`) train together with
+them, in files of their own.
 
 Shape letters: E members, one for each of N cases, S slots.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -22,14 +24,26 @@ import numpy as np
 
 from esper.audit.bench import Bench
 from esper.audit.cases import TERMS, TermsSpec, draw_cases
+from esper.audit.live_controllers import ControllerMaker
+from esper.audit.live_picture import PICTURE_HOSTS, picture_settings
 from esper.audit.live_policies import (
     LIVE_POLICIES,
     LiveCases,
+    LiveLimits,
     LiveMaker,
     LivePolicy,
     policy_settings,
 )
-from esper.audit.live_rows import LiveRows, joined, live_path, read_live, write_live
+from esper.audit.live_rows import (
+    LiveKind,
+    LiveRows,
+    concatenated,
+    joined,
+    live_path,
+    read_live,
+    write_live,
+)
+from esper.audit.picks import shown_prices
 from esper.audit.presets import context_spec
 from esper.audit.records import Audit, AuditInfo, identity_of
 from esper.audit.regrets import context_folds
@@ -46,6 +60,7 @@ from esper.leyline.records import PlanRecord, Rollout, StepRecord
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.atomic import write_advice
 from esper.tasks.spec import TaskData, TaskSpec
+from esper.tolaria.context_state import DrawLimits
 from esper.tolaria.engine import VectorizedEngine
 
 NOT_RECORDED: Final = -1
@@ -65,6 +80,8 @@ class LiveSettings:
     """Of prices, caps and folds; 0 gives the cases of the regrets."""
     terms: TermsSpec = TERMS
     """Distribution of prices and caps."""
+    picture_hosts: int = PICTURE_HOSTS
+    """Hosts that a policy is also trained on at each price of the picture; 0: not at all."""
 
     def __post_init__(self) -> None:
         if self.draws < 1 or self.folds < 2:
@@ -72,6 +89,8 @@ class LiveSettings:
                 f"live episodes with draws={self.draws}, folds={self.folds}: draws must be 1 or "
                 f"more, folds 2 or more"
             )
+        if self.picture_hosts < 0:
+            raise EsperError(f"picture_hosts={self.picture_hosts}: must be 0 or more")
 
 
 class LiveListener(EngineListener, Protocol):
@@ -115,22 +134,26 @@ class LiveRun:
         self.folder, self.policies = folder, policies
         self.settings = settings or LiveSettings()
         self.bench = Bench(audit, self.settings.terms)
-        contexts = len(self.bench.context_C)
-        self.fold_C = context_folds(contexts, self.settings.folds, self.settings.seed)
-        self.rows: dict[str, LiveRows] = check_live(
-            folder, audit.info, tuple(policies), self.settings, self.bench.context_C.tolist()
-        )
+        contexts = self.bench.context_C.tolist()
+        self.fold_C = context_folds(len(contexts), self.settings.folds, self.settings.seed)
+        kept = check_live(folder, audit.info, policies, self.settings, contexts)
+        self.rows: dict[str, LiveRows] = kept.cases
+        """Episodes of the cases, by policy."""
+        self.shown: dict[str, LiveRows] = kept.shown
+        """Episodes of the picture, by policy."""
 
     def missing(self) -> list[LivePiece]:
         """What is still to be run, policy by policy."""
-        budget_C, draws = self.bench.audit.contexts.budget_C, self.settings.draws
-        pieces = []
+        budget_C = self.bench.audit.contexts.budget_C
+        pieces: list[LivePiece] = []
         for name in self.policies:
-            contexts = [c for c in self.bench.context_C.tolist() if not self._has(name, c)]
-            pieces += [
-                LivePiece(name, c, draws, draws * float(budget_C[c]), c == contexts[0])
-                for c in contexts
-            ]
+            first = True
+            for c in self.bench.context_C.tolist():
+                episodes = sum(len(cases.draw_N) for _, cases in self._to_run(name, c))
+                if episodes:
+                    work = episodes * float(budget_C[c])
+                    pieces.append(LivePiece(name, c, episodes, work, first))
+                    first = False
         return pieces
 
     def run(self, runner: LiveRunner, listener: LiveListener | None = None) -> None:
@@ -139,14 +162,24 @@ class LiveRun:
         for piece in self.missing():
             if listener is not None:
                 listener.on_live(piece)
-            key = piece.policy, self._fold(piece.context)
+            name, key = piece.policy, (piece.policy, self._fold(piece.context))
             if key not in fitted:
-                fitted[key] = self.policies[piece.policy](self.bench, self.train_contexts(key[1]))
-            cases = self.cases(piece.context)
-            found = runner.run(piece.policy, fitted[key], cases, listener)
-            before = self.rows.get(piece.policy)
-            self.rows[piece.policy] = joined([found] if before is None else [before, found])
-            self._write(piece.policy)
+                fitted[key] = self.policies[name](self.bench, self.train_contexts(key[1]))
+            parts = self._to_run(name, piece.context)
+            cases = LiveCases.joined([cases for _, cases in parts])
+            found, at = runner.run(name, fitted[key], cases, listener), 0
+            for kind, part in parts:
+                rows = found.take(at + np.arange(len(part.draw_N)))
+                self._keep(kind, rows)
+                at += len(rows)
+
+    def _to_run(self, name: str, context: int) -> list[tuple[LiveKind, LiveCases]]:
+        """Missing episodes of a policy in a context."""
+        wanted = [(LiveKind.CASES, self.cases)]
+        if self.settings.picture_hosts:
+            wanted.append((LiveKind.PICTURE, self.shown_cases))
+        return [(kind, cases(context)) for kind, cases in wanted
+                if not self._has(kind, name, context)]  # fmt: skip
 
     def cases(self, context: int) -> LiveCases:
         """The episodes of a policy in a context."""
@@ -155,6 +188,16 @@ class LiveRun:
         observed = draw_cases(self.bench.audit, context_N, draw_N, settings.terms, settings.seed)
         return LiveCases(context, draw_N % self.bench.hosts, draw_N, observed)
 
+    def shown_cases(self, context: int) -> LiveCases:
+        """The episodes of a policy for the picture in a context: all prices, no caps."""
+        settings, prices = self.settings, shown_prices(self.settings.terms.price)
+        hosts = min(settings.picture_hosts, self.bench.hosts)
+        draw_N = np.arange(len(prices) * hosts)
+        free, context_N = replace(settings.terms, capped=0.0), np.full_like(draw_N, context)
+        drawn = draw_cases(self.bench.audit, context_N, draw_N, free, settings.seed)
+        observed = replace(drawn, price_N=np.repeat(prices, hosts))
+        return LiveCases(context, draw_N % hosts, draw_N, observed)
+
     def train_contexts(self, fold: int) -> Ints:
         """Contexts that policies which are run in a fold are fitted on."""
         return np.asarray(self.bench.context_C[self.fold_C != fold])
@@ -162,17 +205,26 @@ class LiveRun:
     def _fold(self, context: int) -> int:
         return int(self.fold_C[np.searchsorted(self.bench.context_C, context)])
 
-    def _has(self, name: str, context: int) -> bool:
-        return name in self.rows and bool((self.rows[name].context_N == context).any())
+    def _of(self, kind: LiveKind) -> dict[str, LiveRows]:
+        return self.rows if kind is LiveKind.CASES else self.shown
+
+    def _has(self, kind: LiveKind, name: str, context: int) -> bool:
+        rows = self._of(kind).get(name)
+        return rows is not None and bool((rows.context_N == context).any())
 
     # ---- files ---------------------------------------------------------------------------------
 
-    def _write(self, name: str) -> None:
-        path = live_path(self.folder, name)
+    def _keep(self, kind: LiveKind, found: LiveRows) -> None:
+        """Add finished episodes, and write their file again."""
+        name, rows = found.policy, self._of(kind)
+        rows[name] = joined([rows[name], found] if name in rows else [found])
+        path = live_path(self.folder, name, kind)
         try:
-            path.parent.mkdir(exist_ok=True)
-            described = _described(name, self.settings, self.bench.context_C.tolist())
-            write_live(path, self.rows[name], described, identity_of(self.bench.info))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            contexts = self.bench.context_C.tolist()
+            described = _described(name, self.policies[name], self.settings, contexts)
+            described |= _drawn_at(kind, self.settings, self.bench.hosts)
+            write_live(path, rows[name], described, identity_of(self.bench.info))
         except OSError as error:
             raise EsperError(
                 f"cannot write {path} ({error.strerror or error}): {write_advice(error)}; finished "
@@ -180,46 +232,76 @@ class LiveRun:
             ) from error
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRows:
+    """Episodes that are there already, by policy."""
+
+    cases: dict[str, LiveRows]
+    shown: dict[str, LiveRows]
+    """Of the picture."""
+
+
 def check_live(
     folder: Path,
     info: AuditInfo,
-    names: Sequence[str],
+    policies: Mapping[str, LiveMaker],
     settings: LiveSettings,
     contexts: Sequence[int] | None = None,
-) -> dict[str, LiveRows]:
-    """Episodes that are there already, by policy; raises if they were run with other settings.
+) -> KeptRows:
+    """Read the episodes that are there; raises if they were run with other settings.
 
     `contexts`: that have records, or will have; None: all of the audit's.
     """
     contexts = range(info.contexts) if contexts is None else contexts
-    found = {}
-    for name in names:
-        path = live_path(folder, name)
-        if not path.exists():
+    found: dict[LiveKind, dict[str, LiveRows]] = {kind: {} for kind in LiveKind}
+    for kind, (name, make) in product(LiveKind, policies.items()):
+        path = live_path(folder, name, kind)
+        if not path.exists() or (kind is LiveKind.PICTURE and not settings.picture_hosts):
             continue
         rows, saved = read_live(path, identity_of(info))
-        for key, wanted in _described(name, settings, contexts).items():
-            if saved.get(key) != wanted:
-                there, here = (shorten(json.dumps(it)) for it in (saved.get(key), wanted))
-                raise EsperError(
-                    f"{path}: {key} is {there} there and {here} here; set it back, or remove that "
-                    f"file to run it again"
-                )
-        found[name] = rows
-    return found
+        wanted = _described(name, make, settings, contexts) | _drawn_at(kind, settings, info.hosts)
+        _require_same(path, saved, wanted)
+        found[kind][name] = rows
+    return KeptRows(found[LiveKind.CASES], found[LiveKind.PICTURE])
 
 
-def _described(name: str, settings: LiveSettings, contexts: Sequence[int]) -> dict[str, Json]:
-    """Settings that the results of a policy depend on."""
+def _require_same(
+    path: Path, saved: Mapping[str, Json], wanted: Mapping[str, Json], within: str = ""
+) -> None:
+    """Raise on the first setting that differs."""
+    for key, here in wanted.items():
+        there = saved.get(key)
+        if there == here:
+            continue
+        if isinstance(there, dict) and isinstance(here, dict):
+            _require_same(path, there, here, f"{within}{key}.")
+        texts = " there and ".join(shorten(json.dumps(it)) for it in (there, here))
+        raise EsperError(
+            f"{path}: {within}{key} is {texts} here; set it back, or remove that file to run it "
+            f"again"
+        )
+
+
+def _described(
+    name: str, make: LiveMaker, settings: LiveSettings, contexts: Sequence[int]
+) -> dict[str, Json]:
+    """Settings that all results of a policy depend on."""
+    own = make.settings if isinstance(make, ControllerMaker) else policy_settings(name)
     return {
         "policy": name,
-        "draws": settings.draws,
         "folds": settings.folds,
         "seed": settings.seed,
         "terms": to_json(settings.terms),
         "contexts": list(contexts),
-        "settings": policy_settings(name),
+        "settings": own,
     }
+
+
+def _drawn_at(kind: LiveKind, settings: LiveSettings, hosts: int) -> dict[str, Json]:
+    """Settings of the episodes of one kind."""
+    if kind is LiveKind.CASES:
+        return {"draws": settings.draws}
+    return picture_settings(settings.terms, min(settings.picture_hosts, hosts))
 
 
 def chosen_policies(names: Sequence[str]) -> dict[str, LiveMaker]:
@@ -242,7 +324,8 @@ class LiveRunner:
         """`spec`, `info`: from `describe_audit`."""
         self.spec, self.info, self.settings, self.data = spec, info, settings, data
         self._number = {names: k for k, names in enumerate(info.topologies)}
-        self._engines: dict[tuple[tuple[int, ...], int], VectorizedEngine] = {}
+        self._engines: dict[tuple[tuple[int, ...], LiveLimits], VectorizedEngine] = {}
+        self._limits: DrawLimits | None = None
 
     def run(
         self,
@@ -251,8 +334,8 @@ class LiveRunner:
         cases: LiveCases,
         listener: EngineListener | None = None,
     ) -> LiveRows:
-        """Train the episodes of a context, at most `envs` at a time."""
-        return joined(
+        """Train the episodes of a context, at most `envs` at a time; rows are in their order."""
+        return concatenated(
             [
                 self._run(name, policy, cases.take(part_N), listener)
                 for part_N in _parts(len(cases.draw_N), self.settings.envs)
@@ -263,8 +346,7 @@ class LiveRunner:
         self, name: str, policy: LivePolicy, cases: LiveCases, listener: EngineListener | None
     ) -> LiveRows:
         info, observed = self.info, cases.observed
-        stride = 1 if policy.measures else max(1, info.steps - 1)
-        engine = self._engine(tuple(cases.host_N.tolist()), stride)
+        engine = self._engine(tuple(cases.host_N.tolist()), policy.limits)
         engine.round = cases.context
         engine.context.spec = context_spec(info.spec, info.budgets, cases.context)
         engine.context.terms = MemberTerms(
@@ -274,17 +356,35 @@ class LiveRunner:
         outcome = engine.run_rollout(policy.client(cases, engine), watcher).outcome
         return self._rows(name, cases, engine, watcher, outcome)
 
-    def _engine(self, member_ids: tuple[int, ...], stride: int) -> VectorizedEngine:
-        key = (member_ids, stride)
+    def _engine(self, member_ids: tuple[int, ...], limits: LiveLimits) -> VectorizedEngine:
+        key = (member_ids, limits)
         engine = self._engines.pop(key, None)
         if engine is None:
             while len(self._engines) >= MAX_ENGINES:
                 del self._engines[next(iter(self._engines))]
-            config = self.settings.engine_config(member_ids, stride)
-            config = replace(config, frozen_heads=NO_GATES)
-            engine = VectorizedEngine(self.spec, config, data=self.data)
+            engine = self._new_engine(member_ids, limits)
         self._engines[key] = engine
         return engine
+
+    def _new_engine(self, member_ids: tuple[int, ...], limits: LiveLimits) -> VectorizedEngine:
+        stride = limits.stride or max(1, self.info.steps - 1)
+        config = self.settings.engine_config(member_ids, stride)
+        heads = tuple((dict(limits.frozen_heads) | dict(NO_GATES)).items())
+        config = replace(config, frozen_heads=heads)
+        names = limits.blueprints or self.info.blueprints
+        if set(names) == set(self.info.blueprints):
+            return VectorizedEngine(self.spec, config, data=self.data)
+        fewer = replace(self.spec, blueprints=names)
+        engine = VectorizedEngine(fewer, config, data=self.data)
+        engine.context.limits = self._whole_limits()
+        return engine
+
+    def _whole_limits(self) -> DrawLimits:
+        """Limits of draws with all blueprints of the audit, so that all policies meet the same."""
+        if self._limits is None:
+            config = self.settings.engine_config((0,), stride=1)
+            self._limits = VectorizedEngine(self.spec, config, data=self.data).context.limits
+        return self._limits
 
     def _rows(
         self,
@@ -295,7 +395,8 @@ class LiveRunner:
         outcome: EpisodeOutcome,
     ) -> LiveRows:
         info, observed = self.info, cases.observed
-        planted = self._names(watcher.planted_ES)
+        names = engine.env.model.blueprints
+        planted = _topologies(watcher.planted_ES, names)
         return LiveRows(
             policy=name,
             context_N=np.full_like(cases.draw_N, cases.context),
@@ -306,7 +407,7 @@ class LiveRunner:
             macs_cap_N=observed.macs_cap_N,
             topology_N=np.array([self._number.get(it, NOT_RECORDED) for it in planted]),
             planted=planted,
-            final=self._names(outcome.blueprint_ES),
+            final=_topologies(outcome.blueprint_ES, names),
             accuracy_N=outcome.accuracy_E,
             test_N=engine.test(),
             compute_N=outcome.flops_ratio_E.copy(),
@@ -318,9 +419,10 @@ class LiveRunner:
             rollbacks_N=outcome.rollbacks_E,
         )
 
-    def _names(self, blueprint_ES: Ints) -> tuple[Topology, ...]:
-        names = (*self.info.blueprints, "")  # NO_BLUEPRINT is the last index
-        return tuple(tuple(names[kind] for kind in row) for row in blueprint_ES.tolist())
+
+def _topologies(blueprint_ES: Ints, blueprints: Sequence[str]) -> tuple[Topology, ...]:
+    names = (*blueprints, "")  # NO_BLUEPRINT is the last index
+    return tuple(tuple(names[kind] for kind in row) for row in blueprint_ES.tolist())
 
 
 def _parts(cases: int, envs: int) -> Iterator[Ints]:

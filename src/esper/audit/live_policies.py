@@ -9,8 +9,8 @@ Shape letters: E members, one for each of N cases, K topologies, S slots, T obse
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -20,7 +20,7 @@ from esper.audit.cases import Observed, best_available, recorded, within_caps
 from esper.audit.leaderboard import BUILT_IN, LIVE_BENCH
 from esper.audit.planners import Planner
 from esper.audit.policies import Policy, SeesAll, fit_planner
-from esper.leyline.actions import LifecycleOp
+from esper.leyline.actions import ActionHead, LifecycleOp
 from esper.leyline.arrays import Bools, Doubles, Floats, Ints
 from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
@@ -53,13 +53,43 @@ class LiveCases:
         observed = self.observed.take(index_N)
         return LiveCases(self.context, self.host_N[index_N], self.draw_N[index_N], observed)
 
+    @staticmethod
+    def joined(parts: Sequence[LiveCases]) -> LiveCases:
+        """Cases of one context, one part after the other."""
+        arrays = (
+            np.concatenate([getattr(part.observed, f.name) for part in parts])
+            for f in fields(Observed)
+        )
+        return LiveCases(
+            parts[0].context,
+            np.concatenate([part.host_N for part in parts]),
+            np.concatenate([part.draw_N for part in parts]),
+            Observed(*arrays),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LiveLimits:
+    """Choices open to a policy, and how often its seeds are measured."""
+
+    stride: int | None = 1
+    """Steps between measurements of contributions; None: only at the end."""
+    frozen_heads: tuple[tuple[ActionHead, int], ...] = ()
+    """Action heads fixed to one choice. The blend style always is: seeds get no gates."""
+    blueprints: tuple[str, ...] = ()
+    """Blueprints it may grow; empty: all of the audit."""
+
+
+UNMEASURED: Final = LiveLimits(stride=None)
+"""Of policies that do not read contributions."""
+
 
 class LivePolicy(Protocol):
     """A policy that is ready for episodes of an audit."""
 
     @property
-    def measures(self) -> bool:
-        """Whether it reads contributions of seeds, which then are measured at every step."""
+    def limits(self) -> LiveLimits:
+        """What the engine lets it do and see."""
         ...
 
     def client(self, cases: LiveCases, engine: VectorizedEngine) -> PolicyProtocol[Any]:
@@ -77,7 +107,7 @@ LiveMaker = Callable[[Bench, Ints], LivePolicy]
 class BenchLive:
     """A policy of the bench, trained for real."""
 
-    measures = False
+    limits = UNMEASURED
 
     def __init__(self, bench: Bench, policy: Policy) -> None:
         if isinstance(policy, SeesAll):
@@ -192,7 +222,7 @@ def available_topologies(bench: Bench, cases: LiveCases) -> Bools:
 class ClosedLoopLive:
     """The closed loop, with the plan of a planner or the fullest one."""
 
-    measures = True
+    limits = LiveLimits()
 
     def __init__(
         self,
@@ -218,8 +248,9 @@ class ClosedLoopLive:
 class ReadyPolicy:
     """Any policy that needs no fitting, such as a trained controller."""
 
-    def __init__(self, policy: PolicyProtocol[Any], measures: bool = True) -> None:
-        self.policy, self.measures = policy, measures
+    def __init__(self, policy: PolicyProtocol[Any], limits: LiveLimits | None = None) -> None:
+        """`limits`: None: none, contributions at every step."""
+        self.policy, self.limits = policy, limits or LiveLimits()
 
     def client(self, cases: LiveCases, engine: VectorizedEngine) -> PolicyProtocol[Any]:
         """The policy itself."""

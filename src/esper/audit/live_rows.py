@@ -1,4 +1,4 @@
-"""Parquet files of live episodes: one per policy, one row per episode.
+"""Parquet files of live episodes: one per policy and kind, one row per episode.
 
     context, host, draw                int32          the case; draw: number of price and caps
     price, params_cap, macs_cap        double         inf: no cap
@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +42,15 @@ SCHEMA: Final = 1
 """Version of the files."""
 SCHEMA_KEY: Final = b"esper_live_schema"
 SETTINGS_KEY: Final = b"esper_live_settings"
+
+
+class LiveKind(Enum):
+    """What episodes are for; the value is their folder within `LIVE`."""
+
+    CASES = ""
+    """Tables and gates: price and caps are drawn."""
+    PICTURE = "picture"
+    """The picture: some prices, no caps. `draw` numbers prices, hosts within each."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +101,12 @@ class LiveRows(ArrayStruct):
 
 def joined(parts: Sequence[LiveRows]) -> LiveRows:
     """Rows of one policy, ordered by context and draw."""
+    whole = concatenated(parts)
+    return whole.take(np.lexsort((whole.draw_N, whole.context_N)))
+
+
+def concatenated(parts: Sequence[LiveRows]) -> LiveRows:
+    """Rows of one policy, one part after the other."""
     first, changes = parts[0], dict[str, Any]()
     for f in fields(first):
         values = [getattr(part, f.name) for part in parts]
@@ -98,8 +114,7 @@ def joined(parts: Sequence[LiveRows]) -> LiveRows:
             changes[f.name] = np.concatenate(values)
         elif f.name != "policy":
             changes[f.name] = sum(values, ())
-    whole = replace(first, **changes)
-    return whole.take(np.lexsort((whole.draw_N, whole.context_N)))
+    return replace(first, **changes)
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -118,18 +133,18 @@ LIVE_SCHEMA: Final = pa.schema(
 )
 
 
-def live_path(folder: Path, policy: str) -> Path:
+def live_path(folder: Path, policy: str, kind: LiveKind = LiveKind.CASES) -> Path:
     """File of a policy.
 
     >>> live_path(Path("out"), "predict, optimistic").name
     'predict_optimistic.parquet'
     """
-    return folder / LIVE / f"{policy.replace(', ', '_')}.parquet"
+    return folder / LIVE / kind.value / f"{policy.replace(', ', '_')}.parquet"
 
 
-def live_files(folder: Path) -> list[Path]:
+def live_files(folder: Path, kind: LiveKind = LiveKind.CASES) -> list[Path]:
     """Files of live policies in the folder of an audit, by name."""
-    return sorted((folder / LIVE).glob("*.parquet"))
+    return sorted((folder / LIVE / kind.value).glob("*.parquet"))
 
 
 def write_live(path: Path, rows: LiveRows, settings: dict[str, Json], audit: str) -> None:

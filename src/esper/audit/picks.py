@@ -25,7 +25,7 @@ from esper.audit.leaderboard import (
     play,
 )
 from esper.audit.search_lookup import asha
-from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.arrays import ArrayStruct, Doubles, Floats, Ints
 from esper.leyline.context import Range
 
 QUANTILES: Final = (1 / 6, 1 / 2, 5 / 6)
@@ -51,6 +51,8 @@ class Pick:
     """All that was spent, in training runs of the bare host."""
     price: float | None = None
     """Price factor it was told; None: it does not depend on one."""
+    note: str = ""
+    """What it is, in a few words; empty: as the picture knows it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,18 +93,9 @@ def collect_picks(
 ) -> Picks:
     """Play policies (None: `shown_policies`) and a search at each price."""
     makers = shown_policies(bench) if makers is None else makers
-    prices = shown_prices(bench.terms.price)
-    at_price = {p: Bench(bench.audit, TermsSpec(Range(p, p), capped=0.0)) for p in prices}
-    played: dict[tuple[str, float], list[EpisodeOutcomes]] = {}
-    for name, policy, judged_C in fitted_policies(bench, makers, seed=seed, on_policy=on_policy):
-        for price, priced in at_price.items():
-            context_N, host_N = _everywhere(judged_C, bench.hosts)
-            episodes = SimulatedEpisodes(priced, len(context_N), judged_C)
-            obs = episodes.reset_to(context_N, host_N, np.zeros_like(host_N), seed)
-            with naming_policy(name):
-                played.setdefault((name, price), []).append(play(episodes, policy, obs))
+    played = play_at_prices(bench, makers, seed, on_policy)
     picks = [_pick(bench, name, price, played[name, price]) for name, price in played]
-    picks += [_search(priced, price, seed) for price, priced in at_price.items()]
+    picks += [_search(priced, price, seed) for price, priced in _at_prices(bench).items()]
     constants = bench.info.constants
     finals = final_means(bench.audit, np.arange(bench.hosts)).take(bench.context_C)
     return Picks(
@@ -111,10 +104,35 @@ def collect_picks(
         hosts=bench.hosts,
         params_K=np.array(bench.info.params),
         test_K=finals.test_CK.mean(axis=0),
-        prices=prices,
+        prices=shown_prices(bench.terms.price),
         doubling=constants.c_p + constants.c_m,
         picks=tuple(picks),
     )
+
+
+def play_at_prices(
+    bench: Bench,
+    makers: Mapping[str, PolicyMaker],
+    seed: int = 0,
+    on_policy: OnPolicy | None = None,
+) -> dict[tuple[str, float], list[EpisodeOutcomes]]:
+    """Play policies in every context on every host, by name and price; one outcome per fold."""
+    at_price = _at_prices(bench)
+    played: dict[tuple[str, float], list[EpisodeOutcomes]] = {}
+    for name, policy, judged_C in fitted_policies(bench, makers, seed=seed, on_policy=on_policy):
+        for price, priced in at_price.items():
+            context_N, host_N = _everywhere(judged_C, bench.hosts)
+            episodes = SimulatedEpisodes(priced, len(context_N), judged_C)
+            obs = episodes.reset_to(context_N, host_N, np.zeros_like(host_N), seed)
+            with naming_policy(name):
+                played.setdefault((name, price), []).append(play(episodes, policy, obs))
+    return played
+
+
+def _at_prices(bench: Bench) -> dict[float, Bench]:
+    """The bench at each price of the picture, without caps."""
+    prices = shown_prices(bench.terms.price)
+    return {p: Bench(bench.audit, TermsSpec(Range(p, p), capped=0.0)) for p in prices}
 
 
 def _everywhere(contexts: Ints, hosts: int) -> tuple[Ints, Ints]:
@@ -123,20 +141,23 @@ def _everywhere(contexts: Ints, hosts: int) -> tuple[Ints, Ints]:
 
 
 def _pick(bench: Bench, name: str, price: float, played: list[EpisodeOutcomes]) -> Pick:
-    """Means of episodes.
+    """Means of episodes."""
+    params_N = np.concatenate([found.params_N for found in played])
+    test_N = np.concatenate([accuracy_on_test(bench, found) for found in played])
+    compute_N = np.concatenate([found.compute_N for found in played])
+    return mean_pick(name, price, params_N, test_N, compute_N)
 
-    The test accuracy is recorded at the end only. Of a run that stops before, it is taken to be
-    lower by as much as the accuracy on `val_score` is.
+
+def accuracy_on_test(bench: Bench, found: EpisodeOutcomes) -> Floats:
+    """Test accuracy of episodes.
+
+    It is recorded at the end only. Of a run that stops before, it is taken to be lower by as much
+    as the accuracy on `val_score` is.
     """
-    records, tests, params, computes = bench.audit.records, [], [], []
-    for found in played:
-        at = found.context_N, found.host_N, found.topology_N
-        accuracy_NT = records.accuracy_CHKT[at]
-        lost_N = accuracy_NT[:, -1] - accuracy_NT[np.arange(len(at[0])), found.steps_N]
-        tests.append(records.test_CHK[at] - lost_N)
-        params.append(found.params_N)
-        computes.append(found.compute_N)
-    return _mean_pick(name, price, *map(np.concatenate, (params, tests, computes)))
+    records, at = bench.audit.records, (found.context_N, found.host_N, found.topology_N)
+    accuracy_NT = records.accuracy_CHKT[at]
+    lost_N = accuracy_NT[:, -1] - accuracy_NT[np.arange(len(at[0])), found.steps_N]
+    return np.asarray(records.test_CHK[at] - lost_N)
 
 
 def _search(priced: Bench, price: float, seed: int) -> Pick:
@@ -148,11 +169,17 @@ def _search(priced: Bench, price: float, seed: int) -> Pick:
     at = context_N, host_N, np.zeros_like(host_N), episodes.observed
     found = asha(priced.audit, *at, size, seed)
     params_N = np.array(priced.info.params)[found.topology_N]
-    return _mean_pick(f"{SEARCH}{size}", price, params_N, found.test_N, found.compute_N)
+    return mean_pick(f"{SEARCH}{size}", price, params_N, found.test_N, found.compute_N)
 
 
-def _mean_pick(
-    name: str, price: float, params_N: Ints, test_N: Doubles, compute_N: Doubles
+def mean_pick(
+    name: str,
+    price: float,
+    params_N: Ints,
+    test_N: Doubles | Floats,
+    compute_N: Doubles,
+    note: str = "",
 ) -> Pick:
+    """The pick of episodes: geometric mean of parameters, means of the rest."""
     params = float(np.exp(np.log(params_N).mean()))
-    return Pick(name, params, float(test_N.mean()), float(compute_N.mean()), price)
+    return Pick(name, params, float(test_N.mean()), float(compute_N.mean()), price, note)

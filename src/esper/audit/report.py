@@ -9,6 +9,7 @@ from typing import Final
 
 from esper.audit.bench import Bench
 from esper.audit.frontier_picture import draw_frontier
+from esper.audit.live_picture import collect_live_picks
 from esper.audit.live_report import LiveComparison, compare_live
 from esper.audit.picks import Pick, collect_picks
 from esper.audit.picture import draw_scores
@@ -51,7 +52,7 @@ def write_report(
 ) -> AuditReport:
     """Compute the regrets of an audit; writes text and pictures into its folder.
 
-    `extra`: picks of other policies for the picture, such as those that were trained live.
+    Live policies of the folder are in the picture; `extra`: picks of others.
     Raises unless there are two contexts and two hosts or more.
     """
     settings = settings or RegretSettings()
@@ -65,10 +66,14 @@ def write_report(
     }
     live, live_parts = _live(path, audit)
     parts |= live_parts
+    bench = Bench(audit, settings.terms)
+    shown = collect_live_picks(path, bench, settings.seed)
+    if shown.left_out:
+        parts["Not in the picture"] = "\n".join(shown.left_out)
     text = "\n\n".join(f"{title}\n\n{body}" for title, body in parts.items())
     files = tuple(path / name for name in (REPORT, TOPOLOGIES, SCORES))
     write_atomic(files[0], f"{text}\n".encode())
-    draw_frontier(files[1], collect_picks(Bench(audit, settings.terms), seed=settings.seed), extra)
+    draw_frontier(files[1], collect_picks(bench, seed=settings.seed), (*shown.picks, *extra))
     draw_scores(files[2], regrets, f"{audit.info.task}: what choosing is worth")
     return AuditReport(regrets, text, files, live)
 

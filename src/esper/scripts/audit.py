@@ -25,8 +25,9 @@ from esper.scripts.cli.console import moving
 if TYPE_CHECKING:
     from esper.audit.folder import AuditFolder
     from esper.audit.live import LivePiece, LiveSettings
+    from esper.audit.live_policies import LiveMaker
     from esper.audit.presets import Preset
-    from esper.audit.records import Audit
+    from esper.audit.records import Audit, AuditInfo
     from esper.audit.rows import ContextRows
     from esper.audit.run import AuditSettings, Piece
     from esper.karn.audit_progress import AuditProgress
@@ -58,10 +59,14 @@ class RunAudit(ComputeSettings):
     """Topologies that are also grown instead of planted, at equal compute."""
     live: tuple[str, ...] = ()
     """Policies to train in all contexts, beside those that records tell: closed_loop,
-    closed_loop_generous, closed_loop_fill, closed_loop_prune, closed_loop_stop, or one of the
-    bench: one, table, regression, patience, predict."""
+    closed_loop_generous, closed_loop_fill, closed_loop_prune, closed_loop_stop, one of the bench
+    (one, table, regression, patience, predict), or a trained controller: the folder of a run, of a
+    checkpoint or of a saved agent, also as NAME=FOLDER."""
     live_draws: int = 4
     """Episodes of each live policy in each context, each with its own price and caps."""
+    live_picture_hosts: int = 2
+    """Hosts per context that each live policy is also trained on at the three prices of the
+    picture; 0: it is not in the picture."""
     seed: int = 0
     """Seed of contexts, hosts and the choice of topologies."""
     blueprints: tuple[str, ...] = ()
@@ -95,14 +100,16 @@ class RunAudit(ComputeSettings):
             raise EsperError(f"--grown {self.grown}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
         require_counts(MAX_NUMBER, live_draws=self.live_draws)
+        if self.live_picture_hosts < 0:
+            raise EsperError(f"--live-picture-hosts {self.live_picture_hosts}: must be 0 or more")
         if self.live:
             self._check_live()
 
     def _check_live(self) -> None:
-        from esper.audit.live import chosen_policies
+        from esper.audit.live_controllers import live_words
         from esper.leyline.errors import EsperError
 
-        chosen_policies(self.live)
+        live_words(self.live)
         if min(self.contexts, self.hosts) < 2:
             raise EsperError(
                 f"--live with --contexts {self.contexts} and --hosts {self.hosts}: policies are "
@@ -142,7 +149,7 @@ class RunAudit(ComputeSettings):
         """Episodes of live policies."""
         from esper.audit.live import LiveSettings
 
-        return LiveSettings(draws=self.live_draws)
+        return LiveSettings(draws=self.live_draws, picture_hosts=self.live_picture_hosts)
 
     def folder(self, task: str, preset: str) -> Path:
         """The output folder."""
@@ -169,15 +176,16 @@ def audit(config: RunAudit) -> None:
         set_deterministic_cublas()
         data = task.load(config.data_dir)
         spec, info = describe_audit(task, config.settings(), preset, data)
+        policies = _live_policies(config, spec, info)
     path = config.folder(spec.name, preset.name)
     with AuditFolder(path, info) as folder:
-        if config.live:
+        if policies:
             from esper.audit.live import check_live
 
-            check_live(path, folder.info, config.live, config.live_settings())
+            check_live(path, folder.info, policies, config.live_settings())
         _run(config, spec, folder, data)
-        if config.live:
-            _run_live(config, spec, folder, data)
+        if policies:
+            _run_live(config, spec, folder, data, policies)
     report(path)
 
 
@@ -223,15 +231,30 @@ def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) 
             raise
 
 
-def _run_live(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) -> None:
+def _live_policies(config: RunAudit, spec: TaskSpec, info: AuditInfo) -> dict[str, LiveMaker]:
+    """Live policies by name; raises if a controller does not fit."""
+    if not config.live:
+        return {}
+    from esper.audit.live_controllers import live_makers, live_words
+
+    return live_makers(live_words(config.live), spec, info, config.device)
+
+
+def _run_live(
+    config: RunAudit,
+    spec: TaskSpec,
+    folder: AuditFolder,
+    data: TaskData,
+    policies: dict[str, LiveMaker],
+) -> None:
     """Train the live policies, as far as they are missing."""
-    from esper.audit.live import LiveRun, LiveRunner, chosen_policies
+    from esper.audit.live import LiveRun, LiveRunner
     from esper.audit.records import read_audit
     from esper.karn.audit_progress import AuditProgress
     from esper.scripts.cli.console import console_for_report
 
     audit = read_audit(folder.path)
-    live = LiveRun(folder.path, audit, chosen_policies(config.live), config.live_settings())
+    live = LiveRun(folder.path, audit, policies, config.live_settings())
     pieces = live.missing()
     if not pieces:
         return

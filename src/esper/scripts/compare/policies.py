@@ -4,18 +4,13 @@ Hosts, batches, episode length and score are the same for all. Policies that do 
 all blueprints and action heads, with seeds measured at every step; a controller uses the settings
 it was trained with.
 
-A controller's folder is one of
-    a saved agent     written by PPOAgent.save; its settings are those of --preset
-    a checkpoint      with the settings of its run
-    a run             its best checkpoint is used
+A controller that was saved alone (`PPOAgent.save`) has the settings of --preset.
 """
 
 from __future__ import annotations
 
-import json
 from copy import copy
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +23,7 @@ from esper.leyline.streams import stream_seed
 from esper.scripts.compare.comparison import PolicyResult
 from esper.scripts.compare.config import Compare
 from esper.simic.agent.agent import PPOAgent
-from esper.simic.client import ActingMode, SimicClient, policy_spec
+from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.training.config import (
     PRESETS,
@@ -37,10 +32,7 @@ from esper.simic.training.config import (
     TrainingConfig,
     preset,
 )
-from esper.simic.training.runs.checkpoint_store import MANIFEST as CHECKPOINT
-from esper.simic.training.runs.checkpoints import AGENT, find_checkpoint
-from esper.simic.training.runs.folder import RUN
-from esper.storage.saves import MANIFEST
+from esper.simic.training.runs.controllers import find_controller
 from esper.tamiyo.asha import rung_steps
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
@@ -285,47 +277,17 @@ def canonical_policy(word: ParsedPolicy, spec: TaskSpec) -> str:
 
 def _controller(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     assert word.path is not None  # controllers are given by a folder
-    folder, training, slots = find_controller(word.path)
-    agent = PPOAgent.load(folder, parse_device(config.device))
-    _check_agent(agent, folder)
-    trained = training or _preset(config)
+    found = find_controller(word.path)
+    agent = found.load(parse_device(config.device))
+    trained = found.training or _preset(config)
     names = config.task.blueprints or trained.task.blueprints
     if names and set(names) <= set(spec.blueprints):  # as trained, where the task has them
         spec = replace(spec, blueprints=names)
-    checksum = str(json.loads((folder / MANIFEST).read_bytes())["checksum"])
-    entry = controller_entry(word, spec, agent, trained.population, checksum)
-    return replace(entry, slots=slots)
-
-
-def find_controller(
-    path: Path,
-) -> tuple[Path, TrainingConfig | None, tuple[str, ...] | None]:
-    """Agent folder of a controller folder; its training settings and slots, if known."""
-    if (path / MANIFEST).is_file():
-        return path, None, None
-    if not any((path / name).is_file() for name in (CHECKPOINT, RUN)):
-        raise EsperError(
-            f"{path} holds no controller: give a folder written by PPOAgent.save, a checkpoint, or "
-            f"a run (`esper runs` lists them)"
-        )
-    checkpoint = find_checkpoint(path)
-    slots = checkpoint.task.get("slots") if isinstance(checkpoint.task, dict) else None
-    known = tuple(map(str, slots)) if isinstance(slots, list) else None
-    return checkpoint.path / AGENT, checkpoint.config, known
+    entry = controller_entry(word, spec, agent, trained.population, found.checksum())
+    return replace(entry, slots=found.slots)
 
 
 def _preset(config: Compare) -> TrainingConfig:
     """The preset given, or the one named like the task, or plain."""
     task = config.task.name
     return preset(config.preset or (task if task in PRESETS else "plain"), 1)
-
-
-def _check_agent(agent: PPOAgent, folder: Path) -> None:
-    """Raise if the agent was trained on other features; it works with any blueprints."""
-    found = agent.spec
-    if found != policy_spec():
-        raise EsperError(
-            f"{folder}: a controller for {found.global_features} + {found.slot_features} + "
-            f"{found.candidate_features} features, which differ in this version of Esper; train a "
-            f"new one"
-        )
