@@ -24,6 +24,7 @@ import numpy as np
 
 from esper.audit.bench import Bench
 from esper.audit.cases import TERMS, TermsSpec, draw_cases
+from esper.audit.forwarding import ForwardingListener
 from esper.audit.live_controllers import ControllerMaker
 from esper.audit.live_picture import PICTURE_HOSTS, picture_settings
 from esper.audit.live_policies import (
@@ -54,9 +55,9 @@ from esper.leyline.arrays import Bools, Ints
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import MemberTerms
 from esper.leyline.errors import EsperError, shorten, unknown_name
-from esper.leyline.payloads import EpisodeOutcome, SlotPayload
+from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.protocols import EngineListener
-from esper.leyline.records import PlanRecord, Rollout, StepRecord
+from esper.leyline.records import PlanRecord, StepRecord
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.atomic import write_advice
 from esper.tasks.spec import TaskData, TaskSpec
@@ -430,25 +431,15 @@ def _parts(cases: int, envs: int) -> Iterator[Ints]:
         yield np.arange(first, min(cases, first + envs))
 
 
-class _Watcher:
+class _Watcher(ForwardingListener):
     """Listener that notes what is planted and how long members train, and passes all on."""
 
     def __init__(self, engine: VectorizedEngine, listener: EngineListener | None) -> None:
+        super().__init__(listener)
         shape = engine.env.members, len(engine.env.model.slots)
-        self._next = listener
         self.planted_ES: Ints = np.full(shape, NO_BLUEPRINT)
         self.steps_E: Ints = np.zeros(shape[0], dtype=np.int64)
         """Steps before STOP."""
-
-    def on_round_start(self, round_index: int, members: int) -> None:
-        """Pass on."""
-        if self._next is not None:
-            self._next.on_round_start(round_index, members)
-
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """Pass on."""
-        if self._next is not None:
-            self._next.on_slot_events(round_index, step, payload)
 
     def on_plan(self, record: PlanRecord) -> None:
         """Note what is planted."""
@@ -460,10 +451,4 @@ class _Watcher:
     def on_step(self, record: StepRecord) -> None:
         """Count the step of members that had not stopped."""
         self.steps_E = self.steps_E + ~record.signals.context.stopped_E
-        if self._next is not None:
-            self._next.on_step(record)
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """Pass on."""
-        if self._next is not None:
-            self._next.on_round_end(rollout)
+        super().on_step(record)

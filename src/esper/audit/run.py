@@ -20,6 +20,7 @@ import numpy as np
 
 import esper
 from esper.audit.folder import AuditFolder
+from esper.audit.forwarding import ForwardingListener
 from esper.audit.grown import GrownTopologies
 from esper.audit.presets import Preset, context_spec
 from esper.audit.records import AuditInfo
@@ -30,9 +31,8 @@ from esper.leyline.arrays import Doubles, Floats, Ints
 from esper.leyline.codec import to_json
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError
-from esper.leyline.payloads import SlotPayload
 from esper.leyline.protocols import EngineListener, PolicyProtocol
-from esper.leyline.records import Rollout, StepRecord
+from esper.leyline.records import StepRecord
 from esper.leyline.signals import SlotReports
 from esper.tamiyo.planning import PlannedTopology
 from esper.tasks.contexts import draw_round
@@ -291,38 +291,23 @@ class AuditRunner:
         return PlannedTopology(kinds_ES.reshape(len(each), len(info.slots)).astype(np.int64))
 
 
-class _EndOfEpisode:
+class _EndOfEpisode(ForwardingListener):
     """Listener that collects what the histories of an episode do not hold, and passes all on."""
 
     def __init__(self, engine: VectorizedEngine, listener: EngineListener | None) -> None:
         assert engine.context.clock is not None  # audits have a compute clock
-        self._clock, self._next = engine.context.clock, listener
+        super().__init__(listener)
+        self._clock = engine.context.clock
         self.compute: list[Doubles] = [np.zeros(engine.env.members)]
         """Compute spent at each observation."""
         self.slots: SlotReports | None = None
         """Slots as last observed."""
 
-    def on_round_start(self, round_index: int, members: int) -> None:
-        """Pass on."""
-        if self._next is not None:
-            self._next.on_round_start(round_index, members)
-
-    def on_slot_events(self, round_index: int, step: int, payload: SlotPayload) -> None:
-        """Pass on."""
-        if self._next is not None:
-            self._next.on_slot_events(round_index, step, payload)
-
     def on_step(self, record: StepRecord) -> None:
         """Keep compute and slots."""
         self.compute.append(self._clock.runs_E.copy())
         self.slots = record.signals.slots
-        if self._next is not None:
-            self._next.on_step(record)
-
-    def on_round_end(self, rollout: Rollout[object]) -> None:
-        """Pass on."""
-        if self._next is not None:
-            self._next.on_round_end(rollout)
+        super().on_step(record)
 
 
 # ---- rows --------------------------------------------------------------------------------------
