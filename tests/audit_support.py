@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from engine_support import small_task
 from esper.audit.folder import AuditFolder
 from esper.audit.live import LiveRunner
+from esper.audit.live_policies import LIVE_POLICIES, LiveMaker
 from esper.audit.presets import SMALL, Preset
 from esper.audit.records import Audit, read_audit
 from esper.audit.run import (
@@ -72,3 +74,8 @@ class FinishedAudit:
     def new_runner(self, envs: int = 8) -> LiveRunner:
         settings = replace(self.made.settings, envs=envs)
         return LiveRunner(self.made.spec, self.made.info, settings, self.made.data)
+
+
+def live_policies(names: Sequence[str]) -> dict[str, LiveMaker]:
+    """Some of the built-in live policies."""
+    return {name: LIVE_POLICIES[name] for name in names}

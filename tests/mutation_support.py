@@ -112,8 +112,10 @@ def value_like(chance: random.Random, hint: Any) -> Any:
         return chance.choice(MEASURED if float in kinds else COUNTED)
     if hint is bool:
         return chance.choice((True, False, True, False, 0, "true"))
-    if hint is str:
+    if str in kinds:
         return chance.choice(NAMES)
+    if any(isinstance(kind, type) for kind in kinds):  # a section of its own, or an enum
+        return random_value(chance)
     return chance.choice(sorted(kinds, key=str))
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit_support import FinishedAudit
+from audit_support import FinishedAudit, live_policies
 from context_support import planned_engine
 from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec, within_caps
 from esper.audit.leaderboard import play
-from esper.audit.live import LiveRun, LiveSettings, chosen_policies
+from esper.audit.live import LiveRun, LiveSettings
 from esper.audit.live_policies import BenchLive, ReadyPolicy
 from esper.audit.live_rows import LiveRows, live_path, read_live
 from esper.audit.policies import Oracle
@@ -132,7 +132,7 @@ def test_stop_keeps_the_score_of_its_step(small, tmp_path):
 
 def test_prices_and_caps_are_those_of_the_cases(small, tmp_path):
     capped = replace(FREE, terms=TermsSpec(capped=1.0))
-    run = LiveRun(tmp_path, small.audit, chosen_policies(("closed_loop_fill", "one")), capped)
+    run = LiveRun(tmp_path, small.audit, live_policies(("closed_loop_fill", "one")), capped)
     run.run(small.runner())
     params_K = np.array(small.audit.info.params)
     for name, rows in run.rows.items():
@@ -174,7 +174,6 @@ def test_any_policy_can_be_run_and_what_it_prunes_is_gone(small, tmp_path):
 
 def test_policies_that_look_into_the_records_are_refused(small):
     assert "looks into the records" in refused(lambda: BenchLive(Bench(small.audit), Oracle()))
-    assert "closed_loop" in refused(lambda: chosen_policies(("closedloop",)))
     assert "draws=0" in refused(lambda: LiveSettings(draws=0))
 
 
@@ -186,7 +185,7 @@ def test_policies_are_fitted_on_other_contexts(planted):
 
 
 def test_resumed_equals_uninterrupted(small, tmp_path):
-    policies = chosen_policies(("bare", "one"))
+    policies = live_policies(("bare", "one"))
     whole = LiveRun(tmp_path / "whole", small.audit, policies, FREE)
     (tmp_path / "whole").mkdir()
     whole.run(small.runner())

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from audit_support import live_policies
 from esper.audit import report
 from esper.audit.bench import Bench
 from esper.audit.leaderboard import BUILT_IN
-from esper.audit.live import LiveRun, LiveSettings, chosen_policies
+from esper.audit.live import LiveRun, LiveSettings
 from esper.audit.live_picture import collect_live_picks
 from esper.audit.live_report import compare_live
 from esper.audit.live_rows import LiveKind, live_path, read_live
@@ -24,7 +25,7 @@ NAMES = ("regression", "closed_loop_fill")
 
 
 def shown(small, folder: Path, settings=ONE_HOST, names=NAMES) -> LiveRun:
-    return LiveRun(folder, small.audit, chosen_policies(names), settings)
+    return LiveRun(folder, small.audit, live_policies(names), settings)
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from audit_support import live_policies
 from audit_synthetic import made_audit
 from esper.audit import live_controllers, report
 from esper.audit.bench import Bench
 from esper.audit.cases import TERMS, draw_cases
-from esper.audit.live import LiveRun, LiveSettings, chosen_policies
+from esper.audit.live import LiveRun, LiveSettings
 from esper.audit.live_report import compare_live, search_at
 from esper.audit.live_rows import LiveRows, live_path, write_live
 from esper.audit.records import Audit, identity_of
@@ -40,7 +41,7 @@ def folder(small, tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("live")
     names = ("patience", "one", "closed_loop_fill")
     settings = LiveSettings(draws=16, picture_hosts=0)
-    LiveRun(path, small.audit, chosen_policies(names), settings).run(small.runner(envs=16))
+    LiveRun(path, small.audit, live_policies(names), settings).run(small.runner(envs=16))
     return path
 
 

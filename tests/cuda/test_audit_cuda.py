@@ -1,4 +1,8 @@
-"""Audits on a GPU: records do not depend on graphs, and policies trained live give them again."""
+"""Audits on a GPU: graphs and other populations change records by rounding at most.
+
+Kernels are chosen by the number of rows, so a topology in another population, or with padding, is
+computed in another order. On a CPU such records are equal bit for bit (tests/audit).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,12 @@ from audit_support import SmallAudit
 from cuda_support import NEEDS_CUDA
 from esper.audit.bench import Bench
 from esper.audit.cases import TermsSpec
-from esper.audit.live import LiveRun, LiveRunner, LiveSettings, chosen_policies
-from esper.audit.live_policies import BenchLive
+from esper.audit.live import LiveRun, LiveRunner, LiveSettings
+from esper.audit.live_policies import LIVE_POLICIES, BenchLive
 from esper.audit.records import Audit, read_audit
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
 FREE = LiveSettings(draws=4, terms=TermsSpec(capped=0.0))
-ARRAYS = ("accuracy_CHKT", "loss_CHKT", "train_loss_CHKT", "compute_CHKT", "test_CHK")
 
 
 class EachInTurn:
@@ -36,12 +39,20 @@ def run(path: Path, **compute: object) -> tuple[SmallAudit, Audit]:
     return made, read_audit(path)
 
 
-def test_records_are_those_without_graphs(tmp_path):
+def assert_alike(one: np.ndarray, two: np.ndarray, atol: float, what: str) -> None:
+    """Rounding flips a sample now and then: nearly all values within `atol`, equal on average."""
+    assert np.isfinite(one).all()
+    assert np.mean(np.abs(one - two) <= atol) >= 0.95, what
+    assert abs(np.mean(one - two)) <= atol / 2, what
+
+
+def test_records_are_about_those_without_graphs(tmp_path):
     captured = run(tmp_path / "on", graphs="on")[1].records
     eager = run(tmp_path / "off", graphs="off")[1].records
-    for name in ARRAYS:
-        np.testing.assert_array_equal(getattr(captured, name), getattr(eager, name), err_msg=name)
-    assert np.isfinite(captured.accuracy_CHKT).all()
+    np.testing.assert_array_equal(captured.compute_CHKT, eager.compute_CHKT)
+    np.testing.assert_allclose(captured.loss_CHKT, eager.loss_CHKT, rtol=5e-3)
+    for name in ("accuracy_CHKT", "test_CHK"):
+        assert_alike(getattr(captured, name), getattr(eager, name), 0.02, name)
 
 
 def test_live_policies_meet_the_recorded_curves_and_the_closed_loop_runs(tmp_path):
@@ -49,13 +60,11 @@ def test_live_policies_meet_the_recorded_curves_and_the_closed_loop_runs(tmp_pat
     bench = Bench(audit)
     policies = {
         "each": lambda *_: BenchLive(bench, EachInTurn()),
-        **chosen_policies(["closed_loop"]),
+        "loop": LIVE_POLICIES["closed_loop"],
     }
     live = LiveRun(tmp_path / "audit", audit, policies, FREE)
     live.run(LiveRunner(made.spec, made.info, made.settings, made.data))
     rows = live.rows["each"]
     at = rows.context_N, rows.host_N, rows.topology_N
-    np.testing.assert_array_equal(
-        rows.accuracy_N.astype(np.float32), audit.records.accuracy_CHKT[(*at, -1)]
-    )
-    assert np.isfinite(live.rows["closed_loop"].score_N).all()
+    assert_alike(rows.accuracy_N, audit.records.accuracy_CHKT[(*at, -1)], 0.02, "accuracy")
+    assert np.isfinite(live.rows["loop"].score_N).all()

@@ -9,10 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from cuda_support import DEVICE, NEEDS_CUDA, SHORT, assert_same, engine_on_gpu, watched_episode
+from cuda_support import (
+    DEVICE,
+    NEEDS_CUDA,
+    SHORT,
+    assert_close,
+    assert_same,
+    engine_on_gpu,
+    watched_episode,
+)
 from engine_support import histories, random_policy
+from esper.device.graphs import CudaRecorder, GraphCache
 from esper.tasks.objectives import make_objective
 from esper.tasks.spec import PARTS, OwnTargetData, TaskData, TaskPart, TaskSpec
+from graph_support import Rerun
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
 
@@ -38,14 +48,29 @@ def task(loss: Any) -> TaskSpec:
 
 
 @pytest.mark.parametrize("loss", ["mse", "huber", own])
-def test_graphs_replay_own_losses(loss):
+def test_replays_of_own_losses_are_the_work_bit_for_bit(loss):
+    """The stand-in runs the same padded plans, without a graph."""
+    runs = []
+    for recorder in (CudaRecorder(DEVICE), Rerun()):
+        engine = engine_on_gpu(task(loss), executor="vmap")
+        engine.use_graphs(GraphCache(recorder))
+        engine.run_rollout(random_policy(0))
+        assert engine.graph_report().replays > 0
+        runs.append(histories(engine.episode))
+    assert_same(*runs)
+    assert np.isfinite(runs[0]["train_loss_TE"][1:]).all()
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber", own])
+def test_own_losses_agree_with_those_without_graphs(loss):
+    """Up to rounding: padding changes the number of rows, by which torch chooses its kernels."""
     runs = []
     for graphs in ("on", "off"):
         engine = engine_on_gpu(task(loss), executor="vmap", graphs=graphs)
         engine.run_rollout(random_policy(0))
-        runs.append(histories(engine.episode))
-    assert_same(*runs)
-    assert np.isfinite(runs[0]["train_loss_TE"][1:]).all()
+        names = ("train_loss_TE", "loss_TE", "score_loss_TE")
+        runs.append({name: getattr(engine.episode, name) for name in names})
+    assert_close(*runs, rtol=5e-3)
 
 
 def test_own_losses_do_not_wait():

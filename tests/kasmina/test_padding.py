@@ -283,6 +283,13 @@ def assert_equal(padded: Population, exact: Population, but: tuple[int, ...] = (
         )
 
 
+def remove_rounding(padded: Population, exact: Population) -> None:
+    """Copy weights and buffers: over a life, rounding flips a ReLU and gradients differ by more."""
+    right = state_of(exact)
+    for name, value in state_of(padded).items():
+        value.copy_(right[name])
+
+
 def assert_one_writer_for_each_row(plan: RowPlan) -> None:
     """In a slot a row has one entry with an alpha; entries that share a row have alpha 0."""
     padding = set(range(plan.table.rows)) - set(plan.real_R.tolist())
@@ -328,10 +335,11 @@ def live_alike(kind: str, seed: int, detach: bool, steps: int) -> set[int]:
         seen |= set(exact.lifecycle.stage_ES.ravel().tolist())
         compare_batches(padded, exact, kind, step)
         compare_coalitions(padded, exact, kind, step)
+        assert_equal(padded, exact)
+        remove_rounding(padded, exact)
         for population in (padded, exact):
             population.end_step(good_signals(population))
         act_randomly((padded, exact), rng)
-    assert_equal(padded, exact)
     return seen
 
 

@@ -13,7 +13,7 @@ from esper.kasmina import Population
 from esper.kasmina.export import export_onnx, export_pt2
 from esper.leyline import BlendStyle
 from plain_support import assert_same_output, classes_of, stir
-from support import EVERY_KIND, KINDS, batch, make_population
+from support import KINDS, batch, make_population
 
 EVERY_SEED = [(kind, name) for kind, made in KINDS.items() for name in made.blueprints]
 NO_ONNX = importlib.util.find_spec("onnxruntime") is None
@@ -21,7 +21,7 @@ NO_ONNX = importlib.util.find_spec("onnxruntime") is None
 
 FIRST_KIND = [
     pytest.param(kind, marks=[pytest.mark.slow] if number else [])
-    for number, kind in enumerate(EVERY_KIND)
+    for number, kind in enumerate(KINDS)
 ]
 """Exporters take seconds: all but the first are in the slow suite."""
 

@@ -61,9 +61,9 @@ class Commands(RunServer):
     def run(
         self, cwd: Path, *words: object, stdin: str = os.devnull, stdout: str = "", stderr: str = ""
     ) -> Job:
-        """`esper WORDS`, or a module's command; streams without a name go to the job's files."""
+        """`esper WORDS`, or the script `dual_ab`; streams without a name go to the job's files."""
         output, errors = self.place()
-        module = str(words[0]).startswith("esper.")
+        module = words[0] == "dual_ab"
         pid = self.ask(
             words=[*([] if module else ["esper"]), *map(str, words)],
             cwd=str(cwd),

@@ -28,7 +28,6 @@ from esper.audit.forwarding import ForwardingListener
 from esper.audit.live_controllers import ControllerMaker
 from esper.audit.live_picture import PICTURE_HOSTS, picture_settings
 from esper.audit.live_policies import (
-    LIVE_POLICIES,
     LiveCases,
     LiveLimits,
     LiveMaker,
@@ -54,7 +53,7 @@ from esper.leyline.actions import ActionHead, BlendStyle, LifecycleOp
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.codec import Json, to_json
 from esper.leyline.context import MemberTerms
-from esper.leyline.errors import EsperError, shorten, unknown_name
+from esper.leyline.errors import EsperError, shorten
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.protocols import EngineListener
 from esper.leyline.records import PlanRecord, StepRecord
@@ -303,14 +302,6 @@ def _drawn_at(kind: LiveKind, settings: LiveSettings, hosts: int) -> dict[str, J
     if kind is LiveKind.CASES:
         return {"draws": settings.draws}
     return picture_settings(settings.terms, min(settings.picture_hosts, hosts))
-
-
-def chosen_policies(names: Sequence[str]) -> dict[str, LiveMaker]:
-    """Live policies by name, each once; raises on unknown ones."""
-    for name in names:
-        if name not in LIVE_POLICIES:
-            raise unknown_name("live policy", name, LIVE_POLICIES)
-    return {name: LIVE_POLICIES[name] for name in names}
 
 
 # ---- running -----------------------------------------------------------------------------------

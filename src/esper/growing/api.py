@@ -51,6 +51,7 @@ def grow(
     label_smoothing: float = 0.0,
     device: str | torch.device = "auto",
     executor: ExecutorName = "auto",
+    amp: bool | Literal["auto"] = "auto",
     name: str | None = None,
     folder: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
@@ -62,26 +63,25 @@ def grow(
 
     `model`: any module, whose weights all networks start from, or a class or function that builds
     one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
-    table; `val` and `test` are cut from it where they are not given. `slots`: how many places to
-    grow at, or paths of the modules they come after. `widths`: multiples of the model's width to
-    try besides. `sample_weights`: of `train`, for the loss. `folder`: where the run folder is made;
-    `resume`: one to continue; `sources`: files to keep a copy of there. Ctrl-C ends the search and
-    returns the best so far.
+    table; `val` and `test` are cut from it if not given. `slots`: number of places to grow at, or
+    paths of the modules they come after. `widths`: multiples of the model's width to try besides.
+    `sample_weights`: of `train`, for the loss. `amp`: train in bfloat16. `folder`: where the run
+    folder is made; `resume`: one to continue; `sources`: files to keep a copy of there. Ctrl-C ends
+    the search and returns the best so far.
     """
     settings = GrowSettings(
         policy, optimizer, lr, loss, metric, seed, slots, blueprints, widths, epochs, batch_size,
-        columns, stream, output, class_weights, label_smoothing, device, executor,
+        columns, stream, output, class_weights, label_smoothing, device, executor, amp,
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
     printer = ProgressPrinter(verbose, on_round)
     with printer.logged():
         run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
-        home = (
-            GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
-            if resume is None
-            else GrowFolder.open(Path(resume))
-        )
+        if resume is None:
+            home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
+        else:
+            home = GrowFolder.open(Path(resume))
         with contextlib.closing(home):
             home.keep_sources(sources)
             return run.search(home, resume is not None)

@@ -93,6 +93,8 @@ class GrowInfo:
     """Training MACs of the bare host for one sample, forward and backward."""
     constant_score: float = float("nan")
     """Score of the best constant prediction."""
+    amp: bool = False
+    """Whether networks were trained in bfloat16."""
 
 
 class GrowFolder:

@@ -37,6 +37,7 @@ from esper.growing.setup import (
     choose_length,
     choose_rates,
     choose_runs,
+    explain_amp,
     make_space,
     measure_speed,
     most_members,
@@ -47,6 +48,8 @@ from esper.growing.training import BracketTrainer, Validation
 from esper.growing.variants import Variant
 from esper.growing.widths import spread_widths, width_name
 from esper.kasmina.population import Population
+from esper.kasmina.population_config import PopulationConfig
+from esper.kasmina.tracing import HostTrace
 from esper.kasmina.tracing.widths import scaled_model
 from esper.leyline.errors import EsperError
 from esper.simic.training.runs.folder import GROW
@@ -79,7 +82,7 @@ class GrowRun:
         )
         middle = self.rates[len(self.rates) // 2]
         config = population_config(self.optimizer, middle, settings.executor)
-        self.builder = Builder(problem.trace, config, problem.objective, settings.seed, self.device)
+        self.builder = self._builder(problem.trace, config)
         data = problem.data
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
         size = choose_batch_size(data.batch_size, samples)
@@ -90,6 +93,11 @@ class GrowRun:
             data.val.targets.to(self.device),
             VAL_BATCH,
         )
+
+    def _builder(self, trace: HostTrace, config: PopulationConfig) -> Builder:
+        settings, objective = self.settings, self.problem.objective
+        amp = settings.mixed_precision
+        return Builder(trace, config, objective, settings.seed, self.device, amp)
 
     def _batches(self, size: int) -> tuple[BatchSource, int | None]:
         train, inputs = self.problem.data.train, self.problem.trace.inputs
@@ -112,12 +120,13 @@ class GrowRun:
         x, _ = self.batches.batch(0)
         before = self.length
         with explain_out_of_memory(self.device, 1, self.length.batch_size):
-            space = make_space(self.builder, x[0], self.budget)
+            with explain_amp(self.settings.mixed_precision, self.problem.trace.name):
+                space = make_space(self.builder, x[0], self.budget)
+                probed = min(PROBE_MEMBERS, most_members(space, self.device))
+                self.probe: Probe = measure_speed(
+                    self.builder, space, self.batches, self.problem.objective, probed
+                )
             base = Variant("", self.builder, space, 1.0)
-            probed = min(PROBE_MEMBERS, most_members(space, self.device))
-            self.probe: Probe = measure_speed(
-                self.builder, space, self.batches, self.problem.objective, probed
-            )
             self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
             self.variants = [base, *self._widths(x[0], base)]
             self.members = min(most_members(v.space, self.device) for v in self.variants)
@@ -149,7 +158,7 @@ class GrowRun:
             trace = limit_blueprints(trace, settings.blueprints)
         # A narrow network may need another executor: torch cannot vmap a norm of one channel.
         config = replace(self.builder.config, executor=settings.executor)
-        builder = Builder(trace, config, problem.objective, settings.seed, self.device)
+        builder = self._builder(trace, config)
         space = make_space(builder, sample, self.budget)
         cost = space.training.host / max(1, base.space.training.host)
         return Variant(width_name(factor), builder, space, cost)
@@ -276,12 +285,22 @@ class GrowRun:
             versions=versions(),
             train_macs=space.training.host,
             constant_score=problem.objective.constant_score,
+            amp=settings.mixed_precision,
         )
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:
         """The settings of a run to resume; raises if model, data or loss are others."""
         before = read_info(path)
-        names = ("fingerprint", "architecture", "loss", "metric", "places", "variants", "seed")
+        names = (
+            "fingerprint",
+            "architecture",
+            "loss",
+            "metric",
+            "places",
+            "variants",
+            "seed",
+            "amp",
+        )
         for what in names:
             old, new = getattr(before, what), getattr(now, what)
             if old != new:

@@ -11,9 +11,8 @@ Shape letters: E members of a bracket, N others.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Final, Literal, Protocol
@@ -110,14 +109,12 @@ class Search:
         objective: Objective,
         store: SearchStore,
         observer: SearchObserver,
-        autocast: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         """`variants`: the model as given first."""
         self.settings, self.variants = settings, variants
         self.state = SearchState()
         self._batches, self._val = batches, val
         self._objective, self._store, self._observer = objective, store, observer
-        self._autocast = autocast
         self._began = self._saved_at = time.monotonic()
         self._earlier_seconds = 0.0
         self._current: Field | None = None
@@ -268,7 +265,7 @@ class Search:
             self._objective,
             self.settings.length,
             [candidate.rate for candidate in candidates],
-            self._autocast,
+            self.variants[host].builder.autocast,
         )
 
     def _run_stages(self, field: Field) -> None:

@@ -41,11 +41,14 @@ class GrowSettings:
     label_smoothing: float = 0.0
     device: str | torch.device = "auto"
     executor: ExecutorName = "auto"
+    amp: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise unknown_name("policy", self.policy, POLICIES)
         require_seed(self.seed, "seed")
+        if not isinstance(self.amp, bool) and self.amp != "auto":
+            raise EsperError(f"amp={shown(self.amp)}: give True, False, or 'auto'")
         if self.widths != "auto":
             self._check_widths()
 
@@ -57,6 +60,11 @@ class GrowSettings:
                 f"widths={shown(widths)}: give multiples of the model's width, as in (0.5, 2), () "
                 f"for none, or 'auto'"
             )
+
+    @property
+    def mixed_precision(self) -> bool:
+        """Whether networks are trained in bfloat16; `auto`: no, until it is shown to be faster."""
+        return self.amp is True
 
     @property
     def search_policy(self) -> SearchPolicy:

@@ -19,6 +19,7 @@ def settings_of(info: GrowInfo) -> list[tuple[str, str]]:
         ("loss, metric", f"{info.loss}, {info.metric}"),
         ("full training run", full_run),
         ("optimizer", f"{info.optimizer}, learning rates {rates}"),
+        ("precision", "bfloat16 by autocast" if info.amp else "float32"),
         ("places to grow", ", ".join(places) or "none"),
         ("other widths", ", ".join(info.variants[1:]) or "none"),
         ("blueprints", ", ".join(info.blueprints) or "none"),

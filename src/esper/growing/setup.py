@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
 
@@ -24,6 +25,7 @@ from esper.kasmina.tracing import HostTrace
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.optim import OptimConfig
+from esper.leyline.user_errors import is_out_of_memory
 from esper.tasks.objectives import Objective
 from esper.tolaria.memory_check import free_bytes
 
@@ -129,9 +131,18 @@ class Builder:
         objective: Objective,
         seed: int,
         device: torch.device,
+        amp: bool = False,
     ) -> None:
+        """`amp`: train in bfloat16 by autocast."""
         self.trace, self.config, self.objective = trace, config, objective
-        self.seed, self.device = seed, device
+        self.seed, self.device, self.amp = seed, device, amp
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Context of training batches."""
+        if not self.amp:
+            return contextlib.nullcontext()
+        # Casts are not cached: what is captured in a CUDA graph must make them again.
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
 
     def __call__(self, numbers: Sequence[int]) -> Population:
         """A population whose members have these numbers in the names of their random streams."""
@@ -151,13 +162,27 @@ class Builder:
         return population
 
 
+@contextlib.contextmanager
+def explain_amp(amp: bool, model: str) -> Iterator[None]:
+    """Convert what torch raises for an operation that bfloat16 does not have."""
+    try:
+        yield
+    except (RuntimeError, TypeError) as error:
+        if not amp or is_out_of_memory(error):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise EsperError(
+            f"amp=True: {model} does not train in bfloat16 ({reason}); use amp=False"
+        ) from error
+
+
 def make_space(builder: Builder, sample: Tensor, budget: Budget) -> TopologySpace:
     """The topologies of a host within a budget; `sample`: inputs `[B, ...]` on the device.
 
     Settles the executor of the builder, too.
     """
     population = builder([0, 1])  # two: whether vmap works is tried with two rows
-    with torch.no_grad():
+    with torch.no_grad(), builder.autocast():
         population.forward(sample[None, :2])
     probe, choice = population.probe, population.choice
     assert probe is not None, "set by the forward pass"
@@ -202,7 +227,8 @@ def measure_speed(
 ) -> Probe:
     """Time some training batches of a population like those of the search."""
     population = builder(range(members))
-    trainer = BracketTrainer(population, space, batches, objective, 1000, [1e-6] * members)
+    rates = [1e-6] * members
+    trainer = BracketTrainer(population, space, batches, objective, 1000, rates, builder.autocast)
     topologies = [space.bare, *space.uniform()]
     trainer.plant([topologies[e % len(topologies)] for e in range(members)])
     trainer.train(1)  # includes set-up

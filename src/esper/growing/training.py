@@ -71,7 +71,9 @@ class BracketTrainer:
         rate_E: Sequence[float],
         autocast: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        """`length`: batches of a full training run; `rate_E`: learning rate of each member."""
+        """`length`: batches of a full training run; `rate_E`: learning rate of each member;
+        `autocast`: context of training batches.
+        """
         self.space, self.batches = space, batches
         self.objective, self.length = objective, length
         self.rate_E: Doubles = np.asarray(rate_E, dtype=np.float64)
@@ -192,7 +194,7 @@ class BracketTrainer:
         for first in range(0, len(part.targets), part.batch_size):
             some = slice(first, first + part.batch_size)
             x, target = part.inputs[None, some], part.targets[None, some]
-            with torch.no_grad(), self._autocast():
+            with torch.no_grad():  # in float32, as plain networks are judged
                 outputs = population.forward(x, plan)
             target_R = target.expand(rows, *target.shape[1:])
             totals[0] += self.objective.merit(outputs.float(), target_R).double().sum(dim=1)

@@ -194,7 +194,9 @@ def _announce(config: RunAudit, spec: TaskSpec, preset: Preset) -> None:
     if not config.quiet:
         print(
             f"audit of {spec.name}: {config.contexts} contexts ({preset.name}), "
-            f"{config.topologies} topologies, {config.hosts} hosts, {config.envs} members at a time"
+            f"{config.topologies} topologies, {config.hosts} hosts, "
+            f"{config.envs} members at a time",
+            flush=True,
         )
     if preset.notes:
         print(f"contexts: {', '.join(preset.notes)}; the analysis sets prices and caps")

@@ -77,6 +77,8 @@ class Grow:
     """Loss by name, or FILE.py:NAME."""
     metric: str = "auto"
     """Metric by name, or FILE.py:NAME."""
+    amp: bool = False
+    """Train in bfloat16 by autocast."""
     device: str = "auto"
     """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
     folder: Path = Path("runs")
@@ -152,6 +154,7 @@ def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> G
         widths="auto" if config.widths is None else config.widths,
         epochs=config.epochs,
         batch_size=config.batch_size,
+        amp=config.amp,
         device=config.device,
         name=config.name,
         folder=config.folder,

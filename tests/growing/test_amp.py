@@ -1,0 +1,121 @@
+"""Mixed precision: bfloat16 in training batches only, so what is judged is what is returned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import esper
+from esper.growing.data import read_data
+from esper.growing.folder import read_state
+from esper.growing.settings import GrowSettings
+from esper.kasmina.population import Population
+from support import refused
+
+BUDGET = esper.Budget(host_runs=3)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((240, 1, 6, 6)).astype(np.float32)
+    return x, (x.mean((1, 2, 3)) > 0).astype(np.int64)
+
+
+def small_cnn() -> nn.Module:
+    """With batch norm, whose running statistics stay in float32."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2),
+    )  # fmt: skip
+
+
+def grow(folder: Path, model: Any = small_cnn, **settings: Any) -> esper.GrowResult:
+    chosen = {"budget": BUDGET, "epochs": 4, "widths": (), "device": "cpu"} | settings
+    return esper.grow(model, data(), folder=folder, verbose=False, **chosen)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[bool, esper.GrowResult]:
+    return {amp: grow(tmp_path_factory.mktemp("amp"), amp=amp) for amp in (False, True)}
+
+
+def test_training_batches_are_in_bfloat16_and_validation_is_not(tmp_path, monkeypatch):
+    seen: dict[str, set[bool]] = {"train": set(), "val": set()}
+    train, forward = Population.train_rows, Population.forward
+
+    def watched_train(self: Population, *args: Any, **named: Any) -> Any:
+        seen["train"].add(torch.is_autocast_enabled("cpu"))
+        return train(self, *args, **named)
+
+    def watched_forward(self: Population, x: Tensor, *args: Any, **named: Any) -> Tensor:
+        if args:  # rows of a validation
+            seen["val"].add(torch.is_autocast_enabled("cpu"))
+        return forward(self, x, *args, **named)
+
+    monkeypatch.setattr(Population, "train_rows", watched_train)
+    monkeypatch.setattr(Population, "forward", watched_forward)
+    grow(tmp_path, amp=True)
+    assert seen == {"train": {True}, "val": {False}}
+
+
+def test_weights_are_float32_and_others_than_without(results):
+    one, other = (results[amp].model.state_dict() for amp in (False, True))
+    assert all(v.dtype == torch.float32 for v in other.values() if v.is_floating_point())
+    assert one.keys() != other.keys() or not all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_the_plain_network_has_the_validation_score_of_its_member(results):
+    val = read_data(data(), seed=0).val
+    for network in results[True].frontier:
+        with torch.no_grad():
+            right = (network.model(val.inputs).argmax(1) == val.targets).float().mean()
+        assert float(right) == pytest.approx(network.val_score, abs=1e-6)
+
+
+def test_the_same_seed_is_the_same_search_bit_for_bit(results, tmp_path):
+    again = grow(tmp_path, amp=True)
+    assert read_state(again.folder).candidates == read_state(results[True].folder).candidates
+
+
+def test_the_run_says_what_it_was_trained_in(results):
+    said = {amp: results[amp].info.amp for amp in results}
+    assert said == {False: False, True: True}
+
+
+def test_a_run_is_resumed_in_its_own_precision(results):
+    text = refused(lambda: grow(results[True].folder.parent, resume=results[True].folder))
+    assert "other amp (True, now False)" in text
+
+
+class Inverse(nn.Module):
+    """torch has no inverse in bfloat16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        eye = torch.eye(4, dtype=x.dtype, device=x.device)
+        return x @ torch.linalg.inv(eye + 0.01 * x.mT @ x)
+
+
+def test_an_operation_without_bfloat16_is_one_line(tmp_path):
+    model = nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 4), Inverse(), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(),
+        nn.Linear(4, 2),
+    )  # fmt: skip
+    text = refused(lambda: grow(tmp_path, model, amp=True))
+    assert text.startswith("amp=True: Sequential does not train in bfloat16 (")
+    assert text.endswith("); use amp=False")
+    assert "\n" not in text
+
+
+@pytest.mark.parametrize("amp", ["bf16", 1, None])
+def test_what_is_no_choice_is_one_line(amp):
+    assert "give True, False, or 'auto'" in refused(lambda: GrowSettings(amp=amp))
+
+
+def test_auto_is_float32():
+    assert not GrowSettings().mixed_precision
