@@ -114,6 +114,10 @@ class LivePiece:
     """It is the policy's first that is missing."""
 
 
+LiveResult = list[tuple[LiveKind, LiveRows]]
+"""Episodes of a piece."""
+
+
 # ---- what is run -------------------------------------------------------------------------------
 
 
@@ -135,6 +139,8 @@ class LiveRun:
         self.settings = settings or LiveSettings()
         self.bench = Bench(audit, self.settings.terms)
         contexts = self.bench.context_C.tolist()
+        self._fitted: dict[tuple[str, int], LivePolicy] = {}
+        """Policies by name and the fold that they are run in."""
         self.fold_C = context_folds(len(contexts), self.settings.folds, self.settings.seed)
         kept = check_live(folder, audit.info, policies, self.settings, contexts)
         self.rows: dict[str, LiveRows] = kept.cases
@@ -158,20 +164,31 @@ class LiveRun:
 
     def run(self, runner: LiveRunner, listener: LiveListener | None = None) -> None:
         """Run what is missing; every finished context of a policy is kept."""
-        fitted: dict[tuple[str, int], LivePolicy] = {}
         for piece in self.missing():
             if listener is not None:
                 listener.on_live(piece)
-            name, key = piece.policy, (piece.policy, self._fold(piece.context))
-            if key not in fitted:
-                fitted[key] = self.policies[name](self.bench, self.train_contexts(key[1]))
-            parts = self._to_run(name, piece.context)
-            cases = LiveCases.joined([cases for _, cases in parts])
-            found, at = runner.run(name, fitted[key], cases, listener), 0
-            for kind, part in parts:
-                rows = found.take(at + np.arange(len(part.draw_N)))
-                self._keep(kind, rows)
-                at += len(rows)
+            self.keep(self.run_piece(runner, piece, listener))
+
+    def run_piece(
+        self, runner: LiveRunner, piece: LivePiece, listener: EngineListener | None = None
+    ) -> LiveResult:
+        """Train the episodes of a piece."""
+        name, key = piece.policy, (piece.policy, self._fold(piece.context))
+        if key not in self._fitted:
+            self._fitted[key] = self.policies[name](self.bench, self.train_contexts(key[1]))
+        parts = self._to_run(name, piece.context)
+        cases = LiveCases.joined([cases for _, cases in parts])
+        found, at = runner.run(name, self._fitted[key], cases, listener), 0
+        result = []
+        for kind, part in parts:
+            result.append((kind, found.take(at + np.arange(len(part.draw_N)))))
+            at += len(part.draw_N)
+        return result
+
+    def keep(self, result: LiveResult) -> None:
+        """Add the episodes of a piece, and write their files again."""
+        for kind, rows in result:
+            self._keep(kind, rows)
 
     def _to_run(self, name: str, context: int) -> list[tuple[LiveKind, LiveCases]]:
         """Missing episodes of a policy in a context."""

@@ -11,12 +11,13 @@ Shape letters: E members, H hosts, K topologies, T observations, S slots.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from typing import Any, Final, Protocol
 
 import numpy as np
+import torch
 
 import esper
 from esper.audit.folder import AuditFolder
@@ -226,23 +227,35 @@ def run_pieces(
     done: Callable[[ContextRows, bool], None] | None = None,
 ) -> None:
     """Run the pieces and write each context when it is complete; `done`: called after that."""
-    for (_, grown), group in _grouped(pieces):
-        parts = []
-        for piece in group:
-            if listener is not None:
-                listener.on_piece(piece)
-            parts.append((piece.chunk, runner.run(piece, listener)))
-        rows = _combine(parts, runner.info.hosts)
+    for group in grouped_pieces(pieces):
+        begin = None if listener is None else listener.on_piece
+        rows, grown = run_group(runner, group, listener, begin), group[0].grown
         folder.write(rows, grown)
         if done is not None:
             done(rows, grown)
 
 
-def _grouped(pieces: Sequence[Piece]) -> Iterator[tuple[tuple[int, bool], list[Piece]]]:
+def grouped_pieces(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """The pieces of each context, planted and grown apart."""
     groups: dict[tuple[int, bool], list[Piece]] = {}
     for piece in pieces:
         groups.setdefault((piece.context, piece.grown), []).append(piece)
-    yield from groups.items()
+    return list(groups.values())
+
+
+def run_group(
+    runner: AuditRunner,
+    group: Sequence[Piece],
+    listener: EngineListener | None = None,
+    begin: Callable[[Piece], None] | None = None,
+) -> ContextRows:
+    """Run all pieces of a context; `begin`: called before each."""
+    parts = []
+    for piece in group:
+        if begin is not None:
+            begin(piece)
+        parts.append((piece.chunk, runner.run(piece, listener)))
+    return _combine(parts, runner.info.hosts)
 
 
 class AuditRunner:
@@ -259,6 +272,8 @@ class AuditRunner:
         """Train one population; the rows are those of its hosts and topologies."""
         info, chunk = self.info, piece.chunk
         engine = self._engine(chunk.member_ids, self._stride(piece.grown))
+        if engine.device.type == "cuda":
+            torch.cuda.empty_cache()  # other processes may need what the last piece had cached
         engine.round = piece.context
         engine.context.spec = context_spec(info.spec, info.budgets, piece.context)
         end = _EndOfEpisode(engine, listener)

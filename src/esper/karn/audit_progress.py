@@ -7,6 +7,7 @@ from typing import Final, Self
 from rich.console import Console
 
 from esper.karn.engine_progress import EngineProgress
+from esper.leyline.arrays import Floats
 from esper.leyline.records import StepRecord
 
 LINES_EACH: Final = 4
@@ -25,7 +26,7 @@ class AuditProgress(EngineProgress):
         total = max(1, round(work * _UNIT))
         super().__init__(total, LINES_EACH * max(1, contexts), console, shows_elapsed=True)
         self._steps, self._step = steps, 0
-        self._label, self._before, self._work = "", 0.0, 0.0
+        self._label, self._work, self._done = "", 0.0, 0.0
 
     def __enter__(self) -> Self:
         super().__enter__()
@@ -34,18 +35,22 @@ class AuditProgress(EngineProgress):
 
     def begin(self, label: str, work: float) -> None:
         """Start the next episode."""
-        self._before += self._work
         self._label, self._work, self._step = label, work, 0
 
     def on_step(self, record: StepRecord) -> None:
         """Show the step."""
         self._step += 1
-        done = round((self._before + self._work * self._step / self._steps) * _UNIT)
+        label = f"{self._label}, step {self._step}/{self._steps}"
+        self.advance(label, self._work, record.signals.val_accuracy_E)
+
+    def advance(self, label: str, work: float, accuracy_E: Floats) -> None:
+        """Show a step of an episode with this work."""
+        self._done += work / self._steps
+        done = round(self._done * _UNIT)
         self.pace.tick(done)
-        accuracy_E = record.signals.val_accuracy_E
         self._display.show(
             done,
-            f"{self._label}, step {self._step}/{self._steps}",
+            label,
             f"{self.pace.left(done)} left",
             f"accuracy {100 * float(accuracy_E.mean()):.1f} % "
             f"({100 * float(accuracy_E.min()):.1f} to {100 * float(accuracy_E.max()):.1f})",

@@ -9,9 +9,10 @@ An interrupted audit resumes where the same command is given again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -24,16 +25,18 @@ from esper.scripts.cli.console import moving
 
 if TYPE_CHECKING:
     from esper.audit.folder import AuditFolder
-    from esper.audit.live import LivePiece, LiveSettings
+    from esper.audit.live import LivePiece, LiveResult, LiveSettings
     from esper.audit.live_policies import LiveMaker
     from esper.audit.presets import Preset
     from esper.audit.records import Audit, AuditInfo
     from esper.audit.rows import ContextRows
     from esper.audit.run import AuditSettings, Piece
+    from esper.audit.workers import Reporter, StepDone
     from esper.karn.audit_progress import AuditProgress
     from esper.tasks.spec import TaskData, TaskSpec
 
 MAX_NUMBER: Final = 9999
+MAX_PROCESSES: Final = 256
 """Most contexts and topologies; files of contexts have four digits."""
 
 
@@ -50,7 +53,9 @@ class RunAudit(ComputeSettings):
     hosts: int = 4
     """Hosts per topology, each with its own initial weights and batches."""
     envs: int = 32
-    """Members trained in parallel; results do not depend on it."""
+    """Members of a population; on a GPU results depend on it by rounding."""
+    processes: int = 1
+    """Processes, each training other contexts; on a GPU start NVIDIA's MPS first."""
     preset: str = "small"
     """Contexts: small (2 to 8 host runs, all that is hidden differs), harder (stronger
     corruptions), fixed (the task as it is at 1, 2, 4 and 8 host runs), a JSON file or JSON text of
@@ -96,6 +101,7 @@ class RunAudit(ComputeSettings):
 
         require_counts(MAX_NUMBER, contexts=self.contexts, topologies=self.topologies)
         require_counts(MAX_MEMBERS, hosts=self.hosts, envs=self.envs)
+        require_counts(MAX_PROCESSES, processes=self.processes)
         if self.grown < 0:
             raise EsperError(f"--grown {self.grown}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
@@ -170,12 +176,8 @@ def audit(config: RunAudit) -> None:
     _announce(config, task, preset)
     with moving("reading data, choosing topologies", config.quiet):
         from esper.audit.folder import AuditFolder
-        from esper.audit.run import describe_audit
-        from esper.tolaria.runtime import set_deterministic_cublas
 
-        set_deterministic_cublas()
-        data = task.load(config.data_dir)
-        spec, info = describe_audit(task, config.settings(), preset, data)
+        spec, info, data = _prepare(config)
         policies = _live_policies(config, spec, info)
     path = config.folder(spec.name, preset.name)
     with AuditFolder(path, info) as folder:
@@ -189,22 +191,39 @@ def audit(config: RunAudit) -> None:
     report(path)
 
 
+def _prepare(config: RunAudit) -> tuple[TaskSpec, AuditInfo, TaskData]:
+    """The task, what will be run, and the data."""
+    from esper.audit.presets import read_preset
+    from esper.audit.run import describe_audit
+    from esper.tolaria.runtime import set_deterministic_cublas
+
+    set_deterministic_cublas()
+    task = config.spec()
+    data = task.load(config.data_dir)
+    spec, info = describe_audit(task, config.settings(), read_preset(config.preset), data)
+    return spec, info, data
+
+
 def _announce(config: RunAudit, spec: TaskSpec, preset: Preset) -> None:
     """Print what will be run, before the first second of silence."""
     if not config.quiet:
         print(
             f"audit of {spec.name}: {config.contexts} contexts ({preset.name}), "
             f"{config.topologies} topologies, {config.hosts} hosts, "
-            f"{config.envs} members at a time",
+            f"{config.envs} members at a time{_processes(config)}",
             flush=True,
         )
     if preset.notes:
         print(f"contexts: {', '.join(preset.notes)}; the analysis sets prices and caps")
 
 
+def _processes(config: RunAudit) -> str:
+    return "" if config.processes == 1 else f" in each of {config.processes} processes"
+
+
 def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) -> None:
     """Run what is missing in the folder."""
-    from esper.audit.run import AuditRunner, plan_pieces, run_pieces
+    from esper.audit.run import plan_pieces
     from esper.karn.audit_progress import AuditProgress
     from esper.scripts.cli.console import console_for_report
 
@@ -216,14 +235,9 @@ def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) 
     shown = AuditProgress(
         sum(piece.work for piece in pieces), missing, info.steps, console_for_report()
     )
-    listener = _Listener(shown, info.contexts)
-    runner = AuditRunner(spec, info, config.settings(), data)
     with nullcontext() if config.quiet else shown:
         try:
-            if config.quiet:
-                run_pieces(runner, folder, pieces)
-            else:
-                run_pieces(runner, folder, pieces, listener, listener.on_context_end)
+            _train(config, spec, folder, data, pieces, None if config.quiet else shown)
         except KeyboardInterrupt:
             done = sum(folder.has(context) for context in range(info.contexts))
             shown.say(
@@ -231,6 +245,43 @@ def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) 
                 f"command resumes from there"
             )
             raise
+
+
+def _train(
+    config: RunAudit,
+    spec: TaskSpec,
+    folder: AuditFolder,
+    data: TaskData,
+    pieces: Sequence[Piece],
+    shown: AuditProgress | None,
+) -> None:
+    """Train the pieces, in one process or in several."""
+    from esper.audit.run import AuditRunner, grouped_pieces, run_pieces
+    from esper.audit.workers import run_in_processes
+
+    listener = None if shown is None else _Listener(shown, folder.info.contexts)
+    done = None if listener is None else listener.on_context_end
+    if config.processes == 1:
+        runner = AuditRunner(spec, folder.info, config.settings(), data)
+        run_pieces(runner, folder, pieces, listener, done)
+        return
+
+    def keep(result: tuple[ContextRows, bool]) -> None:
+        folder.write(*result)
+        if done is not None:
+            done(*result)
+
+    groups = grouped_pieces(pieces)
+    groups.sort(key=lambda group: -sum(piece.work for piece in group))  # the longest first
+    worker = partial(_RecordWorker, config)
+    run_in_processes(worker, groups, config.processes, keep, _shower(shown))
+
+
+def _shower(shown: AuditProgress | None) -> Callable[[StepDone], None] | None:
+    """Function that shows the steps of processes."""
+    if shown is None:
+        return None
+    return lambda step: shown.advance(step.label, step.work, step.accuracy_E)
 
 
 def _live_policies(config: RunAudit, spec: TaskSpec, info: AuditInfo) -> dict[str, LiveMaker]:
@@ -252,6 +303,7 @@ def _run_live(
     """Train the live policies, as far as they are missing."""
     from esper.audit.live import LiveRun, LiveRunner
     from esper.audit.records import read_audit
+    from esper.audit.workers import run_in_processes
     from esper.karn.audit_progress import AuditProgress
     from esper.scripts.cli.console import console_for_report
 
@@ -262,16 +314,31 @@ def _run_live(
         return
     work = sum(piece.work for piece in pieces)
     shown = AuditProgress(work, len(pieces), audit.info.steps, console_for_report())
-    runner = LiveRunner(spec, folder.info, config.settings(), data)
     with nullcontext() if config.quiet else shown:
         try:
-            live.run(runner, None if config.quiet else _LiveListener(shown, audit.info.contexts))
+            if config.processes == 1:
+                runner = LiveRunner(spec, folder.info, config.settings(), data)
+                listener = None if config.quiet else _LiveListener(shown, audit.info.contexts)
+                live.run(runner, listener)
+            else:
+                worker = partial(_LiveWorker, config)
+                show = _shower(None if config.quiet else shown)
+                run_in_processes(worker, pieces, config.processes, live.keep, show)
         except KeyboardInterrupt:
             shown.say(
                 f"{len(live.missing())} of {len(pieces)} live runs are missing, the others are "
                 f"saved in {folder.path}: the same command resumes from there"
             )
             raise
+
+
+def _label(piece: Piece, contexts: int) -> str:
+    how = "grown" if piece.grown else "planted"
+    return f"context {piece.context + 1}/{contexts}, {len(piece.chunk.topologies)} {how}"
+
+
+def _live_label(piece: LivePiece, contexts: int) -> str:
+    return f"{piece.policy}, context {piece.context + 1}/{contexts}"
 
 
 class _EngineListener:
@@ -290,10 +357,9 @@ class _LiveListener(_EngineListener):
 
     def on_live(self, piece: LivePiece) -> None:
         """Say which policy begins, because it may have to be fitted first."""
-        label = f"{piece.policy}, context {piece.context + 1}/{self._contexts}"
         if piece.first:
             self._shown.say(f"live: fitting {piece.policy}")
-        self._shown.begin(label, piece.work)
+        self._shown.begin(_live_label(piece, self._contexts), piece.work)
 
 
 class _Listener(_EngineListener):
@@ -301,11 +367,7 @@ class _Listener(_EngineListener):
 
     def on_piece(self, piece: Piece) -> None:
         """Show which one begins."""
-        how = "grown" if piece.grown else "planted"
-        self._shown.begin(
-            f"context {piece.context + 1}/{self._contexts}, {len(piece.chunk.topologies)} {how}",
-            piece.work,
-        )
+        self._shown.begin(_label(piece, self._contexts), piece.work)
 
     def on_context_end(self, rows: ContextRows, grown: bool) -> None:
         """Print a line on a finished context."""
@@ -315,6 +377,53 @@ class _Listener(_EngineListener):
             f"context {drawn.context + 1}{how}: budget {drawn.budget:.1f}, {drawn.groups} classes, "
             f"{drawn.samples} samples; accuracy {final_K.min():.3f} to {final_K.max():.3f}"
         )
+
+
+# ---- in processes of their own -----------------------------------------------------------------
+
+
+class _RecordWorker:
+    """Trains topologies in one of several processes."""
+
+    def __init__(self, config: RunAudit) -> None:
+        from esper.audit.run import AuditRunner
+
+        spec, info, data = _prepare(config)
+        self._runner = AuditRunner(spec, info, config.settings(), data)
+
+    def do(self, job: Sequence[Piece], reporter: Reporter) -> tuple[ContextRows, bool]:
+        """Train the pieces of a context."""
+        from esper.audit.run import run_group
+
+        contexts = self._runner.info.contexts
+
+        def begin(piece: Piece) -> None:
+            reporter.begin(_label(piece, contexts), piece.work)
+
+        return run_group(self._runner, job, reporter, begin), job[0].grown
+
+
+class _LiveWorker:
+    """Trains live policies in one of several processes."""
+
+    def __init__(self, config: RunAudit) -> None:
+        from esper.audit.live import LiveRun, LiveRunner
+        from esper.audit.presets import read_preset
+        from esper.audit.records import read_audit
+
+        spec, info, data = _prepare(config)
+        path = config.folder(spec.name, read_preset(config.preset).name)
+        policies = _live_policies(config, spec, info)
+        self._live = LiveRun(path, read_audit(path), policies, config.live_settings())
+        self._runner = LiveRunner(spec, info, config.settings(), data)
+
+    def do(self, job: LivePiece, reporter: Reporter) -> LiveResult:
+        """Train a policy in a context."""
+        reporter.begin(_live_label(job, self._runner.info.contexts), job.work)
+        return self._live.run_piece(self._runner, job, reporter)
+
+
+# ---- at the end --------------------------------------------------------------------------------
 
 
 def report(path: Path) -> None:
