@@ -48,6 +48,15 @@ def test_an_unknown_name_of_5000_characters_is_one_readable_line():
     assert len(line) < 120
 
 
+def test_of_very_many_valid_names_as_many_are_named_as_can_be_read():
+    names = [f"task_number_{n}" for n in range(100)]
+    line = str(unknown_name("task", "none", names))
+    assert len(line) < 320
+    assert "task_number_9, " in line
+    assert line.endswith(", ... (100 in total)")
+    assert "did you mean 'task_number_77'?" in str(unknown_name("task", "task_number77", names))
+
+
 def test_pythons_own_advice_about_long_numbers_is_not_passed_on():
     with pytest.raises(ValueError, match="set_int_max_str_digits") as caught:
         int("9" * 5000)

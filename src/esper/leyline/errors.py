@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 MAX_SHOWN_CHARS: Final = 60
 """Longest value repeated in a message, in characters."""
+_MAX_CHOICES: Final = 240
+"""Longest list of valid names in a message, in characters."""
 _MANY_BITS: Final = 1000
 """Integers above this size are described, because Python refuses to print thousands of digits."""
 
@@ -80,6 +82,8 @@ def unknown_name(
 ) -> UnknownNameError:
     """Build the error for an unknown name, with the closest valid name and all valid names.
 
+    Of very many, the first that can be read are named, and how many there are.
+
     >>> str(unknown_name("blueprint", "conv_hevy", ["norm", "conv_heavy"]))
     "unknown blueprint 'conv_hevy': did you mean 'conv_heavy'? valid: norm, conv_heavy"
     """
@@ -88,5 +92,18 @@ def unknown_name(
     hint = f"did you mean {near[0]!r}? " if near else ""
     place = f" {where}" if where else ""
     return UnknownNameError(
-        f"unknown {kind} {shown(str(name))}{place}: {hint}valid: {', '.join(choices) or 'none'}"
+        f"unknown {kind} {shown(str(name))}{place}: {hint}valid: {_readable(choices) or 'none'}"
     )
+
+
+def _readable(choices: Sequence[str]) -> str:
+    """Names in one line of at most `_MAX_CHOICES` characters.
+
+    >>> _readable(["a" * 200, "b" * 60, "c"])[-19:]
+    'a, ... (3 in total)'
+    """
+    line = ", ".join(choices)
+    if len(line) <= _MAX_CHOICES:
+        return line
+    kept = line[:_MAX_CHOICES].rpartition(", ")[0] or shorten(choices[0])
+    return f"{kept}, ... ({len(choices)} in total)"
