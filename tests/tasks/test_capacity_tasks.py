@@ -15,13 +15,13 @@ from esper.tasks.spec import PARTS, DataFiles
 from esper.tasks.synthetic_data import with_synthetic_data
 
 HOSTS = {  # task: parameters, slots, training samples, passes
-    "cifar_resnet8_narrow": (5006, 6, 45_904, 2.68),
-    "cifar_tiny10": (2286, 10, 45_904, 2.68),
+    "cifar_resnet8_narrow": (5006, 6, 45_904, 10.71),
+    "cifar_tiny10": (2286, 10, 45_904, 10.71),
     "fashion_resnet8": (75_002, 6, 56_000, 4.02),
-    "fashion_resnet8_narrow": (4934, 6, 56_000, 2.19),
-    "fashion_tiny8": (1622, 8, 56_000, 2.19),
-    "digits_tiny8": (456, 8, 989, 15.53),
-    "mnist1d_signal8": (238, 8, 3200, 15.0),
+    "fashion_resnet8_narrow": (4934, 6, 56_000, 8.78),
+    "fashion_tiny8": (1622, 8, 56_000, 8.78),
+    "digits_tiny8": (456, 8, 989, 62.12),
+    "mnist1d_signal8": (238, 8, 3200, 60.0),
     "digits_tabular": (858, 4, 989, 15.53),
     "clusters_tabular": (778, 4, 4000, 24.0),
 }
