@@ -181,11 +181,12 @@ def _draw_picks(
         taken += marker_boxes(axes, [bare])
         spots.append(bare)
         words.append("bare host")
+        text = axes.text(
+            0.985, 0.02, "dots: all networks tried\ndashed: best fixed network of each size",
+            transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, color=FAINT,
+        )  # fmt: skip
+        taken.append(text.get_window_extent())
     label_points(axes, spots, words, taken, how)
-    if key:
-        axes.text(0.985, 0.02, "dots: all networks tried\ndashed: best fixed network of each size",
-                  transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5,
-                  color=FAINT)  # fmt: skip
 
 
 def _place(name: str, names: Sequence[str]) -> int:
