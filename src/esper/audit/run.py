@@ -273,7 +273,8 @@ class AuditRunner:
         info, chunk = self.info, piece.chunk
         engine = self._engine(chunk.member_ids, self._stride(piece.grown))
         if engine.device.type == "cuda":
-            torch.cuda.empty_cache()  # other processes may need what the last piece had cached
+            # SYNC: between episodes. Other processes may need what the last piece had cached.
+            torch.cuda.empty_cache()
         engine.round = piece.context
         engine.context.spec = context_spec(info.spec, info.budgets, piece.context)
         end = _EndOfEpisode(engine, listener)

@@ -1,8 +1,8 @@
 """Episodes of an audit trained in several processes.
 
-A population of small networks leaves most of a GPU idle, and uses few cores of a CPU. Contexts are
-independent, so each process trains whole ones. Only the parent writes: a folder has one writer, and
-what is not finished is trained again by the next run.
+A population of small networks uses few cores of a CPU, and on a GPU it launches many short kernels.
+Contexts are independent, so each process trains whole ones. Only the parent writes: a folder has
+one writer, and what is not finished is trained again by the next run.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ never evaluated with statistics gathered with it.
 
 Two tasks are for audits, at budgets of 2 to 8 training runs of 11 passes: `cifar_resnet8_narrow` is
 that ResNet with a quarter of the channels, `cifar_tiny10` a CNN of 2.3k parameters with ten slots.
-With runs of 3 passes they were short of steps, not of capacity. Their rates are those of their
-siblings.
+With runs of 3 passes no topology was worth its compute (docs/audit-results.md). Their rates are
+those of their siblings.
 """
 
 from __future__ import annotations

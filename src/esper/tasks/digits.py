@@ -7,7 +7,7 @@ The split is stratified and does not depend on the run's seed.
 pixels (1x1 kernels), so growth can gain much there.
 
 `digits_tiny8` has eight slots and a host of 456 parameters that is short of capacity, not of steps:
-a training run is 62 passes, and at budgets of 4 seeds gain about five points (docs/contexts.md).
+a training run is 62 passes, and in four runs of 78 seeds gained five points (docs/contexts.md).
 Its rate is the best of 0.1, 0.2 and 0.4 (88.6, 87.9, 82.8 %; 4 hosts, 62 passes). AdamW at 0.01 was
 slower (92.1 and 84.3 % at a budget of 8 of 16 passes; 4 hosts). Eight narrow blocks in a row,
 instead of four with two slots each, hardly trained.

@@ -9,8 +9,8 @@ CPU. The score constants are provisional, those of `digits_baseline`, until a se
 
 The other tasks are for audits, at budgets of 2 to 8 training runs: `fashion_resnet8` (4 passes in a
 run) and `fashion_resnet8_narrow` (9) as the tasks on CIFAR-10, and `fashion_tiny8` (9), a CNN of
-1.6k parameters with eight slots. With 2 passes the last two were short of steps, not of capacity.
-Their rates are those of the siblings on CIFAR-10 and here.
+1.6k parameters with eight slots. With 2 passes no topology was worth its compute on the last two
+(docs/audit-results.md). Their rates are those of the siblings on CIFAR-10 and here.
 
 Shape letters: N images, C channels, H height, W width.
 """

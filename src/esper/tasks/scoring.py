@@ -34,8 +34,8 @@ SHADOW_PASSES: Final = 2
 
 SIZE_SCORE: Final = ScoreConstants(c_p=0.005, c_m=0.00125, c_f=0.002)
 """For tasks that are about how large a network should be. At a price of 1, twice the size must gain
-0.6 points of accuracy; over the prices of varied contexts, 0.06 to 2.5. With four times as much the
-bare host was best almost everywhere (docs/audit-results.md)."""
+0.6 points of accuracy; over the prices of varied contexts, 0.06 to 2.5. Chosen on the records of
+digits_tiny8, where there was more to decide than at four times as much (docs/audit-results.md)."""
 
 _LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
 
