@@ -121,12 +121,14 @@ def test_gates_pass_above_everything_and_fail_below(tmp_path):
     write_policy(tmp_path, audit, "slow", 0.05, compute=1e6)
     found = compare_live(tmp_path, audit)
     gates = {gate.policy: gate for gate in found.gates}
-    assert gates["high"].passed == (True, True)
+    assert gates["high"].passed == (True, True, True)
     assert gates["high"].times == pytest.approx(4.0)
-    assert live_verdicts(gates["high"]) == ("pass", "pass")
-    assert live_verdicts(gates["low"]) == ("fail", "fail")
+    assert live_verdicts(gates["high"]) == ("pass", "pass", "pass")
+    assert live_verdicts(gates["low"]) == ("fail", "fail", "fail")
     assert gates["slow"].times < 4
-    assert live_verdicts(gates["slow"]) == ("pass", "pass ?"), "no search takes 4 times as much"
+    assert live_verdicts(gates["slow"])[::2] == ("pass", "pass ?"), (
+        "no search takes 4 times as much"
+    )
     assert "(the largest)" in live_gates_table(found)
     assert {row.name: row.runs for row in found.rows}["high"] == np.inf
 

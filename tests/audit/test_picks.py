@@ -44,7 +44,7 @@ def test_every_policy_and_a_search_are_there_at_each_price(found):
 
 def test_a_pick_is_the_mean_of_what_was_recorded(found, bench):
     finals = final_means(bench.audit, np.arange(4))
-    np.testing.assert_allclose(found.test_K, finals.test_CK.mean(axis=0))
+    np.testing.assert_allclose(found.test_K, finals.test_CJ.mean(axis=0))
     for pick in by_name(found, "bare"):
         assert pick.params == pytest.approx(100)
         assert pick.test == pytest.approx(found.test_K[0], abs=1e-6)

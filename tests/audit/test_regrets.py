@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from audit_synthetic import made_audit
-from esper.audit.cases import TermsSpec, draw_cases, host_halves, within_caps
+from esper.audit.bench import Bench
+from esper.audit.cases import Options, TermsSpec, draw_cases, final_means, host_halves, within_caps
 from esper.audit.planners import mean_price
-from esper.audit.records import scores
-from esper.audit.regrets import RegretSettings, compute_regrets, context_folds
+from esper.audit.records import Audit, scores
+from esper.audit.regrets import KEPT, RegretSettings, compute_regrets, context_folds, keep_best
 from esper.leyline.context import Range
 from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
 
 FREE = TermsSpec(capped=0.0)
-QUICK = RegretSettings(draws=4, terms=FREE, searches=(), folds=2)
+QUICK = RegretSettings(draws=4, terms=FREE, searches=(), folds=2, stops=False)
+STOPS = replace(QUICK, draws=2, stops=True)
 LEARNT = ("one", "table", "regression")
 
 
@@ -50,8 +54,9 @@ def test_best_and_oracle_equal_the_closed_form_without_noise():
 def test_the_oracle_is_above_all_that_plan():
     found = compute_regrets(made_audit(noise=0.03, hidden=0.1), QUICK)
     oracle = found.contenders["oracle"]
-    for contender in found.contenders.values():
-        assert (oracle.score_C >= contender.score_C - 1e-12).all()
+    for name, contender in found.contenders.items():
+        if not name.endswith(KEPT):
+            assert (oracle.score_C >= contender.score_C - 1e-12).all()
 
 
 def test_best_flatters_itself_on_its_own_half_and_not_on_the_other():
@@ -70,9 +75,9 @@ def test_best_flatters_itself_on_its_own_half_and_not_on_the_other():
 
 def test_shrinking_helps_a_noisy_choice_and_leaves_a_clean_one():
     noisy = compute_regrets(made_audit(noise=0.08, contexts=30), QUICK).contenders
-    assert noisy["best, shrunk"].minus(noisy["best"]).low > 0.0
+    assert noisy["best_shrunk"].minus(noisy["best"]).low > 0.0
     clean = compute_regrets(made_audit(contexts=24, hidden=0.1), QUICK).contenders
-    assert abs(clean["best, shrunk"].minus(clean["best"]).value) < 1e-3
+    assert abs(clean["best_shrunk"].minus(clean["best"]).value) < 1e-3
 
 
 def test_regression_beats_the_table_where_the_context_matters():
@@ -134,7 +139,7 @@ def test_a_topology_without_record_in_a_context_is_never_picked_there():
     audit = made_audit(contexts=8, constants=ScoreConstants(0.0, 0.0, 0.0))
     audit.records.accuracy_CHKT[3, :, -1] = np.nan  # the fullest, best everywhere
     found = compute_regrets(audit, QUICK)
-    for name in ("best", "best, shrunk", *LEARNT):
+    for name in ("best", "best_shrunk", *LEARNT):
         contender = found.contenders[name]
         assert np.isfinite(contender.score_C).all()
         assert contender.params_CD[3].max() < max(audit.info.params)
@@ -165,3 +170,63 @@ def test_a_search_of_all_topologies_is_among_the_contenders_and_dearer():
     assert found.contenders["asha:27"].score_C == pytest.approx(
         found.contenders["best"].score_C, abs=1e-6
     )
+
+
+# ---- when to stop ------------------------------------------------------------------------------
+
+
+def overfitting_audit(seen: bool, contexts: int = 24) -> Audit:
+    """Accuracy rises to a peak and falls by 0.4 over a whole episode; where the peak is follows
+    from the number of groups, or from what nobody sees."""
+    audit = made_audit(contexts=contexts, hosts=2, slots=1, matters=False)
+    groups_C = audit.contexts.groups_C
+    if not seen:
+        groups_C = np.random.default_rng(5).permutation(groups_C)
+    peak_C = groups_C / 11.0
+    share_T = np.linspace(0, 1, audit.info.steps + 1)
+    fallen_CT = 0.4 * np.abs(share_T - peak_C[:, None])
+    for name in ("accuracy_CHKT", "control_CHKT"):
+        getattr(audit.records, name)[:] = (0.8 - fallen_CT)[:, None, None, :]
+    return audit
+
+
+def test_a_step_that_nobody_can_foresee_is_worth_choosing_and_keeping_it_needs_no_choice():
+    found = compute_regrets(overfitting_audit(seen=False), STOPS)
+    table, regression = found.gates[2:]
+    assert (table.against, regression.against) == ("table_stop", "regression_stop")
+    assert table.passed
+    assert regression.passed
+    assert not found.gates[0].passed, "all topologies are alike"
+    kept, best = found.contenders["table_kept"], found.contenders["best_stop"]
+    price = 4.0 * 4.0 * 0.01  # at most: price, budget, c_f
+    assert abs(kept.minus(best).value) < price + 0.4 / 8
+
+
+def test_a_step_that_follows_from_what_is_seen_is_foreseen():
+    found = compute_regrets(overfitting_audit(seen=True, contexts=40), STOPS)
+    table, regression = found.gates[2:]
+    assert table.passed, "the table sees the price only"
+    assert regression.margin.value < table.margin.value / 3
+
+
+def test_options_with_stop_are_the_records_of_their_steps():
+    audit = made_audit(contexts=3, noise=0.02, steps=10)
+    options, bench = Options.with_stop(audit.info, most=4), Bench(audit)
+    assert np.unique(options.steps_J).tolist() == [3, 5, 8, 10]
+    finals = final_means(audit, np.array([1]), options)
+    for j, (k, step) in enumerate(zip(options.topology_J, options.steps_J, strict=True)):
+        score = finals.accuracy_CJ[2, j] - 0.7 * finals.rent_CJ[2, j]
+        assert score == pytest.approx(bench.score(int(k), 2, 1, price=0.7, step=int(step)))
+    whole = final_means(audit, np.array([1]))
+    np.testing.assert_array_equal(finals.test_CJ[:, options.steps_J == 10], whole.test_CJ)
+
+
+def test_the_best_step_is_kept_by_the_accuracy_it_is_not_judged_on():
+    audit = made_audit(contexts=2, hosts=2, slots=1, steps=4)
+    audit.records.control_CHKT[:] = [0.9, 0.2, 0.5, 0.5, 0.4]
+    audit.records.accuracy_CHKT[:] = [0.0, 0.1, 0.2, 0.3, 0.4]
+    audit.records.test_CHK[:] = 0.5
+    kept = keep_best(audit).records
+    np.testing.assert_allclose(kept.accuracy_CHKT[0, 0, 0], [0.0, 0.1, 0.2, 0.2, 0.2])
+    np.testing.assert_allclose(kept.test_CHK, 0.3)
+    assert kept.compute_CHKT is audit.records.compute_CHKT

@@ -3,7 +3,7 @@
 Price and caps do not change how a planted topology trains, so every recorded context serves for
 many of them.
 
-Shape letters: N cases, C contexts, H hosts, K topologies, T observations.
+Shape letters: N cases, C contexts, H hosts, K topologies, J options, T observations.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class TermsSpec:
 
 TERMS: Final = TermsSpec()
 """Prices and caps of the varied contexts."""
+STOP_STEPS: Final = 8
+"""Numbers of steps after which training may be stopped, in choices made before it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,43 +129,83 @@ def host_halves(hosts: int) -> tuple[Ints, Ints]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Finals(ArrayStruct):
-    """Means over hosts at the end of training; NaN where there is no record."""
+class Options(ArrayStruct):
+    """What can be chosen before training: a topology, and after how many steps it stops."""
 
-    accuracy_CK: Doubles
-    rent_CK: Doubles
+    topology_J: Ints
+    steps_J: Ints
+
+    @staticmethod
+    def trained_to_the_end(info: AuditInfo) -> Options:
+        """Every topology, without STOP."""
+        topologies = len(info.topologies)
+        return Options(np.arange(topologies), np.full(topologies, info.steps))
+
+    @staticmethod
+    def with_stop(info: AuditInfo, most: int = STOP_STEPS) -> Options:
+        """Every topology with STOP after each of `most` numbers of steps, evenly spaced; the last
+        is the end."""
+        parts = min(most, info.steps)
+        stops = np.unique(np.ceil(info.steps * np.arange(1, parts + 1) / parts).astype(np.int64))
+        topologies = len(info.topologies)
+        return Options(np.repeat(np.arange(topologies), len(stops)), np.tile(stops, topologies))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Finals(ArrayStruct):
+    """Means over hosts where training ends, of every option; NaN where there is no record.
+
+    J is K unless STOP is among the options.
+    """
+
+    accuracy_CJ: Doubles
+    rent_CJ: Doubles
     """At price 1: a score is accuracy minus price times rent."""
-    compute_CK: Doubles
-    test_CK: Doubles
+    compute_CJ: Doubles
+    test_CJ: Doubles
 
     def take(self, index_C: Ints) -> Finals:
         """The given contexts, in that order."""
         return Finals(*(getattr(self, f.name)[index_C] for f in fields(self)))
 
     def scores(self, context_N: Ints, price_N: Doubles) -> Doubles:
-        """`[N, K]`: scores in these contexts at these prices."""
-        return np.asarray(self.accuracy_CK[context_N] - price_N[:, None] * self.rent_CK[context_N])
+        """`[N, J]`: scores in these contexts at these prices."""
+        return np.asarray(self.accuracy_CJ[context_N] - price_N[:, None] * self.rent_CJ[context_N])
 
 
-def final_means(audit: Audit, host_H: Ints) -> Finals:
-    """Final figures of all contexts, averaged over the given hosts."""
+def final_means(audit: Audit, host_H: Ints, options: Options | None = None) -> Finals:
+    """Final figures of all contexts, averaged over the given hosts; no options: the topologies.
+
+    Test accuracy is recorded at the end only. Of a run that stops before, it is taken to be lower
+    by as much as the accuracy on `val_score` is.
+    """
+    options = options or Options.trained_to_the_end(audit.info)
     records = audit.records
-    compute_CK = _host_mean(records.compute_CHKT[..., -1], host_H)
+    at = slice(None), slice(None), options.topology_J, options.steps_J
+    accuracy_CHJ = records.accuracy_CHKT[at]
+    lost_CHJ = records.accuracy_CHKT[:, :, options.topology_J, -1] - accuracy_CHJ
+    compute_CJ = _host_mean(records.compute_CHKT[at], host_H)
     return Finals(
-        accuracy_CK=_host_mean(records.accuracy_CHKT[..., -1], host_H),
-        rent_CK=rent(audit.info, compute_CK),
-        compute_CK=compute_CK,
-        test_CK=_host_mean(records.test_CHK, host_H),
+        accuracy_CJ=_host_mean(accuracy_CHJ, host_H),
+        rent_CJ=option_rent(audit.info, options, compute_CJ),
+        compute_CJ=compute_CJ,
+        test_CJ=_host_mean(records.test_CHK[:, :, options.topology_J] - lost_CHJ, host_H),
     )
 
 
-def _host_mean(values_CHK: Floats, host_H: Ints) -> Doubles:
-    return np.asarray(values_CHK[:, host_H].astype(np.float64).mean(axis=1))
+def _host_mean(values_CHJ: Floats, host_H: Ints) -> Doubles:
+    return np.asarray(values_CHJ[:, host_H].astype(np.float64).mean(axis=1))
 
 
 def rent(info: AuditInfo, compute: Floats | Doubles) -> Doubles:
     """Rent `[..., K]` at price 1 of all topologies that took this compute `[..., K]`."""
     return scores(info, np.zeros_like(compute, dtype=np.float64), compute, price=-1.0)
+
+
+def option_rent(info: AuditInfo, options: Options, compute_J: Doubles) -> Doubles:
+    """Rent `[..., J]` at price 1 of options that took this compute `[..., J]`."""
+    size_K = rent(info, np.ones(len(info.topologies)))
+    return np.asarray(size_K[options.topology_J] + info.constants.c_f * (compute_J - 1.0))
 
 
 def expected_compute(info: AuditInfo, budget_N: Doubles) -> Doubles:
@@ -175,6 +217,7 @@ def expected_compute(info: AuditInfo, budget_N: Doubles) -> Doubles:
 
 
 def best_available(value_NK: Doubles, available_NK: Bools) -> Ints:
-    """Index `[N]` of the available topology of highest value; the first of equals, NaN last."""
+    """Index `[N]` of the available topology (or option) of highest value; the first of equals, NaN
+    last."""
     usable_NK = np.where(available_NK & ~np.isnan(value_NK), value_NK, -np.inf)
     return np.asarray(usable_NK.argmax(axis=1), dtype=np.int64)

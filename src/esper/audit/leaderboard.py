@@ -19,10 +19,12 @@ from typing import Final
 import numpy as np
 
 from esper.audit.bench import Bench, EpisodeOutcomes, Observation, SimulatedEpisodes
+from esper.audit.cases import Options
 from esper.audit.policies import (
     BestTopology,
     Oracle,
     Patience,
+    PlanAndStop,
     PlanOnly,
     Policy,
     RandomPlan,
@@ -30,7 +32,7 @@ from esper.audit.policies import (
     fit_planner,
 )
 from esper.audit.prediction import PredictionSettings, PredictThenAct
-from esper.audit.regrets import context_folds
+from esper.audit.regrets import STOP, context_folds
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, mean_estimate
@@ -47,12 +49,20 @@ def _planned(name: str) -> PolicyMaker:
     return lambda bench, contexts: PlanOnly(fit_planner(name, bench, contexts))
 
 
+def _planned_with_stop(name: str) -> PolicyMaker:
+    return lambda bench, contexts: PlanAndStop(
+        fit_planner(name, bench, contexts, stops=True), Options.with_stop(bench.info)
+    )
+
+
 BUILT_IN: Final[Mapping[str, PolicyMaker]] = {
     "bare": _planned("bare"),
     "random": lambda _, __: RandomPlan(),
     "one": _planned("one"),
     "table": _planned("table"),
     "regression": _planned("regression"),
+    f"table{STOP}": _planned_with_stop("table"),
+    f"regression{STOP}": _planned_with_stop("regression"),
     "patience": lambda bench, contexts: Patience(
         fit_planner("regression", bench, contexts), bench.info.constants.c_f
     ),
@@ -63,7 +73,8 @@ BUILT_IN: Final[Mapping[str, PolicyMaker]] = {
     "best": lambda bench, _: BestTopology(bench),
     "oracle": lambda _, __: Oracle(),
 }
-"""`patience` plans by regression. `best` and `oracle` see what no contender sees."""
+"""`table_stop` and `regression_stop` choose before training when it stops; `patience` plans by
+regression. `best` and `oracle` see what no contender sees."""
 LIVE_BENCH: Final = tuple(name for name in BUILT_IN if name not in ("random", "best", "oracle"))
 """Those that can be trained live. Draws of `random` would depend on which episodes were run before;
 `best` and `oracle` look into the records."""

@@ -43,8 +43,8 @@ def listed(name: str, folder: Path) -> ListedRecords:
     """The records of a folder."""
     bench = Bench(read_audit(folder))
     finals = final_means(bench.audit, np.arange(bench.hosts)).take(bench.context_C)
-    bare_C = finals.accuracy_CK[:, 0] - mean_price(TERMS.price) * finals.rent_CK[:, 0]
-    test_K = finals.test_CK.mean(axis=0)
+    bare_C = finals.accuracy_CJ[:, 0] - mean_price(TERMS.price) * finals.rent_CJ[:, 0]
+    test_K = finals.test_CJ.mean(axis=0)
     return ListedRecords(
         name=name,
         task=bench.info.task,

@@ -1,8 +1,8 @@
 """Live policies beside contenders from records, on the same cases (context, host, draw).
 
-Two gates of the closed loop: it beats the regression (c), and it matches a search of 4 times its
-compute. And a check of the simulated engine: the score of a policy of the bench from records is
-that of training, up to less than hosts differ.
+Gates of the closed loop: it beats the regression (c), also one that chooses when to stop before
+training, and it matches a search of 4 times its compute. And a check of the simulated engine: the
+score of a policy of the bench from records is that of training, up to less than hosts differ.
 
 Shape letters: N cases, C contexts, H hosts.
 """
@@ -20,9 +20,10 @@ from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec
 from esper.audit.leaderboard import BUILT_IN, LIVE_BENCH, play
 from esper.audit.live_rows import LiveRows, live_files, read_live
+from esper.audit.picks import accuracy_on_test
 from esper.audit.policies import PLANNERS, Policy
 from esper.audit.records import Audit, identity_of
-from esper.audit.regrets import context_folds
+from esper.audit.regrets import STOP, context_folds
 from esper.audit.search_lookup import (
     SIZES,
     Searches,
@@ -38,8 +39,9 @@ from esper.leyline.statistics import Estimate, mean_estimate
 
 TIMES: Final = 4.0
 """Compute of the search that the closed loop has to match, relative to its own."""
-FROM_RECORDS: Final = ("bare", "one", "table", "regression", "best")
 REFERENCE: Final = "regression"
+STOPPING: Final = f"{REFERENCE}{STOP}"
+FROM_RECORDS: Final = ("bare", "one", "table", REFERENCE, f"table{STOP}", STOPPING, "best")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,15 +82,17 @@ class LiveGate:
     policy: str
     beats: Estimate
     """Score minus that of the regression (c), paired by context."""
+    beats_stopping: Estimate
+    """The same for the regression that also chooses when to stop."""
     matches: Estimate
     """Score minus that of a search of `times` its compute, paired by context."""
     times: float
     """`TIMES`, or less where no search of the records takes as much compute."""
 
     @property
-    def passed(self) -> tuple[bool, bool]:
-        """The interval of the first is above 0; the second is 0 or more."""
-        return self.beats.low > 0, self.matches.value >= 0
+    def passed(self) -> tuple[bool, bool, bool]:
+        """The intervals of the first two are above 0; the third is 0 or more."""
+        return self.beats.low > 0, self.beats_stopping.low > 0, self.matches.value >= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +207,19 @@ class _Comparison:
         """Play the contenders from records, then compare."""
         searches = self._searches()
         points = search_points(searches)
-        known = [self._from_records(name) for name in FROM_RECORDS if self._can_play(name)]
+        known = [
+            self._simulated(name, self.host_N) for name in FROM_RECORDS if self._can_play(name)
+        ]
         known += [self._from_search(size, found) for size, found in searches]
         live = [_from_live(rows) for rows in self.rows]
-        reference = next(it for it in known if it.name == REFERENCE)
+        named = {it.name: it for it in known}
+        reference, stopping = named[REFERENCE], named.get(STOPPING, named[REFERENCE])
         made = [self._row(it, reference, points) for it in (*live, *known)]
-        gates = [self._gate(it, reference, searches) for it in live if it.name not in PLANNERS]
+        gates = [
+            self._gate(it, (reference, stopping), searches)
+            for it in live
+            if it.name not in PLANNERS
+        ]
         return LiveComparison(
             rows=tuple(sorted(made, key=lambda row: -row.score.value)),
             gates=tuple(gates),
@@ -224,14 +235,9 @@ class _Comparison:
     # ---- contenders ----------------------------------------------------------------------------
 
     def _can_play(self, name: str) -> bool:
+        if name.endswith(STOP):
+            return self.bench.info.steps > 1
         return name != "best" or self.bench.hosts > 1
-
-    def _from_records(self, name: str) -> CaseResults:
-        topology_N, score_N, compute_N = self._simulated(name, self.host_N)
-        at = self.context_N, self.host_N, topology_N
-        params_N = np.array(self.bench.info.params, dtype=np.float64)[topology_N]
-        test_N = self.audit.records.test_CHK[at].astype(np.float64)
-        return CaseResults(name, False, score_N, test_N, compute_N, params_N)
 
     def _from_search(self, size: int, found: Searches) -> CaseResults:
         params_N = np.array(self.bench.info.params, dtype=np.float64)[found.topology_N]
@@ -248,19 +254,19 @@ class _Comparison:
         at = self.context_N, self.host_N, self.draw_N, observed
         return [(size, asha(self.audit, *at, size, seed)) for size in sizes]
 
-    def _simulated(self, name: str, host_N: Ints) -> tuple[Ints, Doubles, Doubles]:
-        """Topology, score and compute `[N]` of a policy of the bench, played in the records."""
-        topology_N = np.zeros_like(host_N)
-        score_N, compute_N = np.zeros(len(host_N)), np.zeros(len(host_N))
+    def _simulated(self, name: str, host_N: Ints) -> CaseResults:
+        """A policy of the bench, played in the records on these hosts."""
+        figures = {f: np.zeros(len(host_N)) for f in ("score", "test", "compute", "params")}
         for fold in np.unique(self._fold_N).tolist():
             at = np.flatnonzero(self._fold_N == fold)
             played = SimulatedEpisodes(self.bench, len(at))
             case = self.context_N[at], host_N[at], self.draw_N[at]
             seen = played.reset_to(*case, self.settings.seed)
             found = play(played, self._policy(name, fold), seen)
-            topology_N[at], score_N[at] = found.topology_N, found.score_N
-            compute_N[at] = found.compute_N
-        return topology_N, score_N, compute_N
+            test_N = accuracy_on_test(self.bench, found)
+            figures["score"][at], figures["test"][at] = found.score_N, test_N
+            figures["compute"][at], figures["params"][at] = found.compute_N, found.params_N
+        return CaseResults(name, False, *figures.values())
 
     def _policy(self, name: str, fold: int) -> Policy:
         """A policy of the bench, fitted on the contexts of the other folds."""
@@ -293,23 +299,28 @@ class _Comparison:
     def _gate(
         self,
         it: CaseResults,
-        reference: CaseResults,
+        references: tuple[CaseResults, CaseResults],
         searches: Sequence[tuple[int, Searches]],
     ) -> LiveGate:
+        """`references`: the regression, without and with STOP."""
         found = [search for _, search in searches]
         own = float(it.compute_N.mean())
         search_N, compute = search_at(found, TIMES * own)
+        beats, beats_stopping = (
+            self._mean(_minus(it.score_N, other.score_N)) for other in references
+        )
         return LiveGate(
             policy=it.name,
-            beats=self._mean(_minus(it.score_N, reference.score_N)),
+            beats=beats,
+            beats_stopping=beats_stopping,
             matches=self._mean(_minus(it.score_N, search_N)),
             times=compute / own,
         )
 
     def _agreement(self, rows: LiveRows) -> Agreement:
-        _, score_N, _ = self._simulated(rows.policy, self.host_N)
+        score_N = self._simulated(rows.policy, self.host_N).score_N
         every_HN = [
-            self._simulated(rows.policy, np.full_like(self.host_N, host))[1]
+            self._simulated(rows.policy, np.full_like(self.host_N, host)).score_N
             for host in range(self.bench.hosts)
         ]
         spread = np.nan

@@ -103,7 +103,7 @@ def collect_picks(
         contexts=len(bench.context_C),
         hosts=bench.hosts,
         params_K=np.array(bench.info.params),
-        test_K=finals.test_CK.mean(axis=0),
+        test_K=finals.test_CJ.mean(axis=0),
         prices=shown_prices(bench.terms.price),
         doubling=constants.c_p + constants.c_m,
         picks=tuple(picks),

@@ -1,8 +1,9 @@
 """Planners: which topology to plant, from what is observed before training.
 
-A planner ranks all topologies of a case; the best available one is planted.
+A planner ranks all options of a case; the best available one is taken. An option is a topology, or
+a topology and the step after which training stops.
 
-Shape letters: N cases, C contexts, K topologies, P bins of price.
+Shape letters: N cases, C contexts, J options, P bins of price.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from esper.audit.cases import Finals, Observed, expected_compute, rent
+from esper.audit.cases import Finals, Observed, Options, expected_compute, option_rent
 from esper.audit.records import AuditInfo
 from esper.audit.regression import TopologyRegression, context_features
 from esper.leyline.arrays import Doubles
@@ -22,24 +23,22 @@ PRICE_BINS: Final = 12
 
 
 class Planner(Protocol):
-    """Ranks topologies."""
+    """Ranks options."""
 
     def rank(self, observed: Observed) -> Doubles:
-        """`[N, K]`: the higher, the better; NaN for topologies it knows nothing about."""
+        """`[N, J]`: the higher, the better; NaN for options it knows nothing about."""
         ...
 
 
 class BarePlanner:
-    """Plants nothing."""
+    """Plants nothing; the later training stops, the better."""
 
-    def __init__(self, topologies: int) -> None:
-        self.topologies = topologies
+    def __init__(self, options: Options) -> None:
+        self.rank_J = np.where(options.topology_J == 0, 1.0 + options.steps_J, 0.0)
 
     def rank(self, observed: Observed) -> Doubles:
         """The bare host first."""
-        rank_NK = np.zeros((len(observed.price_N), self.topologies))
-        rank_NK[:, 0] = 1.0
-        return rank_NK
+        return np.broadcast_to(self.rank_J, (len(observed.price_N), len(self.rank_J)))
 
 
 class OnePlanner:
@@ -47,11 +46,11 @@ class OnePlanner:
 
     def __init__(self, finals: Finals, mean_price: float) -> None:
         """`finals`: of the training contexts."""
-        self.rank_K: Doubles = _mean_scores(finals, np.array([mean_price]))[0]
+        self.rank_J: Doubles = _mean_scores(finals, np.array([mean_price]))[0]
 
     def rank(self, observed: Observed) -> Doubles:
         """The same ranking in every case."""
-        return np.broadcast_to(self.rank_K, (len(observed.price_N), len(self.rank_K)))
+        return np.broadcast_to(self.rank_J, (len(observed.price_N), len(self.rank_J)))
 
 
 class TablePlanner:
@@ -62,47 +61,55 @@ class TablePlanner:
         self.edge_P = prices.log_uniform(np.arange(1, bins) / bins)
         self.price_P = prices.log_uniform((np.arange(bins) + 0.5) / bins)
         """Centre of each bin, at which its ranking is made."""
-        self.rank_PK: Doubles = _mean_scores(finals, self.price_P)
+        self.rank_PJ: Doubles = _mean_scores(finals, self.price_P)
 
     def rank(self, observed: Observed) -> Doubles:
         """The ranking of the price's bin."""
-        return np.asarray(self.rank_PK[np.searchsorted(self.edge_P, observed.price_N)])
+        return np.asarray(self.rank_PJ[np.searchsorted(self.edge_P, observed.price_N)])
 
 
 class RegressionPlanner:
     """Predicted accuracy, from everything observed, minus the rent known before training."""
 
     def __init__(
-        self, info: AuditInfo, observed_C: Observed, finals: Finals, seed: int = 0
+        self,
+        info: AuditInfo,
+        observed_C: Observed,
+        finals: Finals,
+        options: Options | None = None,
+        seed: int = 0,
     ) -> None:
         """`observed_C` and `finals`: of the training contexts; prices and caps are not used."""
         self.info = info
-        self.model = TopologyRegression(info, seed)
-        self.model.fit(context_features(observed_C), finals.accuracy_CK)
+        self.options = options or Options.trained_to_the_end(info)
+        self.model = TopologyRegression(info, self.options, seed)
+        self.model.fit(context_features(observed_C), finals.accuracy_CJ)
 
     def rank(self, observed: Observed) -> Doubles:
         """Predicted score, up to a constant of the case."""
-        return self.accuracy(observed) - known_rent(self.info, observed)
+        return self.accuracy(observed) - known_rent(self.info, observed, self.options)
 
     def accuracy(self, observed: Observed) -> Doubles:
-        """`[N, K]`: predicted accuracy, relative to the mean over topologies."""
+        """`[N, J]`: predicted accuracy, relative to the mean over options."""
         return self.model.predict(context_features(observed))
 
 
-def known_rent(info: AuditInfo, observed: Observed) -> Doubles:
-    """`[N, K]`: rent of a whole run at the case's price."""
-    rent_NK = rent(info, expected_compute(info, observed.budget_N))
-    return np.asarray(observed.price_N[:, None] * rent_NK)
+def known_rent(info: AuditInfo, observed: Observed, options: Options | None = None) -> Doubles:
+    """`[N, J]`: rent at the case's price; no options: of a whole run of every topology."""
+    options = options or Options.trained_to_the_end(info)
+    whole_NJ = expected_compute(info, observed.budget_N)[:, options.topology_J]
+    rent_NJ = option_rent(info, options, whole_NJ * (options.steps_J / info.steps))
+    return np.asarray(observed.price_N[:, None] * rent_NJ)
 
 
 def _mean_scores(finals: Finals, price_P: Doubles) -> Doubles:
-    """`[P, K]`: mean over contexts of the scores at each price; NaN without any record."""
-    known_CK = np.isfinite(finals.accuracy_CK)
-    count_K = np.maximum(known_CK.sum(axis=0), 1)
-    accuracy_K = np.where(known_CK, finals.accuracy_CK, 0.0).sum(axis=0) / count_K
-    rent_K = np.where(known_CK, finals.rent_CK, 0.0).sum(axis=0) / count_K
-    mean_PK = accuracy_K - price_P[:, None] * rent_K
-    return np.where(known_CK.any(axis=0), mean_PK, np.nan)
+    """`[P, J]`: mean over contexts of the scores at each price; NaN without any record."""
+    known_CJ = np.isfinite(finals.accuracy_CJ)
+    count_J = np.maximum(known_CJ.sum(axis=0), 1)
+    accuracy_J = np.where(known_CJ, finals.accuracy_CJ, 0.0).sum(axis=0) / count_J
+    rent_J = np.where(known_CJ, finals.rent_CJ, 0.0).sum(axis=0) / count_J
+    mean_PJ = accuracy_J - price_P[:, None] * rent_J
+    return np.where(known_CJ.any(axis=0), mean_PJ, np.nan)
 
 
 def mean_price(prices: Range) -> float:

@@ -13,6 +13,7 @@ from esper.audit.bench import Bench, Observation, SimulatedEpisodes
 from esper.audit.cases import (
     Finals,
     Observed,
+    Options,
     best_available,
     draw_cases,
     final_means,
@@ -75,6 +76,26 @@ class PlanOnly:
     def stop(self, obs: Observation, step: int) -> Bools:
         """Never."""
         return never(obs)
+
+
+class PlanAndStop:
+    """Chooses the topology, and after how many steps training stops, before it begins."""
+
+    def __init__(self, planner: Planner, options: Options) -> None:
+        """`planner`: ranks these options."""
+        self.planner, self.options = planner, options
+
+    def plan(self, obs: Observation) -> Ints:
+        """The topology of the best available option."""
+        return self.options.topology_J[self._choice(obs)]
+
+    def stop(self, obs: Observation, step: int) -> Bools:
+        """`[N]`: where the best available option stops after this step."""
+        return np.asarray(self.options.steps_J[self._choice(obs)] == step)
+
+    def _choice(self, obs: Observation) -> Ints:
+        available_NJ = obs.available_NK[:, self.options.topology_J]
+        return best_available(self.planner.rank(obs.context), available_NJ)
 
 
 class RandomPlan:
@@ -168,26 +189,32 @@ class Oracle:
 # ---- planners from a benchmark ----------------------------------------------------------------
 
 
-def training_figures(bench: Bench, contexts: Ints) -> tuple[Observed, Finals]:
+def training_figures(
+    bench: Bench, contexts: Ints, options: Options | None = None
+) -> tuple[Observed, Finals]:
     """Observed part and final figures of training contexts, over all hosts."""
     observed = draw_cases(bench.audit, contexts, np.zeros_like(contexts), bench.terms, seed=0)
-    return observed, final_means(bench.audit, np.arange(bench.hosts)).take(contexts)
+    return observed, final_means(bench.audit, np.arange(bench.hosts), options).take(contexts)
 
 
-def fit_planner(name: str, bench: Bench, contexts: Ints, seed: int = 0) -> Planner:
-    """One of `PLANNERS`, learnt from training contexts."""
+def fit_planner(
+    name: str, bench: Bench, contexts: Ints, stops: bool = False, seed: int = 0
+) -> Planner:
+    """One of `PLANNERS`, learnt from training contexts; `stops`: of options with STOP."""
     if name not in PLANNERS:
         raise unknown_name("planner", name, PLANNERS)
-    key = ("planner", name, tuple(contexts.tolist()), seed)
-    return bench.fit_once(key, lambda: _fit_planner(name, bench, contexts, seed))
+    key = ("planner", name, stops, tuple(contexts.tolist()), seed)
+    return bench.fit_once(key, lambda: _fit_planner(name, bench, contexts, stops, seed))
 
 
-def _fit_planner(name: str, bench: Bench, contexts: Ints, seed: int) -> Planner:
-    observed, finals = training_figures(bench, contexts)
+def _fit_planner(name: str, bench: Bench, contexts: Ints, stops: bool, seed: int) -> Planner:
+    made = Options.with_stop if stops else Options.trained_to_the_end
+    options = made(bench.info)
+    observed, finals = training_figures(bench, contexts, options)
     if name == "bare":
-        return BarePlanner(len(bench.topologies))
+        return BarePlanner(options)
     if name == "one":
         return OnePlanner(finals, mean_price(bench.terms.price))
     if name == "table":
         return TablePlanner(finals, bench.terms.price)
-    return RegressionPlanner(bench.info, observed, finals, seed)
+    return RegressionPlanner(bench.info, observed, finals, options, seed)

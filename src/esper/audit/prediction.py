@@ -93,9 +93,9 @@ def _fit(
     plans, gains = [], []
     for member in range(settings.members):
         drawn_C = generator.integers(len(contexts), size=len(contexts))
-        plan = TopologyRegression(bench.info, settings.seed + member)
+        plan = TopologyRegression(bench.info, seed=settings.seed + member)
         features_CF = context_features(observed.take(drawn_C))
-        plans.append(plan.fit(features_CF, finals.accuracy_CK[drawn_C]))
+        plans.append(plan.fit(features_CF, finals.accuracy_CJ[drawn_C]))
         rows_RF, gain_R = _curve_rows(bench, contexts[drawn_C], settings.rows, generator)
         gains.append(boosted_trees(member).fit(rows_RF, gain_R))
     return plans, gains

@@ -5,8 +5,8 @@ nothing. Price and caps are left out because they do not change accuracy: the re
 is subtracted afterwards, and caps are a mask. Two models are averaged: linear with products of
 topology and context, which extrapolates from few contexts, and boosted trees.
 
-Shape letters: N cases, C contexts, K topologies, F features of a context, G of a topology,
-S slots, B blueprints.
+Shape letters: N cases, C contexts, K topologies, J options (a topology, and when training stops),
+F features of a context, G of a topology or an option, S slots, B blueprints.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from esper.audit.cases import Observed
+from esper.audit.cases import Observed, Options
 from esper.audit.records import AuditInfo
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError
@@ -50,50 +50,63 @@ def topology_features(info: AuditInfo) -> Doubles:
     return np.concatenate([np.stack(sizes, axis=1), planted_KSB.sum(axis=1), slots_KG], axis=1)
 
 
-class TopologyRegression:
-    """Predicts accuracy of every topology, up to a constant of the context."""
+def option_features(info: AuditInfo, options: Options) -> Doubles:
+    """`[J, G]`: those of the topology; with STOP also the share of the episode that is trained, on
+    several scales, and times the topology's cost."""
+    features_JG = topology_features(info)[options.topology_J]
+    if (options.steps_J == info.steps).all():
+        return features_JG
+    share_J = options.steps_J / info.steps
+    cost_J = np.array(info.cost)[options.topology_J]
+    times = [share_J, share_J**2, np.log2(share_J), share_J * np.log2(cost_J)]
+    return np.concatenate([features_JG, np.stack(times, axis=1)], axis=1)
 
-    def __init__(self, info: AuditInfo, seed: int = 0) -> None:
-        self._topology_KG = topology_features(info)
+
+class TopologyRegression:
+    """Predicts accuracy of every option, up to a constant of the context."""
+
+    def __init__(self, info: AuditInfo, options: Options | None = None, seed: int = 0) -> None:
+        """`options`: None: topologies that are trained to the end."""
+        self._option_JG = option_features(info, options or Options.trained_to_the_end(info))
         self._seed = stream_seed(seed, "topology regression") & 0x7FFFFFFF
 
-    def fit(self, context_CF: Doubles, accuracy_CK: Doubles) -> TopologyRegression:
+    def fit(self, context_CF: Doubles, accuracy_CJ: Doubles) -> TopologyRegression:
         """Fit on contexts; accuracies that are NaN are left out."""
         if len(context_CF) < 1:
             raise EsperError("topology regression on no contexts: give one or more to train on")
-        target_CK = accuracy_CK - np.nanmean(accuracy_CK, axis=1, keepdims=True)
-        known_R = np.isfinite(target_CK).ravel()
-        group_R = np.repeat(np.arange(len(context_CF)), target_CK.shape[1])[known_R]
-        target_R = target_CK.ravel()[known_R]
+        target_CJ = accuracy_CJ - np.nanmean(accuracy_CJ, axis=1, keepdims=True)
+        known_R = np.isfinite(target_CJ).ravel()
+        group_R = np.repeat(np.arange(len(context_CF)), target_CJ.shape[1])[known_R]
+        target_R = target_CJ.ravel()[known_R]
         self._linear = _fit_linear(self._products(context_CF)[known_R], target_R, group_R)
         self._trees = boosted_trees(self._seed).fit(self._joined(context_CF)[known_R], target_R)
         return self
 
     def predict(self, context_NF: Doubles) -> Doubles:
-        """`[N, K]`: accuracy relative to the mean over topologies."""
+        """`[N, J]`: accuracy relative to the mean over options."""
         # Cases share contexts, so each context is predicted once.
         unique_CF, inverse_N = np.unique(context_NF, axis=0, return_inverse=True)
         linear_R = self._linear.predict(self._products(unique_CF))
         trees_R = self._trees.predict(self._joined(unique_CF))
-        found_CK = ((linear_R + trees_R) / 2).reshape(len(unique_CF), -1)
-        return np.asarray(found_CK[inverse_N.ravel()])
+        found_CJ = ((linear_R + trees_R) / 2).reshape(len(unique_CF), -1)
+        return np.asarray(found_CJ[inverse_N.ravel()])
 
     def _joined(self, context_CF: Doubles) -> Doubles:
-        """Rows (context, topology) with the features of both."""
-        contexts, topologies = len(context_CF), len(self._topology_KG)
+        """Rows (context, option) with the features of both."""
+        contexts, options = len(context_CF), len(self._option_JG)
         return np.concatenate(
             [
-                np.repeat(context_CF, topologies, axis=0),
-                np.tile(self._topology_KG, (contexts, 1)),
+                np.repeat(context_CF, options, axis=0),
+                np.tile(self._option_JG, (contexts, 1)),
             ],
             axis=1,
         )
 
     def _products(self, context_CF: Doubles) -> Doubles:
-        """Rows (context, topology) with each topology feature alone and times each of the context's
-        features."""
+        """Rows (context, option) with each feature of the option alone and times each of the
+        context's."""
         factor_CF = np.concatenate([np.ones((len(context_CF), 1)), context_CF], axis=1)
-        rows = np.einsum("cf,kg->ckfg", factor_CF, self._topology_KG)
+        rows = np.einsum("cf,jg->cjfg", factor_CF, self._option_JG)
         return np.asarray(rows.reshape(-1, rows.shape[2] * rows.shape[3]))
 
 

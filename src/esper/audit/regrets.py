@@ -5,13 +5,18 @@ and judged on the other, both ways round, averaged. What is learnt from other co
 `table`, `regression`) is learnt on training contexts, on the choosing half of their hosts, and
 judged on contexts that were held out (cross-validation over contexts).
 
-Shape letters: C contexts, D draws of price and caps in a context, N = C * D cases, K topologies.
+All of it is done twice: for topologies that are trained to the end, and for pairs of a topology and
+the step after which training stops (`STOP`). What nobody sees before training, such as label noise,
+decides more about the second.
+
+Shape letters: C contexts, D draws of price and caps in a context, N = C * D cases, K topologies,
+J options.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
@@ -20,6 +25,7 @@ from esper.audit.cases import (
     TERMS,
     Finals,
     Observed,
+    Options,
     TermsSpec,
     best_available,
     draw_cases,
@@ -47,6 +53,13 @@ from esper.leyline.streams import stream_seed
 
 GATES: Final = {"table": 0.02, "regression": 0.01}
 """Least that the best topology of a context must be above these."""
+STOP: Final = "_stop"
+"""How names of contenders end that also choose when training stops."""
+KEPT: Final = "_kept"
+"""How names of contenders end that train to the end and keep the step that was best on
+`val_control`: they decide nothing in training."""
+STOPPING: Final = ("one", "table", "regression", "best", "best_shrunk", "oracle")
+"""Contenders that are judged with STOP, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +75,8 @@ class RegretSettings:
     price_bins: int = PRICE_BINS
     searches: tuple[int, ...] = SIZES
     """Sizes of the searches; all topologies come in addition. Empty: no searches."""
+    stops: bool = True
+    """Also judge choices of when training stops, if there is more than one step."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,7 +91,6 @@ class RegretSettings:
 class Contender(ArrayStruct):
     """What one way of choosing reaches in each case, averaged over hosts."""
 
-    name: str
     score_CD: Doubles
     params_CD: Doubles
     """Of what it picks."""
@@ -105,11 +119,12 @@ class Gate:
     """Whether there is enough to be decided."""
 
     against: str
+    """The contender; one that chooses when to stop is held against `best` that does, too."""
     least: float
     margin: Estimate
     """Score of `best` minus that of the contender."""
     shrunk: Estimate
-    """The same for `best, shrunk`; either may be higher, both are below the true best."""
+    """The same for `best_shrunk`; either may be higher, both are below the true best."""
     most: Estimate
     """The same for `oracle`: the room there could be at most."""
 
@@ -162,7 +177,28 @@ class Regrets:
 
 def compute_regrets(audit: Audit, settings: RegretSettings | None = None) -> Regrets:
     """Regrets of all contenders on the contexts that were run."""
-    return _Computation(audit, settings or RegretSettings()).run()
+    settings = settings or RegretSettings()
+    whole = _Computation(audit, settings, Options.trained_to_the_end(audit.info))
+    found = whole.contenders()
+    gates = _gates(found)
+    if settings.stops and audit.info.steps > 1:
+        stopping = _Computation(audit, settings, Options.with_stop(audit.info)).contenders()
+        found |= {name + STOP: it for name, it in stopping.items() if name in STOPPING}
+        gates += _gates(found, STOP)
+    searches = whole.searches()
+    found |= {f"asha:{size}": whole.search_contender(s) for size, s in searches}
+    return Regrets(
+        contenders=found,
+        gates=gates,
+        noise=NoiseFloor(found["oracle"].minus(found["best"]), *whole.host_spread()),
+        search=search_points(searches) if searches else (),
+        context_C=whole.context_C,
+        price_CD=whole.by_case(whole.observed.price_N),
+        capped_CD=np.isfinite(whole.by_case(whole.observed.params_cap_N)),
+        table=whole.table(),
+        cases=len(whole.case_N),
+        hosts=whole.hosts,
+    )
 
 
 def context_folds(contexts: int, folds: int, seed: int) -> Ints:
@@ -191,8 +227,9 @@ def take_contexts(audit: Audit, index_C: Ints) -> Audit:
 class _Computation:
     """Cases of an audit, and what each contender picks in them."""
 
-    def __init__(self, audit: Audit, settings: RegretSettings) -> None:
+    def __init__(self, audit: Audit, settings: RegretSettings, options: Options) -> None:
         self.settings, self.context_C = settings, recorded_contexts(audit)
+        self.options = options
         contexts = len(self.context_C)
         index_N = np.arange(contexts * settings.draws)
         self.case_N, self.draw_N = index_N // settings.draws, index_N % settings.draws
@@ -201,52 +238,41 @@ class _Computation:
         context_N = self.context_C[self.case_N]
         self.observed = draw_cases(audit, context_N, self.draw_N, settings.terms, settings.seed)
         self.audit = take_contexts(audit, self.context_C)
-        self.available_NK: Bools = within_caps(audit.info, self.observed)
-        self.available_NK &= recorded(self.audit)[self.case_N]
+        available_NK: Bools = within_caps(audit.info, self.observed)
+        available_NK &= recorded(self.audit)[self.case_N]
+        self.available_NJ: Bools = available_NK[:, options.topology_J]
         self.fold_C = context_folds(contexts, settings.folds, settings.seed)
         self.params_K = np.array(audit.info.params, dtype=np.float64)
+        self.hosts = self.audit.records.test_CHK.shape[1]
+        first, second = host_halves(self.hosts)
+        self.ways = (first, second), (second, first)
+        """Hosts to choose on and hosts to judge on."""
 
-    def run(self) -> Regrets:
+    def contenders(self) -> dict[str, Contender]:
         """Judge every contender both ways round."""
-        hosts = self.audit.records.test_CHK.shape[1]
-        first, second = host_halves(hosts)
-        ways = [self._one_way(first, second), self._one_way(second, first)]
-        found = {name: _mean_contender([way[name] for way in ways]) for name in ways[0]}
-        searches = self._searches()
-        found |= {f"asha:{size}": self._search_contender(size, s) for size, s in searches}
-        return Regrets(
-            contenders=found,
-            gates=tuple(_gate(found, name, least) for name, least in GATES.items()),
-            noise=NoiseFloor(found["oracle"].minus(found["best"]), *self._host_spread()),
-            search=search_points(searches) if searches else (),
-            context_C=self.context_C,
-            price_CD=self._by_case(self.observed.price_N),
-            capped_CD=np.isfinite(self._by_case(self.observed.params_cap_N)),
-            table=self._table(),
-            cases=len(self.case_N),
-            hosts=hosts,
-        )
+        ways = [self._one_way(*way) for way in self.ways]
+        return {name: _mean_contender([way[name] for way in ways]) for name in ways[0]}
 
     def _one_way(self, choose_H: Ints, judge_H: Ints) -> dict[str, Contender]:
         """Choose on some hosts, judge on others."""
-        choose, judge = final_means(self.audit, choose_H), final_means(self.audit, judge_H)
-        rank_NK, regressed_CK = self._held_out(choose)
+        choose = final_means(self.audit, choose_H, self.options)
+        judge = final_means(self.audit, judge_H, self.options)
+        rank_NJ, regressed_CJ = self._held_out(choose)
         price_N = self.observed.price_N
-        rank_NK["best"] = choose.scores(self.case_N, price_N)
-        rank_NK["best, shrunk"] = self._shrunk(choose, regressed_CK, len(choose_H))
-        rank_NK["oracle"] = judge.scores(self.case_N, price_N)
-        return {
-            name: self._contender(name, best_available(rank, self.available_NK), judge)
-            for name, rank in rank_NK.items()
-        }
+        rank_NJ["best"] = choose.scores(self.case_N, price_N)
+        rank_NJ["best_shrunk"] = self._shrunk(choose, regressed_CJ, len(choose_H))
+        rank_NJ["oracle"] = judge.scores(self.case_N, price_N)
+        found = {name: self._judged(rank, judge) for name, rank in rank_NJ.items()}
+        kept = final_means(keep_best(self.audit), judge_H, self.options)
+        return found | {name + KEPT: self._judged(rank_NJ[name], kept) for name in GATES}
 
     def _held_out(self, choose: Finals) -> tuple[dict[str, Doubles], Doubles]:
-        """Rankings `[N, K]` by planners that were fitted on the other folds' contexts, and the
-        regression's accuracies `[C, K]`."""
-        makers = _planner_makers(self.audit, self.settings)
-        shape = self.available_NK.shape
-        rank_NK = {name: np.full(shape, np.nan) for name in makers}
-        regressed_CK = np.full(choose.accuracy_CK.shape, np.nan)
+        """Rankings `[N, J]` by planners that were fitted on the other folds' contexts, and the
+        regression's accuracies `[C, J]`."""
+        makers = _planner_makers(self.audit, self.settings, self.options)
+        shape = self.available_NJ.shape
+        rank_NJ = {name: np.full(shape, np.nan) for name in makers}
+        regressed_CJ = np.full(choose.accuracy_CJ.shape, np.nan)
         first_N = np.flatnonzero(self.draw_N == 0)
         for fold in np.unique(self.fold_C):
             held_N = np.flatnonzero(self.fold_C[self.case_N] == fold)
@@ -255,44 +281,46 @@ class _Computation:
             held = self.observed.take(held_N)
             for name, make in makers.items():
                 planner = make(observed_C, train)
-                rank_NK[name][held_N] = planner.rank(held)
+                rank_NJ[name][held_N] = planner.rank(held)
                 if isinstance(planner, RegressionPlanner):
                     held_C = np.flatnonzero(self.fold_C == fold)
-                    regressed_CK[held_C] = planner.accuracy(self.observed.take(first_N[held_C]))
-        return rank_NK, regressed_CK
+                    regressed_CJ[held_C] = planner.accuracy(self.observed.take(first_N[held_C]))
+        return rank_NJ, regressed_CJ
 
-    def _shrunk(self, choose: Finals, regressed_CK: Doubles, hosts: int) -> Doubles:
-        """Scores `[N, K]` with each context's accuracies drawn towards the regression's.
+    def _shrunk(self, choose: Finals, regressed_CJ: Doubles, hosts: int) -> Doubles:
+        """Scores `[N, J]` with each context's accuracies drawn towards the regression's.
 
         Few hosts leave noise in a context's own means. The weight of these is the share of their
         variance around the regression that is not noise between hosts.
         """
-        own_CK = choose.accuracy_CK - np.nanmean(choose.accuracy_CK, axis=1, keepdims=True)
-        known = np.isfinite(own_CK)
-        total = float(((own_CK - regressed_CK)[known] ** 2).mean())
-        noise = self._host_spread()[1] ** 2 / hosts
+        own_CJ = choose.accuracy_CJ - np.nanmean(choose.accuracy_CJ, axis=1, keepdims=True)
+        known = np.isfinite(own_CJ)
+        total = float(((own_CJ - regressed_CJ)[known] ** 2).mean())
+        noise = self.host_spread()[1] ** 2 / hosts
         weight = max(0.0, 1.0 - noise / total) if total > 0 else 1.0
-        accuracy_CK = weight * own_CK + (1.0 - weight) * regressed_CK
-        rent_NK = self.observed.price_N[:, None] * choose.rent_CK[self.case_N]
-        return np.asarray(accuracy_CK[self.case_N] - rent_NK)
+        accuracy_CJ = weight * own_CJ + (1.0 - weight) * regressed_CJ
+        rent_NJ = self.observed.price_N[:, None] * choose.rent_CJ[self.case_N]
+        return np.asarray(accuracy_CJ[self.case_N] - rent_NJ)
 
-    def _contender(self, name: str, pick_N: Ints, judge: Finals) -> Contender:
-        """Figures of picked topologies on the judging hosts."""
+    def _judged(self, rank_NJ: Doubles, judge: Finals) -> Contender:
+        """Figures of the best available options, on the judging hosts."""
+        pick_N = best_available(rank_NJ, self.available_NJ)
         at = self.case_N, pick_N
-        score_N = judge.accuracy_CK[at] - self.observed.price_N * judge.rent_CK[at]
-        figures = (score_N, self.params_K[pick_N], judge.test_CK[at], judge.compute_CK[at])
-        return Contender(name, *(self._by_case(values_N) for values_N in figures))
+        score_N = judge.accuracy_CJ[at] - self.observed.price_N * judge.rent_CJ[at]
+        params_N = self.params_K[self.options.topology_J[pick_N]]
+        figures = (score_N, params_N, judge.test_CJ[at], judge.compute_CJ[at])
+        return Contender(*(self.by_case(values_N) for values_N in figures))
 
-    def _by_case(self, values_N: Doubles) -> Doubles:
+    def by_case(self, values_N: Doubles) -> Doubles:
         """`[C, D]` from one or several values of each case, next to each other."""
         shape = len(self.context_C), self.settings.draws, -1
         return np.asarray(values_N.reshape(shape).mean(axis=2))
 
     # ---- searches, noise, table ----------------------------------------------------------------
 
-    def _searches(self) -> list[tuple[int, Searches]]:
+    def searches(self) -> list[tuple[int, Searches]]:
         """Searches of every size, one in each case on each host."""
-        settings, hosts = self.settings, self.audit.records.test_CHK.shape[1]
+        settings, hosts = self.settings, self.hosts
         if not settings.searches:
             return []
         run_N = np.arange(len(self.case_N) * hosts)
@@ -303,12 +331,13 @@ class _Computation:
         at = context_N, host_N, self.draw_N[case_N], observed
         return [(size, asha(self.audit, *at, size, settings.seed)) for size in sizes]
 
-    def _search_contender(self, size: int, found: Searches) -> Contender:
+    def search_contender(self, found: Searches) -> Contender:
+        """What searches reach."""
         params_N = self.params_K[found.topology_N]
         figures = (found.score_N, params_N, found.test_N, found.compute_N)
-        return Contender(f"asha:{size}", *(self._by_case(values_N) for values_N in figures))
+        return Contender(*(self.by_case(values_N) for values_N in figures))
 
-    def _host_spread(self) -> tuple[float, float]:
+    def host_spread(self) -> tuple[float, float]:
         """Standard deviations between hosts: of accuracy, and without what a host's topologies
         have in common."""
         accuracy_CHK = self.audit.records.accuracy_CHKT[..., -1].astype(np.float64)
@@ -319,35 +348,58 @@ class _Computation:
         ]
         return spread[0], spread[1]
 
-    def _table(self) -> tuple[tuple[float, int], ...]:
-        finals = final_means(self.audit, np.arange(self.audit.records.test_CHK.shape[1]))
+    def table(self) -> tuple[tuple[float, int], ...]:
+        """Price -> topology without caps, from all contexts and hosts."""
+        finals = final_means(self.audit, np.arange(self.hosts))
         table = TablePlanner(finals, self.settings.terms.price, self.settings.price_bins)
-        pick_P = best_available(table.rank_PK, np.ones_like(table.rank_PK, dtype=np.bool_))
+        pick_P = best_available(table.rank_PJ, np.ones_like(table.rank_PJ, dtype=np.bool_))
         return tuple(zip(table.price_P.tolist(), pick_P.tolist(), strict=True))
 
 
-def _gate(found: Mapping[str, Contender], name: str, least: float) -> Gate:
-    margins = (found[best].minus(found[name]) for best in ("best", "best, shrunk", "oracle"))
-    return Gate(name, least, *margins)
+def keep_best(audit: Audit) -> Audit:
+    """The audit of runs that keep, at every step, the one so far that was best on `val_control`.
+
+    What has been trained before the first step is not kept. Compute stays as it is.
+    """
+    records = audit.records
+    steps = records.control_CHKT.shape[-1]
+    control_CHKT = np.nan_to_num(records.control_CHKT, nan=-np.inf)
+    control_CHKT[..., 0] = -np.inf
+    before_CHKT = np.maximum.accumulate(control_CHKT, axis=-1)[..., :-1]
+    newest_CHKT = np.zeros(control_CHKT.shape, dtype=np.int64)
+    newest_CHKT[..., 1:] = np.where(control_CHKT[..., 1:] > before_CHKT, np.arange(1, steps), 0)
+    kept_CHKT = np.maximum.accumulate(newest_CHKT, axis=-1)
+    accuracy_CHKT = np.take_along_axis(records.accuracy_CHKT, kept_CHKT, axis=-1)
+    gained_CHK = accuracy_CHKT[..., -1] - records.accuracy_CHKT[..., -1]
+    kept = replace(records, accuracy_CHKT=accuracy_CHKT, test_CHK=records.test_CHK + gained_CHK)
+    return replace(audit, records=kept)
+
+
+def _gates(found: Mapping[str, Contender], suffix: str = "") -> tuple[Gate, ...]:
+    """Gates of the contenders whose names end so."""
+    best = [found[name + suffix] for name in ("best", "best_shrunk", "oracle")]
+    return tuple(
+        Gate(name + suffix, least, *(it.minus(found[name + suffix]) for it in best))
+        for name, least in GATES.items()
+    )
 
 
 def _planner_makers(
-    audit: Audit, settings: RegretSettings
+    audit: Audit, settings: RegretSettings, options: Options
 ) -> dict[str, Callable[[Observed, Finals], Planner]]:
     """Planners by name, made from the observed part and the figures of training contexts."""
     info, prices = audit.info, settings.terms.price
     return {
-        "bare": lambda _, __: BarePlanner(len(info.topologies)),
+        "bare": lambda _, __: BarePlanner(options),
         "one": lambda _, finals: OnePlanner(finals, mean_price(prices)),
         "table": lambda _, finals: TablePlanner(finals, prices, settings.price_bins),
         "regression": lambda observed, finals: RegressionPlanner(
-            info, observed, finals, settings.seed
+            info, observed, finals, options, settings.seed
         ),
     }
 
 
-def _mean_contender(ways: list[Contender]) -> Contender:
-    """Average both ways round."""
-    names = [f.name for f in fields(Contender) if f.name != "name"]
-    means = (np.mean([getattr(way, name) for way in ways], axis=0) for name in names)
-    return Contender(ways[0].name, *means)
+def _mean_contender(ways: Sequence[Contender]) -> Contender:
+    """Mean of a contender that was judged in several ways."""
+    names = [f.name for f in fields(Contender)]
+    return Contender(*(np.mean([getattr(way, name) for way in ways], axis=0) for name in names))

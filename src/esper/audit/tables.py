@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from esper.audit.leaderboard import Row
 from esper.audit.live_report import TIMES, LiveComparison, LiveGate
 from esper.audit.records import AuditInfo
-from esper.audit.regrets import Gate, Regrets
+from esper.audit.regrets import STOP, Gate, Regrets
 from esper.audit.search_lookup import matching_runs
 from esper.leyline.statistics import Estimate
 
@@ -39,7 +39,7 @@ def gates_table(gates: Sequence[Gate]) -> str:
     """Margins of the best topology per context, and whether they suffice."""
     rows = [
         (
-            f"best - {gate.against} >= {gate.least:g}",
+            f"best{STOP if gate.against.endswith(STOP) else ''} - {gate.against} >= {gate.least:g}",
             gate_verdict(gate),
             estimate_text(gate.margin),
             estimate_text(gate.shrunk),
@@ -47,7 +47,7 @@ def gates_table(gates: Sequence[Gate]) -> str:
         )
         for gate in gates
     ]
-    return text_table(("gate", "verdict", "margin", "best, shrunk", "oracle (at most)"), rows)
+    return text_table(("gate", "verdict", "margin", "best_shrunk", "oracle (at most)"), rows)
 
 
 def gate_verdict(gate: Gate) -> str:
@@ -131,27 +131,30 @@ def live_gates_table(found: LiveComparison) -> str:
     """Whether deciding in training beats (c), and matches a search of 4 times its compute."""
     rows = []
     for gate in found.gates:
-        beats, matches = live_verdicts(gate)
+        beats, beats_stopping, matches = live_verdicts(gate)
         what = f"matches a search of {gate.times:.1f} times its compute"
         if gate.times < TIMES:
             what += " (the largest)"
         rows.append((f"{gate.policy} beats regression (c)", beats, estimate_text(gate.beats)))
+        stopping = f"{gate.policy} beats regression{STOP}"
+        rows.append((stopping, beats_stopping, estimate_text(gate.beats_stopping)))
         rows.append((f"{gate.policy} {what}", matches, estimate_text(gate.matches)))
     slots = f"{found.slots} slots; the gate of searches is meant for hosts with 8 or more."
     return f"{text_table(('gate', 'verdict', 'margin'), rows)}\n\n{slots}"
 
 
-def live_verdicts(gate: LiveGate) -> tuple[str, str]:
-    """`pass` or `fail` of both gates, with a question mark where the interval holds both, or where
+def live_verdicts(gate: LiveGate) -> tuple[str, str, str]:
+    """`pass` or `fail` of the gates, with a question mark where the interval holds both, or where
     a search that is matched takes less compute than the gate asks for."""
-    short = gate.passed[1] and gate.times < TIMES
+    first, second, third = gate.passed
+    short = third and gate.times < TIMES
     matches = gate.matches.low < 0 <= gate.matches.high
-    unsure = gate.beats.low <= 0 < gate.beats.high, matches or short
-    first, second = (
+    beaten = (it.low <= 0 < it.high for it in (gate.beats, gate.beats_stopping))
+    verdicts = [
         ("pass" if passed else "fail") + (" ?" if open_ else "")
-        for passed, open_ in zip(gate.passed, unsure, strict=True)
-    )
-    return first, second
+        for passed, open_ in zip((first, second, third), (*beaten, matches or short), strict=True)
+    ]
+    return verdicts[0], verdicts[1], verdicts[2]
 
 
 def agreement_table(found: LiveComparison) -> str:
