@@ -118,3 +118,18 @@ def final_accuracy(info: AuditInfo, contexts: AuditContexts, made: Made) -> np.n
     gain_C = 0.08 * (contexts.groups_C - 2) if made.matters else np.full(made.contexts, 0.3)
     gain_C = gain_C + made.hidden * contexts.pixel_noise_C
     return 0.2 + gain_C[:, None] * (capacity_K / (capacity_K + 1))
+
+
+def overfitting_audit(seen: bool, contexts: int = 24) -> Audit:
+    """Accuracy rises to a peak and falls by 0.4 over a whole episode; where the peak is follows
+    from the number of groups, or from what nobody sees."""
+    audit = made_audit(contexts=contexts, hosts=2, slots=1, matters=False)
+    groups_C = audit.contexts.groups_C
+    if not seen:
+        groups_C = np.random.default_rng(5).permutation(groups_C)
+    peak_C = groups_C / 11.0
+    share_T = np.linspace(0, 1, audit.info.steps + 1)
+    fallen_CT = 0.4 * np.abs(share_T - peak_C[:, None])
+    for name in ("accuracy_CHKT", "control_CHKT"):
+        getattr(audit.records, name)[:] = (0.8 - fallen_CT)[:, None, None, :]
+    return audit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from audit_synthetic import made_audit
+from audit_synthetic import made_audit, overfitting_audit
 from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec
-from esper.audit.leaderboard import run_policy
+from esper.audit.leaderboard import BUILT_IN, run_policy
 from esper.audit.policies import PlanOnly, fit_planner
 from esper.audit.prediction import PredictionSettings, PredictThenAct
 from esper.leyline.context import Range
@@ -43,30 +43,42 @@ def test_the_predicted_gain_falls_along_the_curve_and_is_near_the_truth(bench, p
     episodes = SimulatedEpisodes(bench, 240, JUDGED)
     obs = episodes.reset(1)
     obs = episodes.plan(predictor.plan(obs))
-    records, gains = bench.audit.records.accuracy_CHKT, []
     at = episodes.context_N, episodes.host_N, episodes.topology_N
+    cost = CONSTANTS.c_f * obs.context.price_N[:, None] * bench.audit.records.compute_CHKT[at]
+    score, gains = bench.audit.records.accuracy_CHKT[at] - cost, []
     for step in range(1, 8):
         gain, spread = predictor.predicted_gain(obs, step)
-        truth = records[(*at, -1)] - records[(*at, step)]
-        assert np.abs(gain - truth).mean() < 0.02
+        truth = score[:, step + 1 :].max(axis=1) - score[:, step]
+        assert np.abs(gain - truth).mean() < (0.02 if step > 2 else 0.04), "smoothed over 3 of 8"
         assert (spread >= 0).all()
         gains.append(gain.mean())
         obs = episodes.step(np.zeros(240, dtype=np.bool_))
     assert gains == sorted(gains, reverse=True)
 
 
-@pytest.mark.parametrize(("price", "steps"), [(1e-6, (8, 8)), (60.0, (1, 3))])
-def test_it_stops_by_the_price_of_compute(bench, predictor, price, steps):
-    priced = Bench(bench.audit, TermsSpec(price=Range(price, price), capped=0.0))
-    found = run_policy(priced, predictor, 60, seed=0, contexts=JUDGED)
-    assert steps[0] <= np.median(found.steps_N) <= steps[1]
+def test_it_stops_by_the_price_of_compute(bench, predictor):
+    steps = []
+    for price in (0.1, 4.0):
+        priced = Bench(bench.audit, TermsSpec(price=Range(price, price), capped=0.0))
+        found = run_policy(priced, predictor, 60, seed=0, contexts=JUDGED)
+        steps.append(np.median(found.steps_N))
+    assert steps[0] >= 5
+    assert steps[1] <= 3
 
 
-def test_optimism_raises_what_is_uncertain(bench, predictor):
+def test_it_finds_a_peak_that_cannot_be_foreseen():
+    bench = Bench(overfitting_audit(seen=False, contexts=36), TermsSpec(capped=0.0))
+    ours = run_policy(bench, PredictThenAct(bench, TRAIN, TWO), 240, seed=0, contexts=JUDGED)
+    planned = BUILT_IN["regression_stop"](bench, TRAIN)
+    theirs = run_policy(bench, planned, 240, seed=0, contexts=JUDGED)
+    assert (ours.score_N - theirs.score_N).mean() > 0.03
+
+
+def test_plans_are_available_and_what_is_uncertain_is_known(bench, predictor):
     episodes = SimulatedEpisodes(bench, 60, JUDGED)
     obs = episodes.reset(0)
     mean, spread = predictor.predicted_scores(obs.context)
-    assert mean.shape == spread.shape == (60, 27)
+    assert mean.shape == spread.shape == (60, 27 * 8), "every topology at every step"
     assert spread.max() > 0
     plan = predictor.plan(obs)
     assert obs.available_NK[np.arange(60), plan].all()

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from audit_synthetic import made_audit
+from audit_synthetic import made_audit, overfitting_audit
 from esper.audit.bench import Bench
 from esper.audit.cases import Options, TermsSpec, draw_cases, final_means, host_halves, within_caps
 from esper.audit.planners import mean_price
-from esper.audit.records import Audit, scores
+from esper.audit.records import scores
 from esper.audit.regrets import KEPT, RegretSettings, compute_regrets, context_folds, keep_best
 from esper.leyline.context import Range
 from esper.leyline.errors import EsperError
@@ -173,21 +173,6 @@ def test_a_search_of_all_topologies_is_among_the_contenders_and_dearer():
 
 
 # ---- when to stop ------------------------------------------------------------------------------
-
-
-def overfitting_audit(seen: bool, contexts: int = 24) -> Audit:
-    """Accuracy rises to a peak and falls by 0.4 over a whole episode; where the peak is follows
-    from the number of groups, or from what nobody sees."""
-    audit = made_audit(contexts=contexts, hosts=2, slots=1, matters=False)
-    groups_C = audit.contexts.groups_C
-    if not seen:
-        groups_C = np.random.default_rng(5).permutation(groups_C)
-    peak_C = groups_C / 11.0
-    share_T = np.linspace(0, 1, audit.info.steps + 1)
-    fallen_CT = 0.4 * np.abs(share_T - peak_C[:, None])
-    for name in ("accuracy_CHKT", "control_CHKT"):
-        getattr(audit.records, name)[:] = (0.8 - fallen_CT)[:, None, None, :]
-    return audit
 
 
 def test_a_step_that_nobody_can_foresee_is_worth_choosing_and_keeping_it_needs_no_choice():
