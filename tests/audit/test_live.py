@@ -17,6 +17,7 @@ from esper.audit.leaderboard import play
 from esper.audit.live import LiveRun, LiveSettings
 from esper.audit.live_policies import BenchLive, ReadyPolicy
 from esper.audit.live_rows import LiveRows, live_path, read_live
+from esper.audit.live_static import static_makers
 from esper.audit.policies import Oracle
 from esper.audit.records import rows_path, scores
 from esper.leyline.context import MemberTerms
@@ -170,6 +171,39 @@ def test_any_policy_can_be_run_and_what_it_prunes_is_gone(small, tmp_path):
     assert (rows.pruned_N == small.audit.info.steps - 1).all(), "one a step, none at the last"
     left = [sum(map(bool, seeds)) for seeds in rows.final]
     np.testing.assert_array_equal(left, len(small.audit.info.slots) - rows.pruned_N)
+
+
+def test_a_final_topology_that_was_recorded_gives_its_record_again(small, planted):
+    """`Draw` never prunes, so what it ends with is what it planted."""
+    makers = static_makers(planted.path, Bench(small.audit, FREE.terms), ["mine"])
+    run = LiveRun(planted.path, small.audit, makers, FREE)
+    assert [piece.policy for piece in run.missing()] == ["mine, static"] * CONTEXTS
+    run.run(small.runner())
+    rows, own = run.rows["mine, static"], planted.rows
+    assert rows.planted == rows.final == own.final
+    np.testing.assert_array_equal(rows.score_N, own.score_N)
+    again = LiveRun(planted.path, small.audit, makers, FREE)
+    assert not again.missing(), "its file is that of the same settings"
+
+
+def test_what_was_pruned_is_not_planted(small, tmp_path):
+    config = ClosedLoopConfig(prune_from=0.0, patience=1, charge=1e6, prune_speed=0, stops=False)
+    full = np.zeros((DRAWS, len(small.audit.info.slots)), dtype=np.int64)
+    loop = live(small, tmp_path, ReadyPolicy(ClosedLoop(full, config)))
+    makers = static_makers(tmp_path, Bench(small.audit, FREE.terms), ["mine"])
+    run = LiveRun(tmp_path, small.audit, makers, FREE)
+    run.run(small.runner())
+    static = run.rows["mine, static"]
+    assert static.planted == static.final == loop.final
+    assert static.planted != loop.planted
+    np.testing.assert_array_equal(static.params_N, loop.params_N)
+    np.testing.assert_array_equal(static.host_N, loop.host_N)
+    assert not static.pruned_N.any()
+
+
+def test_a_static_topology_needs_the_policy_first(small, tmp_path):
+    bench = Bench(small.audit, FREE.terms)
+    assert "is missing" in refused(lambda: static_makers(tmp_path, bench, ["mine"]))
 
 
 def test_policies_that_look_into_the_records_are_refused(small):

@@ -125,12 +125,23 @@ def test_gates_pass_above_everything_and_fail_below(tmp_path):
     assert gates["high"].times == pytest.approx(4.0)
     assert live_verdicts(gates["high"]) == ("pass", "pass", "pass")
     assert live_verdicts(gates["low"]) == ("fail", "fail", "fail")
+    assert gates["high"].beats_static is None
     assert gates["slow"].times < 4
     assert live_verdicts(gates["slow"])[::2] == ("pass", "pass ?"), (
         "no search takes 4 times as much"
     )
     assert "(the largest)" in live_gates_table(found)
     assert {row.name: row.runs for row in found.rows}["high"] == np.inf
+
+
+def test_a_policy_is_compared_with_its_own_final_topology(tmp_path):
+    audit = made_audit(contexts=6, noise=0.02)
+    for name, above in (("mine", 0.05), ("mine, static", 0.02)):
+        write_policy(tmp_path, audit, name, above, compute=1.0)
+    found = compare_live(tmp_path, audit)
+    assert [gate.policy for gate in found.gates] == ["mine"]
+    assert found.gates[0].beats_static.value == pytest.approx(0.03)
+    assert "mine beats its final topology, planted" in live_gates_table(found)
 
 
 def test_files_that_do_not_fit_are_one_line(tmp_path):
@@ -164,15 +175,16 @@ def test_the_command_trains_and_reports(tmp_path, capsys, monkeypatch):
     for name in ("collect_picks", "draw_scores"):  # take seconds; test_report.py runs them
         monkeypatch.setattr(report, name, lambda *_, **__: None)
     words = [*FLAGS, "--out", str(tmp_path / "audit"), "--live-draws", "2", "--live", "one",
-             "closed_loop_fill", "--live-picture-hosts", "1"]  # fmt: skip
+             "closed_loop_fill", "--live-picture-hosts", "1", "--live-static"]  # fmt: skip
     assert main(words) == 0
     assert {pick.name for pick in drawn} == {"one", "closed_loop_fill"}
     said = capsys.readouterr().out
     for title in ("Live policies", "Gates of live policies", "Trained and from records"):
         assert title in said
     assert "4 cases in 2 contexts" in said
-    files = sorted((tmp_path / "audit" / "live").iterdir())
-    assert [file.name for file in files] == ["closed_loop_fill.parquet", "one.parquet", "picture"]
+    assert "closed_loop_fill beats its final topology, planted" in said
+    files = sorted(file.stem for file in (tmp_path / "audit" / "live").iterdir())
+    assert files == ["closed_loop_fill", "closed_loop_fill_static", "one", "one_static", "picture"]
     assert main([*words, "--contexts", "3"]) == 2
     errors = capsys.readouterr().err
     assert "contexts is [0, 1] there and [0, 1, 2] here" in errors
@@ -187,6 +199,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path, capsys, monkeypatch):
         (["--live", "one", "--contexts", "1"], "--contexts 1"),
         (["--live", "one", "--live-draws", "0"], "--live-draws 0"),
         (["--live", "one", "--live-picture-hosts", "-1"], "--live-picture-hosts -1"),
+        (["--live-static"], "--live-static without --live"),
         (["--live", "runs/RUN"], "folder 'runs/RUN' does not exist"),
     ):
         assert main([*FLAGS, *words]) == 2

@@ -43,6 +43,7 @@ from esper.audit.live_rows import (
     read_live,
     write_live,
 )
+from esper.audit.live_static import StaticMaker
 from esper.audit.picks import shown_prices
 from esper.audit.presets import context_spec
 from esper.audit.records import Audit, AuditInfo, identity_of
@@ -303,7 +304,9 @@ def _described(
     name: str, make: LiveMaker, settings: LiveSettings, contexts: Sequence[int]
 ) -> dict[str, Json]:
     """Settings that all results of a policy depend on."""
-    own = make.settings if isinstance(make, ControllerMaker) else policy_settings(name)
+    own = policy_settings(name)
+    if isinstance(make, ControllerMaker | StaticMaker):
+        own = make.settings
     return {
         "policy": name,
         "folds": settings.folds,

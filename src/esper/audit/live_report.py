@@ -10,7 +10,7 @@ Shape letters: N cases, C contexts, H hosts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +20,7 @@ from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec
 from esper.audit.leaderboard import BUILT_IN, LIVE_BENCH, play
 from esper.audit.live_rows import LiveRows, live_files, read_live
+from esper.audit.live_static import STATIC
 from esper.audit.picks import accuracy_on_test
 from esper.audit.policies import PLANNERS, Policy
 from esper.audit.records import Audit, identity_of
@@ -88,6 +89,8 @@ class LiveGate:
     """Score minus that of a search of `times` its compute, paired by context."""
     times: float
     """`TIMES`, or less where no search of the records takes as much compute."""
+    beats_static: Estimate | None = None
+    """Score minus that of its own final topology, planted from the start; None: not trained."""
 
     @property
     def passed(self) -> tuple[bool, bool, bool]:
@@ -216,9 +219,11 @@ class _Comparison:
         reference, stopping = named[REFERENCE], named.get(STOPPING, named[REFERENCE])
         made = [self._row(it, reference, points) for it in (*live, *known)]
         gates = [
-            self._gate(it, (reference, stopping), searches)
+            replace(
+                self._gate(it, (reference, stopping), searches), beats_static=self._static(it, live)
+            )
             for it in live
-            if it.name not in PLANNERS
+            if it.name not in PLANNERS and not it.name.endswith(STATIC)
         ]
         return LiveComparison(
             rows=tuple(sorted(made, key=lambda row: -row.score.value)),
@@ -316,6 +321,11 @@ class _Comparison:
             matches=self._mean(_minus(it.score_N, search_N)),
             times=compute / own,
         )
+
+    def _static(self, it: CaseResults, live: Sequence[CaseResults]) -> Estimate | None:
+        """Difference to the final topology, if that was trained."""
+        found = [other for other in live if other.name == f"{it.name}{STATIC}"]
+        return self._mean(_minus(it.score_N, found[0].score_N)) if found else None
 
     def _agreement(self, rows: LiveRows) -> Agreement:
         score_N = self._simulated(rows.policy, self.host_N).score_N

@@ -139,6 +139,10 @@ def live_gates_table(found: LiveComparison) -> str:
         stopping = f"{gate.policy} beats regression{STOP}"
         rows.append((stopping, beats_stopping, estimate_text(gate.beats_stopping)))
         rows.append((f"{gate.policy} {what}", matches, estimate_text(gate.matches)))
+        if gate.beats_static is not None:
+            verdict = _above_zero(gate.beats_static)
+            what = f"{gate.policy} beats its final topology, planted"
+            rows.append((what, verdict, estimate_text(gate.beats_static)))
     slots = f"{found.slots} slots; the gate of searches is meant for hosts with 8 or more."
     return f"{text_table(('gate', 'verdict', 'margin'), rows)}\n\n{slots}"
 
@@ -146,15 +150,17 @@ def live_gates_table(found: LiveComparison) -> str:
 def live_verdicts(gate: LiveGate) -> tuple[str, str, str]:
     """`pass` or `fail` of the gates, with a question mark where the interval holds both, or where
     a search that is matched takes less compute than the gate asks for."""
-    first, second, third = gate.passed
-    short = third and gate.times < TIMES
-    matches = gate.matches.low < 0 <= gate.matches.high
-    beaten = (it.low <= 0 < it.high for it in (gate.beats, gate.beats_stopping))
-    verdicts = [
-        ("pass" if passed else "fail") + (" ?" if open_ else "")
-        for passed, open_ in zip((first, second, third), (*beaten, matches or short), strict=True)
-    ]
-    return verdicts[0], verdicts[1], verdicts[2]
+    matched = gate.passed[2]
+    unsure = gate.matches.low < 0 <= gate.matches.high or (matched and gate.times < TIMES)
+    third = ("pass" if matched else "fail") + (" ?" if unsure else "")
+    return _above_zero(gate.beats), _above_zero(gate.beats_stopping), third
+
+
+def _above_zero(margin: Estimate) -> str:
+    """Whether the whole interval is above 0."""
+    if margin.low > 0:
+        return "pass"
+    return "fail ?" if margin.high > 0 else "fail"
 
 
 def agreement_table(found: LiveComparison) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -25,7 +25,7 @@ from esper.scripts.cli.console import moving
 
 if TYPE_CHECKING:
     from esper.audit.folder import AuditFolder
-    from esper.audit.live import LivePiece, LiveResult, LiveSettings
+    from esper.audit.live import LivePiece, LiveResult, LiveRun, LiveSettings
     from esper.audit.live_policies import LiveMaker
     from esper.audit.presets import Preset
     from esper.audit.records import Audit, AuditInfo
@@ -65,10 +65,12 @@ class RunAudit(ComputeSettings):
     live: tuple[str, ...] = ()
     """Policies to train in all contexts, beside those that records tell: closed_loop,
     closed_loop_generous, closed_loop_fill, closed_loop_prune, closed_loop_stop, one of the bench
-    (one, table, regression, patience, predict), or a trained controller: the folder of a run, of a
-    checkpoint or of a saved agent, also as NAME=FOLDER."""
+    (one, table, regression, table_stop, regression_stop, patience, predict), or a trained
+    controller: the folder of a run, of a checkpoint or of a saved agent, also as NAME=FOLDER."""
     live_draws: int = 4
     """Episodes of each live policy in each context, each with its own price and caps."""
+    live_static: bool = False
+    """Also train what each live policy ends with, planted from the start, in the same cases."""
     live_picture_hosts: int = 2
     """Hosts per context that each live policy is also trained on at the three prices of the
     picture; 0: it is not in the picture."""
@@ -110,6 +112,8 @@ class RunAudit(ComputeSettings):
             raise EsperError(f"--live-picture-hosts {self.live_picture_hosts}: must be 0 or more")
         if self.live:
             self._check_live()
+        elif self.live_static:
+            raise EsperError("--live-static without --live: name the policies it is for")
 
     def _check_live(self) -> None:
         from esper.audit.live_controllers import live_words
@@ -188,6 +192,8 @@ def audit(config: RunAudit) -> None:
         _run(config, spec, folder, data)
         if policies:
             _run_live(config, spec, folder, data, policies)
+        if config.live_static:
+            _run_live(config, spec, folder, data, policies, static=True)
     report(path)
 
 
@@ -299,16 +305,17 @@ def _run_live(
     folder: AuditFolder,
     data: TaskData,
     policies: dict[str, LiveMaker],
+    static: bool = False,
 ) -> None:
-    """Train the live policies, as far as they are missing."""
-    from esper.audit.live import LiveRun, LiveRunner
+    """Train the live policies, as far as they are missing; `static`: what they ended with."""
+    from esper.audit.live import LiveRunner
     from esper.audit.records import read_audit
     from esper.audit.workers import run_in_processes
     from esper.karn.audit_progress import AuditProgress
     from esper.scripts.cli.console import console_for_report
 
     audit = read_audit(folder.path)
-    live = LiveRun(folder.path, audit, policies, config.live_settings())
+    live = _live_run(config, folder.path, audit, policies, static)
     pieces = live.missing()
     if not pieces:
         return
@@ -321,7 +328,7 @@ def _run_live(
                 listener = None if config.quiet else _LiveListener(shown, audit.info.contexts)
                 live.run(runner, listener)
             else:
-                worker = partial(_LiveWorker, config)
+                worker = partial(_LiveWorker, config, static)
                 show = _shower(None if config.quiet else shown)
                 run_in_processes(worker, pieces, config.processes, live.keep, show)
         except KeyboardInterrupt:
@@ -330,6 +337,21 @@ def _run_live(
                 f"saved in {folder.path}: the same command resumes from there"
             )
             raise
+
+
+def _live_run(
+    config: RunAudit, path: Path, audit: Audit, policies: dict[str, LiveMaker], static: bool
+) -> LiveRun:
+    """Episodes of the policies, or of what they ended with; these are not in the picture."""
+    from esper.audit.bench import Bench
+    from esper.audit.live import LiveRun
+    from esper.audit.live_static import static_makers
+
+    settings = config.live_settings()
+    if not static:
+        return LiveRun(path, audit, policies, settings)
+    makers = static_makers(path, Bench(audit, settings.terms), policies)
+    return LiveRun(path, audit, makers, replace(settings, picture_hosts=0))
 
 
 def _label(piece: Piece, contexts: int) -> str:
@@ -406,15 +428,15 @@ class _RecordWorker:
 class _LiveWorker:
     """Trains live policies in one of several processes."""
 
-    def __init__(self, config: RunAudit) -> None:
-        from esper.audit.live import LiveRun, LiveRunner
+    def __init__(self, config: RunAudit, static: bool) -> None:
+        from esper.audit.live import LiveRunner
         from esper.audit.presets import read_preset
         from esper.audit.records import read_audit
 
         spec, info, data = _prepare(config)
         path = config.folder(spec.name, read_preset(config.preset).name)
         policies = _live_policies(config, spec, info)
-        self._live = LiveRun(path, read_audit(path), policies, config.live_settings())
+        self._live = _live_run(config, path, read_audit(path), policies, static)
         self._runner = LiveRunner(spec, info, config.settings(), data)
 
     def do(self, job: LivePiece, reporter: Reporter) -> LiveResult:
