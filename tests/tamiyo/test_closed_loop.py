@@ -166,7 +166,7 @@ def test_a_plan_of_the_wrong_shape_or_kind_is_one_line(plan):
 
 def test_wrong_settings_are_one_line():
     assert "fil" in refused(lambda: ClosedLoop("fil"))  # type: ignore[arg-type]
-    for name, value in (("patience", 0), ("window", 2), ("prune_from", 1.5), ("prune_speed", 4)):
+    for name, value in (("patience", 0), ("window", 0), ("prune_from", 1.5), ("prune_speed", 4)):
         assert name in refused(lambda n=name, v=value: ClosedLoopConfig(**{n: v}))
 
 
@@ -230,18 +230,19 @@ def test_above_a_cap_the_least_useful_seed_goes_at_once():
 # ---- STOP --------------------------------------------------------------------------------------
 
 
-def ends(accuracy: list[float], **changes: Any) -> int:
-    """Steps trained with this curve of accuracy; as many as there are without a STOP."""
+def ends(accuracy: list[float], loss: list[float] | None = None, **changes: Any) -> int:
+    """Steps trained with these curves; as many as there are without a STOP."""
     population = make_population(1)
     life = population.lifecycle
     life.action_space = "full"
     life.trained_E[:] = True
-    settings = {"stop_from": 0.0, "window": 4} | changes.pop("config", {})
+    settings = {"stop_from": 0.0, "window": 2} | changes.pop("config", {})
     policy = ClosedLoop(wanting(*[NO_BLUEPRINT] * 3), ClosedLoopConfig(**settings))
     context = fixed_context(1, ScoreConstants(c_f=0.01), budget=4.0, **changes)
     state = policy.initial_state(1)
     for step, value in enumerate(accuracy):
         facts = {"val_accuracy_E": np.array([value], dtype=np.float32), "context": context}
+        facts["val_loss_E"] = np.array([loss[step] if loss else 1.0], dtype=np.float32)
         obs = observe(population, step, episode_length=len(accuracy), **facts)
         decision, state = policy.act(obs, masks_of(population), state)
         if decision.actions.op[0] == STOP:
@@ -254,19 +255,25 @@ def test_training_stops_where_the_curve_is_flat():
     flat = [0.1, 0.3, 0.5, 0.6, *[0.65] * 16]
     rising = np.linspace(0.1, 0.9, 20).tolist()
     assert ends(flat) == 8, "when four flat steps were seen"
+    assert ends(flat, config={"window": 3}) == 10, "six"
     assert ends(rising) == 20
     assert ends(flat, config={"stops": False}) == 20
     assert ends(flat, config={"stop_from": 0.75}) == 15
     slow = np.linspace(0.5, 0.51, 20).tolist()
-    assert ends(slow, price_E=np.array([4.0])) == 4, "a slope of 0.0005 a step, at 0.008 a step"
-    assert ends(slow, price_E=np.array([0.1])) == 20, "at 0.0002 a step"
+    assert ends(slow, price_E=np.array([4.0])) == 4, "0.001 in two steps, at 0.016"
+    assert ends(slow, price_E=np.array([0.1])) == 20, "at 0.0004"
 
 
 def test_training_does_not_stop_in_a_dip():
     dipping = [0.6, 0.6, 0.6, 0.5, 0.6, *[0.0] * 5]
     assert ends(dipping) == 5, "when it is no longer below the mean of the window"
-    noisy = [0.5, 0.56, 0.44, 0.5, 0.5]
-    assert ends(noisy, config={"stop_errors": 9.0}) == 5, "the slope is not known well enough"
+
+
+def test_training_does_not_stop_while_the_loss_falls():
+    flat, falling = [0.6] * 12, np.linspace(2.0, 1.0, 12).tolist()
+    assert ends(flat) == 4
+    assert ends(flat, falling) == 12
+    assert ends(flat, [*falling[:6], *[1.5] * 6]) == 10, "when four flat steps were seen"
 
 
 def test_a_rollback_forgets_what_was_measured():
