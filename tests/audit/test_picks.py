@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,6 +117,17 @@ def test_labels_name_every_pick_and_do_not_cover_each_other(found):
         boxes = [label.get_window_extent() for label in labels]
         for one, two in itertools.combinations(boxes, 2):
             assert overlap(one, two) == 0.0
+
+
+def test_a_network_that_fails_to_train_does_not_squeeze_the_others(found):
+    before = frontier_figure(found).axes[0].get_ylim()
+    test_K = found.test_K.copy()
+    test_K[-2] = -50.0
+    figure = frontier_figure(replace(found, test_K=test_K))
+    low, high = figure.axes[0].get_ylim()
+    assert high - low < 3 * (before[1] - before[0])
+    assert any("triangles: far less accurate" in text for text in texts(figure))
+    assert not any("triangles" in text for text in texts(frontier_figure(found)))
 
 
 def test_panels_say_what_a_price_means(found):

@@ -9,7 +9,7 @@ import pytest
 
 from audit_synthetic import made_audit
 from esper.audit.leaderboard import Row
-from esper.audit.picture import draw_scores
+from esper.audit.picture import KINDS, draw_scores, kind_of
 from esper.audit.regrets import Gate, RegretSettings, compute_regrets
 from esper.audit.tables import (
     gaps_table,
@@ -39,6 +39,13 @@ def regrets(audit):
 def test_the_picture_of_scores_is_written(regrets, tmp_path):
     draw_scores(tmp_path / "scores.png", regrets)
     assert (tmp_path / "scores.png").read_bytes().startswith(PNG)
+
+
+def test_every_contender_is_of_one_kind(regrets):
+    kinds = {name: kind_of(name) for name in regrets.contenders}
+    assert set(kinds.values()) == set(KINDS)
+    assert kinds["best_stop"] == kinds["oracle"] != kinds["table_stop"]
+    assert len({kinds[name] for name in ("table", "table_stop", "table_kept", "asha:4")}) == 4
 
 
 def test_tables_name_every_contender(audit, regrets):

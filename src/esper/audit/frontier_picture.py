@@ -42,6 +42,9 @@ LABEL_COLUMNS: Final = 24
 """Characters of a line of a label."""
 SAME_PIXELS: Final = 11.0
 """Marks closer than this share a label, and are drawn inside each other."""
+FLOOR_SHARE: Final = 0.6
+"""How far below the marks and the frontier topologies are drawn where they are, as a share of
+their range."""
 MARK_SIZES: Final = (12.5, 9.0, 6.5, 5.0)
 """Of marks inside each other, in points; further ones have the last size."""
 PRICE_WORDS: Final = {1: ("the price",), 2: ("low price", "high price"),
@@ -101,9 +104,10 @@ def frontier_figure(found: Picks, extra: Sequence[Pick] = ()) -> Figure:
     halves = figure.subfigures(2, 1, squeeze=False, height_ratios=(PANEL_INCHES[1] + 0.3, rows))
     above, below = halves[:, 0]
     panels = above.subplots(1, count, sharex=True, sharey=True, squeeze=False)[0]
+    floor = _floor(found, [*found.picks, *extra])
     words = PRICE_WORDS.get(count, tuple(f"price {price:.2g}" for price in found.prices))
     for axes, price, word in zip(panels, found.prices, words, strict=True):
-        _draw_topologies(axes, found)
+        _draw_topologies(axes, found, floor)
         marks = by_price[price]
         axes.plot([p.params for p in marks], [p.test for p in marks], alpha=0.0)  # for the limits
         gain = 100 * price * found.doubling
@@ -114,8 +118,26 @@ def frontier_figure(found: Picks, extra: Sequence[Pick] = ()) -> Figure:
     figure.draw_without_rendering()  # computes the layout, so that marks have pixel positions
     for axes, price in zip(panels, found.prices, strict=True):
         how = _label_style(axes, found, crowded=bool(extra))
-        _draw_picks(axes, found, by_price[price], names, how, key=axes is panels[0])
+        key = _key(found, floor) if axes is panels[0] else ""
+        _draw_picks(axes, found, by_price[price], names, how, key)
     return figure
+
+
+def _floor(found: Picks, picks: Sequence[Pick]) -> float:
+    """Accuracy below which topologies are drawn at the edge, so that one that fails to train does
+    not squeeze all others into a line."""
+    joined = frontier(found.params_K.tolist(), found.test_K.tolist())
+    shown = [*found.test_K[joined].tolist(), found.test_K[0], *(pick.test for pick in picks)]
+    low, high = min(shown), max(shown)
+    return float(low - FLOOR_SHARE * (high - low))
+
+
+def _key(found: Picks, floor: float) -> str:
+    """What dots, line and triangles are."""
+    lines = ["dots: all networks tried", "dashed: best fixed network of each size"]
+    if (found.test_K < floor).any():
+        lines.append("triangles: far less accurate")
+    return "\n".join(lines)
 
 
 def _by_price(prices: Sequence[float], picks: Sequence[Pick]) -> dict[float, list[Pick]]:
@@ -134,11 +156,15 @@ def _by_price(prices: Sequence[float], picks: Sequence[Pick]) -> dict[float, lis
 # ---- panels ------------------------------------------------------------------------------------
 
 
-def _draw_topologies(axes: Axes, found: Picks) -> None:
+def _draw_topologies(axes: Axes, found: Picks, floor: float) -> None:
     """Every topology, and the line of those that no smaller one reaches."""
     params_K, test_K = found.params_K, found.test_K
     size = 4.5 if len(params_K) <= 64 else 3.0
-    axes.plot(params_K, test_K, "o", color="#b8b8b8", markersize=size, markeredgewidth=0, zorder=1)
+    low_K = test_K < floor
+    for marker, chosen_K in (("o", ~low_K), ("v", low_K)):
+        height = np.maximum(test_K[chosen_K], floor)
+        axes.plot(params_K[chosen_K], height, marker, color="#b8b8b8", markersize=size,
+                  markeredgewidth=0, zorder=1)  # fmt: skip
     joined = frontier(params_K.tolist(), test_K.tolist())
     edge = max(float(params_K.max()), *(pick.params for pick in found.picks))
     x = [*params_K[joined].tolist(), edge]
@@ -161,9 +187,9 @@ def _draw_picks(
     picks: Sequence[Pick],
     names: Sequence[str],
     how: LabelStyle,
-    key: bool,
+    key: str,
 ) -> None:
-    """Marks of a panel with their labels; `key`: also say what dots and line are."""
+    """Marks of a panel with their labels; `key`: what else is drawn."""
     at = [(pick.params, pick.test) for pick in picks]
     groups = _near(axes, at)
     for group in groups:
@@ -182,7 +208,7 @@ def _draw_picks(
         spots.append(bare)
         words.append("bare host")
         text = axes.text(
-            0.985, 0.02, "dots: all networks tried\ndashed: best fixed network of each size",
+            0.985, 0.02, key,
             transform=axes.transAxes, ha="right", va="bottom", fontsize=7.5, color=FAINT,
         )  # fmt: skip
         taken.append(text.get_window_extent())

@@ -4,32 +4,68 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Final
 
-from esper.audit.regrets import Regrets
-from esper.audit.tables import estimate_text
-from esper.plotting.style import COLOURS, INK, new_figure, style_axes, write_png
+from esper.audit.picks import SEARCH
+from esper.audit.regrets import KEPT, STOP, Regrets
+from esper.plotting.style import COLOURS, FAINT, INK, new_figure, style_axes, write_png
+
+REFERENCE: Final = "table"
+"""Contender that the others are compared with."""
+KINDS: Final = {
+    "knows other hosts of the context, or the judging ones: a yardstick": COLOURS[1],
+    "search over networks": COLOURS[2],
+    "chooses network and step before training": COLOURS[4],
+    "trains to the end, keeps its best step": COLOURS[3],
+    "chooses a network before training": COLOURS[0],
+}
+"""Kinds of contenders, with their colours."""
+
+
+def kind_of(name: str) -> str:
+    """Which of `KINDS` a contender is."""
+    yardstick, search, stopping, kept, plain = KINDS
+    if name.startswith(("best", "oracle")):
+        return yardstick
+    if name.startswith(SEARCH):
+        return search
+    if name.endswith(KEPT):
+        return kept
+    return stopping if name.endswith(STOP) else plain
 
 
 def draw_scores(path: Path, regrets: Regrets, title: str = "What choosing is worth") -> None:
-    """Bars of mean score with intervals, and the regret against the best topology per context."""
+    """Score of every contender minus that of the table, paired by context, with intervals.
+
+    Contexts differ far more than contenders do, so scores themselves would show nothing.
+    """
     contenders = sorted(regrets.contenders.items(), key=lambda item: -item[1].score.value)
-    figure = new_figure((10.5, 1.4 + 0.36 * len(contenders)), title)
+    figure = new_figure((10.5, 1.9 + 0.3 * len(contenders)), title)
     axes = figure.subplots()
-    aside = axes.get_yaxis_transform()
+    aside, table = axes.get_yaxis_transform(), regrets.contenders[REFERENCE]
+    axes.axvline(0.0, color=FAINT, linewidth=1.0, zorder=1)
+    seen = set()
     for place, (name, contender) in enumerate(contenders):
-        score = contender.score
+        kind, above = kind_of(name), contender.minus(table)
         reach = None
-        if not math.isnan(score.low):
-            reach = [[score.value - score.low], [score.high - score.value]]
-        colour = COLOURS[0] if name != "best" else COLOURS[1]
-        axes.barh([place], [score.value], xerr=reach, color=colour, alpha=0.75, height=0.62,
-                  error_kw={"ecolor": INK, "elinewidth": 1.2, "capsize": 3})  # fmt: skip
-        text = "the reference"
-        if name != "best":
-            text = f"regret {estimate_text(regrets.regret(name))}"
-        axes.text(1.012, place, text, transform=aside, va="center", fontsize=8.5)
+        if not math.isnan(above.low):
+            reach = [[above.value - above.low], [above.high - above.value]]
+        axes.errorbar([above.value], [place], xerr=reach, fmt="o", markersize=6.5, zorder=3,
+                      color=KINDS[kind], elinewidth=2.0, capsize=3,
+                      label=None if kind in seen else kind)  # fmt: skip
+        seen.add(kind)
+        text = f"{contender.score.value:.4f}   {contender.compute_CD.mean():5.1f}"
+        axes.text(1.012, place, text, transform=aside, va="center", fontsize=8.5, color=INK)
+    axes.text(1.012, -1.0, "score   compute", transform=aside, va="center", fontsize=8.5,
+              color=FAINT)  # fmt: skip
     axes.set_yticks(range(len(contenders)), [name for name, _ in contenders])
     axes.set_ylim(len(contenders) - 0.4, -0.6)
-    axes.set_xlabel("mean score")
-    style_axes(axes, f"Mean over {len(regrets.context_C)} contexts, 95 % interval (bootstrap)")
+    axes.set_xlabel(f"score minus that of `{REFERENCE}`")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.05 - 0.9 / len(contenders)), ncols=2,
+                frameon=False, fontsize=8.5)  # fmt: skip
+    style_axes(
+        axes,
+        f"Paired over {len(regrets.context_C)} contexts, 95 % interval (bootstrap); compute in "
+        f"training runs of the bare host",
+    )
     write_png(path, figure)
