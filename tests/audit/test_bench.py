@@ -7,11 +7,11 @@ import time
 import numpy as np
 import pytest
 
-from audit_synthetic import PRICED, made_audit
+from audit_synthetic import PRICED, made_audit, overfitting_audit
 from esper.audit.bench import Bench, SimulatedEpisodes
 from esper.audit.cases import TermsSpec
 from esper.audit.leaderboard import BUILT_IN, leaderboard, run_policy
-from esper.audit.policies import BestTopology, Oracle, Patience, PlanOnly, RandomPlan, fit_planner
+from esper.audit.policies import Oracle, Patience, PlanOnly, Policy, RandomPlan, fit_planner
 from esper.leyline.context import FIXED, Range
 from esper.leyline.errors import EsperError
 
@@ -160,7 +160,7 @@ def test_masks_hold(varied):
             episodes.plan(np.full(200, 26))
         with pytest.raises(EsperError, match="topology 27"):
             episodes.plan(np.full(200, 27))
-        for policy in (RandomPlan(), Oracle(), BestTopology(bench)):
+        for policy in (RandomPlan(), Oracle(), *knowing(bench)):
             assert run_policy(bench, policy, 200, seed=2).score_N.shape == (200,)
     finally:
         records[4, :, 20] = kept
@@ -217,8 +217,16 @@ def test_the_oracle_is_above_every_policy_in_every_episode(varied):
     bench = Bench(varied)
     oracle = run_policy(bench, Oracle(), 300, seed=1).score_N
     patience = Patience(fit_planner("table", bench, bench.context_C), 0.01)
-    for policy in (RandomPlan(), BestTopology(bench), patience):
+    for policy in (RandomPlan(), *knowing(bench), patience):
         assert (oracle >= run_policy(bench, policy, 300, seed=1).score_N - 1e-12).all()
+
+
+def test_knowing_the_best_step_pays_where_it_differs():
+    bench = Bench(overfitting_audit(seen=False), TermsSpec(capped=0.0))
+    best, best_stop = (run_policy(bench, it, 240, seed=0) for it in knowing(bench))
+    assert (best.steps_N == 8).all()
+    assert (best_stop.steps_N < 8).mean() > 0.5
+    assert (best_stop.score_N - best.score_N).mean() > 0.05
 
 
 def test_patience_stops_flat_curves_at_a_high_price_only():
@@ -231,6 +239,11 @@ def test_patience_stops_flat_curves_at_a_high_price_only():
         found.append(run_policy(bench, policy, 40, seed=0))
     assert (found[0].steps_N <= 4).all()
     assert (found[1].steps_N == 8).all()
+
+
+def knowing(bench: Bench) -> list[Policy]:
+    """The yardsticks that know the best choice of a context."""
+    return [BUILT_IN[name](bench, bench.context_C) for name in ("best", "best_stop")]
 
 
 QUICK = {name: BUILT_IN[name] for name in ("bare", "random", "one", "table", "best", "oracle")}

@@ -21,7 +21,7 @@ import numpy as np
 from esper.audit.bench import Bench, EpisodeOutcomes, Observation, SimulatedEpisodes
 from esper.audit.cases import Options
 from esper.audit.policies import (
-    BestTopology,
+    BestChoice,
     Oracle,
     Patience,
     PlanAndStop,
@@ -70,14 +70,16 @@ BUILT_IN: Final[Mapping[str, PolicyMaker]] = {
     "predict, optimistic": lambda bench, contexts: PredictThenAct(
         bench, contexts, PredictionSettings(optimism=1.0)
     ),
-    "best": lambda bench, _: BestTopology(bench),
+    "best": lambda bench, _: BestChoice(bench, Options.trained_to_the_end(bench.info)),
+    f"best{STOP}": lambda bench, _: BestChoice(bench, Options.with_stop(bench.info)),
     "oracle": lambda _, __: Oracle(),
 }
 """`table_stop` and `regression_stop` choose before training when it stops; `patience` plans by
-regression. `best` and `oracle` see what no contender sees."""
-LIVE_BENCH: Final = tuple(name for name in BUILT_IN if name not in ("random", "best", "oracle"))
+regression. `best`, `best_stop` and `oracle` see what no contender sees."""
+_ONLY_IN_RECORDS: Final = ("random", "best", f"best{STOP}", "oracle")
+LIVE_BENCH: Final = tuple(name for name in BUILT_IN if name not in _ONLY_IN_RECORDS)
 """Those that can be trained live. Draws of `random` would depend on which episodes were run before;
-`best` and `oracle` look into the records."""
+the others look into the records."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,13 +130,14 @@ class Patience(PlanOnly):
         return np.asarray(gained_N < obs.context.price_N * self.compute_price * spent_N)
 
 
-class BestTopology:
-    """Knows the best topology of each context, from the half of the hosts it does not play on."""
+class BestChoice:
+    """Knows the best option of each context, from the half of the hosts it does not play on."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, bench: Bench, options: Options) -> None:
+        self._options = options
         self._halves = host_halves(bench.hosts)
         # The ranking for hosts of a half is made on the other.
-        self._finals = [final_means(bench.audit, half) for half in reversed(self._halves)]
+        self._finals = [final_means(bench.audit, half, options) for half in reversed(self._halves)]
 
     def reveal(self, episodes: SimulatedEpisodes) -> None:
         """Note the context and half of each episode."""
@@ -144,14 +145,16 @@ class BestTopology:
         self._half_N = (episodes.host_N >= self._halves[1][0]).astype(np.int64)
 
     def plan(self, obs: Observation) -> Ints:
-        """The topology with the best mean score on the other hosts."""
+        """The topology of the option with the best mean score on the other hosts."""
         ranks = [finals.scores(self._context_N, obs.context.price_N) for finals in self._finals]
-        rank_NK = np.where(self._half_N[:, None] == 0, ranks[0], ranks[1])
-        return best_available(rank_NK, obs.available_NK)
+        rank_NJ = np.where(self._half_N[:, None] == 0, ranks[0], ranks[1])
+        topology_J = self._options.topology_J
+        self._option_N = best_available(rank_NJ, obs.available_NK[:, topology_J])
+        return np.asarray(topology_J[self._option_N])
 
     def stop(self, obs: Observation, step: int) -> Bools:
-        """Never."""
-        return never(obs)
+        """`[N]`: at the step of the option."""
+        return np.asarray(self._options.steps_J[self._option_N] == step)
 
 
 class Oracle:
