@@ -51,10 +51,10 @@ from esper.leyline.errors import EsperError, shown
 
 __all__ = ["GrowingClassifier", "GrowingRegressor"]
 
-WIDTH: Final = 16
-"""Units of each hidden layer of the default model, without a cap on parameters."""
-WIDEST: Final = 64
-"""The same under a cap, which half of the widest network that fits decides."""
+WIDTH: Final = 32
+"""Units of the hidden layer of the default model, without a cap on parameters."""
+WIDEST: Final = 512
+"""Most units under a cap, which half of the widest network that fits decides."""
 WIDTHS: Final = (0.5, 2.0)
 """Other widths of the default model that are tried."""
 TINY: Final = 64
@@ -66,7 +66,10 @@ BATCHES: Final = 250
 """Batches of a training run, as far as the limits on epochs allow."""
 EPOCHS: Final = (20, 80)
 BATCH_SIZES: Final = (32, 256)
-METRIC = "auto"
+METRIC: Final = "explained"
+"""Validation score: a share of the loss, because few samples give few different accuracies."""
+LEAST_SAMPLES: Final = 3
+"""Two to train on, and one that is held out."""
 ROWS: Final = 256
 """Rows of a block that is predicted at once."""
 
@@ -82,12 +85,20 @@ class KeptResult(GrowResult):
 
     def search_state(self) -> SearchState:
         """All candidates of the search, with their curves."""
+        self._require_folder()
+        return super().search_state()
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write a self-contained HTML page; returns its path."""
+        self._require_folder()
+        return super().report(path)
+
+    def _require_folder(self) -> None:
         if self.temporary:
             raise EsperError(
                 "result_: the run folder was temporary and is gone; give folder= to the estimator "
                 "to keep curves and report"
             )
-        return super().search_state()
 
     def __str__(self) -> str:
         text = super().__str__()
@@ -146,15 +157,11 @@ def _with_scaling(
 
 
 def _mlp(features: int, outputs: int, width: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(features, width), nn.ReLU(),
-        nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, outputs),
-    )  # fmt: skip
+    return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
 
 
 def _mlp_params(features: int, outputs: int, width: int) -> int:
-    return (features + 1) * width + (width + 1) * width + (width + 1) * outputs
+    return (features + 1) * width + (width + 1) * outputs
 
 
 def _widest(features: int, outputs: int, cap: int | None) -> int:
@@ -174,11 +181,14 @@ def _widest(features: int, outputs: int, cap: int | None) -> int:
 def _batch_size(samples: int) -> int:
     """About an eighth of the samples, a power of 2: on small tables batches cost more than rows.
 
-    >>> _batch_size(100), _batch_size(1_000), _batch_size(20), _batch_size(100_000)
-    (32, 128, 20, 256)
+    An epoch has three batches or more.
+
+    >>> _batch_size(100), _batch_size(1_000), _batch_size(40), _batch_size(100_000)
+    (32, 128, 13, 256)
     """
     least, most = BATCH_SIZES
-    return min(samples, max(least, min(most, 1 << round(math.log2(samples / 8)))))
+    wanted = max(least, min(most, 1 << round(math.log2(samples / 8))))
+    return min(wanted, max(2, samples // 3))
 
 
 def _epochs(batches: int) -> int:
@@ -284,6 +294,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         runs = self.host_runs
         if runs is None:
             runs = TINY_RUNS if tiny else HOST_RUNS
+        budget = Budget(params=self.params, host_runs=runs)
         model, widths = self._model(part.inputs.shape[1], outputs)
         size = _batch_size(len(train))
         settings = GrowSettings(
@@ -299,7 +310,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             (train.inputs, train.targets),
             val,
             val,  # nothing is left for a test: that is what cross_val_score is for
-            Budget(params=self.params, host_runs=runs),
+            budget,
             settings,
             printer,
             train.weights,
@@ -365,7 +376,7 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
 
     Parameters
     ----------
-    model : None (a network of two hidden layers), an `nn.Module`, or a function of
+    model : None (a network with one hidden layer), an `nn.Module`, or a function of
         `(n_features, n_outputs)` that builds one. It returns logits, one for each class.
     params : most parameters of the network, or None.
     host_runs : compute of the search in training runs of the model; None: 20, few on tiny data.
@@ -388,21 +399,23 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Grow a network; `sample_weight`: of each sample in the training loss."""
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=2)
+        X, y = validate_data(
+            self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES
+        )
         check_classification_targets(y)
         self.classes_, index_N = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         classes = len(self.classes_)
         if classes < 2:
             raise EsperError(
-                f"y has 1 class, {shown(self.classes_[0])}: a classifier needs samples of two"
+                f"y has 1 class, {self.classes_[0]}: a classifier needs samples of two"
             )
         if len(index_N) < classes + 2:
             raise EsperError(
                 f"y has {classes} classes in {len(index_N)} samples: too few to hold some out; "
                 f"give {classes + 2} or more"
             )
-        weights = _weights(sample_weight, X)
-        if weights is not None and len(np.unique(index_N[weights.numpy() > 0])) < 2:
+        X, index_N, weights = _weighted(X, index_N, sample_weight)
+        if len(np.unique(index_N)) < 2:
             raise EsperError(
                 "sample_weight leaves samples of less than two classes: give weights above 0 to "
                 "samples of another class"
@@ -436,14 +449,17 @@ class GrowingRegressor(RegressorMixin, _Growing):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Grow a network; `sample_weight`: of each sample in the training loss."""
         X, y = validate_data(
-            self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=3,
+            self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES,
             multi_output=True, y_numeric=True,
         )  # fmt: skip
         self._one_target = y.ndim == 1
+        X, y, weights = _weighted(X, y, sample_weight)
         y_NK = y.reshape(len(y), -1).astype(np.float64)
+        if (y_NK == y_NK[0]).all():
+            raise EsperError(f"y is constant, {y.flat[0]:g} in all samples: nothing to learn")
         scaling = _Scaling.of(y_NK)
         targets = torch.from_numpy(scaling.apply(y_NK).astype(np.float32))
-        self._fit(X, targets, y_NK.shape[1], _weights(sample_weight, X), scaling)
+        self._fit(X, targets, y_NK.shape[1], weights, scaling)
         return self
 
     def predict(self, X: Any) -> Doubles:
@@ -457,8 +473,14 @@ class GrowingRegressor(RegressorMixin, _Growing):  # type: ignore[misc]
         return tags
 
 
-def _weights(given: Any, X: Any) -> Tensor | None:
+def _weighted(X: Any, y: Any, given: Any) -> tuple[Any, Any, Tensor | None]:
+    """Features, targets and weights of the samples that have a weight above 0."""
     if given is None:
-        return None
+        return X, y, None
     weight_N = _check_sample_weight(given, X, dtype=np.float64, ensure_non_negative=True)
-    return torch.from_numpy(weight_N.astype(np.float32))
+    used_N = weight_N > 0
+    if used_N.sum() < LEAST_SAMPLES:
+        raise EsperError(
+            f"sample_weight is above 0 for {used_N.sum()} samples: give {LEAST_SAMPLES} or more"
+        )
+    return X[used_N], y[used_N], torch.from_numpy(weight_N[used_N].astype(np.float32))
