@@ -45,6 +45,7 @@ from esper.growing.refit import refit_network
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
+from esper.growing.setup import RATES
 from esper.growing.splitting import random_cut, stratified_cut
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError, shown
@@ -60,6 +61,8 @@ WIDTHS: Final = (0.5, 2.0)
 TINY: Final = 64
 """Samples below which a search is as short as it can be: scores are mostly chance."""
 TINY_RUNS: Final = 3.0
+SEARCH_RUNS: Final = 2.0
+"""Compute below which the model is trained alone, at one learning rate."""
 HOST_RUNS: Final = 8.0
 """Compute of a search in training runs of the model."""
 BATCHES: Final = 250
@@ -295,6 +298,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         if runs is None:
             runs = TINY_RUNS if tiny else HOST_RUNS
         budget = Budget(params=self.params, host_runs=runs)
+        alone = runs < SEARCH_RUNS
         model, widths = self._model(part.inputs.shape[1], outputs)
         size = _batch_size(len(train))
         settings = GrowSettings(
@@ -302,7 +306,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             epochs=_epochs(len(train) // size) if self.epochs == "auto" else self.epochs,
             batch_size=size,
             device=self.device,
-            widths=() if tiny else widths,
+            widths=() if tiny or alone else widths,
+            lr=RATES["adamw"] if alone else "auto",
             metric=METRIC,
         )
         return prepare_run(
@@ -409,16 +414,17 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
             raise EsperError(
                 f"y has 1 class, {self.classes_[0]}: a classifier needs samples of two"
             )
-        if len(index_N) < classes + 2:
-            raise EsperError(
-                f"y has {classes} classes in {len(index_N)} samples: too few to hold some out; "
-                f"give {classes + 2} or more"
-            )
         X, index_N, weights = _weighted(X, index_N, sample_weight)
-        if len(np.unique(index_N)) < 2:
+        left = len(np.unique(index_N))
+        if left < 2:
             raise EsperError(
                 "sample_weight leaves samples of less than two classes: give weights above 0 to "
                 "samples of another class"
+            )
+        if len(index_N) < left + 2:
+            raise EsperError(
+                f"y has {left} classes in {len(index_N)} samples: too few to hold some out; "
+                f"give {left + 2} or more"
             )
         self._fit(X, torch.from_numpy(index_N.astype(np.int64)), classes, weights)
         return self
