@@ -254,8 +254,6 @@ CHEAP_CHECKS = (
     "check_fit1d",
     "check_estimator_sparse_tag",
     "check_complex_data",
-    "check_n_features_in",
-    "check_dict_unchanged",
 )
 """Checks of scikit-learn that take less than a second; all of them: test_checks.py."""
 
