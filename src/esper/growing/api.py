@@ -96,8 +96,12 @@ def prepare_run(
     settings: GrowSettings,
     printer: ProgressPrinter,
     sample_weights: Any = None,
+    probe: bool = True,
 ) -> GrowRun:
-    """Read the data, trace the model, check both, and decide how the search is run."""
+    """Read the data, trace the model, check both, and decide how the search is run.
+
+    `probe`: measure the speed before the search, to announce its time.
+    """
     budget = Budget() if budget is None else budget
     if not isinstance(budget, Budget):
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
@@ -112,5 +116,5 @@ def prepare_run(
         sample_weights=sample_weights,
     )
     run = GrowRun(make_problem(model, data, settings), settings, budget, printer)
-    run.prepare()
+    run.prepare(probe)
     return run

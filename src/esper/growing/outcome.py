@@ -31,8 +31,12 @@ def make_result(
     folder: GrowFolder,
     complete: bool,
     say: Callable[[str], None],
+    files: bool = True,
 ) -> GrowResult:
-    """Judge the networks of the frontier and write the result."""
+    """Judge the networks of the frontier and write the result.
+
+    `files`: networks as `.pt2` and the report as well, which takes seconds.
+    """
     data = problem.data
     candidates = search.state.candidates
     wanted = sorted(frontier_numbers(candidates) | control_numbers(candidates))
@@ -67,10 +71,12 @@ def make_result(
         complete=complete,
     )
     folder.write(RESULT, record)
-    _export_all(models, data, folder, say)
     result = GrowResult(
         record, info, folder.path, models.__getitem__, lambda: data.example().inputs
     )
+    if not files:
+        return result
+    _export_all(models, data, folder, say)
     try:
         result.report()
     except EsperError as error:  # the result itself is safe

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -115,17 +116,22 @@ class GrowRun:
 
     # ---- before the search ----------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Measure sizes and speed, decide the settings of the search, and say what it costs."""
+    def prepare(self, probe: bool = True) -> None:
+        """Measure sizes and speed, decide the settings of the search, and say what it costs.
+
+        `probe`: measure the speed, which a limit in minutes and the announced time need.
+        """
         x, _ = self.batches.batch(0)
         before = self.length
         with explain_out_of_memory(self.device, 1, self.length.batch_size):
             with explain_amp(self.settings.mixed_precision, self.problem.trace.name):
                 space = make_space(self.builder, x[0], self.budget)
                 probed = min(PROBE_MEMBERS, most_members(space, self.device))
-                self.probe: Probe = measure_speed(
-                    self.builder, space, self.batches, self.problem.objective, probed
-                )
+                self.probe = Probe(math.nan, probed)
+                if probe or self.budget.minutes is not None:
+                    self.probe = measure_speed(
+                        self.builder, space, self.batches, self.problem.objective, probed
+                    )
             base = Variant("", self.builder, space, 1.0)
             self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
             self.variants = [base, *self._widths(x[0], base)]
@@ -211,8 +217,8 @@ class GrowRun:
 
     # ---- the search -----------------------------------------------------------------------
 
-    def search(self, folder: GrowFolder, resumed: bool) -> GrowResult:
-        """Search, and judge what was found."""
+    def search(self, folder: GrowFolder, resumed: bool, files: bool = True) -> GrowResult:
+        """Search, and judge what was found; `files`: write `.pt2` files and the report, too."""
         problem, printer = self.problem, self.printer
         info = self._info(folder.path)
         if resumed:
@@ -235,7 +241,7 @@ class GrowRun:
         populations = {} if state is None else self._populations(folder.path, state)
         with explain_out_of_memory(self.device, self.members, self.length.batch_size):
             complete = search.run(state, populations)
-        return make_result(problem, info, search, folder, complete, printer.say)
+        return make_result(problem, info, search, folder, complete, printer.say, files)
 
     def _populations(self, path: Path, state: SearchState) -> Mapping[int, Population]:
         """Load the members of the bracket under way, by variant."""

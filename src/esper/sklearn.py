@@ -1,0 +1,492 @@
+"""`esper.grow` as scikit-learn estimators: a classifier and a regressor for tables.
+
+    from esper.sklearn import GrowingClassifier
+
+    classifier = GrowingClassifier(params=5_000, random_state=0).fit(X, y)
+    classifier.predict_proba(X_new), classifier.model_, classifier.result_
+
+Parts of the samples are held out to choose the network, which is then trained again on all of
+them. `model_` takes the features as they are: standardising them is part of its graph.
+
+Shape letters: N samples, D features, K outputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, fx, nn
+
+from esper.growing.api import prepare_run
+from esper.growing.budget import Budget
+from esper.growing.folder import GrowFolder
+from esper.growing.parts import GrowPart
+from esper.growing.problem import Model
+from esper.growing.progress import ProgressPrinter
+from esper.growing.records import SearchState
+from esper.growing.refit import refit_network
+from esper.growing.result import GrowResult
+from esper.growing.run import GrowRun
+from esper.growing.settings import GrowSettings
+from esper.growing.setup import RATES
+from esper.growing.splitting import random_cut, stratified_cut
+from esper.leyline.arrays import Doubles, Ints
+from esper.leyline.errors import EsperError, shown
+
+__all__ = ["GrowingClassifier", "GrowingRegressor"]
+
+WIDTH: Final = 32
+"""Units of the hidden layer of the default model, without a cap on parameters."""
+WIDEST: Final = 512
+"""Most units under a cap, which half of the widest network that fits decides."""
+WIDTHS: Final = (0.5, 2.0)
+"""Other widths of the default model that are tried."""
+TINY: Final = 64
+"""Samples below which a search is as short as it can be: scores are mostly chance."""
+TINY_RUNS: Final = 3.0
+SEARCH_RUNS: Final = 2.0
+"""Compute below which the model is trained alone, at one learning rate."""
+HOST_RUNS: Final = 8.0
+"""Compute of a search in training runs of the model."""
+BATCHES: Final = 250
+"""Batches of a training run, as far as the limits on epochs allow."""
+EPOCHS: Final = (20, 80)
+BATCH_SIZES: Final = (32, 256)
+METRIC: Final = "explained"
+"""Validation score: a share of the loss, because few samples give few different accuracies."""
+LEAST_SAMPLES: Final = 3
+"""Two to train on, and one that is held out."""
+ROWS: Final = 256
+"""Rows of a block that is predicted at once."""
+
+ModelFactory = Callable[[int, int], nn.Module]
+Widths = tuple[float, ...] | Literal["auto"]
+
+
+class KeptResult(GrowResult):
+    """The result of a fit; it holds its networks and can be pickled."""
+
+    temporary = False
+    """Whether its run folder is gone."""
+
+    def search_state(self) -> SearchState:
+        """All candidates of the search, with their curves."""
+        self._require_folder()
+        return super().search_state()
+
+    def report(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Write a self-contained HTML page; returns its path."""
+        self._require_folder()
+        return super().report(path)
+
+    def _require_folder(self) -> None:
+        if self.temporary:
+            raise EsperError(
+                "result_: the run folder was temporary and is gone; give folder= to the estimator "
+                "to keep curves and report"
+            )
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return text.rpartition("\n\n")[0] if self.temporary else text
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True, eq=False)
+class _Scaling:
+    """Mean and standard deviation of columns; constant columns have a scale of 1."""
+
+    mean: Doubles
+    scale: Doubles
+
+    @classmethod
+    def of(cls, values_ND: Doubles) -> _Scaling:
+        mean = values_ND.mean(axis=0, dtype=np.float64)
+        scale = values_ND.std(axis=0, dtype=np.float64)
+        # Rounding leaves constant columns a deviation that is not quite 0.
+        constant = scale <= 10 * np.finfo(np.float64).eps * np.abs(mean)
+        return cls(mean, np.where(constant, 1.0, scale))
+
+    def apply(self, values_ND: Doubles) -> Doubles:
+        return np.asarray((values_ND - self.mean) / self.scale)
+
+
+def _with_scaling(
+    network: nn.Module, inputs: _Scaling | None, outputs: _Scaling | None
+) -> fx.GraphModule:
+    """A graph that standardises features, runs a network and scales its outputs back.
+
+    Nothing of Esper is in it, so that a pickle of it needs torch alone.
+    """
+    root, graph = nn.Module(), fx.Graph()
+    root.network = network
+    node = graph.placeholder("x")
+
+    def combine(node: fx.Node, operation: Callable[..., Any], name: str, value: Doubles) -> fx.Node:
+        root.register_buffer(name, torch.from_numpy(value))
+        return graph.call_function(operation, (node, graph.get_attr(name)))
+
+    if inputs is not None:
+        node = combine(node, operator.sub, "feature_mean", inputs.mean)
+        node = combine(node, operator.truediv, "feature_scale", inputs.scale)
+    node = graph.call_method("to", (node, torch.float32))
+    node = graph.call_module("network", (node,))
+    if outputs is not None:
+        node = combine(node, operator.mul, "target_scale", outputs.scale)
+        node = combine(node, operator.add, "target_mean", outputs.mean)
+    graph.output(node)
+    return fx.GraphModule(root, graph, "Grown").eval()
+
+
+# ---- models --------------------------------------------------------------------------------------
+
+
+def _mlp(features: int, outputs: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(features, width), nn.ReLU(), nn.Linear(width, outputs))
+
+
+def _mlp_params(features: int, outputs: int, width: int) -> int:
+    return (features + 1) * width + (width + 1) * outputs
+
+
+def _widest(features: int, outputs: int, cap: int | None) -> int:
+    """Width of the widest default model under a cap; without one, twice the usual."""
+    if cap is None:
+        return 2 * WIDTH
+    least = _mlp_params(features, outputs, 1)
+    if least > cap:
+        raise EsperError(
+            f"params={cap}: the smallest network for {features} features and {outputs} outputs "
+            f"has {least} parameters; give {least} or more, or a model of your own"
+        )
+    fits = range(1, 2 * WIDEST + 1)
+    return max(width for width in fits if _mlp_params(features, outputs, width) <= cap)
+
+
+def _batch_size(samples: int) -> int:
+    """About an eighth of the samples, a power of 2: on small tables batches cost more than rows.
+
+    An epoch has three batches or more.
+
+    >>> _batch_size(100), _batch_size(1_000), _batch_size(40), _batch_size(100_000)
+    (32, 128, 13, 256)
+    """
+    least, most = BATCH_SIZES
+    wanted = max(least, min(most, 1 << round(math.log2(samples / 8))))
+    return min(wanted, max(2, samples // 3))
+
+
+def _epochs(batches: int) -> int:
+    """Epochs of a training run; `batches`: of an epoch.
+
+    >>> _epochs(10), _epochs(1), _epochs(1_000)
+    (25, 80, 20)
+    """
+    least, most = EPOCHS
+    return max(least, min(most, round(BATCHES / batches)))
+
+
+def _zeros(features: int) -> Tensor:
+    return torch.zeros(2, features)
+
+
+# ---- estimators ----------------------------------------------------------------------------------
+
+
+class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no types
+    """What both estimators share."""
+
+    model_: nn.Module
+    result_: KeptResult
+    n_features_in_: int
+
+    def __init__(
+        self,
+        model: nn.Module | ModelFactory | None = None,
+        *,
+        params: int | None = None,
+        host_runs: float | None = None,
+        epochs: float | Literal["auto"] = "auto",
+        validation_fraction: float = 0.2,
+        refit: bool = True,
+        standardize: bool = True,
+        random_state: Any = None,
+        device: str = "auto",
+        folder: str | os.PathLike[str] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.params = params
+        self.host_runs = host_runs
+        self.epochs = epochs
+        self.validation_fraction = validation_fraction
+        self.refit = refit
+        self.standardize = standardize
+        self.random_state = random_state
+        self.device = device
+        self.folder = folder
+        self.verbose = verbose
+
+    # ---- fit ------------------------------------------------------------------------------
+
+    def _fit(
+        self,
+        x_ND: Doubles,
+        targets: Tensor,
+        outputs: int,
+        weights: Tensor | None,
+        targets_scaling: _Scaling | None = None,
+    ) -> None:
+        """Search, train the pick on all samples, and set the fitted attributes."""
+        scaling = _Scaling.of(x_ND) if self.standardize else None
+        scaled_ND = x_ND if scaling is None else scaling.apply(x_ND)
+        part = GrowPart(torch.from_numpy(scaled_ND.astype(np.float32)), targets, weights)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        printer = ProgressPrinter(self.verbose)
+        with printer.logged(), self._run_folder(seed) as folder:
+            run = self._prepare(part, outputs, seed, printer)
+            result = run.search(folder, resumed=False, files=self.folder is not None)
+            networks = {n.record.number: n.model for n in (*result.frontier, result.host)}
+            pick = networks[result.record.pick]
+            if not result.record.complete:
+                warnings.warn(
+                    "fit was interrupted: the best network so far is used",
+                    ConvergenceWarning,
+                    stacklevel=3,
+                )
+            elif self.refit:
+                pick = refit_network(run, result.best.record, part)
+        wrap = partial(_with_scaling, inputs=scaling, outputs=targets_scaling)
+        models = {number: wrap(network) for number, network in networks.items()}
+        self.result_ = KeptResult(
+            result.record,
+            result.info,
+            result.folder,
+            models.__getitem__,
+            partial(_zeros, x_ND.shape[1]),
+        )
+        self.result_.temporary = self.folder is None
+        self.model_ = wrap(pick)
+
+    def _prepare(
+        self, part: GrowPart, outputs: int, seed: int, printer: ProgressPrinter
+    ) -> GrowRun:
+        assert isinstance(part.inputs, Tensor)
+        held_N, kept_N = self._cut(part.targets, seed)
+        train, held = part.take(kept_N), part.take(held_N)
+        val = (held.inputs, held.targets)
+        tiny = len(part) < TINY
+        runs = self.host_runs
+        if runs is None:
+            runs = TINY_RUNS if tiny else HOST_RUNS
+        budget = Budget(params=self.params, host_runs=runs)
+        alone = runs < SEARCH_RUNS
+        model, widths = self._model(part.inputs.shape[1], outputs)
+        size = _batch_size(len(train))
+        settings = GrowSettings(
+            seed=seed,
+            epochs=_epochs(len(train) // size) if self.epochs == "auto" else self.epochs,
+            batch_size=size,
+            device=self.device,
+            widths=() if tiny or alone else widths,
+            lr=RATES["adamw"] if alone else "auto",
+            metric=METRIC,
+        )
+        return prepare_run(
+            model,
+            (train.inputs, train.targets),
+            val,
+            val,  # nothing is left for a test: that is what cross_val_score is for
+            budget,
+            settings,
+            printer,
+            train.weights,
+            probe=self.verbose,
+        )
+
+    def _model(self, features: int, outputs: int) -> tuple[Model, Widths]:
+        """The model to grow, and its other widths to try."""
+        if self.model is None:
+            widest = _widest(features, outputs, self.params)
+            width = max(1, widest // 2)
+            sizes = ((share, share * width) for share in WIDTHS)
+            widths = tuple(share for share, units in sizes if 1 <= units <= widest)
+            return partial(_mlp, features, outputs, width), widths
+        if isinstance(self.model, nn.Module):
+            return self.model, "auto"
+        if not callable(self.model):
+            raise EsperError(
+                f"model={shown(self.model)}: give None, an nn.Module, or a function of "
+                f"(n_features, n_outputs) that builds one"
+            )
+        return partial(self.model, features, outputs), "auto"
+
+    def _cut(self, targets: Tensor, seed: int) -> list[Ints]:
+        """Samples that are held out to choose the network, and the others."""
+        share: Any = self.validation_fraction
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+            raise EsperError(f"validation_fraction={shown(share)}: give a number between 0 and 1")
+        if targets.dtype.is_floating_point:
+            return random_cut(len(targets), [share], seed)
+        return stratified_cut(targets, [share], seed)
+
+    @contextlib.contextmanager
+    def _run_folder(self, seed: int) -> Iterator[GrowFolder]:
+        with contextlib.ExitStack() as stack:
+            if self.folder is None:
+                root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="esper-")))
+            else:
+                root = Path(self.folder)
+            yield stack.enter_context(
+                contextlib.closing(GrowFolder.create(root, type(self).__name__, seed))
+            )
+
+    # ---- predict --------------------------------------------------------------------------
+
+    def _outputs(self, X: Any) -> Doubles:
+        """Outputs of the network `[N, K]`."""
+        check_is_fitted(self)
+        x_ND = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        blocks = []
+        with torch.no_grad():
+            for first in range(0, len(x_ND), ROWS):
+                rows = torch.from_numpy(np.array(x_ND[first : first + ROWS]))
+                # Blocks of one size: what is predicted for a sample does not depend on the others.
+                block = torch.zeros(ROWS, x_ND.shape[1], dtype=rows.dtype)
+                block[: len(rows)] = rows
+                blocks.append(self.model_(block)[: len(rows)].double().numpy())
+        return np.concatenate(blocks)
+
+
+class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
+    """A classifier whose network is grown on the training data within a budget.
+
+    Parameters
+    ----------
+    model : None (a network with one hidden layer), an `nn.Module`, or a function of
+        `(n_features, n_outputs)` that builds one. It returns logits, one for each class.
+    params : most parameters of the network, or None.
+    host_runs : compute of the search in training runs of the model; None: 20, few on tiny data.
+    epochs : length of a training run, or "auto".
+    validation_fraction : share of the samples that chooses between networks.
+    refit : whether the chosen network is trained again on all samples.
+    standardize : whether features are standardised; the network that comes back does it itself.
+    random_state : seed of the split, the batches, the weights and the search.
+    device : "auto", "cpu" or "cuda".
+    folder : where the run folder is made; None: nothing is kept on disk.
+    verbose : whether progress is printed on stderr.
+
+    Attributes
+    ----------
+    classes_ : labels, in the order of the columns of `predict_proba`.
+    model_ : the network, a plain `nn.Module` that takes features and returns logits.
+    result_ : the search, an `esper.GrowResult`: frontier, verdict, `pick(params=...)`.
+    n_features_in_, feature_names_in_ : as in scikit-learn.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Grow a network; `sample_weight`: of each sample in the training loss."""
+        X, y = validate_data(
+            self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES
+        )
+        check_classification_targets(y)
+        self.classes_, index_N = np.unique(column_or_1d(y, warn=True), return_inverse=True)
+        classes = len(self.classes_)
+        if classes < 2:
+            raise EsperError(
+                f"y has 1 class, {self.classes_[0]}: a classifier needs samples of two"
+            )
+        X, index_N, weights = _weighted(X, index_N, sample_weight)
+        left = len(np.unique(index_N))
+        if left < 2:
+            raise EsperError(
+                "sample_weight leaves samples of less than two classes: give weights above 0 to "
+                "samples of another class"
+            )
+        if len(index_N) < left + 2:
+            raise EsperError(
+                f"y has {left} classes in {len(index_N)} samples: too few to hold some out; "
+                f"give {left + 2} or more"
+            )
+        self._fit(X, torch.from_numpy(index_N.astype(np.int64)), classes, weights)
+        return self
+
+    def predict_proba(self, X: Any) -> Doubles:
+        """Probabilities of the classes `[N, K]`."""
+        logits = torch.from_numpy(self._outputs(X))
+        return np.asarray(logits.softmax(dim=1).numpy())
+
+    def predict_log_proba(self, X: Any) -> Doubles:
+        """Logarithms of the probabilities of the classes `[N, K]`."""
+        logits = torch.from_numpy(self._outputs(X))
+        return np.asarray(logits.log_softmax(dim=1).numpy())
+
+    def predict(self, X: Any) -> Any:
+        """The most likely class of each sample."""
+        best_N = self._outputs(X).argmax(axis=1)
+        return self.classes_[best_N]
+
+
+class GrowingRegressor(RegressorMixin, _Growing):  # type: ignore[misc]
+    """A regressor whose network is grown on the training data within a budget.
+
+    Parameters and attributes are those of `GrowingClassifier`, without classes. Targets `[N]` or
+    `[N, K]` are standardised for training; `model_` returns them in their own units, `[N, K]`.
+    """
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Grow a network; `sample_weight`: of each sample in the training loss."""
+        X, y = validate_data(
+            self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES,
+            multi_output=True, y_numeric=True,
+        )  # fmt: skip
+        self._one_target = y.ndim == 1
+        X, y, weights = _weighted(X, y, sample_weight)
+        y_NK = y.reshape(len(y), -1).astype(np.float64)
+        if (y_NK == y_NK[0]).all():
+            raise EsperError(f"y is constant, {y.flat[0]:g} in all samples: nothing to learn")
+        scaling = _Scaling.of(y_NK)
+        targets = torch.from_numpy(scaling.apply(y_NK).astype(np.float32))
+        self._fit(X, targets, y_NK.shape[1], weights, scaling)
+        return self
+
+    def predict(self, X: Any) -> Doubles:
+        """Predicted targets, of the shape that `fit` was given."""
+        outputs_NK = self._outputs(X)
+        return outputs_NK[:, 0] if self._one_target else outputs_NK
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _weighted(X: Any, y: Any, given: Any) -> tuple[Any, Any, Tensor | None]:
+    """Features, targets and weights of the samples that have a weight above 0."""
+    if given is None:
+        return X, y, None
+    weight_N = _check_sample_weight(given, X, dtype=np.float64, ensure_non_negative=True)
+    used_N = weight_N > 0
+    if used_N.sum() < LEAST_SAMPLES:
+        raise EsperError(
+            f"sample_weight is above 0 for {used_N.sum()} samples: give {LEAST_SAMPLES} or more"
+        )
+    return X[used_N], y[used_N], torch.from_numpy(weight_N[used_N].astype(np.float32))
