@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine_support import small_task
-from esper.gym.flat import FlatVectorEnv, flat
+from esper.gym.flat_env import FlatVectorEnv, flat
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline import PLANNED, ContextSpec, Range
 from esper.leyline.actions import ActionSpec

@@ -11,7 +11,7 @@ import pytest
 
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
 
-from esper.gym.flat import flat
+from esper.gym.flat_env import flat
 from esper.gym.settings import read_frozen
 from esper.leyline import PLANNED, ActionHead, EsperError, LifecycleOp
 from esper.leyline.actions import HEADS_BY_OP

@@ -14,7 +14,7 @@ gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the de
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
-from esper.gym.flat import flat
+from esper.gym.flat_env import flat
 from esper.gym.single_env import EsperEnv
 from esper.leyline import EsperError
 from gym_support import DRAWN, flat_env, play, same, tiny_task

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,3 +274,27 @@ def test_wrong_actions_and_seeds_are_refused_in_one_line():
         env.reset(options={"a": 1})
     env.reset(seed=0)
     assert env.step(np.zeros((2, 8), dtype=np.int64))[0], "nothing was changed"
+
+
+def test_what_the_package_offers_is_not_hidden_by_its_modules():
+    """`esper.gym.flat` is the function, also after its module was imported."""
+    import esper.gym.flat_env
+
+    assert callable(esper.gym.flat)
+    assert set(esper.gym.__all__) <= {name for name in dir(esper.gym) if not name.startswith("_")}
+    modules = {path.stem for path in Path(esper.gym.__file__).parent.glob("*.py")}
+    assert not modules & set(esper.gym.__all__)
+
+
+def without(module: str, code: str) -> str:
+    """Last line of what Python says to `code` where a module is not installed."""
+    hidden = f"import sys; sys.modules[{module!r}] = None; {code}"
+    done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+    assert done.returncode != 0
+    return done.stderr.splitlines()[-1]
+
+
+def test_what_is_not_installed_is_named_in_one_line():
+    assert "pip install 'esper-morph[gym]'" in without("gymnasium", "import esper.gym")
+    line = without("stable_baselines3", "import esper.gym; esper.gym.sb3")
+    assert "pip install stable-baselines3" in line

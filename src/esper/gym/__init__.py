@@ -26,9 +26,9 @@ except ModuleNotFoundError as error:
 from esper.gym.registration import register_tasks as register_tasks
 
 if TYPE_CHECKING:
-    from esper.gym.flat import flat as flat
     from esper.gym.flat_actions import FlatActions as FlatActions
-    from esper.gym.sb3 import sb3 as sb3
+    from esper.gym.flat_env import flat as flat
+    from esper.gym.sb3_env import sb3 as sb3
     from esper.gym.settings import EnvSettings as EnvSettings
     from esper.gym.single_env import EsperEnv as EsperEnv
     from esper.gym.vector_env import EsperVectorEnv as EsperVectorEnv
@@ -36,10 +36,10 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
-            ".flat": ("flat",),
+            ".flat_env": ("flat",),
             ".flat_actions": ("FlatActions",),
             ".registration": ("register_tasks",),
-            ".sb3": ("sb3",),
+            ".sb3_env": ("sb3",),
             ".settings": ("EnvSettings",),
             ".single_env": ("EsperEnv",),
             ".vector_env": ("EsperVectorEnv",),

@@ -14,6 +14,7 @@ from esper.leyline.actions import HEAD_CHOICES, ActionHead
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError, shown, unknown_name
+from esper.leyline.limits import is_integer
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.protocols import RewardProtocol
 from esper.simic.rewards.config import RewardConfig, RewardMode
@@ -78,7 +79,7 @@ class EnvSettings(ComputeSettings):
             spec = replace(spec, score=self.score)
         for name in ("episode_length", "batch_size", "batches_per_step"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            if value is not None and not is_integer(value):
                 raise EsperError(f"{name}={shown(value)}: must be an integer, 1 or more")
         changes = TaskConfig(
             name=spec.name,
@@ -94,12 +95,10 @@ class EnvSettings(ComputeSettings):
 
     def population(self, spec: TaskSpec, members: int) -> PopulationConfig:
         """Settings of the members, checked against the task."""
-        if isinstance(members, bool) or not isinstance(members, int):
+        if not is_integer(members) or members < 1:
             raise EsperError(f"num_envs={shown(members)}: must be an integer, 1 or more")
-        if members < 1:
-            raise EsperError(f"num_envs={members}: must be 1 or more")
         population = PopulationConfig(
-            envs=members,
+            envs=int(members),
             counterfactual_stride=self.counterfactual_stride,
             frozen_heads=read_frozen(self.frozen_heads, spec.blueprints),
             **self.compute(),

@@ -33,6 +33,7 @@ from esper.gym.spaces import (
 from esper.leyline.actions import ActionHead, ActionSpec, LifecycleOp
 from esper.leyline.arrays import Bools, Ints
 from esper.leyline.errors import EsperError, shown
+from esper.leyline.limits import is_integer
 from esper.leyline.masks import ActionMasks
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.signals import TrainingSignals
@@ -40,6 +41,7 @@ from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.scripted import legal_members
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.runtime import set_deterministic_cublas
 from esper.tolaria.stepping import Decided, EngineStepper
 
 Info = dict[str, Any]
@@ -64,6 +66,8 @@ class EsperVectorEnv(VectorEnv[Observations, Ints, npt.NDArray[Any]]):
         self.task = self.settings.spec(task)
         self.population = self.settings.population(self.task, num_envs)
         self.settings.make_reward(self.task)  # raises before anything is loaded
+        if self.settings.profile == "exact":
+            set_deterministic_cublas()  # read at the first use of cuBLAS
         folder = self.settings.data_dir
         self._data = self.task.load(None if folder is None else Path(folder))
         self.num_envs, self.render_mode = num_envs, None
@@ -103,7 +107,7 @@ class EsperVectorEnv(VectorEnv[Observations, Ints, npt.NDArray[Any]]):
         """
         if options:
             raise EsperError(f"reset options {shown(options)}: there are none")
-        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int | np.integer)):
+        if seed is not None and not is_integer(seed):
             raise EsperError(
                 f"reset seed {shown(seed)}: give one integer, the members' draws follow from it"
             )

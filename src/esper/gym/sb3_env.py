@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
-from esper.gym.flat import FlatVectorEnv, flat
+from esper.gym.flat_env import FlatVectorEnv, flat
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError
