@@ -20,7 +20,7 @@ from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 import esper.gym
 from esper.gym.spaces import observations, read_mask_arrays
 from esper.gym.vector_env import EsperVectorEnv
-from esper.leyline import PLANNED, ActionHead, EsperError, LifecycleOp, VetoReason
+from esper.leyline import PLANNED, VARIED, ActionHead, EsperError, LifecycleOp, VetoReason
 from esper.tasks.registry import task_names
 from esper.tolaria.engine import VectorizedEngine
 from gym_support import DRAWN, Repeat, flat_env, play, same, tiny_env, tiny_task
@@ -72,7 +72,7 @@ def test_a_step_is_the_engines_step_bit_for_bit(contexts):
     assert same(played[-1][1], observations(rollout.final_signals))
 
 
-@pytest.mark.parametrize("contexts", [None, DRAWN], ids=["fixed", "drawn"])
+@pytest.mark.parametrize("contexts", [None, VARIED], ids=["fixed", "varied"])
 def test_the_same_seed_repeats_a_trajectory_bit_for_bit(contexts):
     """Over the end of an episode, in the same environment and in a new one."""
     env, steps = flat_env(2, contexts, length=3), 8
@@ -83,6 +83,15 @@ def test_the_same_seed_repeats_a_trajectory_bit_for_bit(contexts):
             assert same(obs, again[1])
             assert same(info["score"], again[4]["score"])
             assert reward_E is None or same(reward_E, again[2])
+
+
+def test_an_episode_abandoned_in_plan_or_training_leaves_no_trace():
+    env = flat_env(2, DRAWN)
+    whole = play(env, 4, PLAN + 2)
+    for abandoned_after in (1, PLAN + 1):
+        play(env, 4, abandoned_after, draws=9)
+        again = play(env, 4, PLAN + 2)
+        assert all(same(a[1], b[1]) for a, b in zip(whole, again, strict=True))
 
 
 def test_another_seed_and_the_next_episode_have_other_members():

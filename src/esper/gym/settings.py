@@ -77,10 +77,6 @@ class EnvSettings(ComputeSettings):
         spec = get_task_spec(task) if isinstance(task, str) else task
         if self.score is not None:
             spec = replace(spec, score=self.score)
-        for name in ("episode_length", "batch_size", "batches_per_step"):
-            value = getattr(self, name)
-            if value is not None and not is_integer(value):
-                raise EsperError(f"{name}={shown(value)}: must be an integer, 1 or more")
         changes = TaskConfig(
             name=spec.name,
             blueprints=_names(self.blueprints),
