@@ -87,10 +87,10 @@ def test_the_same_seed_repeats_a_trajectory_bit_for_bit(contexts):
 
 def test_an_episode_abandoned_in_plan_or_training_leaves_no_trace():
     env = flat_env(2, DRAWN)
-    whole = play(env, 4, PLAN + 2)
+    whole = play(env, 4, PLAN + 4)
     for abandoned_after in (1, PLAN + 1):
         play(env, 4, abandoned_after, draws=9)
-        again = play(env, 4, PLAN + 2)
+        again = play(env, 4, PLAN + 4)
         assert all(same(a[1], b[1]) for a, b in zip(whole, again, strict=True))
 
 
