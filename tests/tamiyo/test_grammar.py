@@ -169,6 +169,31 @@ def test_what_means_nothing_is_refused_in_one_line(text, word, tmp_path, monkeyp
     assert "\n" not in str(refused.value)
 
 
+def test_a_class_in_a_python_file_is_a_policy_of_ones_own(tmp_path, monkeypatch):
+    """Parsing does not run the file."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("raise SystemExit")
+    found = parse("mine.py:Eager")
+    assert (found.kind, found.label, found.path, found.name) == (
+        "own",
+        "Eager",
+        Path("mine.py"),
+        "Eager",
+    )
+    assert parse("new=mine.py:Eager").label == "new"
+    assert parse("replay:mine.py:Eager").found_by == found
+    assert parse("static-final:mine.py:Eager").found_by == found
+    for text, word in (
+        ("mine.py", "name a class"),
+        ("mine.py:", "nothing after the colon"),
+        ("mine.py:a b", "name a class"),
+        ("other.py:Eager", "does not exist"),
+    ):
+        with pytest.raises(EsperError, match=word) as refused:
+            parse(text)
+        assert "\n" not in str(refused.value)
+
+
 def test_a_file_is_no_controller(tmp_path):
     path = tmp_path / "agent"
     path.write_text("")
@@ -262,7 +287,7 @@ def test_any_text_is_a_policy_or_a_refusal_of_ours(text):
     assert "\n" not in line
     if line:
         return
-    assert found.kind in (*WORDS, "asha", "replay", "controller")
+    assert found.kind in (*WORDS, "asha", "replay", "controller", "own")
     if found.kind == "controller":
         assert found.path is not None
         assert Path(found.path).is_dir()

@@ -17,11 +17,12 @@
     FOLDER   sampled:FOLDER                     a saved controller; greedy, or sampled actions
     blind:FOLDER                                the same with its learning curve hidden
     replay:POLICY                               actions of that policy on another host, open loop
+    FILE.py:NAME                                an `esper.Policy` of your own
     LABEL=any of these                          sets the label in tables and plots
 
 Parsing loads nothing and does not import torch. `make_policy.py` builds the policies, except those
-that depend on runs (controllers, asha, and policies named after another), which only `compare` can
-build.
+that depend on runs (controllers, asha, and policies named after another) or on your own code, which
+only `compare` can build.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ Kind = Literal[
     "asha",
     "replay",
     "controller",
+    "own",
 ]
 DESCRIPTIONS: Final[dict[Kind, tuple[str, str]]] = {
     "wait": (
@@ -87,6 +89,8 @@ MAX_WAIT_FACTOR: Final = 100.0
 MAX_TOPOLOGIES: Final = 4096
 """Largest N of asha:N."""
 SAMPLED: Final = "sampled"
+SOURCE: Final = ".py"
+"""End of the name of a file with policies."""
 BLIND: Final = "blind"
 AS: Final = "as:"
 MAX_STEP_DIGITS: Final = 9
@@ -122,7 +126,10 @@ class ParsedPolicy:
     """static-final: the policy whose final topologies are planted; replay: the one whose actions
     are repeated; wait: the one whose compute is spent."""
     path: Path | None = None
-    """controller: its folder; static-final: the result file; table, heuristic: the table."""
+    """controller: its folder; static-final: the result file; table, heuristic: the table; own: the
+    Python file."""
+    name: str = ""
+    """own: name of the class in that file."""
     rules: Path | None = None
     """heuristic: file of its rules."""
     sampled: bool = False
@@ -177,7 +184,24 @@ def _parse_unlabelled(text: str) -> ParsedPolicy:
     if head in _ARGUMENTS:
         kind, parse_rest = _ARGUMENTS[head]
         return parse_rest(ParsedPolicy(text, text, kind), rest)
+    if head != SAMPLED and SOURCE in (
+        text[-len(SOURCE) :],
+        text.rpartition(":")[0][-len(SOURCE) :],
+    ):
+        return _parse_own(text)
     return _parse_controller(text)
+
+
+def _parse_own(text: str) -> ParsedPolicy:
+    """FILE.py:NAME; the file is not read."""
+    path, _, name = text.rpartition(":") if not text.endswith(SOURCE) else (text, "", "")
+    if not os.path.isfile(path):
+        raise EsperError(f"policy {shown(text)}: file {shown(path)} does not exist")
+    if not name.isidentifier():
+        raise EsperError(
+            f"policy {shown(text)}: name a class in the file, as in {shown(path + ':MyPolicy')}"
+        )
+    return ParsedPolicy(name, text, "own", path=Path(path), name=name)
 
 
 def _parse_wait(word: ParsedPolicy, rest: str) -> ParsedPolicy:

@@ -98,6 +98,11 @@ def require_standalone(parsed: ParsedPolicy) -> None:
             f"policy {shown(parsed.text)}: a saved controller; evaluate it with esper eval "
             f"{shown(str(parsed.path))}, or against others with esper compare"
         )
+    if parsed.kind == "own":
+        raise EsperError(
+            f"policy {shown(parsed.text)}: a policy of your own; run it against others with esper "
+            f"compare"
+        )
     by = parsed.found_by
     needs = {
         "static-final": "the final topologies of {} on the same hosts",

@@ -54,7 +54,7 @@ from esper.tolaria.measurements import (
 )
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.observation import MemberStatus, Observer, StepMetrics
-from esper.tolaria.plan_phase import run_plan_phase
+from esper.tolaria.plan_phase import PlanPhase
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
 from esper.tolaria.runtime import (
     CUDATimer,
@@ -63,6 +63,7 @@ from esper.tolaria.runtime import (
     explain_out_of_memory,
     parse_device,
     set_profile,
+    timed_phase,
 )
 from esper.tolaria.setup import (
     allocate_batch_buffers,
@@ -260,7 +261,7 @@ class VectorizedEngine:
             member_contexts=self.context.members,
         )
         if self.step == length:
-            self.round, self.step = self.round + 1, 0
+            self.end_episode()
         for each in listeners:
             each.on_round_end(rollout)
         return rollout
@@ -273,6 +274,16 @@ class VectorizedEngine:
             record, _ = self._step_env(client, False, () if listener is None else (listener,))
         self.step += 1
         return record
+
+    def observe_step(self) -> tuple[TrainingSignals, ActionMasks]:
+        """Train and observe the next step ahead of `step_members`, which then only acts."""
+        with self.computing():
+            self._next_step = self._next_step or self._observe_step()
+        return self._next_step.signals, self._next_step.masks
+
+    def end_episode(self) -> None:
+        """Count the round; the next one begins with fresh members."""
+        self.round, self.step = self.round + 1, 0
 
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
@@ -318,28 +329,24 @@ class VectorizedEngine:
 
     def _plan(self, client: PolicyProtocol[Any], listeners: Sequence[EngineListener]) -> int:
         """Run the plan phase, if the context has one; returns the number of its decisions."""
+        phase = self.begin_plan()
+        while phase is not None and not phase.done:
+            phase.decide(client, listeners)
+        return 0 if phase is None else phase.slot
+
+    def begin_plan(self) -> PlanPhase | None:
+        """The plan phase of an episode that has just begun; None if the context has none."""
         if not self.context.spec.plans:
-            return 0
-        env, frozen = self.env, dict(self.config.frozen_heads)
+            return None
         measured = None
         if self._measures_gradients:
             gradients_ES = self.trainer.activation_gradients(before_training=True)
             # SYNC: one copy an episode, before step 0.
             measured = None if gradients_ES is None else fetch({"": gradients_ES})[""]
         self._plan_gradients_ES = self._gradients(measured)
-        planted = run_plan_phase(
-            env,
-            client,
-            self._observe_plan,
-            self._score_fresh_members,
-            self.episode,
-            frozen,
-            listeners,
-        )
-        if planted:
-            self.episode.restart(env.model.slot_reports())
-            env.governor.reset(self.episode.score_TE[0])
-        return len(env.model.slots)
+        frozen = dict(self.config.frozen_heads)
+        rescore = self._score_fresh_members
+        return PlanPhase(self.env, self._observe_plan, rescore, self.episode, frozen)
 
     def _observe_plan(self, slot: int) -> TrainingSignals:
         """The observation of a decision of the plan phase: the members before training."""
@@ -373,9 +380,9 @@ class VectorizedEngine:
         observed, self._next_step = self._next_step or self._observe_step(), None
         env, phases = self.env, observed.phases
         signals, masks, verdicts = observed.signals, observed.masks, observed.verdicts
-        with _timed_phase(phases, StepPhase.ACT):
+        with timed_phase(phases, StepPhase.ACT):
             decision, env.lstm_hidden = checked_decision(client, signals, masks, env.lstm_hidden)
-        with _timed_phase(phases, StepPhase.EXECUTE):
+        with timed_phase(phases, StepPhase.EXECUTE):
             result = execute_actions(
                 env.model,
                 decision.actions,
@@ -394,7 +401,7 @@ class VectorizedEngine:
             env.record_actions(decision.actions, result.outcome)
             env.reset_lstm_hidden(client, verdicts.rolled_back_E)
             self.slot_events.collect_changes()
-        with _timed_phase(phases, StepPhase.STORE):
+        with timed_phase(phases, StepPhase.STORE):
             inputs = self.episode.reward_inputs(
                 signals, decision.actions, result.outcome, verdicts, truncated=cut
             )
@@ -412,7 +419,7 @@ class VectorizedEngine:
             rows=observed.rows,
             phases=tuple(PhaseTime(phase, seconds) for phase, seconds in phases.items() if seconds),
         )
-        with _timed_phase(phases, StepPhase.LISTEN):
+        with timed_phase(phases, StepPhase.LISTEN):
             self._notify(record, listeners)
         for phase, seconds in phases.items():
             self.phase_seconds[phase] += seconds
@@ -421,16 +428,16 @@ class VectorizedEngine:
     def _observe_step(self) -> _ObservedStep:
         """Train, validate, score, evaluate gates, govern, observe: a step until the policy acts."""
         env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
-        with _timed_phase(phases, StepPhase.TRAIN), self.timer.span("train"):
+        with timed_phase(phases, StepPhase.TRAIN), self.timer.span("train"):
             shadow_rows = self._train_pass()
             gradients_ES = self.trainer.activation_gradients() if self._measures_gradients else None
-        with _timed_phase(phases, StepPhase.VALIDATION), self.timer.span("validation"):
+        with timed_phase(phases, StepPhase.VALIDATION), self.timer.span("validation"):
             plan, scored = self._validate()
-        with _timed_phase(phases, StepPhase.TRANSFER_1):
+        with timed_phase(phases, StepPhase.TRANSFER_1):
             measured = fetch_step(
                 env.train, env.val, scored, finite_members(env.model), gradients_ES
             )
-        with _timed_phase(phases, StepPhase.ANALYSIS):
+        with timed_phase(phases, StepPhase.ANALYSIS):
             verdicts, counterfactuals = self._review(measured, plan)
             signals, masks = self._observe(measured, verdicts)
         rows = plan.table.rows + shadow_rows
@@ -591,10 +598,3 @@ class VectorizedEngine:
                     f"resume with the same {name}"
                 )
         self.round = int(state["round"])
-
-
-@contextlib.contextmanager
-def _timed_phase(phases: dict[StepPhase, float], phase: StepPhase) -> Iterator[None]:
-    start = perf_counter()
-    yield
-    phases[phase] += perf_counter() - start

@@ -16,6 +16,7 @@ from esper.device.selection import parse_device as parse_device
 from esper.device.selection import validate_cuda_device as validate_cuda_device
 from esper.leyline.compute import PRECISIONS, PROFILES, Precision, Profile
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.payloads import StepPhase
 from esper.leyline.user_errors import is_out_of_memory
 
 DTYPES: Final[dict[Precision, torch.dtype]] = {
@@ -150,3 +151,11 @@ class CUDATimer:
     def _add(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.spans[name] = self.spans.get(name, 0) + 1
+
+
+@contextlib.contextmanager
+def timed_phase(phases: dict[StepPhase, float], phase: StepPhase) -> Iterator[None]:
+    """Add the host seconds of the body of the `with` block to its phase of the step."""
+    start = time.perf_counter()
+    yield
+    phases[phase] += time.perf_counter() - start

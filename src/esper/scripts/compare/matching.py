@@ -14,7 +14,7 @@ from typing import Final, Literal
 from esper.scripts.compare.comparison import ComparedPolicy, Comparison
 
 METRICS: Final = ("score", "score_test")
-CLOSED_LOOPS: Final = ("controller", "heuristic")
+CLOSED_LOOPS: Final = ("controller", "heuristic", "own:")
 """Beginnings of the canonical texts of policies that decide while they watch."""
 
 
@@ -36,7 +36,7 @@ class Match:
 
 
 def matching_compute(found: Comparison) -> tuple[Match, ...]:
-    """N* of every controller and heuristic; empty with fewer than two searches."""
+    """N* of every policy that watches; empty with fewer than two searches."""
     searches = [policy for policy in found.policies if policy.policy.startswith("asha:")]
     if len({policy.policy for policy in searches}) < 2:
         return ()

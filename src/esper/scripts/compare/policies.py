@@ -9,6 +9,8 @@ A controller that was saved alone (`PPOAgent.save`) has the settings of --preset
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +22,10 @@ from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.protocols import PolicyProtocol, RewardProtocol
 from esper.leyline.streams import stream_seed
+from esper.scripts.cli.user_objects import UserFiles
 from esper.scripts.compare.comparison import PolicyResult
 from esper.scripts.compare.config import Compare
+from esper.scripts.compare.own_policies import own_policy
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.score import ScoreReward
@@ -43,7 +47,9 @@ from esper.tamiyo.make_policy import (
     resolve_topology,
     spec_for,
     static_policy,
+    with_plan_phase,
 )
+from esper.tamiyo.policy import Policy, PolicyClient
 from esper.tamiyo.replay import require_same_names
 from esper.tamiyo.topology_table import read_table
 from esper.tasks.spec import TaskSpec
@@ -71,7 +77,7 @@ class Identity:
     """Canonical text; for a controller only how it acts."""
     limits: Limits
     agent: str = ""
-    """Checksum of a controller's save; empty for other policies."""
+    """Checksum of a controller's save, or of the file of a policy of your own; else empty."""
     rules: HeuristicConfig | None = None
     """Settings of the heuristic, whose defaults may change between versions."""
 
@@ -88,6 +94,8 @@ class PolicyEntry:
     """Agent of a controller."""
     slots: tuple[str, ...] | None = None
     """Slots that a controller was trained with; None: unknown."""
+    own: Callable[[], Policy] | None = None
+    """Makes a policy of your own."""
     found_by: PolicyEntry | None = None
     """Policy it depends on: static-final plants its final topologies, wait spends its compute (it
     must run first for both), replay repeats its actions."""
@@ -114,6 +122,8 @@ class PolicyEntry:
             mode = ActingMode.SAMPLE if self.word.sampled else ActingMode.GREEDY
             agent, blind = _reseeded(self.agent, seed), self.word.blind
             return SimicClient(agent, reward, mode, hide_curve=blind)
+        if self.own is not None:
+            return PolicyClient(self.own(), reward)
         word = replace(self.word, found_by=None) if self.word.kind == "wait" else self.word
         rules = self.identity.rules
         return make_policy(word, self.spec, seed=seed, reward=reward, rules=rules)
@@ -160,12 +170,16 @@ def _reseeded(agent: PPOAgent, seed: int) -> PPOAgent:
     return twin
 
 
-def make_entry(config: Compare, word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
-    """Create and check the entry of a parsed policy."""
+def make_entry(
+    config: Compare, word: ParsedPolicy, spec: TaskSpec, files: UserFiles | None = None
+) -> PolicyEntry:
+    """Create and check the entry of a parsed policy; `files`: runs the files that it names."""
     if word.kind == "controller":
         return _controller(config, word, spec)
     if word.found_by is not None:
-        return _dependent_entry(config, make_entry(config, word.found_by, spec), word, spec)
+        return _dependent_entry(config, make_entry(config, word.found_by, spec, files), word, spec)
+    if word.kind == "own":
+        return own_entry(word, spec, files or UserFiles())
     if word.kind == "asha":
         return asha_entry(word, spec)
     word = resolve_topology(word)
@@ -220,6 +234,16 @@ def asha_entry(word: ParsedPolicy, spec: TaskSpec) -> PolicyEntry:
     rung_steps(word.topologies, spec.episode_length)  # raises if there are too many
     spec = spec_for(word, spec)
     return PolicyEntry(word, spec, Identity(f"asha:{word.topologies}", planted_limits(spec)))
+
+
+def own_entry(word: ParsedPolicy, spec: TaskSpec, files: UserFiles) -> PolicyEntry:
+    """Entry of a policy in a user's file, which is run here."""
+    make, first = own_policy(files, word)
+    spec = with_plan_phase(spec) if first.plans else spec
+    assert word.path is not None  # the parser gives it
+    digest = hashlib.sha256(word.path.read_bytes()).hexdigest()
+    identity = Identity(f"own:{word.name}", Limits(spec.blueprints), digest)
+    return PolicyEntry(word, spec, identity, own=make)
 
 
 def planted_limits(spec: TaskSpec) -> Limits:

@@ -30,6 +30,7 @@ from esper.leyline.context import FIXED
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import interquartile_estimate
 from esper.scripts.cli.report_files import json_bytes
+from esper.scripts.cli.user_objects import UserFiles, user_files
 from esper.scripts.compare.comparison import (
     Comparison,
     ComparisonSettings,
@@ -64,8 +65,14 @@ class SavedResult:
 
 def run_comparison(config: Compare, console: Console | None = None) -> Comparison:
     """Run the missing policies and compare all; policies are checked before any runs."""
+    with user_files() as files:
+        return _compare_all(config, console, files)
+
+
+def _compare_all(config: Compare, console: Console | None, files: UserFiles) -> Comparison:
+    """`files`: runs the files of policies; they are loaded as long as their policies run."""
     spec = config.task.spec()
-    entries = [make_entry(config, word, spec) for word in parse_all(config.policies)]
+    entries = [make_entry(config, word, spec, files) for word in parse_all(config.policies)]
     settings = settings_of_comparison(config, spec)
     folder = config.folder(spec.name)
     open_folder(folder, settings)

@@ -93,16 +93,20 @@ class TaskConfig:
 
     def spec(self) -> TaskSpec:
         """Build the task spec with these changes applied."""
-        from esper.tasks.host_shapes import parse_host_shape, with_host_shape
         from esper.tasks.registry import get_task_spec
+
+        return self.applied_to(get_task_spec(self.name))
+
+    def applied_to(self, spec: TaskSpec) -> TaskSpec:
+        """Apply these changes to a task that is not looked up by name."""
+        from esper.tasks.host_shapes import parse_host_shape, with_host_shape
         from esper.tasks.synthetic_data import with_synthetic_data
 
-        spec = get_task_spec(self.name)
         if self.host is not None:
             spec = with_host_shape(spec, parse_host_shape(self.host))
         for blueprint in self.blueprints:
             if blueprint not in spec.blueprints:
-                raise unknown_name("blueprint", blueprint, spec.blueprints, f"of {self.name}")
+                raise unknown_name("blueprint", blueprint, spec.blueprints, f"of {spec.name}")
         changes: dict[str, Any] = {
             name: getattr(self, name)
             for name in ("episode_length", "batch_size", "batches_per_step")

@@ -1,0 +1,115 @@
+"""Observation and action spaces, and the masks that come with an observation.
+
+Shape letters: E members, S slots, K blueprints, O operations, G global features, F features of a
+slot, D features of a candidate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from gymnasium import spaces
+
+from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
+from esper.leyline.arrays import Bools
+from esper.leyline.masks import ActionMasks
+from esper.leyline.signals import TrainingSignals
+from esper.tamiyo.actions import HEAD_USED_OA
+from esper.tamiyo.features import FEATURE_NAMES, batch_signals_to_features
+from esper.tamiyo.scripted import FIXED_MASK, fixed_mask
+
+FEATURE_BOUND: Final = 28.0
+"""Every feature lies within plus and minus this: log(1e12), and a difference of two symlogs."""
+
+Flags = npt.NDArray[np.int8]
+
+
+def head_sizes(slots: int, blueprints: int) -> list[int]:
+    """Choices of each action head, in the order of `ActionHead`."""
+    sizes = {head: len(choices) for head, choices in HEAD_CHOICES.items()}
+    sizes |= {ActionHead.SLOT: slots, ActionHead.BLUEPRINT: blueprints}
+    return [sizes[head] for head in ActionHead]
+
+
+def action_space(slots: int, blueprints: int) -> spaces.MultiDiscrete:
+    """One choice per action head; heads that an operation does not use are ignored."""
+    return spaces.MultiDiscrete(np.array(head_sizes(slots, blueprints), dtype=np.int64))
+
+
+def observation_space(slots: int, blueprints: int) -> spaces.Dict:
+    """Features of the member, its slots and its candidates, and what the slots hold."""
+    names = FEATURE_NAMES
+    return spaces.Dict(
+        {
+            "global": _box(len(names.whole)),
+            "slots": _box(slots, len(names.slot)),
+            "candidates": _box(slots, blueprints, len(names.candidate)),
+            "blueprints": spaces.MultiDiscrete(np.full(slots, blueprints + 1, dtype=np.int64)),
+        }
+    )
+
+
+def _box(*shape: int) -> spaces.Box:
+    return spaces.Box(-FEATURE_BOUND, FEATURE_BOUND, shape, np.float32)
+
+
+def observations(signals: TrainingSignals) -> dict[str, npt.NDArray[Any]]:
+    """Observations of all members; the first axis is the member.
+
+    `blueprints`: 0 for an empty slot, else 1 plus the index of its blueprint.
+    """
+    features = batch_signals_to_features(signals)
+    return {
+        "global": features.global_EG,
+        "slots": features.slot_ESF,
+        "candidates": features.candidate_ESKD,
+        "blueprints": features.blueprint_ES + 1,
+    }
+
+
+def mask_arrays(masks: ActionMasks) -> dict[str, Flags]:
+    """Masks of all members as 0 and 1: per head, and which combinations are legal.
+
+    A choice of a head is 1 if some legal action contains it. `op_slot` `[E, O, S]` and
+    `slot_blueprint` `[E, S, K]` say which pairs are legal; all other heads are independent. Heads
+    that no legal operation uses allow everything, because they are ignored.
+    """
+    members = len(masks.op_EO)
+    slot_EOS = masks.slot_EOS & masks.op_EO[:, :, None] & _uses(ActionHead.SLOT)[:, None]
+    blueprint_ESK = masks.blueprint_ESK & _growing_slots(masks)[:, :, None]
+    found = {
+        "op": masks.op_EO,
+        "slot": _or_all(slot_EOS),
+        "blueprint": _or_all(blueprint_ESK),
+    }
+    for head in FIXED_MASK:
+        found[head.name.lower()] = np.tile(fixed_mask(masks, head), (members, 1))
+    found |= {"op_slot": masks.slot_EOS, "slot_blueprint": masks.blueprint_ESK}
+    return {name: values.astype(np.int8) for name, values in found.items()}
+
+
+def read_mask_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ActionMasks:
+    """The masks of `info["action_mask"]` as Esper's own policies take them."""
+    fixed = [arrays[head.name.lower()][0].astype(np.bool_) for head in FIXED_MASK]
+    names = ("op", "op_slot", "slot_blueprint")
+    return ActionMasks(*(arrays[name].astype(np.bool_) for name in names), *fixed)
+
+
+def _uses(head: ActionHead) -> Bools:
+    """`[O]`: operations that use a head."""
+    return np.asarray(HEAD_USED_OA[:, head])
+
+
+def _growing_slots(masks: ActionMasks) -> Bools:
+    """`[E, S]`: slots in which a seed may be grown or planted now."""
+    grows = [LifecycleOp.GERMINATE, LifecycleOp.PLANT]
+    return np.asarray((masks.slot_EOS[:, grows] & masks.op_EO[:, grows, None]).any(axis=1))
+
+
+def _or_all(allowed: Bools) -> Bools:
+    """`[E, choices]`: allowed somewhere on the middle axis; everything where nothing is."""
+    some = np.asarray(allowed.any(axis=1))
+    return np.asarray(some | ~some.any(axis=1, keepdims=True))
