@@ -70,6 +70,22 @@ def test_rewards_of_plan_and_steps_sum_to_the_final_minus_the_bare_hosts_score()
     np.testing.assert_allclose(outcome.episode_return_E, gained_E, atol=1e-12)
 
 
+def test_the_first_step_is_rewarded_against_the_members_as_planted():
+    """A seed that was planted before training is no change of the first step."""
+    inputs = []
+
+    class Watching(Planner):
+        def store(self, given, terminal_E):
+            inputs.append(given)
+            return super().store(given, terminal_E)
+
+    planned_engine().run_rollout(Watching(TOPOLOGY))
+    first = next(given for given in inputs if not given.planning)
+    planted_ES = TOPOLOGY != EMPTY
+    assert (first.stage_before_ES[planted_ES] == SeedStage.PLANTED).all()
+    np.testing.assert_array_equal(first.stage_before_ES, first.stage_ES)
+
+
 def test_planted_seeds_are_prunable_and_then_gone():
     prune = {1: [(LifecycleOp.PRUNE, 1, 0)]}
     engine, diary = planned_engine(), PlanDiary()
