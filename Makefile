@@ -29,7 +29,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow test test-slow guardrail lint bench clean
+.PHONY: help setup run grow test test-slow guardrail lint dist bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,9 +67,25 @@ test-slow: setup ## the slow tests alone; those that need an extra say so and sk
 guardrail: setup ## the fast tests of names and contracts
 	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)
 
+# Tools that only building needs; none of them is installed beside the package.
+DIST_TOOLS := build==1.6.1 twine==7.0.0
+DIST_VENV  := .venv-dist
+WHEEL_VENV := .venv-wheel
+
+dist: ## build wheel and sdist, check them, and try the wheel in an empty environment
+	rm -rf dist $(DIST_VENV) $(WHEEL_VENV)
+	$(PYTHON) -m venv $(DIST_VENV)
+	$(DIST_VENV)/bin/python -m pip install -qq $(DIST_TOOLS)
+	$(DIST_VENV)/bin/python -m build --outdir dist .
+	$(DIST_VENV)/bin/twine check --strict dist/*
+	$(PYTHON) -m venv $(WHEEL_VENV)
+	$(WHEEL_VENV)/bin/python -m pip install -qq -c constraints.txt dist/*.whl
+	cd dist && ../$(WHEEL_VENV)/bin/python -I ../scripts/try_wheel.py
+	rm -rf $(DIST_VENV) $(WHEEL_VENV)
+
 bench: setup ## measure how fast populations step
 	$(BIN)/python scripts/benchmark_hot_path.py
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DIST_VENV) $(WHEEL_VENV) .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
