@@ -23,11 +23,12 @@ except ModuleNotFoundError as error:
         "esper.gym needs gymnasium: install it with pip install 'esper-morph[gym]'"
     ) from None
 
-from esper.gym.registration import register_tasks as register_tasks
+from esper.gym import registration as _registration
 
 if TYPE_CHECKING:
     from esper.gym.flat_actions import FlatActions as FlatActions
     from esper.gym.flat_env import flat as flat
+    from esper.gym.registration import register_tasks as register_tasks
     from esper.gym.sb3_env import sb3 as sb3
     from esper.gym.settings import EnvSettings as EnvSettings
     from esper.gym.single_env import EsperEnv as EsperEnv
@@ -46,5 +47,5 @@ else:
         },
     )
 
-register_tasks()
+_registration.register_tasks()
 del _gymnasium
