@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engine_support import small_task
 from esper.gym.flat_env import FlatVectorEnv, flat
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline import PLANNED, ContextSpec, Range
 from esper.leyline.actions import ActionSpec
+from esper.leyline.masks import ActionMasks
 from esper.leyline.records import PolicyDecision
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.baselines import StatelessPolicy
+from esper.tamiyo.scripted import FIXED_MASK
 from esper.tasks.spec import TaskSpec
 
 DRAWN = replace(PLANNED, price=Range(0.1, 4.0), learning_rate=Range(0.3, 3.0), capped=0.5)
@@ -89,3 +93,10 @@ class Repeat(StatelessPolicy):
         parts = super().store(inputs, terminal_E)
         self.rewards.append(parts.total)
         return parts
+
+
+def read_mask_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ActionMasks:
+    """The masks of `info["action_mask"]` as Esper's own policies take them."""
+    fixed = [arrays[head.name.lower()][0].astype(np.bool_) for head in FIXED_MASK]
+    names = ("op", "op_slot", "slot_blueprint")
+    return ActionMasks(*(arrays[name].astype(np.bool_) for name in names), *fixed)

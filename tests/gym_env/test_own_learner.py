@@ -10,7 +10,6 @@ import torch
 
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium comes with the dev extra")
 
-from esper.gym.spaces import read_mask_arrays
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline.actions import ActionHead
 from esper.simic.agent.agent import PPOAgent
@@ -21,7 +20,7 @@ from esper.simic.training.runner import run_ppo_updates
 from esper.tamiyo.inputs import Observation
 from esper.tamiyo.network_config import NetworkConfig
 from esper.tolaria.engine import VectorizedEngine
-from gym_support import DRAWN, tiny_env
+from gym_support import DRAWN, read_mask_arrays, tiny_env
 
 MEMBERS, SEED = 3, 5
 

@@ -18,12 +18,21 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList, RecordEpisodeStatistics
 
 import esper.gym
-from esper.gym.spaces import observations, read_mask_arrays
+from esper.gym.spaces import observations
 from esper.gym.vector_env import EsperVectorEnv
 from esper.leyline import PLANNED, VARIED, ActionHead, EsperError, LifecycleOp, VetoReason
 from esper.tasks.registry import task_names
 from esper.tolaria.engine import VectorizedEngine
-from gym_support import DRAWN, Repeat, flat_env, play, same, tiny_env, tiny_task
+from gym_support import (
+    DRAWN,
+    Repeat,
+    flat_env,
+    play,
+    read_mask_arrays,
+    same,
+    tiny_env,
+    tiny_task,
+)
 
 PLAN = 3
 """Plan decisions: one for each slot."""

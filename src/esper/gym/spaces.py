@@ -6,7 +6,6 @@ slot, D features of a candidate.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -89,13 +88,6 @@ def mask_arrays(masks: ActionMasks) -> dict[str, Flags]:
         found[head.name.lower()] = np.tile(fixed_mask(masks, head), (members, 1))
     found |= {"op_slot": masks.slot_EOS, "slot_blueprint": masks.blueprint_ESK}
     return {name: values.astype(np.int8) for name, values in found.items()}
-
-
-def read_mask_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> ActionMasks:
-    """The masks of `info["action_mask"]` as Esper's own policies take them."""
-    fixed = [arrays[head.name.lower()][0].astype(np.bool_) for head in FIXED_MASK]
-    names = ("op", "op_slot", "slot_blueprint")
-    return ActionMasks(*(arrays[name].astype(np.bool_) for name in names), *fixed)
 
 
 def _uses(head: ActionHead) -> Bools:
