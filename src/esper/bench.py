@@ -18,7 +18,7 @@ from pathlib import Path
 from esper.audit.bench import Bench, Curve, EpisodeOutcomes, SimulatedEpisodes
 from esper.audit.cases import TERMS, TermsSpec
 from esper.audit.leaderboard import BUILT_IN, Row, leaderboard, run_policy
-from esper.audit.packed import find_records, pack_audit, shipped_names
+from esper.audit.packed import find_records, pack_audit, shipped_names, unpack_audit
 from esper.audit.records import read_audit
 from esper.audit.tables import leaderboard_table
 
@@ -36,6 +36,7 @@ __all__ = [
     "names",
     "pack",
     "run_policy",
+    "unpack",
 ]
 
 
@@ -53,3 +54,8 @@ def load(records: str | os.PathLike[str], terms: TermsSpec = TERMS) -> Bench:
 def pack(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
     """Write the records of an audit folder into a new folder of two small files."""
     return pack_audit(Path(folder), Path(target))
+
+
+def unpack(records: str | os.PathLike[str], target: str | os.PathLike[str]) -> Path:
+    """Write shipped or packed records as a new audit folder, which `esper audit --live` takes."""
+    return unpack_audit(find_records(os.fspath(records)), Path(target))

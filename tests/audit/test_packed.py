@@ -14,8 +14,8 @@ from audit_support import SmallAudit
 from esper import bench
 from esper.audit import packed
 from esper.audit.folder import AuditFolder
-from esper.audit.packed import SHIPPED, find_records, pack_audit, size_bytes
-from esper.audit.records import INFO, PACKED, identity_of, read_audit
+from esper.audit.packed import SHIPPED, find_records, pack_audit, size_bytes, unpack_audit
+from esper.audit.records import INFO, PACKED, identity_of, read_audit, read_info
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import run_command
 from pack_records import PackRecords, pack
@@ -72,9 +72,20 @@ def test_missing_contexts_stay_missing(tmp_path):
     assert np.isnan(read_audit(made).contexts.budget_C).tolist() == [False, True, False]
 
 
+def test_unpacked_records_are_an_audit_folder_that_can_be_continued(folder, made, tmp_path):
+    again = unpack_audit(made, tmp_path / "again")
+    require_equal(read_audit(folder), read_audit(again))
+    assert sorted(path.name for path in (again / "records").iterdir()) == [
+        f"context-{context:04d}.parquet" for context in range(read_info(made).contexts)
+    ]
+    with AuditFolder(again, read_info(made)) as opened:
+        assert opened.has(0)
+
+
 def test_a_folder_that_exists_is_not_overwritten(folder, made):
     before = (made / INFO).read_bytes()
     assert "exists" in refused(lambda: pack_audit(folder, made))
+    assert "exists" in refused(lambda: unpack_audit(made, folder))
     assert (made / INFO).read_bytes() == before
 
 

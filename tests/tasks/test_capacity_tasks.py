@@ -24,8 +24,9 @@ HOSTS = {  # task: parameters, slots, training samples, passes
     "mnist1d_signal8": (238, 8, 3200, 60.0),
     "digits_tabular": (858, 4, 989, 15.53),
     "clusters_tabular": (778, 4, 4000, 24.0),
+    "clusters_tabular8": (1450, 8, 4000, 24.0),
 }
-BUILT_IN = ("digits_tiny8", "digits_tabular", "clusters_tabular")
+BUILT_IN = ("digits_tiny8", "digits_tabular", "clusters_tabular", "clusters_tabular8")
 TABLE = "clusters_tabular"
 
 

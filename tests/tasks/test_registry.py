@@ -25,6 +25,7 @@ ENTRIES = {
     "tinystories", "cifar_resnet8_narrow", "cifar_tiny10", "fashion_resnet8",
     "fashion_resnet8_narrow", "fashion_tiny8", "digits_tiny8", "mnist1d_signal8",
     "clusters_tabular",
+    "clusters_tabular8",
 }  # fmt: skip
 
 

@@ -44,7 +44,8 @@ class AuditFolder:
         require_not_folders((path / INFO, path / RECORDS / "any"))
         if is_packed(path):
             raise EsperError(
-                f"{path} holds packed records, which no audit continues: choose another --out"
+                f"{path} holds packed records, which no audit continues: choose another --out, or "
+                f"write them as an audit folder with esper.bench.unpack"
             )
         require_writable(path / INFO, "--out")
         (path / RECORDS).mkdir(exist_ok=True)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from esper.audit.folder import AuditFolder
 from esper.audit.records import INFO, PACKED, identity_of, read_contexts, read_info, write_info
 from esper.audit.rows import packed_bytes
 from esper.leyline.errors import EsperError, shown, unknown_name
@@ -44,6 +45,21 @@ def pack_audit(source: Path, target: Path) -> Path:
     except BaseException:
         shutil.rmtree(target)
         raise
+    return target
+
+
+def unpack_audit(source: Path, target: Path) -> Path:
+    """Write packed records as a new audit folder, which `esper audit --live` continues.
+
+    Raises if `target` exists.
+    """
+    info = read_info(source)
+    rows = list(read_contexts(source, info))
+    if target.exists():
+        raise EsperError(f"{target} exists: choose another name, or remove it")
+    with AuditFolder(target, info) as folder:
+        for context in rows:
+            folder.write(context)
     return target
 
 

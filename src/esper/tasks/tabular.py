@@ -24,7 +24,7 @@ Shape letters: N rows, F columns.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -92,6 +92,7 @@ def load_digit_rows() -> TaskData:
 
 _ROWS_HOST: Final = MLPFactory(CLASSES, 64, width=8, n_layers=4)
 _HOST: Final = MLPFactory(CLASSES, COLUMNS, width=12, n_layers=4)
+_DEEP_HOST: Final = MLPFactory(CLASSES, COLUMNS, width=12, n_layers=8)
 
 register_task(
     TaskSpec(
@@ -113,7 +114,7 @@ register_task(
     )
 )
 
-register_task(
+_CLUSTERS: Final = register_task(
     TaskSpec(
         name="clusters_tabular",
         description="Table of 10 columns, 10 classes of 4 clusters each, four blocks of width 12",
@@ -130,5 +131,15 @@ register_task(
         chance=1 / CLASSES,
         optim=OptimSettings(host_lr=0.2, seed_lr=0.2, schedule="cosine"),
         score=SIZE_SCORE,
+    )
+)
+
+register_task(
+    replace(
+        _CLUSTERS,
+        name="clusters_tabular8",
+        description="The table of clusters_tabular, eight blocks of width 12",
+        host_factory=_DEEP_HOST,
+        slots=_DEEP_HOST.slots,
     )
 )
