@@ -23,6 +23,7 @@ from esper.growing.settings import GrowSettings
 from esper.growing.widths import named_widths
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
+from esper.nissa.trackers.names import require_trackers
 
 
 def grow(
@@ -58,6 +59,7 @@ def grow(
     sources: Sequence[str | os.PathLike[str]] = (),
     verbose: bool = True,
     on_round: Callable[[Progress], None] | None = None,
+    track: Sequence[str] = (),
 ) -> GrowResult:
     """Grow a model on data within a budget; returns the frontier of score against size.
 
@@ -66,8 +68,9 @@ def grow(
     table; `val` and `test` are cut from it if not given. `slots`: number of places to grow at, or
     paths of the modules they come after. `widths`: multiples of the model's width to try besides.
     `sample_weights`: of `train`, for the loss. `amp`: train in bfloat16. `folder`: where the run
-    folder is made; `resume`: one to continue; `sources`: files to keep a copy of there. Ctrl-C ends
-    the search and returns the best so far.
+    folder is made; `resume`: one to continue; `sources`: files to keep a copy of there. `on_round`:
+    called after every stage, once it is saved; `track`: trackers of it (tensorboard, wandb,
+    mlflow). Ctrl-C ends the search and returns the best so far.
     """
     settings = GrowSettings(
         policy, optimizer, lr, loss, metric, seed, slots, blueprints, widths, epochs, batch_size,
@@ -75,6 +78,7 @@ def grow(
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
+    trackers = require_trackers(track)
     printer = ProgressPrinter(verbose, on_round)
     with printer.logged():
         run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
@@ -84,7 +88,7 @@ def grow(
             home = GrowFolder.open(Path(resume))
         with contextlib.closing(home):
             home.keep_sources(sources)
-            return run.search(home, resume is not None)
+            return run.search(home, resume is not None, track=trackers)
 
 
 def prepare_run(

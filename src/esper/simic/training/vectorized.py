@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from esper.nissa.hub import TelemetryHub
     from esper.simic.agent.agent import PPOAgent
     from esper.simic.training.history import RoundRecord
+    from esper.simic.training.round_feed import OnRound
     from esper.simic.training.runs.resume import Resumed
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
     from esper.tasks.spec import TaskData, TaskSpec
@@ -46,6 +47,8 @@ def train_ppo_vectorized(
     listeners: Sequence[EngineListener] = (),
     hooks: Sequence[RoundHook] = (),
     on_begin: Callable[[Resumed | None], None] | None = None,
+    on_round: OnRound | None = None,
+    track: Sequence[str] = (),
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> tuple[PPOAgent, list[RoundRecord]]:
@@ -59,6 +62,8 @@ def train_ppo_vectorized(
     keep_members: best members of all rounds that are kept as networks (3); 0: none.
     listeners, hooks: notified of every step and rollout; called after every round.
     on_begin: called before the first round; its argument is None unless the run was resumed.
+    on_round: called with the record of every round, once it is saved; what it raises ends the run.
+    track: trackers that get the figures of every round: tensorboard, wandb, mlflow.
     reward, spec, data: override the config's reward and task, and the task's data.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -70,9 +75,13 @@ def train_ppo_vectorized(
     """
     from esper.device.selection import parse_device
     from esper.simic.telemetry.run_telemetry import run_telemetry
+    from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
 
-    with _open_folder(run_dir, resume, config) as folder:
+    with (
+        _open_folder(run_dir, resume, config) as folder,
+        RoundFeed(on_round, track, folder) as feed,
+    ):
         config, spec = _config_and_spec(config, spec, folder if resume else None)
         session = None
         if folder is not None:
@@ -83,9 +92,10 @@ def train_ppo_vectorized(
             stops = [] if session is None else [session.interrupts]
             saves = () if session is None else session.hooks
             all_listeners = [*listeners, *events.listeners, *stops]
-            all_hooks = [*saves, *hooks, *stops]
+            all_hooks = [*saves, *hooks, feed, *stops]
             trainer = make_trainer(config, reward, all_listeners, all_hooks, spec, data)
             resumed = None if session is None else session.begin(trainer)
+            feed.begin(config, trainer.history)
             events.run_started(trainer.engine, POLICY)
             if on_begin is not None:
                 on_begin(resumed)
