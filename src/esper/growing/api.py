@@ -23,7 +23,6 @@ from esper.growing.settings import GrowSettings
 from esper.growing.widths import named_widths
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
-from esper.nissa.trackers.names import require_trackers
 
 
 def grow(
@@ -78,17 +77,24 @@ def grow(
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
-    trackers = require_trackers(track)
-    printer = ProgressPrinter(verbose, on_round)
+    printer = ProgressPrinter(verbose, on_round, track)
     with printer.logged():
         run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
-        if resume is None:
-            home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
-        else:
-            home = GrowFolder.open(Path(resume))
-        with contextlib.closing(home):
+        with _run_folder(resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
-            return run.search(home, resume is not None, track=trackers)
+            return run.search(home, resume is not None)
+
+
+def _run_folder(
+    resume: str | os.PathLike[str] | None,
+    folder: str | os.PathLike[str] | None,
+    name: str,
+    seed: int,
+) -> contextlib.closing[GrowFolder]:
+    """The folder of a run, new or to continue, until the block ends."""
+    if resume is not None:
+        return contextlib.closing(GrowFolder.open(Path(resume)))
+    return contextlib.closing(GrowFolder.create(runs_root(folder), name, seed))
 
 
 def prepare_run(

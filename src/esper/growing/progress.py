@@ -8,13 +8,14 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Final, TextIO
 
 from esper.growing.records import stages_done
 from esper.growing.search import Search
 from esper.growing.variants import Field
+from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
 
 INTERVAL: Final = 1.0
@@ -63,12 +64,14 @@ class ProgressPrinter:
         self,
         verbose: bool = True,
         on_round: Callable[[Progress], None] | None = None,
+        track: Sequence[str] = (),
         stream: TextIO | None = None,
     ) -> None:
         self._verbose, self._on_round = verbose, on_round
         self._ended: Progress | None = None
+        self.trackers = require_trackers(track)
         self.tracking: Tracking | None = None
-        """Trackers, once the run folder is open."""
+        """Set once the run folder is open."""
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         self._printed = -math.inf

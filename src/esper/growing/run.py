@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -220,13 +220,8 @@ class GrowRun:
 
     # ---- the search -----------------------------------------------------------------------
 
-    def search(
-        self, folder: GrowFolder, resumed: bool, files: bool = True, track: Sequence[str] = ()
-    ) -> GrowResult:
-        """Search, and judge what was found; `files`: write `.pt2` files and the report, too.
-
-        `track`: trackers.
-        """
+    def search(self, folder: GrowFolder, resumed: bool, files: bool = True) -> GrowResult:
+        """Search, and judge what was found; `files`: write `.pt2` files and the report, too."""
         problem, printer = self.problem, self.printer
         info = self._info(folder.path)
         if resumed:
@@ -249,20 +244,21 @@ class GrowRun:
         populations = {} if state is None else self._populations(folder.path, state)
         with (
             explain_out_of_memory(self.device, self.members, self.length.batch_size),
-            self._tracked(track, folder, info, state),
+            self._tracked(folder, info, state),
         ):
             complete = search.run(state, populations)
         return make_result(problem, info, search, folder, complete, printer.say, files)
 
     @contextlib.contextmanager
     def _tracked(
-        self, track: Sequence[str], folder: GrowFolder, info: GrowInfo, state: SearchState | None
+        self, folder: GrowFolder, info: GrowInfo, state: SearchState | None
     ) -> Iterator[None]:
         """Pass the stages that end inside the block to trackers."""
         settings = to_json(info)
         assert isinstance(settings, dict)
         done = 0 if state is None else stages_done(state)
-        with track_run(track, folder.path, folder.path.name, settings, done) as tracking:
+        names, path = self.printer.trackers, folder.path
+        with track_run(names, path, path.name, settings, done) as tracking:
             self.printer.tracking = tracking
             yield
 

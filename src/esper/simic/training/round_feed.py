@@ -29,16 +29,20 @@ OnRound = Callable[[RoundRecord], None]
 class RoundFeed:
     """Hook that comes after those that save: what it calls may raise, and nothing is lost.
 
-    with RoundFeed(on_round, ["wandb"], folder) as feed:
-        trainer = ...                          with `feed` among its hooks
-        feed.begin(config, trainer.history)    after a resume has restored it
+    with RoundFeed(config, on_round, ["wandb"], folder) as feed:
+        trainer = ...                  with `feed` among its hooks
+        feed.begin(trainer.history)    after a resume has restored it
     """
 
     def __init__(
-        self, on_round: OnRound | None, track: Sequence[str], folder: RunFolder | None
+        self,
+        config: TrainingConfig,
+        on_round: OnRound | None,
+        track: Sequence[str],
+        folder: RunFolder | None,
     ) -> None:
         """Raises if a tracker is not installed."""
-        self._on_round, self._folder = on_round, folder
+        self._config, self._on_round, self._folder = config, on_round, folder
         self._names = require_trackers(track)
         if self._names and folder is None:
             raise EsperError(
@@ -47,11 +51,11 @@ class RoundFeed:
         self._tracking: Tracking | None = None
         self._stack = ExitStack()
 
-    def begin(self, config: TrainingConfig, history: Sequence[RoundRecord]) -> None:
+    def begin(self, history: Sequence[RoundRecord]) -> None:
         """Open the trackers; `history`: rounds of earlier sessions, sent where they are missing."""
         if self._folder is None or not self._names:
             return
-        tracking = track_training(self._names, self._folder, config, len(history))
+        tracking = track_training(self._names, self._folder, self._config, len(history))
         self._tracking = self._stack.enter_context(tracking)
         for step, record in enumerate(history):
             self._tracking.log(step, record_figures(record))

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from esper.leyline.protocols import EngineListener, RewardProtocol, SinkProtocol
     from esper.nissa.hub import TelemetryHub
     from esper.simic.agent.agent import PPOAgent
+    from esper.simic.telemetry.run_telemetry import RunTelemetry
     from esper.simic.training.history import RoundRecord
-    from esper.simic.training.round_feed import OnRound
+    from esper.simic.training.round_feed import OnRound, RoundFeed
     from esper.simic.training.runs.resume import Resumed
+    from esper.simic.training.runs.session import FolderSession
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
     from esper.tasks.spec import TaskData, TaskSpec
 
@@ -78,29 +80,38 @@ def train_ppo_vectorized(
     from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
 
-    with (
-        _open_folder(run_dir, resume, config) as folder,
-        RoundFeed(on_round, track, folder) as feed,
-    ):
+    with _open_folder(run_dir, resume, config) as folder:
         config, spec = _config_and_spec(config, spec, folder if resume else None)
         session = None
         if folder is not None:
             session = FolderSession(folder, config, resume, checkpoint_every, keep, keep_members)
         tally = None if session is None else session.tally
         device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
-        with run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
+        feed = RoundFeed(config, on_round, track, folder)
+        with feed, run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
             stops = [] if session is None else [session.interrupts]
             saves = () if session is None else session.hooks
-            all_listeners = [*listeners, *events.listeners, *stops]
-            all_hooks = [*saves, *hooks, feed, *stops]
-            trainer = make_trainer(config, reward, all_listeners, all_hooks, spec, data)
-            resumed = None if session is None else session.begin(trainer)
-            feed.begin(config, trainer.history)
-            events.run_started(trainer.engine, POLICY)
-            if on_begin is not None:
-                on_begin(resumed)
-            history = trainer.run() if session is None else session.run(trainer)
-            return trainer.client.agent, history
+            listeners = [*listeners, *events.listeners, *stops]
+            hooks = [*saves, *hooks, feed, *stops]
+            trainer = make_trainer(config, reward, listeners, hooks, spec, data)
+            return _train(trainer, session, events, feed, on_begin)
+
+
+def _train(
+    trainer: VectorizedPPOTrainer,
+    session: FolderSession | None,
+    events: RunTelemetry,
+    feed: RoundFeed,
+    on_begin: Callable[[Resumed | None], None] | None,
+) -> tuple[PPOAgent, list[RoundRecord]]:
+    """Resume if asked to, notify everybody of the start, and train."""
+    resumed = None if session is None else session.begin(trainer)
+    feed.begin(trainer.history)
+    events.run_started(trainer.engine, POLICY)
+    if on_begin is not None:
+        on_begin(resumed)
+    history = trainer.run() if session is None else session.run(trainer)
+    return trainer.client.agent, history
 
 
 def make_trainer(
