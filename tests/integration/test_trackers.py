@@ -17,8 +17,9 @@ import pytest
 
 from esper.growing.records import stages_done
 from esper.nissa.trackers.names import LIBRARIES
+from esper.nissa.trackers.tracking import track_run
 from resume_support import same_runs
-from tracker_support import READERS, Figures
+from tracker_support import READERS, Figures, read_mlflow
 
 MISSING = {
     name: [module for module in library.modules if find_spec(module) is None]
@@ -150,3 +151,23 @@ def test_a_search_is_read_back(grown, name):
     step, value = found["best_score"][-1]
     assert step == stages - 1
     assert value == (np.float32(best) if name == "tensorboard" else best)
+
+
+@pytest.mark.skipif(bool(MISSING["tensorboard"]), reason="tensorboard not installed")
+def test_tensorboard_shows_rounds_as_they_were_repeated(tmp_path):
+    for first, rounds in ((0, range(4)), (2, range(2, 5))):
+        with track_run(["tensorboard"], tmp_path, "x", {}, first) as tracking:
+            for step in rounds:
+                tracking.log(step, {"score": step + 10.0 * first})
+    found = READERS["tensorboard"](tmp_path)["score"]
+    assert found == [(0, 0.0), (1, 1.0), (2, 22.0), (3, 23.0), (4, 24.0)]
+
+
+@pytest.mark.skipif(bool(MISSING["mlflow"]), reason="mlflow not installed")
+def test_mlflow_goes_where_the_environment_says(tmp_path, monkeypatch):
+    uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with track_run(["mlflow"], tmp_path, "x", {"seed": 0}) as tracking:
+        tracking.log(0, {"score": 0.1})
+    assert read_mlflow(tmp_path, uri) == {"score": [(0, 0.1)]}
+    assert not (tmp_path / "trackers" / "mlflow").exists()
