@@ -58,6 +58,7 @@ def grow(
     sources: Sequence[str | os.PathLike[str]] = (),
     verbose: bool = True,
     on_round: Callable[[Progress], None] | None = None,
+    track: Sequence[str] = (),
 ) -> GrowResult:
     """Grow a model on data within a budget; returns the frontier of score against size.
 
@@ -66,8 +67,9 @@ def grow(
     table; `val` and `test` are cut from it if not given. `slots`: number of places to grow at, or
     paths of the modules they come after. `widths`: multiples of the model's width to try besides.
     `sample_weights`: of `train`, for the loss. `amp`: train in bfloat16. `folder`: where the run
-    folder is made; `resume`: one to continue; `sources`: files to keep a copy of there. Ctrl-C ends
-    the search and returns the best so far.
+    folder is made; `resume`: one to continue; `sources`: files to keep a copy of there. `on_round`:
+    called after every stage, once it is saved; `track`: trackers of it (tensorboard, wandb,
+    mlflow). Ctrl-C ends the search and returns the best so far.
     """
     settings = GrowSettings(
         policy, optimizer, lr, loss, metric, seed, slots, blueprints, widths, epochs, batch_size,
@@ -75,16 +77,24 @@ def grow(
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
-    printer = ProgressPrinter(verbose, on_round)
+    printer = ProgressPrinter(verbose, on_round, track)
     with printer.logged():
         run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
-        if resume is None:
-            home = GrowFolder.create(runs_root(folder), name or run.problem.trace.name, seed)
-        else:
-            home = GrowFolder.open(Path(resume))
-        with contextlib.closing(home):
+        with _run_folder(resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
             return run.search(home, resume is not None)
+
+
+def _run_folder(
+    resume: str | os.PathLike[str] | None,
+    folder: str | os.PathLike[str] | None,
+    name: str,
+    seed: int,
+) -> contextlib.closing[GrowFolder]:
+    """The folder of a run, new or to continue, until the block ends."""
+    if resume is not None:
+        return contextlib.closing(GrowFolder.open(Path(resume)))
+    return contextlib.closing(GrowFolder.create(runs_root(folder), name, seed))
 
 
 def prepare_run(

@@ -6,6 +6,7 @@
         population-*/   members of the bracket under way, a folder for each variant
         networks/       networks of the frontier: NUMBER/ (safetensors), NUMBER.pt2
         source/         copies of the user's files, if they were named
+        trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
         result.json     frontier, pick and verdict
         report.html     the same for people
         lock            held by the process that runs the search

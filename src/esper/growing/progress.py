@@ -8,12 +8,15 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Final, TextIO
 
+from esper.growing.records import stages_done
 from esper.growing.search import Search
 from esper.growing.variants import Field
+from esper.nissa.trackers.names import require_trackers
+from esper.nissa.trackers.tracking import Tracking
 
 INTERVAL: Final = 1.0
 """Seconds between two lines on a terminal."""
@@ -23,7 +26,7 @@ PLAIN_INTERVAL: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a search is; given to `on_round`."""
+    """Where a search is; given to `on_round` after every stage, with its measurements."""
 
     bracket: int
     stage: int
@@ -37,6 +40,12 @@ class Progress:
     """Compute spent, in full training runs of the model."""
     budget_runs: float
     seconds: float
+    round: int
+    """Stages of the whole search before this one; a resumed search goes on counting."""
+
+    def figures(self) -> dict[str, float]:
+        """All of it, by name, for trackers."""
+        return {one.name: float(getattr(self, one.name)) for one in fields(self)}
 
     def __str__(self) -> str:
         best = "" if math.isnan(self.best_score) else f"best {self.best_score:.4f}  "
@@ -55,9 +64,14 @@ class ProgressPrinter:
         self,
         verbose: bool = True,
         on_round: Callable[[Progress], None] | None = None,
+        track: Sequence[str] = (),
         stream: TextIO | None = None,
     ) -> None:
         self._verbose, self._on_round = verbose, on_round
+        self._ended: Progress | None = None
+        self.trackers = require_trackers(track)
+        self.tracking: Tracking | None = None
+        """Set once the run folder is open."""
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty()
         self._printed = -math.inf
@@ -96,10 +110,17 @@ class ProgressPrinter:
 
     def on_stage(self, search: Search, field: Field) -> None:
         """Report the end of a stage."""
-        progress = progress_of(search, field)
-        self.say(str(progress))
+        self._ended = progress_of(search, field)
+        self.say(str(self._ended))
+
+    def on_saved(self) -> None:
+        """Pass the stage that ended to trackers and `on_round`, which may raise."""
+        ended = self._ended
+        assert ended is not None, "set by on_stage"
+        if self.tracking is not None:
+            self.tracking.log(ended.round, ended.figures())
         if self._on_round is not None:
-            self._on_round(progress)
+            self._on_round(ended)
 
     def _show(self, line: str) -> None:
         self._printed = time.monotonic()
@@ -146,4 +167,5 @@ def progress_of(search: Search, field: Field) -> Progress:
         runs=search.runs,
         budget_runs=settings.runs,
         seconds=search.seconds,
+        round=stages_done(state) - 1,
     )

@@ -80,3 +80,9 @@ class SearchState:
     """Candidate numbers of its members."""
     compute_E: tuple[float, ...] = ()
     """What each of them has spent."""
+
+
+def stages_done(state: SearchState) -> int:
+    """Stages that ended, in all brackets: every one is a point of somebody's curve."""
+    ends = {(one.bracket, batch) for one in state.candidates for batch, _ in one.curve}
+    return len(ends)

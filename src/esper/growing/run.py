@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart
 from esper.growing.problem import Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
-from esper.growing.records import SearchState
+from esper.growing.records import SearchState, stages_done
 from esper.growing.result import GrowResult
 from esper.growing.search import LARGEST_SHARE, Search, SearchSettings
 from esper.growing.settings import GrowSettings
@@ -52,7 +53,9 @@ from esper.kasmina.population import Population
 from esper.kasmina.population_config import PopulationConfig
 from esper.kasmina.tracing import HostTrace
 from esper.kasmina.tracing.widths import scaled_model
+from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
+from esper.nissa.trackers.tracking import track_run
 from esper.simic.training.runs.folder import GROW
 from esper.simic.training.runs.provenance import versions
 from esper.tolaria.memory_check import free_bytes
@@ -239,9 +242,25 @@ class GrowRun:
         )
         state = read_state(folder.path) if resumed else None
         populations = {} if state is None else self._populations(folder.path, state)
-        with explain_out_of_memory(self.device, self.members, self.length.batch_size):
+        with (
+            explain_out_of_memory(self.device, self.members, self.length.batch_size),
+            self._tracked(folder, info, state),
+        ):
             complete = search.run(state, populations)
         return make_result(problem, info, search, folder, complete, printer.say, files)
+
+    @contextlib.contextmanager
+    def _tracked(
+        self, folder: GrowFolder, info: GrowInfo, state: SearchState | None
+    ) -> Iterator[None]:
+        """Pass the stages that end inside the block to trackers."""
+        settings = to_json(info)
+        assert isinstance(settings, dict)
+        done = 0 if state is None else stages_done(state)
+        names, path = self.printer.trackers, folder.path
+        with track_run(names, path, path.name, settings, done) as tracking:
+            self.printer.tracking = tracking
+            yield
 
     def _populations(self, path: Path, state: SearchState) -> Mapping[int, Population]:
         """Load the members of the bracket under way, by variant."""

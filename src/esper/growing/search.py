@@ -96,6 +96,10 @@ class SearchObserver(Protocol):
         """After the validation that ends a stage."""
         ...
 
+    def on_saved(self) -> None:
+        """After that stage is saved: if this raises, a resume continues from there."""
+        ...
+
 
 class Search:
     """Searches the topologies of the variants of one model."""
@@ -283,7 +287,9 @@ class Search:
                 self._halve(field, score_E)
                 self.state = replace(self.state, stage=stage + 1)
                 self._save(field)
+                self._observer.on_saved()
         self._finish(field)
+        self._observer.on_saved()
 
     def _after_batches(self, field: Field) -> None:
         compute_E = field.compute_E

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import tyro
 
 from esper.leyline.errors import EsperError
+from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Grow:
     """Continue this run; give the same model, data and settings."""
     quiet: bool = False
     """Print the result only."""
+    track: tuple[TrackerName, ...] = ()
+    """Trackers that get the figures of every stage; their files go to the run folder."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,6 +107,7 @@ def grow(config: Grow) -> None:
     from esper.scripts.cli.user_objects import user_files
 
     _check(config)
+    require_trackers(config.track, "--track")
     runs = DEMO_RUNS if config.demo and config.host_runs is None else config.host_runs
     budget = Budget(config.params, config.macs, config.flops, runs, config.minutes)
     resume = None if config.resume is None else find_run(config.resume)
@@ -161,6 +165,7 @@ def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> G
         resume=resume,
         sources=files.paths,
         verbose=not config.quiet,
+        track=config.track,
     )
 
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import tempfile
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -16,6 +17,7 @@ _NO_FOLDER_SYNC: Final = (errno.EINVAL, errno.ENOTSUP)
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _CLOSED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TAKEN: Final = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY)
+_umask_lock: Final = threading.Lock()
 
 
 def write_atomic(path: Path, content: bytes) -> None:
@@ -86,8 +88,9 @@ def is_write_failure(error: OSError) -> bool:
 
 def _umask() -> int:
     """Return the umask, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
+    with _umask_lock:  # two threads at once would leave it at 0
+        mask = os.umask(0)
+        os.umask(mask)
     return mask
 
 

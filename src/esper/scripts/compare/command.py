@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
-    from esper.scripts.compare.comparison import Comparison
+    from esper.scripts.compare.comparison import Comparison, PolicyDone
     from esper.scripts.compare.config import Compare
 
 
@@ -30,13 +30,16 @@ def compare(config: Compare) -> None:
     report(found, config.folder(found.settings.task))
 
 
-def compare_policies(config: Compare) -> Comparison:
+def compare_policies(
+    config: Compare, on_round: Callable[[PolicyDone], None] | None = None
+) -> Comparison:
     """Compare policies on the same hosts, with the first as reference.
 
-    Results are saved in the config's folder; existing ones are reused.
+    Results are saved in the config's folder; existing ones are reused. `on_round`: called for every
+    policy that ran, once its result is saved; what it raises ends the comparison.
     """
     config.check()
     from esper.scripts.cli.console import console_for_report
     from esper.scripts.compare.run import run_comparison
 
-    return run_comparison(config, console_for_report())
+    return run_comparison(config, console_for_report(), on_round)

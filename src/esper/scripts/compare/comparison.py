@@ -5,8 +5,9 @@ Shape letters: N hosts, S slots, G populations.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from esper.leyline.arrays import ArrayStruct, Doubles, Ints
 from esper.leyline.context import FIXED, ContextSpec
+from esper.leyline.errors import shorten
 from esper.leyline.prices import ScoreConstants
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.statistics import (
@@ -195,6 +197,36 @@ METRICS: Final = (
 )
 """Compared metrics, in display order. Wall time is shared by the hosts of a population, so it has
 no interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDone:
+    """A policy that ran on all its hosts, and is saved; given to `on_round`."""
+
+    label: str
+    policy: str
+    """Canonical text of the policy."""
+    round: int
+    """Results in the folder before this one."""
+    done: int
+    """Policies that ran so far, this one included."""
+    policies: int
+    """Policies to run, without those whose results are reused."""
+    hosts: int
+    seconds: float
+    """Wall time of its episodes."""
+    means: Mapping[str, float]
+    """Mean over hosts of each of `METRICS`, by its name."""
+
+    def figures(self) -> dict[str, float]:
+        """Its means as `METRIC/POLICY`, for trackers, which take few special characters."""
+        label = shorten(re.sub(r"[^A-Za-z0-9_.:-]+", "-", self.label).strip("-."), 200)
+        return {f"{name}/{label}": value for name, value in self.means.items()}
+
+
+def metric_means(result: PolicyResult) -> dict[str, float]:
+    """Mean over hosts of each of `METRICS`, by its name."""
+    return {metric.name: float(_values(metric, result).mean()) for metric in METRICS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MAX_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_evaluation_seeds
+from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.flags import require_counts
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -59,6 +60,8 @@ class Compare(ComputeSettings):
     """Output folder; default out/compare_TASK. Results already in it are reused."""
     quiet: bool = False
     """Show no progress."""
+    track: tuple[TrackerName, ...] = ()
+    """Trackers that get the figures of every policy; their files go to the output folder."""
 
     def check(self) -> None:
         """Check the settings before anything is loaded."""
@@ -69,6 +72,7 @@ class Compare(ComputeSettings):
                 flag = rule.replace("_", "-")
                 raise EsperError(f"--heuristic.{flag}: heuristic is not among the policies")
         require_counts(seeds=self.seeds)
+        require_trackers(self.track, "--track")
         require_counts(MAX_MEMBERS, envs=self.envs)
         runs = math.ceil(self.seeds / self.envs)
         require_evaluation_seeds(self.first_seed, runs, "--first-seed")

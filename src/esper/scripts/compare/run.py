@@ -2,6 +2,7 @@
 
     OUT/settings.json          the shared settings; a mismatch raises
     OUT/policies/NAME.json     identity and results of one policy
+    OUT/trackers/              files of trackers
 
 An interrupted comparison resumes: results in the folder are reused.
 
@@ -13,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -29,14 +30,17 @@ from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.context import FIXED
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import interquartile_estimate
+from esper.nissa.trackers.tracking import track_run
 from esper.scripts.cli.report_files import json_bytes
 from esper.scripts.cli.user_objects import UserFiles, user_files
 from esper.scripts.compare.comparison import (
     Comparison,
     ComparisonSettings,
+    PolicyDone,
     PolicyResult,
     SearchCompute,
     compare_results,
+    metric_means,
 )
 from esper.scripts.compare.config import Compare
 from esper.scripts.compare.host_runs import HostRunner, combine, draw_limits, hosts_at_once
@@ -63,13 +67,23 @@ class SavedResult:
     result: PolicyResult
 
 
-def run_comparison(config: Compare, console: Console | None = None) -> Comparison:
-    """Run the missing policies and compare all; policies are checked before any runs."""
+OnRound = Callable[[PolicyDone], None]
+
+
+def run_comparison(
+    config: Compare, console: Console | None = None, on_round: OnRound | None = None
+) -> Comparison:
+    """Run the missing policies and compare all; policies are checked before any runs.
+
+    `on_round`: called for every policy that ran, once its result is saved.
+    """
     with user_files() as files:
-        return _compare_all(config, console, files)
+        return _compare_all(config, console, files, on_round)
 
 
-def _compare_all(config: Compare, console: Console | None, files: UserFiles) -> Comparison:
+def _compare_all(
+    config: Compare, console: Console | None, files: UserFiles, on_round: OnRound | None
+) -> Comparison:
     """`files`: runs the files of policies; they are loaded as long as their policies run."""
     spec = config.task.spec()
     entries = [make_entry(config, word, spec, files) for word in parse_all(config.policies)]
@@ -80,7 +94,9 @@ def _compare_all(config: Compare, console: Console | None, files: UserFiles) -> 
     if missing:
         data = spec.load(config.data_dir)
         limits = draw_limits(spec, config.population, data)
-        _run_all(config, folder, missing, HostRunner(config.population, data, limits), console)
+        runner = HostRunner(config.population, data, limits)
+        with _reported(config, folder, settings, on_round) as report:
+            _run_all(config, folder, missing, runner, console, report)
     results = []
     for entry in entries:
         saved = read_result(result_path(folder, entry.identity), entry.identity)
@@ -114,6 +130,7 @@ def _run_all(
     missing: list[PolicyEntry],
     runner: HostRunner,
     console: Console | None,
+    report: OnRound,
 ) -> None:
     hosts = min(config.envs, config.seeds)
     steps = {one.label: one.spec.episode_length * _episodes(config, one) for one in missing}
@@ -134,6 +151,45 @@ def _run_all(
             save_result(folder, SavedResult(entry.label, entry.identity, result))
             if not config.quiet:
                 shown.say(_done_line(entry.label, result))
+            report(_policy_done(folder, entry, result, done + 1, len(missing)))
+
+
+@contextmanager
+def _reported(
+    config: Compare, folder: Path, settings: ComparisonSettings, on_round: OnRound | None
+) -> Iterator[OnRound]:
+    """What passes every finished policy to trackers, then to `on_round`."""
+    described = to_json(settings)
+    assert isinstance(described, dict)
+    first = _results(folder)
+    with track_run(config.track, folder, folder.absolute().name, described, first) as tracking:
+
+        def report(done: PolicyDone) -> None:
+            tracking.log(done.round, done.figures())
+            if on_round is not None:
+                on_round(done)
+
+        yield report
+
+
+def _policy_done(
+    folder: Path, entry: PolicyEntry, result: PolicyResult, done: int, policies: int
+) -> PolicyDone:
+    return PolicyDone(
+        label=entry.label,
+        policy=entry.identity.policy,
+        round=_results(folder) - 1,
+        done=done,
+        policies=policies,
+        hosts=result.hosts,
+        seconds=float(result.seconds_G.sum()),
+        means=metric_means(result),
+    )
+
+
+def _results(folder: Path) -> int:
+    """Results that a folder holds."""
+    return len(list((folder / POLICIES).glob("*.json")))
 
 
 def _episodes(config: Compare, entry: PolicyEntry) -> int:

@@ -12,6 +12,7 @@ import tyro
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.telemetry import TelemetryLevel
+from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.cli.flags import (
     flag_value,
@@ -79,6 +80,8 @@ class Recording:
     """Folder for events (events.jsonl and Parquet files)."""
     quiet: bool = False
     """Show no progress."""
+    track: tuple[TrackerName, ...] = ()
+    """Trackers that get the figures of every round; their files go to the run folder."""
 
     @property
     def level(self) -> TelemetryLevel:
@@ -140,6 +143,7 @@ class Train:
     def check(self) -> TaskSpec:
         """Check the settings before anything is loaded; returns the task spec."""
         require_counts(rounds=self.rounds)
+        require_trackers(self.recording.track, "--track")
         if self.keep_members < 0:
             raise EsperError(f"--keep-members {self.keep_members}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
@@ -216,6 +220,7 @@ def session_settings(
         data_dir=_absolute(data_dir),
         telemetry=recording.telemetry,
         telemetry_dir=_absolute(recording.telemetry_dir),
+        track=recording.track,
     )
 
 
@@ -294,7 +299,9 @@ def _last_session(policy: str, folder: Path) -> Train:
         heuristic=replace(before.rules or HeuristicConfig(), table=None),
         keep_members=read_retention(folder).members,
         data_dir=session.data_place,
-        recording=Recording(session.telemetry, Path(events) if events else None),
+        recording=Recording(
+            session.telemetry, Path(events) if events else None, False, session.track
+        ),
     )
 
 

@@ -56,6 +56,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
                 keep=config.keep,
                 keep_members=config.keep_members,
                 on_begin=lambda resumed: _note_start(config, folder, resumed),
+                track=recording.track,
                 spec=spec,
                 data=data,
             )

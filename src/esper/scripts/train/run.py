@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.rewards.score import ScoreReward
 from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.telemetry.run_telemetry import run_telemetry
+from esper.simic.training.round_feed import result_figures, track_training
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.kept_members import KeptMember
 from esper.simic.training.runs.policy_session import PolicySession
@@ -90,9 +91,28 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
             done = run_round(engine, policy, diary, listeners)
             return charge_for_length(done, length, spec.score)
 
-        rounds = session.run(engine, run_one)
+        rounds = _run_tracked(config, folder, session, engine, run_one)
     result = make_run_result(engine, rounds, diary, f"{hub.report()} ({events})")
     return Trained(folder, result, session.members.members)
+
+
+def _run_tracked(
+    config: Train,
+    folder: RunFolder,
+    session: PolicySession,
+    engine: VectorizedEngine,
+    run_one: Callable[[], RoundResult],
+) -> list[RoundResult]:
+    """Run the rounds that are left; trackers get those of earlier sessions, too, if missing."""
+    names, done = config.recording.track, len(session.rounds)
+    with track_training(names, folder, config.training, done) as tracking:
+        for step, result in enumerate(session.rounds):
+            tracking.log(step, result_figures(result))
+
+        def on_round(result: RoundResult) -> None:
+            tracking.log(len(session.rounds) - 1, result_figures(result))
+
+        return session.run(engine, run_one, on_round)
 
 
 def _note_start(config: Train, folder: RunFolder, notes: list[str]) -> None:

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from esper.leyline.protocols import EngineListener, RewardProtocol, SinkProtocol
     from esper.nissa.hub import TelemetryHub
     from esper.simic.agent.agent import PPOAgent
+    from esper.simic.telemetry.run_telemetry import RunTelemetry
     from esper.simic.training.history import RoundRecord
+    from esper.simic.training.round_feed import OnRound, RoundFeed
     from esper.simic.training.runs.resume import Resumed
+    from esper.simic.training.runs.session import FolderSession
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
     from esper.tasks.spec import TaskData, TaskSpec
 
@@ -46,6 +49,8 @@ def train_ppo_vectorized(
     listeners: Sequence[EngineListener] = (),
     hooks: Sequence[RoundHook] = (),
     on_begin: Callable[[Resumed | None], None] | None = None,
+    on_round: OnRound | None = None,
+    track: Sequence[str] = (),
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
 ) -> tuple[PPOAgent, list[RoundRecord]]:
@@ -59,6 +64,8 @@ def train_ppo_vectorized(
     keep_members: best members of all rounds that are kept as networks (3); 0: none.
     listeners, hooks: notified of every step and rollout; called after every round.
     on_begin: called before the first round; its argument is None unless the run was resumed.
+    on_round: called with the record of every round, once it is saved; what it raises ends the run.
+    track: trackers that get the figures of every round: tensorboard, wandb, mlflow.
     reward, spec, data: override the config's reward and task, and the task's data.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
@@ -70,6 +77,7 @@ def train_ppo_vectorized(
     """
     from esper.device.selection import parse_device
     from esper.simic.telemetry.run_telemetry import run_telemetry
+    from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
 
     with _open_folder(run_dir, resume, config) as folder:
@@ -79,18 +87,31 @@ def train_ppo_vectorized(
             session = FolderSession(folder, config, resume, checkpoint_every, keep, keep_members)
         tally = None if session is None else session.tally
         device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
-        with run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
+        feed = RoundFeed(config, on_round, track, folder)
+        with feed, run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
             stops = [] if session is None else [session.interrupts]
             saves = () if session is None else session.hooks
-            all_listeners = [*listeners, *events.listeners, *stops]
-            all_hooks = [*saves, *hooks, *stops]
-            trainer = make_trainer(config, reward, all_listeners, all_hooks, spec, data)
-            resumed = None if session is None else session.begin(trainer)
-            events.run_started(trainer.engine, POLICY)
-            if on_begin is not None:
-                on_begin(resumed)
-            history = trainer.run() if session is None else session.run(trainer)
-            return trainer.client.agent, history
+            listeners = [*listeners, *events.listeners, *stops]
+            hooks = [*saves, *hooks, feed, *stops]
+            trainer = make_trainer(config, reward, listeners, hooks, spec, data)
+            return _train(trainer, session, events, feed, on_begin)
+
+
+def _train(
+    trainer: VectorizedPPOTrainer,
+    session: FolderSession | None,
+    events: RunTelemetry,
+    feed: RoundFeed,
+    on_begin: Callable[[Resumed | None], None] | None,
+) -> tuple[PPOAgent, list[RoundRecord]]:
+    """Resume if asked to, notify everybody of the start, and train."""
+    resumed = None if session is None else session.begin(trainer)
+    feed.begin(trainer.history)
+    events.run_started(trainer.engine, POLICY)
+    if on_begin is not None:
+        on_begin(resumed)
+    history = trainer.run() if session is None else session.run(trainer)
+    return trainer.client.agent, history
 
 
 def make_trainer(

@@ -4,13 +4,15 @@
         run.json        task, name, seed, and each training session: versions, how it ended
         config.json     the `TrainingConfig`
         retention.json  checkpoint interval, numbers of checkpoints and members kept, unless default
-        session.json    data folder, telemetry level and folder, evaluation members, unless default
+        session.json    data folder, telemetry level and folder, trackers, evaluation members,
+                        unless default
         lock            held by the training process
         checkpoints/    `CheckpointStore`; a policy that does not learn has `policy.json` and
                         `rounds/` instead (`policy_session.py`)
         members/        the best members of all rounds (`kept_members.py`)
         source/         the task file, if the task is one
         events.jsonl, events/     telemetry
+        trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
         report/         tables and plots
 
 A folder is created under a hidden name and renamed when complete. Its JSON files carry a checksum;
@@ -36,6 +38,7 @@ from typing import Final, Literal, TypeVar
 
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, shown
+from esper.nissa.trackers.names import TrackerName
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
@@ -149,6 +152,8 @@ class SessionSettings:
     """Telemetry level."""
     telemetry_dir: str | None = None
     """Absolute path of the events folder; None: the run folder."""
+    track: tuple[TrackerName, ...] = ()
+    """Trackers."""
 
     @property
     def data_place(self) -> Path | None:

@@ -120,16 +120,21 @@ class PolicySession:
         return notes
 
     def run(
-        self, engine: VectorizedEngine, run_one: Callable[[], RoundResult]
+        self,
+        engine: VectorizedEngine,
+        run_one: Callable[[], RoundResult],
+        on_round: Callable[[RoundResult], None],
     ) -> list[RoundResult]:
         """Run all rounds that are left; returns the results of all rounds.
 
+        `on_round`: called with every round that is stored.
         Raises `Interrupted` after a stop signal; finished rounds are stored by then.
         """
         with self.interrupts:
             try:
                 while len(self.rounds) < self._config.rounds:
                     self._keep(engine, run_one())
+                    on_round(self.rounds[-1])
                     self.interrupts.check()
                 self.members.export(engine)
                 self.interrupts.check()
