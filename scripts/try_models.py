@@ -1,4 +1,4 @@
-"""Does `esper.grow` take the models people have? All classifiers of torchvision, three transformers.
+"""Does `esper.grow` take the models people use? All classifiers of torchvision, 3 transformers.
 
     python scripts/try_models.py                          every model of both libraries
     python scripts/try_models.py --names swin_t vit_b_16  some
@@ -59,7 +59,7 @@ PREFERRED: Final = ("conv_light", "mlp")
 """Seeds to plant, the first that fits."""
 DETECTORS: Final = ("nms", "qnms")
 """Compiled operators that torchvision needs for its import, not for its classifiers."""
-_OPERATORS: Final = torch.library.Library("torchvision", "FRAGMENT")
+_OPERATORS: Final = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,8 @@ def _import_torchvision() -> Any:
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     for name in DETECTORS:
-        _OPERATORS.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        schema = f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        _OPERATORS.define(schema)  # type: ignore[no-untyped-call]
     return importlib.import_module("torchvision")
 
 
@@ -152,9 +153,8 @@ def transformers_models() -> dict[str, Callable[[], Candidate]]:
 
 
 def _bert() -> Candidate:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    config = BertConfig(
+    library: Any = importlib.import_module("transformers")
+    config = library.BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
         num_hidden_layers=3,
@@ -165,24 +165,28 @@ def _bert() -> Candidate:
     )
     ids = torch.randint(VOCABULARY, (SAMPLES, SEQUENCE))
     return Candidate(
-        lambda: BertForSequenceClassification(config), ids, torch.arange(SAMPLES) % CLASSES
+        lambda: library.BertForSequenceClassification(config), ids, torch.arange(SAMPLES) % CLASSES
     )
 
 
 def _gpt2() -> Candidate:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=VOCABULARY, n_positions=SEQUENCE, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
+    library: Any = importlib.import_module("transformers")
+    config = library.GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=SEQUENCE,
+        n_embd=64,
+        n_layer=3,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     ids = torch.randint(VOCABULARY, (SAMPLES, SEQUENCE + 1))
-    return Candidate(lambda: GPT2LMHeadModel(config), ids[:, :-1], ids[:, 1:])
+    return Candidate(lambda: library.GPT2LMHeadModel(config), ids[:, :-1], ids[:, 1:])
 
 
 def _vit() -> Candidate:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
+    library: Any = importlib.import_module("transformers")
+    config = library.ViTConfig(
         hidden_size=64,
         num_hidden_layers=3,
         num_attention_heads=4,
@@ -193,7 +197,7 @@ def _vit() -> Candidate:
     )
     images = torch.randn(SAMPLES, 3, 32, 32)
     return Candidate(
-        lambda: ViTForImageClassification(config), images, torch.arange(SAMPLES) % CLASSES
+        lambda: library.ViTForImageClassification(config), images, torch.arange(SAMPLES) % CLASSES
     )
 
 

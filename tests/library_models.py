@@ -13,7 +13,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 CLASSES = 5
-Outputs = namedtuple("Outputs", ["logits", "auxiliary"])  # noqa: PYI024
+Outputs = namedtuple("Outputs", ["logits", "auxiliary"])
 
 
 def conv(inputs: int, outputs: int, size: int = 3, **options: Any) -> nn.Sequential:

@@ -198,9 +198,9 @@ def _trace(
     if whole is None or not isinstance(slots, int):
         return traced
     reason = f"{whole} is kept whole: {traced.untraced[whole]}"
-    stopped = UntraceableError(reason, reason)
+    lost = UntraceableError(reason, reason)
     try:  # most of the model would have no slots
-        hooked = _by_hooks(factory, base, inputs, example, slots, output, stopped)
+        hooked = _by_hooks(factory, base, inputs, example, slots, output, lost)
     except EsperError:
         return traced
     return hooked if len(hooked.slots) > len(traced.slots) else traced

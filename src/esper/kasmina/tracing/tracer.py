@@ -485,7 +485,7 @@ def _patched_isinstance() -> Iterator[None]:
         known: Any = value.node.meta["values"][0]
         return original(known, Tensor) and original(known, kinds)
 
-    builtins.isinstance = patched  # type: ignore[assignment]
+    builtins.isinstance = patched
     try:
         yield
     finally:
