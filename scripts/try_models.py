@@ -2,7 +2,7 @@
 
     python scripts/try_models.py                          every model of both libraries
     python scripts/try_models.py --names swin_t vit_b_16  some
-    python scripts/try_models.py --device cuda --out models.json
+    python scripts/try_models.py --device cuda --jobs 4 --out models.json
 
 Each model is built with random weights, without downloads, for 10 classes and the smallest images
 it takes. It goes the way of `esper.grow`: model, data and loss are checked, slots are found, sizes
@@ -17,10 +17,12 @@ import gc
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -55,8 +57,8 @@ SMALL: Final = 64
 """Side of the images of all other models."""
 RATES: Final = (1e-4,)
 """Learning rate of the one step."""
-PREFERRED: Final = ("conv_light", "mlp")
-"""Seeds to plant, the first that fits."""
+PREFERRED: Final = ("depthwise", "lora", "mlp_small")
+"""Seeds to plant, the first that fits: small ones, which save time."""
 DETECTORS: Final = ("nms", "qnms")
 """Compiled operators that torchvision needs for its import, not for its classifiers."""
 _OPERATORS: Final = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -74,6 +76,8 @@ class TryModels:
     """How members are computed."""
     seconds: float = 120.0
     """Time limit for each model."""
+    jobs: int = 1
+    """Processes that try models side by side."""
     out: str = ""
     """A JSON file for the results."""
 
@@ -204,14 +208,14 @@ def _vit() -> Candidate:
 # ---- one model --------------------------------------------------------------------------------
 
 
-def try_model(name: str, make: Callable[[], Candidate], config: TryModels) -> Outcome:
+def try_model(name: str, config: TryModels) -> Outcome:
     """Grow one model by a step; any failure is part of the outcome."""
     began = time.perf_counter()
     torch.manual_seed(0)
     found = Outcome(name)
     try:
         with _time_limit(config.seconds):
-            found = _grown(name, make(), config)
+            found = _grown(name, all_models()[name](), config)
     except Exception as error:  # a model, a library or Esper: the table says which
         line = str(error) if isinstance(error, EsperError) else format_error(error)
         found = Outcome(name, error=line)
@@ -310,16 +314,32 @@ def _time_limit(seconds: float) -> Iterator[None]:
 # ---- all of them ------------------------------------------------------------------------------
 
 
+def _outcomes(names: Sequence[str], config: TryModels) -> Iterator[Outcome]:
+    if config.jobs == 1:
+        yield from (try_model(name, config) for name in names)
+        return
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(config.jobs, spawned, max_tasks_per_child=8) as pool:
+        tried = [pool.submit(try_model, name, config) for name in names]
+        yield from (done.result() for done in as_completed(tried))
+
+
+def all_models() -> dict[str, Callable[[], Candidate]]:
+    """Every model of the libraries that are installed."""
+    return torchvision_models() | transformers_models()
+
+
 def main(config: TryModels) -> int:
     """Try all models; the exit status is 0 whatever fails."""
-    known = torchvision_models() | transformers_models()
+    known = all_models()
     for name in config.names:
         if name not in known:
             raise unknown_name("model", name, known)
+    names = config.names or tuple(known)
     found: list[Outcome] = []
-    for name in config.names or known:
-        found.append(try_model(name, known[name], config))
-        print(_row(found[-1]), flush=True)
+    for outcome in _outcomes(names, config):
+        found.append(outcome)
+        print(_row(outcome), flush=True)
         if config.out:
             Path(config.out).write_text(json.dumps([asdict(o) for o in found], indent=1) + "\n")
     grown = sum(not outcome.error for outcome in found)
