@@ -370,6 +370,7 @@ ONE_TO_FIVE = torch.arange(20) % 5 + 1
         (numbers(20), (1,), {"loss": lambda o, t: "x"}, "loss own returns a str: return a tensor"),
         (numbers(20), (1,), {"loss": lambda o: o}, "loss own fails: TypeError"),
         (numbers(20), (1,), {"loss": lambda o, t: -(o**2).mean() - 1}, "no share of it can be th"),
+        (torch.full((2072, 1), -0.0013870980), (1,), {"loss": F.mse_loss}, "no share of it can be"),
         (numbers(20), (1,), {"loss": quantile, "metric": "accuracy"}, "'accuracy' needs class l"),
         (numbers(20), (1,), {"loss": quantile, "weighted": True}, "are options of the built-in"),
     ],

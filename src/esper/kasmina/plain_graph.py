@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
 from esper.kasmina.blending import Gate
 from esper.kasmina.folding import drop_identities, fold_scales, has_effect, merge_linear_seeds
@@ -298,6 +299,8 @@ class LeafTracer(fx.Tracer):
         except Exception as error:  # user code may fail on a proxy in any way
             path = self.path_of_module(m)
             self._undo(nodes, depth)
+            if isinstance(m, fx.GraphModule):
+                return _GraphCall(m, self).run(*args)
             self.untraced[path] = str(error).split("\n")[0] or type(error).__name__
             return self.create_proxy("call_module", path, args, kwargs)
 
@@ -332,13 +335,36 @@ class LeafTracer(fx.Tracer):
         return tuple(path for path in self.untraced if path in called)
 
 
+OPAQUE: Final = "opaque"
+"""Mark of a node that calls a function of the user's which cannot be traced."""
+
+
+class _GraphCall(fx.Interpreter):
+    """Records the nodes of a graph as they are, without looking into the functions they call."""
+
+    def __init__(self, module: fx.GraphModule, tracer: fx.Tracer) -> None:
+        super().__init__(module)
+        self._tracer = tracer
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = pytree.tree_leaves((args, kwargs))
+        if not any(isinstance(value, fx.Proxy) for value in given):
+            return super().call_function(target, args, kwargs)
+        made = self._tracer.create_proxy("call_function", target, args, kwargs)
+        owner = (getattr(target, "__module__", None) or "torch").partition(".")[0]
+        if owner not in ("torch", "_operator", "builtins", "math"):
+            made.node.meta[OPAQUE] = True
+        return made
+
+
 def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     """Return the graph with only the modules it uses, without references to our tracer."""
     whole.graph.eliminate_dead_code(has_effect)
     # A pickled graph refers to its tracer, and is traced again when it is loaded.
     whole.graph._tracer_cls = LeafTracer if _needs_our_tracer(whole.graph) else None
     for node in whole.graph.nodes:
-        node.meta.clear()
+        # fx's own mark: whoever traces the graph again, as pickle does, records the call only.
+        node.meta = {"is_wrapped": True} if OPAQUE in node.meta else {}
         node.type = None  # source text of a type hint, which cannot be pickled
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()

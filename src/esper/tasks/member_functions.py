@@ -93,7 +93,9 @@ def fit_constant(loss: MemberFunction, targets: Tensor, output_shape: Sequence[i
     some = targets[::step][:FITTED_SAMPLES].unsqueeze(0)
     start = torch.zeros(tuple(output_shape))
     if some.dtype.is_floating_point and tuple(some.shape[2:]) == tuple(output_shape):
-        start = some.mean(dim=(0, 1))
+        equal = bool((some == some[:, :1]).all())
+        # The mean of equal numbers may round to another one, with a loss that is not quite 0.
+        start = some[0, 0] if equal else some.mean(dim=(0, 1))
     constant = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([constant], lr=_FIT_LR * max(1.0, float(start.abs().max())))
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, _FIT_STEPS)

@@ -104,9 +104,9 @@ def test_layouts_of_three_and_four_axes():
     assert trace_model(pooled, torch.randn(4, 2, 16)).topology == "signal"
     host = trace_model(ChannelsLast(), IMAGES)
     assert host.topology == "cnn"
-    assert "no place" in refusal(
-        nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(4, 8, 8, 3)
-    )
+    linear = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    assert trace_model(linear, torch.randn(4, 8, 8, 3)).topology == "cnn"
+    assert "no place" in refusal(linear, torch.randn(4, 2, 8, 8, 3))
 
 
 def test_time_first_activations_are_no_places():

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
 
 from esper.device.rng import forked_rng
 from esper.kasmina.tracing.inputs import Inputs, Raw
@@ -17,6 +18,7 @@ from esper.kasmina.tracing.tracer import (
     BATCHES,
     FLAG,
     Level,
+    ModeError,
     ModelTracer,
     TrainingFlag,
     UntraceableError,
@@ -83,12 +85,41 @@ class ModelGraph:
 def trace_graph(
     model: nn.Module, inputs: Inputs, example: Raw, output: str | int | None
 ) -> ModelGraph:
-    """Trace a copy of the model; raises with the operation that stops the trace."""
+    """Trace a copy of the model; raises with the operation that stops the trace.
+
+    The outermost `forward` may do more in one mode than in the other, such as auxiliary outputs, if
+    the output that is trained on does not depend on it.
+    """
+    try:
+        return _trace_mode(model, inputs, example, output, None)
+    except UntraceableError as error:
+        if not isinstance(error.__cause__, ModeError):
+            raise
+        found, training = (
+            _trace_mode(model, inputs, example, output, mode) for mode in (False, True)
+        )
+        if _described(found) != _described(training):
+            raise
+        return found
+
+
+def _described(model: ModelGraph) -> list[tuple[Any, ...]]:
+    """Return what each node of a graph calls, with nodes by number; equal for equal graphs."""
+    number = {node: index for index, node in enumerate(model.graph.nodes)}
+    return [
+        (node.op, node.target, str(map_arg((node.args, node.kwargs), lambda n: number[n])))
+        for node in model.graph.nodes
+    ]
+
+
+def _trace_mode(
+    model: nn.Module, inputs: Inputs, example: Raw, output: str | int | None, mode: bool | None
+) -> ModelGraph:
     forced: set[str] = set()
     for _ in range(_MOST_TRACES):
         root = copy.deepcopy(model).eval()
         small, large = (inputs.batch(example, samples) for samples in BATCHES)
-        tracer = ModelTracer(inputs, (small, large), output)
+        tracer = ModelTracer(inputs, (small, large), output, mode)
         tracer.forced |= forced
         try:
             with forked_rng(0):

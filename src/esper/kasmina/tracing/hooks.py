@@ -76,8 +76,14 @@ class HookPlan:
     """Whether the module of each place adds to its input."""
     inputs: Inputs
     key: OutputKey
+    training_key: OutputKey
+    """In training mode, where a model may return auxiliary outputs, too."""
     writes_input: bool
     """Whether the model writes over its input, which others read too."""
+
+    def pick(self, out: Any, training: bool) -> Any:
+        """Return the tensor to train on from what a model returns in a mode."""
+        return (self.training_key if training else self.key).pick(out)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HookPlan:
         return self
@@ -155,7 +161,7 @@ class HookedHost(nn.Module):
         model.training = self.training  # set without `train` by those who restore modes
         values = plan.inputs.unpack(x.clone() if plan.writes_input else x)
         with self._hooks(visit):
-            out: Tensor = plan.key.pick(plan.inputs.call(model, values))
+            out: Tensor = plan.pick(plan.inputs.call(model, values), model.training)
         return out
 
     @contextlib.contextmanager
@@ -214,8 +220,14 @@ def plan_hooks(
     values = inputs.batch(example, BATCHES[0])
     with torch.no_grad(), forked_rng(0):
         out = inputs.call(copy.deepcopy(base).eval(), values)
-    key = OutputKey.of(out, output)
+        trained = inputs.call(copy.deepcopy(base).train(), inputs.batch(example, BATCHES[0]))
+    key, training_key = OutputKey.of(out, output), OutputKey.of(trained, output)
     _check_output(base, key.pick(out))
+    _check_output(base, training_key.pick(trained))
+    if key != training_key and key.key is not None:
+        raise CannotHookError(
+            f"it returns {type(trained).__name__} in training and {type(out).__name__} in eval mode"
+        )
     places = hook_places(base, inputs, example, slots, output)
     if not places:
         return None
@@ -230,6 +242,7 @@ def plan_hooks(
         residual=tuple(_is_residual(base, place) for place in places),
         inputs=inputs,
         key=key,
+        training_key=training_key,
         writes_input=any(value._version for value in values),
     )
     for training in (False, True):
@@ -276,7 +289,8 @@ def _check_same(base: nn.Module, plan: HookPlan, values: list[Tensor], training:
     given = [named[name].requires_grad_() for name in learnt]
     with torch.enable_grad():
         with kept_random_state():
-            wanted = plan.key.pick(plan.inputs.call(model, [v.clone() for v in values]))
+            returned = plan.inputs.call(model, [v.clone() for v in values])
+            wanted = plan.pick(returned, model.training)
             expected = _gradients(wanted, [model.get_parameter(name) for name in learnt])
         with kept_random_state():
             x = plan.inputs.pack(values).clone()

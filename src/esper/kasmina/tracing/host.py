@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
@@ -20,7 +21,7 @@ from esper.kasmina.tracing.hooks import CannotHookError, HookedHost, HookPlan, p
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.places import NodePlace, choose_places, find_places, named_places
 from esper.kasmina.tracing.residual import keeps_input, protect_input
-from esper.kasmina.tracing.split import split_graph
+from esper.kasmina.tracing.split import split_graph, turn_channels
 from esper.kasmina.tracing.tracer import (
     BATCHES,
     UntraceableError,
@@ -190,9 +191,28 @@ def _trace(
     _check_runs(name, base, inputs, example)
     _check_slots(slots)
     try:
-        return _by_graph(factory, base, inputs, example, slots, output)
+        traced = _by_graph(factory, base, inputs, example, slots, output)
     except UntraceableError as stopped:
         return _by_hooks(factory, base, inputs, example, slots, output, stopped)
+    whole = _largest_part(base, traced.untraced)
+    if whole is None or not isinstance(slots, int):
+        return traced
+    reason = f"{whole} is kept whole: {traced.untraced[whole]}"
+    lost = UntraceableError(reason, reason)
+    try:  # most of the model would have no slots
+        hooked = _by_hooks(factory, base, inputs, example, slots, output, lost)
+    except EsperError:
+        return traced
+    return hooked if len(hooked.slots) > len(traced.slots) else traced
+
+
+def _largest_part(base: nn.Module, paths: Iterable[str]) -> str | None:
+    """Return the path of the module, among these, that has most of the model's parameters."""
+    every = sum(p.numel() for p in base.parameters())
+    for path in paths:
+        if 2 * sum(p.numel() for p in base.get_submodule(path).parameters()) > every:
+            return path
+    return None
 
 
 def _by_graph(
@@ -212,7 +232,11 @@ def _by_graph(
         InjectionSpec(slot_id(0, col), place.channels, col, place.label)
         for col, place in enumerate(chosen)
     )
-    graphs = split_graph(traced.graph, [place.node for place in chosen])
+    cuts = [
+        turn_channels(traced.graph, place.node) if place.channels_last else place.node
+        for place in chosen
+    ]
+    graphs = split_graph(traced.graph, cuts)
     plan = SegmentPlan(name, chosen[0].topology, graphs, specs, traced.additions)
     _complete(plan, base, inputs, example)
     trainable = tuple(n for n, p in base.named_parameters() if n in plan.unused and p.requires_grad)
@@ -372,22 +396,49 @@ def _check_same(
     """Raise unless the chain equals the model in eval and in training mode."""
     name, values = type(base).__name__, inputs.batch(example, BATCHES[1])
     for mode in (False, True):
-        model = copy.deepcopy(base).train(mode)
-        chain = TracedHost(copy.deepcopy(base), plan).train(mode)
-        with torch.no_grad():
-            with kept_random_state(), user_code(f"{name} fails on the example"):
-                expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
-            with kept_random_state():
-                found = chain(inputs.pack(values))
-        if found.shape != expected.shape or not torch.allclose(
-            found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
-        ):
+        same = _computes_same(base, plan, inputs, values, output, mode)
+        if not same and mode:
+            # Parts that the output does not depend on, such as auxiliary heads, are not in the
+            # chain, and the random numbers of their dropout are not drawn.
+            quiet = _without_dropout(base)
+            same = _computes_same(quiet, plan, inputs, values, output, mode)
+        if not same:
             kind = "training" if mode else "eval"
             raise UntraceableError(
                 f"{name} computes something else in {kind} mode than its trace: something in its "
                 f"forward depends on more than its inputs and tensors",
                 f"its trace computes something else in {kind} mode",
             )
+
+
+def _computes_same(
+    base: nn.Module,
+    plan: SegmentPlan,
+    inputs: Inputs,
+    values: list[Tensor],
+    output: Any,
+    training: bool,
+) -> bool:
+    """Whether the chain equals the model in a mode, with the same random numbers."""
+    model = copy.deepcopy(base).train(training)
+    chain = TracedHost(copy.deepcopy(base), plan).train(training)
+    with torch.no_grad():
+        with kept_random_state(), user_code(f"{type(base).__name__} fails on the example"):
+            expected = pick_output(inputs.call(model, [v.clone() for v in values]), output)
+        with kept_random_state():
+            found = chain(inputs.pack(values))
+    return found.shape == expected.shape and torch.allclose(
+        found, expected, rtol=1e-4, atol=1e-5, equal_nan=True
+    )
+
+
+def _without_dropout(base: nn.Module) -> nn.Module:
+    """Return a copy whose dropout layers keep everything."""
+    quiet = copy.deepcopy(base)
+    for layer in quiet.modules():
+        if isinstance(layer, _DropoutNd):
+            layer.p = 0.0
+    return quiet
 
 
 def _fitting(host: Factory, slots: tuple[str, ...], topology: Topology) -> tuple[str, ...]:

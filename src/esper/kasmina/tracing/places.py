@@ -51,6 +51,8 @@ class NodePlace(Place):
     """A place in a traced model; `index` is where its tensor becomes the only one alive."""
 
     node: fx.Node
+    channels_last: bool
+    """Whether the tensor is `[B, H, W, C]`: seeds get it as `[B, C, H, W]`."""
 
 
 P = TypeVar("P", bound=Place)
@@ -78,14 +80,14 @@ def find_places(model: ModelGraph) -> list[NodePlace]:
         layout = _layout(model.root, live) if 0 < before < len(layers) else None
         if layout is None or not _sizes_known(sizes, live, index, order):
             continue
-        topology, channels = layout
+        topology, channels, last = layout
         paths = _paths(model, live)
         label = _label(model, live, paths)
         times = sum(place.label.partition(" (")[0] == label for place in places)
         label, grade = f"{label} ({times + 1})" if times else label, _grade(model, live)
         shape = tuple(live.meta["values"][0].shape[1:])
         places.append(
-            NodePlace(index, topology, channels, before, paths, grade, label, shape, live)
+            NodePlace(index, topology, channels, before, paths, grade, label, shape, live, last)
         )
     return places
 
@@ -148,8 +150,10 @@ def _derives_from_parameter(node: fx.Node) -> bool:
     return node.op == "call_module" or any(map(_derives_from_parameter, node.all_input_nodes))
 
 
-def _layout(root: nn.Module, node: fx.Node) -> tuple[Topology, int] | None:
-    """Return topology and channels of an activation; None if seeds do not know its layout."""
+def _layout(root: nn.Module, node: fx.Node) -> tuple[Topology, int, bool] | None:
+    """Return topology and channels of an activation, and whether it is an image with channels last;
+    None if seeds do not know its layout.
+    """
     small, large = node.meta["values"]
     if not isinstance(small, Tensor) or small.dtype != torch.float32:
         return None
@@ -157,22 +161,16 @@ def _layout(root: nn.Module, node: fx.Node) -> tuple[Topology, int] | None:
         return None
     if small.shape[1:] != large.shape[1:] or not all(small.shape):
         return None
-    topology = _topology(root, node, small.ndim)
-    if topology is None:
-        return None
-    axis = LAYOUTS[topology].index("C")
-    return topology, small.shape[axis]
-
-
-def _topology(root: nn.Module, node: fx.Node, rank: int) -> Topology | None:
-    if rank == 2:
-        return "mlp"
-    if rank not in (3, 4):
+    if small.ndim == 2:
+        return "mlp", small.shape[1], False
+    if small.ndim not in (3, 4):
         return None
     found = _nearest(root, node, forward=True) or _nearest(root, node, forward=False)
-    if rank == 4:
-        return None if found == CHANNELS_LAST else "cnn"  # [B, H, W, C] has no blueprints
-    return "signal" if found == CHANNELS_FIRST else "transformer"
+    if small.ndim == 4:
+        last = found == CHANNELS_LAST
+        return "cnn", small.shape[-1 if last else 1], last
+    topology: Topology = "signal" if found == CHANNELS_FIRST else "transformer"
+    return topology, small.shape[LAYOUTS[topology].index("C")], False
 
 
 # ---- which axis the channels are ----------------------------------------------------------

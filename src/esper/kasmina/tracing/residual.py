@@ -15,17 +15,23 @@ def keeps_input(segment: fx.GraphModule) -> bool:
     output = next(node for node in segment.graph.nodes if node.op == "output")
     start = output.args[0]
     adds = isinstance(start, fx.Node) and start.op != "placeholder"
-    return adds and _reaches_input(segment, start)
+    return adds and _reaches_input(segment, start, ())
 
 
-def _reaches_input(segment: fx.GraphModule, node: fx.Node) -> bool:
+def _reaches_input(segment: fx.GraphModule, node: fx.Node, axes: tuple[int, ...]) -> bool:
+    """Whether a node adds to the input; `axes`: how its axes are permuted later."""
     while True:
         if node.op == "placeholder":
-            return True
+            return axes == tuple(range(len(axes)))
         data = [n for n in node.args if isinstance(n, fx.Node)]
         if _name(node) in _ADDS:
-            return any(_reaches_input(segment, n) for n in data)
-        if not data or not _passes(segment, node):
+            return any(_reaches_input(segment, n, axes) for n in data)
+        if node.op == "call_method" and node.target == "permute":
+            order = [axis for axis in node.args[1:] if isinstance(axis, int)]
+            if len(order) + 1 < len(node.args) or (axes and len(axes) != len(order)):
+                return False
+            axes = tuple(order[axis] for axis in axes) if axes else tuple(order)
+        elif not data or not _passes(segment, node):
             return False
         node = data[0]
 

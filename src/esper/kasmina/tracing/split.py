@@ -28,6 +28,22 @@ def split_graph(graph: fx.Graph, cuts: Sequence[fx.Node]) -> list[fx.Graph]:
     return [_Part(nodes, begin, end).build() for begin, end in zip(begins, ends, strict=True)]
 
 
+def turn_channels(graph: fx.Graph, node: fx.Node) -> fx.Node:
+    """Return `[B, C, H, W]` of a tensor `[B, H, W, C]`; what reads the tensor gets it from that."""
+    small, large = node.meta["values"]
+    with graph.inserting_after(node):
+        first = graph.call_method("permute", (node, 0, 3, 1, 2))
+    with graph.inserting_after(first):
+        back = graph.call_method("permute", (first, 0, 2, 3, 1))
+    with graph.inserting_after(back):
+        same = graph.call_method("contiguous", (back,))  # seeds do not keep the order in memory
+    turned = (small.permute(0, 3, 1, 2), large.permute(0, 3, 1, 2))
+    for added, values in ((first, turned), (back, (small, large)), (same, (small, large))):
+        added.meta = {"values": values, "level": Level.DATA, "writes": []}
+    node.replace_all_uses_with(same, delete_user_cb=lambda user: user is not first)
+    return first
+
+
 def size_matches(value: Pair, live: Pair) -> bool:
     """Whether sizes, types and devices can be had from the tensor that is passed on."""
     a, b = value

@@ -11,6 +11,7 @@ The tracer changes the model it is given (`ModelTracer.trace`): give it a copy, 
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import dataclasses
 import operator
@@ -42,6 +43,10 @@ class UntraceableError(EsperError):
         """`reason`: the part of the message that says why."""
         super().__init__(message)
         self.reason = reason
+
+
+class ModeError(TraceError):
+    """Control flow on the training mode."""
 
 
 class Level(IntEnum):
@@ -89,12 +94,6 @@ def is_accessor(node: fx.Node) -> bool:
 class ValueProxy(fx.Proxy):
     """A proxy that knows its values on the example."""
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """`isinstance(x, Tensor)` holds for tensors, as users' checks expect."""
-        is_tensor = isinstance(self.node.meta["values"][0], Tensor)
-        return Tensor if is_tensor else ValueProxy
-
     def __getattr__(self, name: str) -> Any:
         found = [getattr(value, name) for value in self.node.meta["values"]]
         if name in ("ndim", "is_cuda"):
@@ -125,9 +124,15 @@ class ModelTracer(LeafTracer):
     """Records the graph of a model with one input `x`, packed by `inputs`."""
 
     def __init__(
-        self, inputs: Inputs, examples: tuple[list[Tensor], list[Tensor]], output: str | int | None
+        self,
+        inputs: Inputs,
+        examples: tuple[list[Tensor], list[Tensor]],
+        output: str | int | None,
+        mode: bool | None = None,
     ) -> None:
-        """`examples`: values of the raw inputs for the two batch sizes."""
+        """`examples`: values of the raw inputs for the two batch sizes; `mode`: what control flow
+        of the outermost `forward` on `self.training` follows, None: it cannot be traced.
+        """
         super().__init__()
         self.ends: dict[fx.Node, list[str]] = {}
         """Node -> paths of the modules that return it, inner ones first; leaves are not in it."""
@@ -136,6 +141,7 @@ class ModelTracer(LeafTracer):
         self._inputs = inputs
         self._examples = examples
         self._output = output
+        self._mode = mode
         self._evaluating = False
         self._counting: list[dict[str, Any]] = []
         """Globals of users' code in which `len` is replaced."""
@@ -150,7 +156,7 @@ class ModelTracer(LeafTracer):
         self.untraced.clear()
         before = _random_state()
         try:
-            with _patched_training(self), torch.no_grad():
+            with _patched_training(self), _patched_isinstance(), torch.no_grad():
                 graph = super().trace(root, concrete_args)
         finally:
             for names in self._counting:
@@ -255,8 +261,10 @@ class ModelTracer(LeafTracer):
         """Return a property of a value that sizes determine; raises if it depends on the batch."""
         values = node.meta["values"]
         is_size = convert is len and not isinstance(values[0], str)
+        if node.target == FLAG and self._mode is not None:
+            return convert(self._mode)
         if str(node.target).rpartition(".")[2] == FLAG:
-            raise TraceError("control flow on self.training")
+            raise ModeError("control flow on self.training")
         if node.meta["level"] != Level.SHAPE and not is_size:
             raise TraceError(f"control flow on a value of the data ({_described(node)})")
         found = [convert(value) for value in values]
@@ -458,6 +466,30 @@ def kept_random_state() -> Iterator[None]:
         yield
     finally:
         _restore_random(state)
+
+
+@contextlib.contextmanager
+def _patched_isinstance() -> Iterator[None]:
+    """Let `isinstance(x, Tensor)` hold for proxies of tensors inside the block, as checks expect.
+
+    A `__class__` of the proxy would do, too, but torch's parser of arguments believes it, and
+    `torch.pow(x, 3.0)` then reads the memory of a tensor that is not there.
+    """
+    original = builtins.isinstance
+
+    def patched(value: Any, kinds: Any) -> bool:
+        if original(value, kinds):
+            return True
+        if type(value) is not ValueProxy:
+            return False
+        known: Any = value.node.meta["values"][0]
+        return original(known, Tensor) and original(known, kinds)
+
+    builtins.isinstance = patched
+    try:
+        yield
+    finally:
+        builtins.isinstance = original
 
 
 @contextlib.contextmanager

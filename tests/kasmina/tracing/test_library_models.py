@@ -1,0 +1,83 @@
+"""What models of torchvision and transformers do, in small: each is grown by a step."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import Population
+from esper.kasmina.tracing import plain_model, trace_model
+from esper.kasmina.tracing.tracer import pick_output
+from library_models import HOOKED, LIBRARY, Inception, TanhGELU, swin
+
+IMAGES = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+TOKENS = torch.arange(24).view(4, 6) % 13
+
+
+def example(name: str) -> Tensor:
+    return TOKENS if name == "cached_gpt" else IMAGES
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_slots_are_found_and_a_step_is_grown(name: str):
+    build, least = LIBRARY[name]
+    x = example(name)
+    torch.manual_seed(0)
+    host = trace_model(build(), x)
+    assert bool(host.hooked) == (name in HOOKED), host.hooked
+    assert len(host.slots) >= least, host.places
+    assert not host.untraced
+    seed = "mlp" if host.topology == "transformer" else "conv_light"
+    population = Population(host.factory, host.slots, (seed,), 2)
+    for slot in host.slots:
+        population.plant([0], slot, seed)
+    before = [p.detach().clone() for p in population.member(0).parameters()]
+    y = TOKENS if name == "cached_gpt" else torch.arange(4)
+    population.train_batch(x[None], y[None])
+    after = list(population.member(0).parameters())
+    assert sum(bool((a != b).any()) for a, b in zip(after, before, strict=True)) > 3 * least
+    plain = plain_model(host, population.member(0))
+    assert not any(type(part).__module__.startswith("esper") for part in plain.modules())
+    with torch.no_grad():
+        expected = population.forward(x[None])[0]
+        torch.testing.assert_close(plain(x), expected, rtol=1e-5, atol=1e-5)
+        again = pickle.loads(pickle.dumps(plain))
+        torch.testing.assert_close(again(x), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_auxiliary_outputs_of_training_are_no_part_of_the_chain():
+    torch.manual_seed(0)
+    model = Inception()
+    host = trace_model(model, IMAGES)
+    unused = host.factory().unused  # type: ignore[attr-defined]
+    assert unused
+    assert all(name.startswith("auxiliary.") for name in unused)
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+    chain = trace_model(model, IMAGES).factory().train()
+    with torch.no_grad():
+        expected = pick_output(copy.deepcopy(model).train()(IMAGES), None)
+        torch.testing.assert_close(chain(IMAGES), expected)
+
+
+def test_images_with_channels_last_have_slots_for_seeds_of_images():
+    host = trace_model(swin, IMAGES)
+    assert host.topology == "cnn"
+    shapes = []
+    x = IMAGES
+    for segment in host.factory().eval().segments()[:-1]:  # type: ignore[operator]
+        x = segment(x)
+        shapes.append(tuple(x.shape[1:]))
+    assert {(4, 4, 4), (8, 2, 2)} <= set(shapes)
+    assert all(shape[0] in (4, 8) for shape in shapes)
+
+
+def test_functions_with_numbers_and_tensors_do_not_end_the_process():
+    model = nn.Sequential(nn.Linear(6, 8), TanhGELU(), nn.Linear(8, 3))
+    host = trace_model(model, torch.randn(4, 6))
+    assert list(host.places.values()) == ["after 1"]
