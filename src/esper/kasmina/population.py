@@ -259,16 +259,21 @@ class Population:
         """Train on one batch with a `train_plan`; does not read the lifecycle."""
         self._check_batch(x, target)
         with self.trainer.keeping_inactive_buffers():
-            logits = self._run(x, plan, training=True)
             self.trainer.drop_gradients()  # left by the caller or by a failed batch
             target_R = _row_targets(target, plan)
-            loss_R = self.loss(logits, target_R)
-            scaled_R = loss_R if scaler is None else scaler.scale(loss_R, plan.member_R)
-            if scaled_R.requires_grad:  # False if the host is frozen and no seed is live
-                scaled_R.sum().backward()  # type: ignore[no-untyped-call]
+            scale_R = None if scaler is None else scaler.scales(plan.member_R)
+
+            def objective(outputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
+                loss = self.loss(outputs, target_R[rows])
+                return loss, loss if scale_R is None else loss * scale_R[rows]
+
+            assert self.choice is not None, "set by _check_batch"
+            logits, loss_R = self.choice.executor.train(
+                self.network, x, plan, objective, self._pass_keys(plan)
+            )
         main = slice(self.members)
-        correct_E = self.count_correct(logits[main].detach(), target_R[main])
-        return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
+        correct_E = self.count_correct(logits[main], target_R[main])
+        return self.trainer.step(plan, loss_R, correct_E, scaler)
 
     def set_active(self, active_E: Tensor | None) -> None:
         """Train only the members of the mask from now on; None: all.

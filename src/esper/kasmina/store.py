@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.binding import Binding
 from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.random_layers import Site
 from esper.leyline.streams import UInt64Array
@@ -36,6 +37,7 @@ class ParameterStore:
         because a module on the meta device loses tied weights."""
         self.tied = _has_ties(self.template)
         """Whether a tensor of the module has several names."""
+        self.binding = Binding(self.template)
         trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}
         self.shapes = {name: tuple(p.shape) for name, p in trained.items()}
         self._sizes = [p.numel() for p in trained.values()]

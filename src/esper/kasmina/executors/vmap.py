@@ -18,7 +18,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
-from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
+from esper.kasmina.executors.base import (
+    KernelName,
+    ObjectiveOfRows,
+    check_delta,
+    check_input,
+    set_training,
+)
 from esper.kasmina.layers import MaxPool2d
 from esper.kasmina.network import FusedRun, Segment, StackedNetwork
 from esper.kasmina.random_layers import RowStreams, row_draws
@@ -49,6 +55,21 @@ class VmapExecutor:
         with fused.stock_kernels(self.kernels == "torch"), _attention_for_vmap(network):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
+
+    def train(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        objective: ObjectiveOfRows,
+        key_R: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return outputs and losses; one backward pass for all rows."""
+        outputs = self.run(network, x, plan, True, key_R)
+        loss_R, objective_R = objective(outputs, slice(None))
+        if objective_R.requires_grad:  # False if the host is frozen and no seed is live
+            objective_R.sum().backward()  # type: ignore[no-untyped-call]
+        return outputs.detach(), loss_R.detach()
 
     def _run(
         self,
