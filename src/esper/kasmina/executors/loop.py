@@ -79,7 +79,7 @@ class LoopExecutor:
         So the activations of one member are in memory at a time, and on a CPU in its caches.
         """
         run = self._begin(network, x, plan, True, key_R)
-        run.use_leaves()
+        run.by_member = True
         rows = plan.table.rows
         outputs, losses = [x] * rows, [x] * rows
         with self._running(network, plan) as streams:
@@ -95,7 +95,8 @@ class LoopExecutor:
                     whole = parts[0] if len(parts) == 1 else torch.cat(parts)
                     if whole.requires_grad:  # False if the host is frozen and no seed is live
                         whole.sum().backward()  # type: ignore[no-untyped-call]
-        run.collect_gradients()
+        for store in run.stores():
+            store.collect_gradients()
         return torch.cat(outputs), torch.cat(losses)
 
     def _begin(
@@ -142,6 +143,8 @@ class _LoopRun:
     plan: RowPlan
     training: bool
     streams: RowStreams | None
+    by_member: bool = False
+    """Whether each member has a backward pass of its own, by leaves of its own."""
     rows_of: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(row, slot) -> activation."""
@@ -155,30 +158,13 @@ class _LoopRun:
             self.wanted = set(
                 zip(table.source_R[late].tolist(), table.start_R[late].tolist(), strict=True)
             )
-        for store in self._stores():
-            self.rows_of[id(store)] = store.flat_EP.unbind(0)
         self.fused_pairs = self.network.usable_fused_pairs()
         if _prefers_channels_last(self.network, self.x):
             self.x = channels_last(self.x)
 
-    def _stores(self) -> tuple[ParameterStore, ...]:
+    def stores(self) -> tuple[ParameterStore, ...]:
         network = self.network
         return network.host, *network.banks.values(), *network.gates.values()
-
-    def use_leaves(self) -> None:
-        """Differentiate each member by parameters of its own, so that its backward is its own."""
-        for store in self._stores():
-            rows_EP = store.flat_EP.detach().unbind(0)
-            self.rows_of[id(store)] = tuple(row.requires_grad_() for row in rows_EP)
-
-    def collect_gradients(self) -> None:
-        """Stack the gradients of the members; None stays None where nobody has one."""
-        for store in self._stores():
-            leaves = self.rows_of[id(store)]
-            if any(leaf.grad is not None for leaf in leaves):
-                grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in leaves]
-                whole = grads[0].unsqueeze(0) if len(grads) == 1 else torch.stack(grads)
-                store.flat_EP.grad = whole
 
     def row(self, row: int) -> Tensor:
         """Compute one row, from the input or from its start slot."""
@@ -311,13 +297,21 @@ class _LoopRun:
         self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False
     ) -> dict[str, Tensor]:
         """Return one member's parameters and buffers; `keeps`: write buffer updates back."""
-        flat = self.rows_of[id(store)][member]
         # `data`: a write by one member must not count as a write into the others' buffers.
         fixed = {n: v[member].data if keeps else v[member].clone() for n, v in store.fixed.items()}
-        named = store.named_row(flat.detach() if frozen else flat)
-        if flat.is_cuda:
+        named = self._parameters(store, member, frozen)
+        if store.flat_EP.is_cuda:
             named = {name: _aligned(value) for name, value in named.items()}
         return named | fixed
+
+    def _parameters(self, store: ParameterStore, member: int, frozen: bool) -> dict[str, Tensor]:
+        if frozen or not torch.is_grad_enabled():
+            return store.member_values(member)
+        if self.by_member:
+            return store.member_leaves(member)
+        if id(store) not in self.rows_of:
+            self.rows_of[id(store)] = store.flat_EP.unbind(0)
+        return store.named_row(self.rows_of[id(store)][member])
 
 
 def _aligned(value: Tensor) -> Tensor:
