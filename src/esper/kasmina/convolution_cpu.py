@@ -72,7 +72,7 @@ class _Convolution(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         source, weight = ctx.saved_tensors
         side = weight.shape[-1]

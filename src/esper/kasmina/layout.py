@@ -46,5 +46,5 @@ def with_strides(values: Tensor, shape: Sequence[int], stride: Sequence[int]) ->
     Autograd forbids in-place operations (such as a ReLU) on views returned by a function.
     """
     out = values.new_empty(0)
-    out.set_(values.untyped_storage(), 0, shape, stride)  # type: ignore[call-overload]
+    out.set_(values.untyped_storage(), 0, shape, stride)
     return out

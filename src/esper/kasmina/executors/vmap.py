@@ -17,6 +17,7 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import fused
+from esper.kasmina.batch_norm import batch_norms_for_vmap
 from esper.kasmina.blending import update_rows
 from esper.kasmina.executors.base import (
     KernelName,
@@ -164,7 +165,8 @@ def vmap_module(
         out: Tensor = functional_call(module, row_state, (row_h,), tie_weights=tied)
         return out
 
-    out: Tensor = vmap(one_row, in_dims=(0, h_dim), randomness="different")(dict(state), h)
+    with batch_norms_for_vmap(module):
+        out: Tensor = vmap(one_row, in_dims=(0, h_dim), randomness="different")(dict(state), h)
     return out
 
 
