@@ -100,6 +100,8 @@ class StackedNetwork:
         self.sites: dict[int, Site] | None = None
         """Position -> site of each segment that draws random numbers in training; None until an
         input was seen (`find_sites`)."""
+        self.any_layout = False
+        """Whether the host was seen to compute the same from channels-last images."""
         self.repeatable = True
         """Whether all random numbers of the host come from Esper's streams."""
         self.fused_runs = _fuse_runs(self.segments, self.slots, device.type == "cpu", {})

@@ -37,9 +37,17 @@ from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.padding import PlanBufferCache
 from esper.kasmina.population_config import PopulationConfig as PopulationConfig
-from esper.kasmina.probe import HostProbe, probe_host, probe_seed, trace_shapes
+from esper.kasmina.probe import HostProbe, probe_host, probe_seed, runs_channels_last, trace_shapes
 from esper.kasmina.random_layers import row_keys
-from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
+from esper.kasmina.rows import (
+    RowPlan,
+    RowTable,
+    make_plan,
+    member_rows,
+    row_targets,
+    training_rows,
+    whole_rows,
+)
 from esper.kasmina.saving import load_population, save_population
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.seed_costs import SeedSizes
@@ -113,7 +121,7 @@ class Population:
         """Training passes in this episode; random layers draw new numbers in each."""
         self.member_ids: Ints = np.arange(members, dtype=np.int64)
         """Member numbers in the names of random streams; members with the same one start alike."""
-        self._plans: dict[tuple[str, bool], tuple[int, RowPlan]] = {}
+        self._plans: dict[tuple[str, bool, bool], tuple[int, RowPlan]] = {}
         self._plan_buffers = PlanBufferCache()
         self.seed_sizes = SeedSizes(self.network)
         self._draw_hosts()
@@ -241,7 +249,7 @@ class Population:
             plan = self._plan_for(rows, alpha_RS)
             self._check_batch(x, target)
             logits = self._run(x, plan, training=False)
-            target_R = _row_targets(target, plan)
+            target_R = row_targets(target, plan)
             return EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
 
     def train_batch(
@@ -260,7 +268,7 @@ class Population:
         self._check_batch(x, target)
         with self.trainer.keeping_inactive_buffers():
             self.trainer.drop_gradients()  # left by the caller or by a failed batch
-            target_R = _row_targets(target, plan)
+            target_R = row_targets(target, plan)
             scale_R = None if scaler is None else scaler.scales(plan.member_R)
 
             def objective(outputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
@@ -290,7 +298,8 @@ class Population:
     def train_plan(self, padded: bool = False) -> RowPlan:
         """Return the row plan of a train batch, valid until a stage or an alpha changes.
 
-        `padded`: use static buffers shared by plans of equal shape; needs the vmap executor.
+        `padded`: use static buffers, as captured graphs need, shared by plans of equal shape; with
+        the loop executor they are not padded but belong to this very plan.
         """
         return self._cached_plan("train", training_rows, padded)
 
@@ -319,18 +328,28 @@ class Population:
         self, name: str, rows: Callable[[Lifecycle], RowTable], padded: bool
     ) -> RowPlan:
         """Return the cached plan of a standard table, rebuilt after a stage or an alpha changed."""
-        version, plan = self._plans.get((name, padded), (-1, None))
+        key = (name, padded, self._loops)
+        version, plan = self._plans.get(key, (-1, None))
         if plan is None or version != self.lifecycle.version:
             plan = self._make_plan(name, rows(self.lifecycle), padded)
-            self._plans[name, padded] = (self.lifecycle.version, plan)
+            self._plans[key] = (self.lifecycle.version, plan)
         return plan
 
     def _make_plan(self, name: str, table: RowTable, padded: bool) -> RowPlan:
         training, detach = name == "train", self.config.detach_seed_input
-        buffers = self._plan_buffers.find(name, table, self.lifecycle, training) if padded else None
+        buffers, found = None, (name, table, self.lifecycle, training)
+        if padded and self._loops:
+            buffers = self._plan_buffers.find_exact(*found, detach)
+        elif padded:
+            buffers = self._plan_buffers.find(*found)
         masks = self.trainer.masks(None if buffers is None else buffers.shape) if training else None
         keys = self._row_keys if training else None
         return make_plan(table, self.lifecycle, self.device, detach, masks, buffers, keys)
+
+    @property
+    def _loops(self) -> bool:
+        """Whether the loop executor was chosen."""
+        return self.choice is not None and self.choice.executor.name == "loop"
 
     def _row_keys(self, table: RowTable) -> Ints:
         return row_keys(self.seed, self.round, table, self.member_ids)
@@ -370,6 +389,7 @@ class Population:
                 probe_seed(self.network, trace.slot_shapes, slot, kind)
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
+            self.network.any_layout = runs_channels_last(self.network, x[0])
             self.choice = self.choice or self._choose_executor(x)
             self.probe = probe
             self._output_shapes[key] = tuple(trace.output.shape[1:])
@@ -586,10 +606,3 @@ class Population:
         """Parameters and MACs `[E, S]` of the seed in each slot, 0 if empty."""
         life = self.lifecycle
         return self.seed_sizes.per_slot(life.blueprint_ES, life.style_ES, self.probe)
-
-
-def _row_targets(target: Tensor, plan: RowPlan) -> Tensor:
-    """Return the targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
-    if target.shape[0] == 1:
-        return target.expand(plan.table.rows, *target.shape[1:])
-    return target if plan.member_R is None else target.index_select(0, plan.member_R)

@@ -92,12 +92,12 @@ class LoopExecutor:
                         outputs[row], losses[row] = out.detach(), loss.detach()
                         parts.append(part)
                     run.kept.clear()
-                    whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+                    whole = _joined(parts)
                     if whole.requires_grad:  # False if the host is frozen and no seed is live
                         whole.sum().backward()  # type: ignore[no-untyped-call]
         for store in run.stores():
             store.collect_gradients()
-        return torch.cat(outputs), torch.cat(losses)
+        return _joined(outputs), _joined(losses)
 
     def _begin(
         self,
@@ -319,6 +319,10 @@ def _aligned(value: Tensor) -> Tensor:
     return value if value.data_ptr() % CUDNN_ALIGNMENT == 0 else value.clone()
 
 
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
 def _rows_by_member(plan: RowPlan) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for row, member in enumerate(plan.table.member_R.tolist()):
@@ -335,18 +339,15 @@ def _on_stream(
 def _prefers_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     """Whether to use channels-last activations.
 
-    On a CPU, torch's pooling and convolution gradients are faster that way; small images are
-    computed differently (`convolution`).
+    On a CPU, torch's pooling and convolution gradients are faster that way, on a GPU its half
+    precision convolutions; small images are computed differently on a CPU (`convolution`).
     """
-    if x.device.type != "cpu" or x.ndim != 5 or network.topology != "cnn":
+    if x.ndim != 5 or not network.any_layout:
         return False
-    pixels = x.shape[-2] * x.shape[-1]
-    return pixels >= CHANNELS_LAST_PIXELS and _supports_any_layout(network.host.template)
+    return x.is_cuda or x.shape[-2] * x.shape[-1] >= CHANNELS_LAST_PIXELS
 
 
 def _supports_any_layout(module: nn.Module) -> bool:
     """Whether all submodules are ours or torch's; user modules and graphs may use `view`."""
     ours = ("esper.kasmina.", "torch.nn.")
-    if not getattr(module, "supports_any_layout", True):
-        return False
     return all(type(part).__module__.startswith(ours) for part in module.modules())
