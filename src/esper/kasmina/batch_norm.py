@@ -115,6 +115,8 @@ class _BatchNorm(torch.autograd.Function):
         grad = grads[0]
         if grad is None:
             return None, None, None, None, None, None
+        if grad.stride() != x.stride():
+            grad = torch.empty_like(x).copy_(grad)
         if weight is None:
             weight = torch.ones_like(mean)
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
@@ -141,9 +143,17 @@ class _BatchNorm(torch.autograd.Function):
             None if value is None else _side_by_side(value, dim, rows)
             for value, dim in zip(per_channel, in_dims[1:-1], strict=True)
         ]
-        out, *statistics = _BatchNorm.apply(x_BRC.flatten(1, 2), *flat, eps)  # type: ignore[no-untyped-call]
+        x_BC = _dense(x_BRC.flatten(1, 2))
+        out, *statistics = _BatchNorm.apply(x_BC, *flat, eps)  # type: ignore[no-untyped-call]
         split = [value.view(rows, -1) for value in statistics]
         return (out.unflatten(1, (rows, -1)), *split), (1, 0, 0, 0, 0)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """Return x in one of the two layouts that torch's kernels know."""
+    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x
+    return x.contiguous()
 
 
 def _side_by_side(value_C: Tensor, dim: int | None, rows: int) -> Tensor:

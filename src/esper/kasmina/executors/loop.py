@@ -120,7 +120,7 @@ class LoopExecutor:
     def _side_streams(
         self, network: StackedNetwork, plan: RowPlan
     ) -> Iterator[list[torch.cuda.Stream]]:
-        if network.device.type != "cuda":
+        if network.device.type != "cuda" or network.members == 1:
             yield []
             return
         while len(self._streams) < network.members:
@@ -342,7 +342,7 @@ def _prefers_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     On a CPU, torch's pooling and convolution gradients are faster that way, on a GPU its half
     precision convolutions; small images are computed differently on a CPU (`convolution`).
     """
-    if x.ndim != 5 or not network.any_layout:
+    if x.ndim != 5 or not network.any_layout or x.stride(-3) == 1:  # the last: it is already
         return False
     return x.is_cuda or x.shape[-2] * x.shape[-1] >= CHANNELS_LAST_PIXELS
 
