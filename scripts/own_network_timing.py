@@ -61,7 +61,7 @@ class Plain:
         self.models = [case.build().to(device).train() for _ in range(networks)]
         if self.x.ndim == 4:
             self.x = self.x.contiguous(memory_format=torch.channels_last)
-            self.models = [m.to(memory_format=torch.channels_last) for m in self.models]
+            self.models = [_channels_last(m) for m in self.models]
         self.optimizers = [_optimizer(m, case.optimizer, on_gpu) for m in self.models]
         if way == "compile":
             self.models = [torch.compile(m) for m in self.models]  # type: ignore[misc]
@@ -96,6 +96,10 @@ class Plain:
         with torch.cuda.graph(graph):
             self._batch()
         self.graph = graph
+
+
+def _channels_last(model: nn.Module) -> nn.Module:
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
 
 
 def _optimizer(model: nn.Module, kind: str, on_gpu: bool) -> torch.optim.Optimizer:
@@ -174,7 +178,7 @@ def flops_ratio(case: Case) -> float:
             with FlopCounterMode(display=False) as counter:
                 population.train_batch(x, target)
         counts.append(counter.get_total_flops())
-    return counts[1] / counts[0]
+    return float(counts[1] / counts[0])
 
 
 def take_turns(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -229,8 +230,8 @@ def test_large_images_lie_channels_last_under_loop(monkeypatch: pytest.MonkeyPat
         def forward(self, x: Tensor) -> Tensor:
             return x.view(len(x), -1).view(x.shape) if self.training == self.wanted else x
 
-    def viewing(training: bool) -> CNNHost:
-        host = CNNHost()
+    def viewing(training: bool, *sizes: int, **named: int) -> CNNHost:
+        host = CNNHost(*sizes, **named)
         host.pools[0] = nn.Sequential(Viewing(training), host.pools[0])
         return host
 
@@ -239,8 +240,8 @@ def test_large_images_lie_channels_last_under_loop(monkeypatch: pytest.MonkeyPat
         (256, CNNHost, True),
         (257, CNNHost, False),
         (256, theirs, True),
-        (256, lambda: viewing(training=True), False),
-        (256, lambda: viewing(training=False), False),
+        (256, partial(viewing, True), False),
+        (256, partial(viewing, False), False),
     ):
         population = trained(monkeypatch, places, factory)
         seen.clear()  # what was tried before the first batch

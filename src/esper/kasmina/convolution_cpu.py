@@ -42,7 +42,10 @@ _shared: ContextVar[_SharedInput | None] = ContextVar("shared_input", default=No
 
 @contextmanager
 def shared_input(x: Tensor | None) -> Iterator[None]:
-    """Lay out the taps of `x` once inside the block; None: nothing is shared."""
+    """Lay out the taps of `x` once inside the block, which computes no gradients.
+
+    None: nothing is shared.
+    """
     token = _shared.set(None if x is None else _SharedInput(x))
     try:
         yield
@@ -93,24 +96,30 @@ class _Convolution(torch.autograd.Function):
 
 
 def _forward(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the output, and the taps if it was computed from them."""
+    """Return the output, and the taps by channel if it was computed from them."""
     side = weight.shape[-1]
     if x.shape[1] > FEW_CHANNELS:
         return F.conv2d(x, weight, padding=side // 2), None
     batch, _, height, width = x.shape
-    taps_KP = _known_taps(x, side)
-    out_PO = taps_KP.t() @ weight.reshape(len(weight), -1).t()
+    seen_PK = _shared_taps(x, side)
+    taps_KP = None
+    if seen_PK is not None:
+        out_PO = seen_PK @ weight.permute(2, 3, 1, 0).reshape(-1, len(weight))
+    else:
+        taps_KP = _taps_by_channel(x, side)
+        out_PO = (weight.reshape(len(weight), -1) @ taps_KP).t().contiguous()
     outs, places = len(weight), height * width
     shape, stride = (batch, outs, height, width), (places * outs, 1, width * outs, outs)
     return with_strides(out_PO, shape, stride), taps_KP
 
 
-def _known_taps(x: Tensor, side: int) -> Tensor:
+def _shared_taps(x: Tensor, side: int) -> Tensor | None:
+    """Taps by pixel of the shared input: dear to lay out, but once; then the product is cheaper."""
     shared = _shared.get()
     if shared is None or x.data_ptr() != shared.x.data_ptr() or x.shape != shared.x.shape:
-        return _taps_by_channel(x, side)
+        return None
     if side not in shared.taps:
-        shared.taps[side] = _taps_by_channel(x, side)
+        shared.taps[side] = _taps_by_pixel(x, side)
     return shared.taps[side]
 
 

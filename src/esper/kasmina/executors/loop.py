@@ -59,7 +59,7 @@ class LoopExecutor:
         """Return outputs `[R, B, ...]`."""
         run = self._begin(network, x, plan, training, key_R)
         outputs = []
-        one_input = not training and x.shape[0] == 1
+        one_input = x.shape[0] == 1 and not torch.is_grad_enabled()
         with self._running(network, plan) as streams, shared_input(run.x[0] if one_input else None):
             for row in range(plan.table.rows):
                 with _on_stream(streams, int(plan.table.member_R[row])):
