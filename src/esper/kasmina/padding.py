@@ -116,8 +116,13 @@ class PlanBufferCache:
     def __len__(self) -> int:
         return len(self._buffers)
 
-    def find(self, name: str, table: RowTable, life: Lifecycle, training: bool) -> PlanBuffers:
-        """Return existing or new buffers for a table; `name` separates independent uses."""
+    def find(
+        self, name: str, table: RowTable, life: Lifecycle, training: bool, detach: bool = False
+    ) -> PlanBuffers:
+        """Return existing or new buffers for a table; `name` separates independent uses.
+
+        `detach` makes no difference to a shape.
+        """
         shape = self._shape(name, shape_of(table, life))
         buffers = self._buffers.setdefault((name, shape), PlanBuffers(shape, training))
         self._buffers.move_to_end((name, shape))

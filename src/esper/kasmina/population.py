@@ -19,6 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,22 +33,21 @@ from esper.kasmina.arguments import IntLike, as_integers
 from esper.kasmina.executors.base import check_input, check_tensor
 from esper.kasmina.executors.choice import ExecutorChoice, choose_executor, seed_vmap_failure
 from esper.kasmina.lifecycle import Lifecycle
-from esper.kasmina.losses import RowLoss, check_labels, count_correct, cross_entropy
+from esper.kasmina.losses import (
+    RowLoss,
+    check_labels,
+    count_correct,
+    cross_entropy,
+    row_targets,
+    scaled_loss,
+)
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.padding import PlanBufferCache
 from esper.kasmina.population_config import PopulationConfig as PopulationConfig
 from esper.kasmina.probe import HostProbe, probe_host, probe_seed, runs_channels_last, trace_shapes
 from esper.kasmina.random_layers import row_keys
-from esper.kasmina.rows import (
-    RowPlan,
-    RowTable,
-    make_plan,
-    member_rows,
-    row_targets,
-    training_rows,
-    whole_rows,
-)
+from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
 from esper.kasmina.saving import load_population, save_population
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.seed_costs import SeedSizes
@@ -249,7 +249,7 @@ class Population:
             plan = self._plan_for(rows, alpha_RS)
             self._check_batch(x, target)
             logits = self._run(x, plan, training=False)
-            target_R = row_targets(target, plan)
+            target_R = row_targets(target, plan.member_R, plan.table.rows)
             return EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
 
     def train_batch(
@@ -268,13 +268,9 @@ class Population:
         self._check_batch(x, target)
         with self.trainer.keeping_inactive_buffers():
             self.trainer.drop_gradients()  # left by the caller or by a failed batch
-            target_R = row_targets(target, plan)
+            target_R = row_targets(target, plan.member_R, plan.table.rows)
             scale_R = None if scaler is None else scaler.scales(plan.member_R)
-
-            def objective(outputs: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
-                loss = self.loss(outputs, target_R[rows])
-                return loss, loss if scale_R is None else loss * scale_R[rows]
-
+            objective = partial(scaled_loss, self.loss, target_R, scale_R)
             assert self.choice is not None, "set by _check_batch"
             logits, loss_R = self.choice.executor.train(
                 self.network, x, plan, objective, self._pass_keys(plan)
@@ -298,8 +294,7 @@ class Population:
     def train_plan(self, padded: bool = False) -> RowPlan:
         """Return the row plan of a train batch, valid until a stage or an alpha changes.
 
-        `padded`: use static buffers, as captured graphs need, shared by plans of equal shape; with
-        the loop executor they are not padded but belong to this very plan.
+        `padded`: use static buffers, as captured graphs need (`padding.py`).
         """
         return self._cached_plan("train", training_rows, padded)
 
@@ -337,11 +332,8 @@ class Population:
 
     def _make_plan(self, name: str, table: RowTable, padded: bool) -> RowPlan:
         training, detach = name == "train", self.config.detach_seed_input
-        buffers, found = None, (name, table, self.lifecycle, training)
-        if padded and self._loops:
-            buffers = self._plan_buffers.find_exact(*found, detach)
-        elif padded:
-            buffers = self._plan_buffers.find(*found)
+        find = self._plan_buffers.find_exact if self._loops else self._plan_buffers.find
+        buffers = find(name, table, self.lifecycle, training, detach) if padded else None
         masks = self.trainer.masks(None if buffers is None else buffers.shape) if training else None
         keys = self._row_keys if training else None
         return make_plan(table, self.lifecycle, self.device, detach, masks, buffers, keys)

@@ -494,13 +494,6 @@ def _seed_group(tensors: Mapping[str, Tensor], slot: int, group: GroupShape) -> 
     )
 
 
-def row_targets(target: Tensor, plan: RowPlan) -> Tensor:
-    """Return the targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
-    if target.shape[0] == 1:
-        return target.expand(plan.table.rows, *target.shape[1:])
-    return target if plan.member_R is None else target.index_select(0, plan.member_R)
-
-
 # ---- validation ---------------------------------------------------------------------------
 
 
