@@ -207,7 +207,7 @@ class TwinComparison:
         arm = ArmResult(name, int(population.parameters_E()[0]), int(population.macs_E()[0]))
         results.append(arm)
         assert population.choice is not None, "set by the forward pass"
-        graphs, _ = make_graph_cache("auto", self.device, population.choice.executor.name)
+        graphs, _ = make_graph_cache("auto", population)
         totals = TrainTotals.zeros(population.members, len(population.slots), self.device)
         batches, began = self._batches(), time.perf_counter()
         each = -(-length // self.config.evaluations // CHUNK) * CHUNK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from esper.device.memory import keep_freed_memory
-from esper.kasmina import Population, PopulationConfig
+from esper.kasmina import Population, PopulationConfig, convolution_cpu
 from esper.kasmina.blueprints.registry import BlueprintRegistry, blueprint
 from esper.kasmina.executors import loop
 from esper.kasmina.hosts.cnn import CNNHost
@@ -45,6 +46,39 @@ def test_a_layout_changes_no_value_and_is_recognised():
     assert is_channels_last(channels_last(draw((6, 2, 3, 4, 5)))[1])  # one member of many
     assert not is_channels_last(channels_last(draw((2, 3, 4, 5)))[:, :2])  # with gaps
     assert not vmap(lambda h: torch.tensor(is_channels_last(h)))(laid[None]).any()
+
+
+# ---- the convolution ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels", [2, 3, 5, 8])
+@pytest.mark.parametrize("side", [3, 5])
+@pytest.mark.parametrize("needs_input", [True, False])
+def test_a_convolution_and_its_gradients_as_products_are_torch_s(channels, side, needs_input):
+    x = draw((2, channels, 6, 7)).requires_grad_(needs_input)
+    laid = channels_last(x.detach()).requires_grad_(needs_input)
+    weight = draw((4, channels, side, side), 1).requires_grad_()
+    twin = weight.detach().clone().requires_grad_()
+    pull = draw((2, 4, 6, 7), 2)
+    theirs, ours = F.conv2d(x, weight, padding=side // 2), convolution_cpu.convolve(laid, twin)
+    assert is_channels_last(ours)
+    assert close(ours, theirs)
+    with torch.no_grad():
+        assert close(convolution_cpu.convolve(laid, twin), theirs)
+    theirs.backward(pull)
+    ours.backward(pull)
+    assert close(twin.grad, weight.grad)
+    if needs_input:
+        assert close(laid.grad, x.grad)
+
+
+def test_shared_taps_belong_to_their_input_alone():
+    weight, x = draw((4, 3, 3, 3), 1), channels_last(draw((2, 3, 6, 7)))
+    other = channels_last(draw((2, 3, 6, 7), 5))
+    with convolution_cpu.shared_input(x):
+        for given in (x, other, x):
+            wanted = F.conv2d(given, weight, padding=1)
+            assert close(convolution_cpu.convolve(given, weight), wanted)
 
 
 # ---- the norm -----------------------------------------------------------------------------
@@ -178,7 +212,7 @@ def test_training_is_the_same_in_both_layouts(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_large_images_lie_channels_last_under_loop(monkeypatch: pytest.MonkeyPatch):
-    """In our own hosts: a user's may ask for views."""
+    """A user's host, too, unless it asks for views of what it gets, in training or evaluation."""
     seen: list[bool] = []
     forward = ChannelNorm.forward
 
@@ -187,11 +221,27 @@ def test_large_images_lie_channels_last_under_loop(monkeypatch: pytest.MonkeyPat
         return forward(self, x)
 
     theirs = type("UserHost", (CNNHost,), {"__module__": "theirs"})
+
+    class Viewing(nn.Module):
+        def __init__(self, training: bool) -> None:
+            super().__init__()
+            self.wanted = training
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.view(len(x), -1).view(x.shape) if self.training == self.wanted else x
+
+    def viewing(training: bool, *sizes: int, **named: int) -> CNNHost:
+        host = CNNHost(*sizes, **named)
+        host.pools[0] = nn.Sequential(Viewing(training), host.pools[0])
+        return host
+
     monkeypatch.setattr(ChannelNorm, "forward", watched)
     for places, factory, wanted in (
         (256, CNNHost, True),
         (257, CNNHost, False),
-        (256, theirs, False),
+        (256, theirs, True),
+        (256, partial(viewing, True), False),
+        (256, partial(viewing, False), False),
     ):
         population = trained(monkeypatch, places, factory)
         seen.clear()  # what was tried before the first batch

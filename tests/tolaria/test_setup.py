@@ -90,15 +90,12 @@ def test_a_trial_leaves_weights_and_data_as_they_were():
 
 
 def test_no_graphs_come_with_what_speaks_against_them():
-    assert make_graph_cache("auto", CPU, "vmap") == (
+    population = small_engine().env.model
+    assert make_graph_cache("auto", population) == (
         None,
         "graphs are for CUDA devices, this is cpu",
     )
-    assert make_graph_cache("off", GPU, "vmap") == (None, "requested")
-    assert make_graph_cache("auto", GPU, "loop") == (
-        None,
-        "executor loop computes member by member",
-    )
+    assert make_graph_cache("off", population) == (None, "requested")
 
 
 def test_graphs_tell_the_reason_of_their_owner():

@@ -128,15 +128,20 @@ class GraphReport:
         )
 
 
-def reason_against_graphs(mode: GraphMode, device: torch.device, executor: str) -> str | None:
-    """Return None if work is to be captured, else why not; mode `on` raises instead."""
+def reason_against_graphs(
+    mode: GraphMode, device: torch.device, runs_whole: bool = False
+) -> str | None:
+    """Return None if work is to be captured, else why not; mode `on` raises instead.
+
+    `runs_whole`: the host is not traced, so its Python may decide differently at each call.
+    """
     if mode not in GRAPH_MODES:
         raise unknown_name("graphs", mode, GRAPH_MODES)
     problem = None
     if device.type != "cuda":
         problem = f"graphs are for CUDA devices, this is {device}"
-    elif executor != "vmap":
-        problem = f"executor {executor} computes member by member"
+    elif runs_whole:
+        problem = "the host is not traced and runs whole, by hooks"
     if mode == "on" and problem is not None:
         raise EsperError(f"graphs 'on': {problem}; use graphs 'auto'")
     return "requested" if mode == "off" else problem

@@ -89,8 +89,7 @@ class BracketTrainer:
         self.population = population
         members, slots = population.lifecycle.stage_ES.shape
         self._totals = TrainTotals.zeros(members, slots, population.device)
-        executor = population.config.executor
-        self._graphs, _ = make_graph_cache("auto", population.device, executor)
+        self._graphs, _ = make_graph_cache("auto", population)
 
     def plant(self, topologies: Sequence[Topology]) -> None:
         """Plant a topology in each member, before training."""

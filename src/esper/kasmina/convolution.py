@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.kasmina import fused
+from esper.kasmina.convolution_cpu import convolve, takes_products
 from esper.kasmina.layout import is_channels_last
 
 LARGEST_MATRIX: Final = 2**15
@@ -44,6 +45,9 @@ def conv2d(
         if fast is not None:
             return fast if bias is None else fast + bias.to(half).view(-1, 1, 1)
     if not _is_product(x, weight, groups):
+        if not _always_torch.get() and _plain(x, weight) and takes_products(x, weight, groups):
+            out = convolve(x, weight)
+            return out if bias is None else out + bias.view(-1, 1, 1)
         return F.conv2d(x, weight, bias, stride=1, padding=padding, groups=groups)
     out = _pointwise(x, weight) if weight.shape[-1] == 1 else _dense(x, weight, groups)
     return out if bias is None else out + bias.view(-1, 1, 1)
@@ -73,10 +77,15 @@ def torch_convolutions() -> Iterator[None]:
         _always_torch.reset(token)
 
 
-def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
-    if x.device.type != "cpu" or x.dtype != weight.dtype or _always_torch.get():
+def _plain(x: Tensor, weight: Tensor) -> bool:
+    """Whether a convolution on a CPU needs no casts and is not traced by a compiler."""
+    if x.device.type != "cpu" or x.dtype != weight.dtype:
         return False
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+    return not (torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling())
+
+
+def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
+    if _always_torch.get() or not _plain(x, weight):
         return False
     out_channels, group_channels, height, width = weight.shape
     if height == width == 1:

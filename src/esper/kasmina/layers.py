@@ -210,39 +210,6 @@ class ChannelNorm(nn.Module):
         return f"{self.weight.shape[0]}, groups={self.groups}"
 
 
-class BatchNorm2d(nn.BatchNorm2d):
-    """Torch's batch norm, in float32 under autocast too: its vmap rule needs one dtype.
-
-    Under vmap on a GPU it is written out: there torch's asks for a memory format, which vmap does
-    not support.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, enabled=False):
-            given = x.float()
-            by_formula = x.is_cuda and under_vmap(x)
-            return (self.by_formula(given) if by_formula else super().forward(given)).to(x.dtype)
-
-    def by_formula(self, x: Tensor) -> Tensor:
-        """The same in elementary operations; updates the running statistics in training."""
-        mean, variance = self.running_mean, self.running_var
-        assert mean is not None, "built with running statistics"
-        assert variance is not None
-        if self.training:
-            dims, samples = (0, 2, 3), x.numel() // x.shape[1]
-            now = x.mean(dims)
-            spread = (x - now[:, None, None]).square().mean(dims)
-            share = 0.1 if self.momentum is None else self.momentum
-            mean.mul_(1 - share).add_(share * now.detach())
-            unbiased = spread.detach() * (samples / max(samples - 1, 1))
-            variance.mul_(1 - share).add_(share * unbiased)
-            if self.num_batches_tracked is not None:
-                self.num_batches_tracked.add_(1)
-            mean, variance = now, spread
-        factor = self.weight * torch.rsqrt(variance + self.eps)
-        return x * factor[:, None, None] + (self.bias - mean * factor)[:, None, None]
-
-
 class MaxPool1d(nn.MaxPool1d):
     """Halves the length of a signal, rounding up."""
 

@@ -7,6 +7,8 @@ preserve it. Values and shapes do not depend on the layout.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -36,3 +38,13 @@ def is_channels_last(x: object) -> bool:
 def under_vmap(x: Tensor) -> bool:
     """Whether x is a vmapped tensor, whose layout torch does not expose."""
     return torch._C._functorch.is_batchedtensor(x)
+
+
+def with_strides(values: Tensor, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
+    """Reinterpret memory as a tensor that is not a view.
+
+    Autograd forbids in-place operations (such as a ReLU) on views returned by a function.
+    """
+    out = values.new_empty(0)
+    out.set_(values.untyped_storage(), 0, shape, stride)
+    return out

@@ -34,6 +34,24 @@ def cross_entropy(logits_RBK: Tensor, target_RB: Tensor) -> Tensor:
     return losses.view(logits_RBK.shape[0], -1).mean(dim=1)
 
 
+def row_targets(target: Tensor, member_R: Tensor | None, rows: int) -> Tensor:
+    """Return the targets of each row (`member_R` None: row e is member e).
+
+    They are given for members, `[E, B, ...]`, or for all of them, `[1, B, ...]`.
+    """
+    if target.shape[0] == 1:
+        return target.expand(rows, *target.shape[1:])
+    return target if member_R is None else target.index_select(0, member_R)
+
+
+def scaled_loss(
+    loss: RowLoss, target_R: Tensor, scale_R: Tensor | None, outputs: Tensor, rows: slice
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of some rows, and these times their scales (None: 1)."""
+    each = loss(outputs, target_R[rows])
+    return each, each if scale_R is None else each * scale_R[rows]
+
+
 def check_labels(
     target: Tensor, batch: int, output_shape: Sequence[int], read_values: bool
 ) -> None:

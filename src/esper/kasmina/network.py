@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
+from esper.kasmina.binding import Binding
 from esper.kasmina.blending import Gate
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry, HostSegment
 from esper.kasmina.host_checks import (
@@ -91,6 +92,7 @@ class StackedNetwork:
         template = as_host(self.host.template)
         self.topology: Topology = template.topology
         self.segments = _segments(template)
+        self.host.binding = Binding(self.host.template, [s.module for s in self.segments])
         self.runs_whole: bool = getattr(template, "runs_whole", False)
         """Whether the host runs in one piece, the last segment, and its slots are hooks in it
         (`tracing.hooks`): only the loop executor can."""
@@ -98,6 +100,8 @@ class StackedNetwork:
         self.sites: dict[int, Site] | None = None
         """Position -> site of each segment that draws random numbers in training; None until an
         input was seen (`find_sites`)."""
+        self.any_layout = False
+        """Whether the host was seen to compute the same from channels-last images."""
         self.repeatable = True
         """Whether all random numbers of the host come from Esper's streams."""
         self.fused_runs = _fuse_runs(self.segments, self.slots, device.type == "cpu", {})

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from esper.kasmina.layout import with_strides
+
 EPSILON: Final = 1e-5
 """As in torch's group norm."""
 MANY_CHANNELS: Final = 16
@@ -25,7 +27,9 @@ def group_norm_channels_last(x: Tensor, groups: int, weight: Tensor, bias: Tenso
     """Return `F.group_norm(x, groups, weight, bias)` for a channels-last input."""
     if x.shape[1] >= MANY_CHANNELS and x.requires_grad:
         return F.group_norm(x, groups, weight, bias, EPSILON)
-    out: Tensor = _GroupNorm.apply(x, weight, bias, groups)[0]  # type: ignore[no-untyped-call]
+    if not torch.is_grad_enabled():
+        return _group_norm(x, weight, bias, groups)[0]
+    out: Tensor = _GroupNorm.apply(x, weight, bias, groups)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -42,42 +46,39 @@ def group_norm_of_members(x: Tensor, groups: int, weight: Tensor, bias: Tensor) 
     return torch.addcmul(bias_CP, normed, weight_CP).view(x.shape)
 
 
+def _group_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, mean and inverse deviation of each group; torch's kernels, by layout."""
+    batch, channels, height, width = x.shape
+    places = height * width
+    if groups > 1 or channels >= MANY_CHANNELS:
+        return torch.native_group_norm(x, weight, bias, batch, channels, places, groups, EPSILON)
+    rows_BPC = x.permute(0, 2, 3, 1).reshape(batch, -1)
+    each_PC, shift_PC = (p.expand(places, channels).reshape(-1) for p in (weight, bias))
+    out, mean, rstd = torch.native_layer_norm(
+        rows_BPC, [rows_BPC.shape[1]], each_PC, shift_PC, EPSILON
+    )
+    return with_strides(out, x.shape, x.stride()), mean, rstd
+
+
 class _GroupNorm(torch.autograd.Function):
-    """Output, mean and inverse deviation of each group; torch's kernels, chosen by layout."""
+    """Not for vmap: `setup_context`, which that needs, looks up the signature at each call."""
 
     @staticmethod
-    def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, groups: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        batch, channels, height, width = x.shape
-        places = height * width
-        if groups > 1 or channels >= MANY_CHANNELS:
-            return torch.native_group_norm(
-                x, weight, bias, batch, channels, places, groups, EPSILON
-            )
-        rows_BPC = x.permute(0, 2, 3, 1).reshape(batch, -1)
-        each_PC, shift_PC = weight.repeat(places), bias.repeat(places)
-        out, mean, rstd = torch.native_layer_norm(
-            rows_BPC, [rows_BPC.shape[1]], each_PC, shift_PC, EPSILON
-        )
-        return _as_base_tensor(out, x), mean, rstd
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        x, weight, _, groups = inputs
-        _, mean, rstd = output
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int) -> Tensor:
+        out, mean, rstd = _group_norm(x, weight, bias, groups)
         ctx.groups = groups
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(mean, rstd)
         ctx.save_for_backward(x, weight, mean, rstd)
+        return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, weight, mean, rstd = ctx.saved_tensors
         batch, channels, height, width = x.shape
         groups = ctx.groups
         grad_x, grad_weight, grad_bias = torch.ops.aten.native_group_norm_backward(
-            _match_layout(grads[0], x),
+            _match_layout(grad, x),
             x,
             mean.view(batch, groups),
             rstd.view(batch, groups),
@@ -89,16 +90,6 @@ class _GroupNorm(torch.autograd.Function):
             [True, True, True],
         )
         return grad_x, grad_weight, grad_bias, None
-
-
-def _as_base_tensor(rows: Tensor, x: Tensor) -> Tensor:
-    """Reinterpret memory with the shape and strides of x, as a tensor that is not a view.
-
-    Autograd forbids in-place operations (such as a ReLU) on views returned by a function.
-    """
-    out = x.new_empty(0)
-    out.set_(rows.untyped_storage(), 0, x.shape, x.stride())
-    return out
 
 
 def _match_layout(grad: Tensor, x: Tensor) -> Tensor:

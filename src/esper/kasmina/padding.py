@@ -3,7 +3,8 @@
 A captured graph is valid for one plan shape only. Row counts are therefore rounded up to a bucket,
 a plan uses existing buffers if it fits, and new buffers are made large enough for the previous plan
 too; both only if that wastes little. Fine buckets keep a steady population cheap; shared buffers
-avoid a capture at every step while it changes.
+avoid a capture at every step while it changes. The loop executor reads its plan on the host, so
+there a graph belongs to one table, and plans are not padded.
 
 The buckets for E members: 0; 4; multiples of E/16 (of 4, if that is more) up to E; then growing by
 a quarter each time. If seeds are live, one padding row is always reserved, because the unused
@@ -13,12 +14,20 @@ entries of a group must point to a row that no member uses.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Final
 
 import torch
 
 from esper.kasmina.lifecycle import Lifecycle
-from esper.kasmina.rows import GroupShape, PlanBuffers, RowShape, RowTable, shape_of
+from esper.kasmina.rows import (
+    GroupShape,
+    PlanBuffers,
+    RowShape,
+    RowTable,
+    plan_content,
+    shape_of,
+)
 
 SMALLEST: Final = 4
 """Smallest non-zero bucket."""
@@ -102,18 +111,36 @@ class PlanBufferCache:
     def __init__(self, limit: int = MAX_BUFFERS) -> None:
         self._limit = limit
         self._buffers: OrderedDict[tuple[str, RowShape], PlanBuffers] = OrderedDict()
+        self._exact: OrderedDict[Hashable, PlanBuffers] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buffers)
 
-    def find(self, name: str, table: RowTable, life: Lifecycle, training: bool) -> PlanBuffers:
-        """Return existing or new buffers for a table; `name` separates independent uses."""
+    def find(
+        self, name: str, table: RowTable, life: Lifecycle, training: bool, detach: bool = False
+    ) -> PlanBuffers:
+        """Return existing or new buffers for a table; `name` separates independent uses.
+
+        `detach` makes no difference to a shape.
+        """
         shape = self._shape(name, shape_of(table, life))
         buffers = self._buffers.setdefault((name, shape), PlanBuffers(shape, training))
         self._buffers.move_to_end((name, shape))
         if len(self._buffers) > self._limit:
             self._buffers.popitem(last=False)
         return buffers
+
+    def find_exact(
+        self, name: str, table: RowTable, life: Lifecycle, training: bool, detach: bool
+    ) -> PlanBuffers:
+        """Return the buffers of this very table, without padding, for the loop executor."""
+        key = (name, plan_content(table, life, detach))
+        if key not in self._exact:
+            self._exact[key] = PlanBuffers(shape_of(table, life), training)
+        self._exact.move_to_end(key)
+        if len(self._exact) > self._limit:
+            self._exact.popitem(last=False)
+        return self._exact[key]
 
     def _shape(self, name: str, need: RowShape) -> RowShape:
         """Return the smallest known shape that fits, else one that also fits the previous plan."""

@@ -20,7 +20,6 @@ from torch.utils import _pytree as pytree
 from esper.kasmina.blending import Gate
 from esper.kasmina.folding import drop_identities, fold_scales, has_effect, merge_linear_seeds
 from esper.kasmina.layers import (
-    BatchNorm2d,
     ChannelNorm,
     Conv1d,
     Conv2d,
@@ -122,12 +121,6 @@ def _channel_norm(layer: ChannelNorm) -> nn.Module:
     )
 
 
-def _batch_norm2d(layer: BatchNorm2d) -> nn.Module:
-    plain = nn.BatchNorm2d(layer.num_features, layer.eps, layer.momentum, device="meta")
-    plain._buffers.update(layer._buffers)
-    return _with_parameters_of(plain, layer)
-
-
 def _max_pool1d(layer: MaxPool1d) -> nn.Module:
     return nn.MaxPool1d(layer.kernel_size, ceil_mode=layer.ceil_mode)
 
@@ -164,7 +157,6 @@ PLAIN: Mapping[type[nn.Module], Callable[[Any], nn.Module]] = {
     Conv2d: _conv2d,
     Linear: _linear,
     ChannelNorm: _channel_norm,
-    BatchNorm2d: _batch_norm2d,
     MaxPool1d: _max_pool1d,
     MaxPool2d: _max_pool2d,
     Gate: _ChannelGate,

@@ -22,21 +22,33 @@ LEAST_VALUES: Final = 2**14
 def can_pool_in_slices(x: Tensor, many_rows: bool = False) -> bool:
     """Whether `max_pool_in_slices` applies: on a CPU, both sides even, large enough.
 
-    For channels-last images torch is as fast. `many_rows`: the batch holds several rows; the
-    decision must not depend on their number.
+    Channels last, torch is as fast where gradients are needed. `many_rows`: the batch holds several
+    rows; the decision must not depend on their number.
     """
     if x.device.type != "cpu" or x.ndim < 3 or x.shape[-1] % 2 or x.shape[-2] % 2:
         return False
-    return many_rows or under_vmap(x) or (x.numel() >= LEAST_VALUES and not is_channels_last(x))
+    if many_rows or under_vmap(x):
+        return True
+    return x.numel() >= LEAST_VALUES and not (torch.is_grad_enabled() and is_channels_last(x))
 
 
 def max_pool_in_slices(x: Tensor) -> Tensor:
     """Return `F.max_pool2d(x, 2)` of images `[..., H, W]` with even sides."""
     if not torch.is_grad_enabled():
+        if is_channels_last(x):
+            return _pool_channels_last(x)
         wide = torch.maximum(x[..., ::2], x[..., 1::2])
         return torch.maximum(wide[..., ::2, :], wide[..., 1::2, :])
     out: Tensor = _MaxPool.apply(x)[0]  # type: ignore[no-untyped-call]
     return out
+
+
+def _pool_channels_last(x: Tensor) -> Tensor:
+    batch, channels, height, width = x.shape
+    lines = x.permute(0, 2, 3, 1).view(batch, height // 2, 2, width * channels)
+    tall = torch.maximum(lines[:, :, 0], lines[:, :, 1])
+    pairs = tall.view(batch, height // 2, width // 2, 2, channels)
+    return torch.maximum(pairs[..., 0, :], pairs[..., 1, :]).permute(0, 3, 1, 2)
 
 
 def _is_loser(first: Tensor, largest: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,12 +33,19 @@ from esper.kasmina.arguments import IntLike, as_integers
 from esper.kasmina.executors.base import check_input, check_tensor
 from esper.kasmina.executors.choice import ExecutorChoice, choose_executor, seed_vmap_failure
 from esper.kasmina.lifecycle import Lifecycle
-from esper.kasmina.losses import RowLoss, check_labels, count_correct, cross_entropy
+from esper.kasmina.losses import (
+    RowLoss,
+    check_labels,
+    count_correct,
+    cross_entropy,
+    row_targets,
+    scaled_loss,
+)
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.padding import PlanBufferCache
 from esper.kasmina.population_config import PopulationConfig as PopulationConfig
-from esper.kasmina.probe import HostProbe, probe_host, probe_seed, trace_shapes
+from esper.kasmina.probe import HostProbe, probe_host, probe_seed, runs_channels_last, trace_shapes
 from esper.kasmina.random_layers import row_keys
 from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, training_rows, whole_rows
 from esper.kasmina.saving import load_population, save_population
@@ -113,7 +121,7 @@ class Population:
         """Training passes in this episode; random layers draw new numbers in each."""
         self.member_ids: Ints = np.arange(members, dtype=np.int64)
         """Member numbers in the names of random streams; members with the same one start alike."""
-        self._plans: dict[tuple[str, bool], tuple[int, RowPlan]] = {}
+        self._plans: dict[tuple[str, bool, bool], tuple[int, RowPlan]] = {}
         self._plan_buffers = PlanBufferCache()
         self.seed_sizes = SeedSizes(self.network)
         self._draw_hosts()
@@ -241,7 +249,7 @@ class Population:
             plan = self._plan_for(rows, alpha_RS)
             self._check_batch(x, target)
             logits = self._run(x, plan, training=False)
-            target_R = _row_targets(target, plan)
+            target_R = row_targets(target, plan.member_R, plan.table.rows)
             return EvalBatch(self.loss(logits, target_R), self.count_correct(logits, target_R))
 
     def train_batch(
@@ -259,16 +267,17 @@ class Population:
         """Train on one batch with a `train_plan`; does not read the lifecycle."""
         self._check_batch(x, target)
         with self.trainer.keeping_inactive_buffers():
-            logits = self._run(x, plan, training=True)
             self.trainer.drop_gradients()  # left by the caller or by a failed batch
-            target_R = _row_targets(target, plan)
-            loss_R = self.loss(logits, target_R)
-            scaled_R = loss_R if scaler is None else scaler.scale(loss_R, plan.member_R)
-            if scaled_R.requires_grad:  # False if the host is frozen and no seed is live
-                scaled_R.sum().backward()  # type: ignore[no-untyped-call]
+            target_R = row_targets(target, plan.member_R, plan.table.rows)
+            scale_R = None if scaler is None else scaler.scales(plan.member_R)
+            objective = partial(scaled_loss, self.loss, target_R, scale_R)
+            assert self.choice is not None, "set by _check_batch"
+            logits, loss_R = self.choice.executor.train(
+                self.network, x, plan, objective, self._pass_keys(plan)
+            )
         main = slice(self.members)
-        correct_E = self.count_correct(logits[main].detach(), target_R[main])
-        return self.trainer.step(plan, loss_R.detach(), correct_E, scaler)
+        correct_E = self.count_correct(logits[main], target_R[main])
+        return self.trainer.step(plan, loss_R, correct_E, scaler)
 
     def set_active(self, active_E: Tensor | None) -> None:
         """Train only the members of the mask from now on; None: all.
@@ -285,7 +294,7 @@ class Population:
     def train_plan(self, padded: bool = False) -> RowPlan:
         """Return the row plan of a train batch, valid until a stage or an alpha changes.
 
-        `padded`: use static buffers shared by plans of equal shape; needs the vmap executor.
+        `padded`: use static buffers, as captured graphs need (`padding.py`).
         """
         return self._cached_plan("train", training_rows, padded)
 
@@ -314,18 +323,25 @@ class Population:
         self, name: str, rows: Callable[[Lifecycle], RowTable], padded: bool
     ) -> RowPlan:
         """Return the cached plan of a standard table, rebuilt after a stage or an alpha changed."""
-        version, plan = self._plans.get((name, padded), (-1, None))
+        key = (name, padded, self._loops)
+        version, plan = self._plans.get(key, (-1, None))
         if plan is None or version != self.lifecycle.version:
             plan = self._make_plan(name, rows(self.lifecycle), padded)
-            self._plans[name, padded] = (self.lifecycle.version, plan)
+            self._plans[key] = (self.lifecycle.version, plan)
         return plan
 
     def _make_plan(self, name: str, table: RowTable, padded: bool) -> RowPlan:
         training, detach = name == "train", self.config.detach_seed_input
-        buffers = self._plan_buffers.find(name, table, self.lifecycle, training) if padded else None
+        find = self._plan_buffers.find_exact if self._loops else self._plan_buffers.find
+        buffers = find(name, table, self.lifecycle, training, detach) if padded else None
         masks = self.trainer.masks(None if buffers is None else buffers.shape) if training else None
         keys = self._row_keys if training else None
         return make_plan(table, self.lifecycle, self.device, detach, masks, buffers, keys)
+
+    @property
+    def _loops(self) -> bool:
+        """Whether the loop executor was chosen."""
+        return self.choice is not None and self.choice.executor.name == "loop"
 
     def _row_keys(self, table: RowTable) -> Ints:
         return row_keys(self.seed, self.round, table, self.member_ids)
@@ -365,6 +381,7 @@ class Population:
                 probe_seed(self.network, trace.slot_shapes, slot, kind)
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
+            self.network.any_layout = runs_channels_last(self.network, x[0])
             self.choice = self.choice or self._choose_executor(x)
             self.probe = probe
             self._output_shapes[key] = tuple(trace.output.shape[1:])
@@ -581,10 +598,3 @@ class Population:
         """Parameters and MACs `[E, S]` of the seed in each slot, 0 if empty."""
         life = self.lifecycle
         return self.seed_sizes.per_slot(life.blueprint_ES, life.style_ES, self.probe)
-
-
-def _row_targets(target: Tensor, plan: RowPlan) -> Tensor:
-    """Return the targets of each row, from `[E, B, ...]` or `[1, B, ...]`."""
-    if target.shape[0] == 1:
-        return target.expand(plan.table.rows, *target.shape[1:])
-    return target if plan.member_R is None else target.index_select(0, plan.member_R)

@@ -72,6 +72,27 @@ def probe_host(network: StackedNetwork, x: Tensor, trace: ShapeTrace) -> HostPro
     return HostProbe(tuple(x.shape[1:]), trace.slot_shapes, macs)
 
 
+def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
+    """Whether the host computes the same from channels-last images; a user's `view` may fail."""
+    host = network.host.template
+    if x.ndim != 4 or network.topology != "cnn" or network.runs_whole:
+        return False
+    pair = _pair(x)
+    outs = []
+    try:
+        for given in (pair, pair.contiguous(memory_format=torch.channels_last)):
+            with _temporary_buffers(host), torch.no_grad(), forked_rng(0, network.device):
+                with _mode(host, training=False):
+                    outs.append(_run_chain(network, given)[1])
+                with _mode(host, training=True):
+                    _run_chain(network, given)
+    except torch.OutOfMemoryError:
+        raise
+    except (EsperError, RuntimeError, ValueError):  # in this layout: the other one was probed
+        return False
+    return _allclose(*outs)
+
+
 def probe_seed(
     network: StackedNetwork, slot_shapes: Sequence[tuple[int, ...]], slot: int, blueprint: int
 ) -> int:

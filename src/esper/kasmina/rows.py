@@ -258,6 +258,19 @@ def shape_of(table: RowTable, life: Lifecycle) -> RowShape:
     return _shape(_table_info(table, np.zeros(table.rows, dtype=np.bool_), life, False))
 
 
+def plan_content(table: RowTable, life: Lifecycle, detach_seed_input: bool) -> tuple[bytes, ...]:
+    """Return all that the loop executor reads of a plan on the host, as a key.
+
+    A graph that captures such a plan is valid for no other: alphas and seeds are part of it.
+    """
+    info = _table_info(table, np.zeros(table.rows, dtype=np.bool_), life, detach_seed_input)
+    arrays = (
+        *(table.member_R, table.alpha_RS, table.start_R, table.source_R, table.shadow_R),
+        *(info.blueprint_RS, info.style_RS, info.detached_RS, info.main_R, info.keeps_RS),
+    )
+    return tuple(array.tobytes() for array in arrays)
+
+
 def pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, Bools]:
     """Pad a table; return it with the indices of the original rows and a padding mask."""
     shape = buffers.shape

@@ -57,10 +57,9 @@ class MemberScaler:
         self.scale_E.fill_(self.config.init_scale)
         self.good_E.zero_()
 
-    def scale(self, loss_R: Tensor, member_R: Tensor | None) -> Tensor:
-        """Multiply losses by their member's scale (`member_R` None: row e is member e)."""
-        scale_R = self.scale_E if member_R is None else self.scale_E.index_select(0, member_R)
-        return loss_R * scale_R
+    def scales(self, member_R: Tensor | None) -> Tensor:
+        """Return `[R]` the scale of each row's member (None: row e is member e)."""
+        return self.scale_E if member_R is None else self.scale_E.index_select(0, member_R)
 
     def unscale_(self, grad_EP: Tensor) -> None:
         """Divide a gradient by the scale, in place."""

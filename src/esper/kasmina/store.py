@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.binding import Binding
 from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.random_layers import Site
 from esper.leyline.streams import UInt64Array
@@ -36,6 +37,7 @@ class ParameterStore:
         because a module on the meta device loses tied weights."""
         self.tied = _has_ties(self.template)
         """Whether a tensor of the module has several names."""
+        self.binding = Binding(self.template)
         trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}
         self.shapes = {name: tuple(p.shape) for name, p in trained.items()}
         self._sizes = [p.numel() for p in trained.values()]
@@ -48,6 +50,8 @@ class ParameterStore:
             if name not in self.shapes
         }
         """Buffers and frozen parameters, `[E, ...]` each."""
+        self._values: dict[int, dict[str, Tensor]] = {}
+        self._leaves: dict[int, dict[str, Tensor]] = {}
 
     @property
     def parameters_per_member(self) -> int:
@@ -69,6 +73,46 @@ class ParameterStore:
             name: part.view(shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
+
+    def member_values(self, member: int) -> dict[str, Tensor]:
+        """Return a member's parameters without gradients; the same views at every call."""
+        if member not in self._values:
+            with torch.inference_mode(False):
+                self._values[member] = self.named_row(self.flat_EP.detach()[member])
+        return self._values[member]
+
+    def member_leaves(self, member: int) -> dict[str, Tensor]:
+        """Return a member's parameters as leaves of autograd, the same ones at every call."""
+        if member not in self._leaves:
+            with torch.inference_mode(False):
+                views = self.member_values(member).items()
+                self._leaves[member] = {n: v.detach().requires_grad_() for n, v in views}
+        return self._leaves[member]
+
+    def collect_gradients(self) -> None:
+        """Move the gradients of the members' leaves to `flat_EP`; None if there are none."""
+        leaves = [self.member_leaves(m).values() for m in self._leaves]
+        if not any(leaf.grad is not None for parts in leaves for leaf in parts):
+            return
+        grad_EP = torch.zeros_like(self.flat_EP)
+        into: list[Tensor] = []
+        given: list[Tensor] = []
+        for member, parts in zip(self._leaves, leaves, strict=True):
+            named = self.named_row(grad_EP[member]).values()
+            for leaf, place in zip(parts, named, strict=True):
+                if leaf.grad is not None:
+                    into.append(place)
+                    given.append(leaf.grad)
+                leaf.grad = None
+        torch._foreach_copy_(into, given)
+        self.flat_EP.grad = grad_EP
+
+    def drop_gradients(self) -> None:
+        """Remove all gradients."""
+        self.flat_EP.grad = None
+        for parts in self._leaves.values():
+            for leaf in parts.values():
+                leaf.grad = None
 
     def draw(self, keys: UInt64Array, index_N: Tensor) -> None:
         """Initialise rows `index_N`, one stream key per row."""

@@ -151,7 +151,7 @@ class Trainer:
         """Remove the gradients of all parameters."""
         network = self.network
         for store in (network.host, *network.banks.values(), *network.gates.values()):
-            store.flat_EP.grad = None
+            store.drop_gradients()
 
     def reset(self) -> None:
         """Reset all optimiser state, as at the start of an episode."""

@@ -38,8 +38,7 @@ class ComputeSettings:
     """Kernels for members on a GPU in half precision: our `own`, or `torch`'s; `auto` is our own
     (`exact`) or what measures faster (`fast`, executor `auto`)."""
     graphs: GraphMode = "auto"
-    """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA with the
-    vmap executor."""
+    """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA."""
     data_placement: DataPlacement = "auto"
     """Training data on the `device`, or on the host and `stream`ed; `auto` takes the device if
     they fit."""

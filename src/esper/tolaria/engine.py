@@ -152,9 +152,7 @@ class VectorizedEngine:
         batch_size = config.val_batch_size or default_val_batch_size(config.members, device)
         limit = config.counterfactuals.images
         self.validator = Validator(spec, data, device, batch_size, limit, objective)
-        choice = prepare_executor(
-            spec, self.env, self.batches, self.buffers, config, device, precision
-        )
+        prepare_executor(spec, self.env, self.batches, self.buffers, config, device, precision)
         sample = self.validator.control.sample
         suffix_S = suffix_macs(population, sample)
         context_ids = np.array(config.context_ids or self._member_ids, dtype=np.int64)
@@ -173,8 +171,7 @@ class VectorizedEngine:
         self.trainer = StepTrainer(
             spec, self.env, self.batches, self.buffers, self.context, self.autocast
         )
-        name = choice.executor.name
-        graphs, self._graphs_off_reason = make_graph_cache(config.graphs, device, name)
+        graphs, self._graphs_off_reason = make_graph_cache(config.graphs, population)
         self.use_graphs(graphs)
         self.episode = EpisodeTracker(spec, population, suffix_S, self.context)
         self.observer = Observer(population, spec.episode_length, self.context)

@@ -106,7 +106,7 @@ def prepare_executor(
         population.choice.executor.kernels = config.kernels
     measured = config.executor == "auto" and config.profile == "fast"
     if measured and population.choice.executor.name == "vmap":
-        replayed = reason_against_graphs(config.graphs, device, "vmap") is None
+        replayed = reason_against_graphs(config.graphs, device) is None
         population.choice = autotune_executor(
             population,
             partial(_train_batch, env, x, target, device, precision),
@@ -136,11 +136,12 @@ def _train_batch(
 
 
 def make_graph_cache(
-    mode: GraphMode, device: torch.device, executor: str
+    mode: GraphMode, population: Population
 ) -> tuple[GraphCache | None, str | None]:
     """Return the graph cache, or None and the reason why graphs are off."""
-    problem = reason_against_graphs(mode, device, executor)
+    device = population.device
+    problem = reason_against_graphs(mode, device, population.network.runs_whole)
     if problem is not None:
         return None, problem
-    reason = "requested" if mode == "on" else "CUDA and vmap"
+    reason = "requested" if mode == "on" else "CUDA"
     return GraphCache(CudaRecorder(device), reason=reason), None

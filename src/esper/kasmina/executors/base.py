@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
@@ -13,6 +14,10 @@ from esper.leyline.errors import EsperError, ShapeError
 
 KernelName = Literal["own", "torch"]
 """Kernels to use where ours are available; elsewhere torch's are used."""
+
+
+ObjectiveOfRows = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+"""(outputs of some rows, these rows) -> their losses `[R]`, and what to differentiate."""
 
 
 class Executor(Protocol):
@@ -32,6 +37,20 @@ class Executor(Protocol):
         """Return outputs `[R, B, ...]` for inputs `[E, B, ...]`, or `[1, B, ...]` shared by all.
 
         `key_R`: random stream keys of the rows; without them torch's generator is used.
+        """
+        ...
+
+    def train(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        objective: ObjectiveOfRows,
+        key_R: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows in training mode and add up their gradients in `flat_EP.grad` of the stores.
+
+        Return outputs `[R, B, ...]` and losses `[R]`, both detached. Gradients must be None before.
         """
         ...
 

@@ -13,11 +13,17 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from esper.kasmina import fused
 from esper.kasmina.blending import blend
-from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
+from esper.kasmina.convolution_cpu import shared_input
+from esper.kasmina.executors.base import (
+    KernelName,
+    ObjectiveOfRows,
+    check_delta,
+    check_input,
+    set_training,
+)
 from esper.kasmina.layout import channels_last
 from esper.kasmina.network import Segment, StackedNetwork
 from esper.kasmina.random_layers import RowDraws, RowStreams, Site, row_draws
@@ -51,25 +57,70 @@ class LoopExecutor:
         key_R: Tensor | None = None,
     ) -> Tensor:
         """Return outputs `[R, B, ...]`."""
-        check_input(network, x)
-        set_training(network, training)
-        draws = None if key_R is None else RowStreams(key_R)
-        run = _LoopRun(network, x, plan, training, draws)
+        run = self._begin(network, x, plan, training, key_R)
         outputs = []
-        stock = fused.stock_kernels(self.kernels == "torch")
-        with stock, self._side_streams(network, plan) as streams:
+        one_input = x.shape[0] == 1 and not torch.is_grad_enabled()
+        with self._running(network, plan) as streams, shared_input(run.x[0] if one_input else None):
             for row in range(plan.table.rows):
-                member = int(plan.table.member_R[row])
-                with torch.cuda.stream(streams[member]) if streams else contextlib.nullcontext():
+                with _on_stream(streams, int(plan.table.member_R[row])):
                     outputs.append(run.row(row))
         return torch.stack(outputs)
 
+    def train(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        objective: ObjectiveOfRows,
+        key_R: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return outputs and losses; a backward pass after each member's rows.
+
+        So the activations of one member are in memory at a time, and on a CPU in its caches.
+        """
+        run = self._begin(network, x, plan, True, key_R)
+        run.by_member = True
+        rows = plan.table.rows
+        outputs, losses = [x] * rows, [x] * rows
+        with self._running(network, plan) as streams:
+            for member, rows_M in _rows_by_member(plan).items():
+                with _on_stream(streams, member):
+                    parts = []
+                    for row in rows_M:
+                        out = run.row(row).unsqueeze(0)
+                        loss, part = objective(out, slice(row, row + 1))
+                        outputs[row], losses[row] = out.detach(), loss.detach()
+                        parts.append(part)
+                    run.kept.clear()
+                    whole = _joined(parts)
+                    if whole.requires_grad:  # False if the host is frozen and no seed is live
+                        whole.sum().backward()  # type: ignore[no-untyped-call]
+        for store in run.stores():
+            store.collect_gradients()
+        return _joined(outputs), _joined(losses)
+
+    def _begin(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        training: bool,
+        key_R: Tensor | None,
+    ) -> _LoopRun:
+        check_input(network, x)
+        set_training(network, training)
+        return _LoopRun(network, x, plan, training, None if key_R is None else RowStreams(key_R))
+
     @contextlib.contextmanager
+    def _running(self, network: StackedNetwork, plan: RowPlan) -> Iterator[list[torch.cuda.Stream]]:
+        """Yield one stream per member, ordered after previous and before later work."""
+        with fused.stock_kernels(self.kernels == "torch"):
+            yield from self._side_streams(network, plan)
+
     def _side_streams(
         self, network: StackedNetwork, plan: RowPlan
     ) -> Iterator[list[torch.cuda.Stream]]:
-        """Yield one stream per member, ordered after previous and before later work."""
-        if network.device.type != "cuda":
+        if network.device.type != "cuda" or network.members == 1:
             yield []
             return
         while len(self._streams) < network.members:
@@ -92,6 +143,8 @@ class _LoopRun:
     plan: RowPlan
     training: bool
     streams: RowStreams | None
+    by_member: bool = False
+    """Whether each member has a backward pass of its own, by leaves of its own."""
     rows_of: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
     kept: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     """(row, slot) -> activation."""
@@ -105,28 +158,28 @@ class _LoopRun:
             self.wanted = set(
                 zip(table.source_R[late].tolist(), table.start_R[late].tolist(), strict=True)
             )
-        for store in (
-            self.network.host,
-            *self.network.banks.values(),
-            *self.network.gates.values(),
-        ):
-            self.rows_of[id(store)] = store.flat_EP.unbind(0)
         self.fused_pairs = self.network.usable_fused_pairs()
         if _prefers_channels_last(self.network, self.x):
             self.x = channels_last(self.x)
 
+    def stores(self) -> tuple[ParameterStore, ...]:
+        network = self.network
+        return network.host, *network.banks.values(), *network.gates.values()
+
     def row(self, row: int) -> Tensor:
         """Compute one row, from the input or from its start slot."""
-        network, table = self.network, self.plan.table
-        member, start = int(table.member_R[row]), int(table.start_R[row])
-        shadow = bool(table.shadow_R[row])
+        member, shadow = int(self.plan.table.member_R[row]), bool(self.plan.table.shadow_R[row])
         keeps = self.training and bool(self.plan.main_R[row])
-        state = self._state(network.host, member, frozen=shadow, keeps=keeps)
-        if network.runs_whole:
-            return self._whole_row(row, state)
+        host = self.network.host
+        with host.binding.holding(self._state(host, member, frozen=shadow, keeps=keeps)):
+            return self._whole_row(row) if self.network.runs_whole else self._chain(row)
+
+    def _chain(self, row: int) -> Tensor:
+        network, table = self.network, self.plan.table
+        start, shadow = int(table.start_R[row]), bool(table.shadow_R[row])
         if start == FROM_INPUT:
             first, slot = 0, 0
-            h = self.x[0] if self.x.shape[0] == 1 else self.x[member]
+            h = self._input(row)
         else:
             first, slot = network.slots[start].position + 1, start
             kept = self.kept[int(table.source_R[row]), start]
@@ -140,19 +193,21 @@ class _LoopRun:
                 segment, index = self.fused_pairs[index], index + 1
                 slot = self._next_slot(index - 1)
             with self._row_context(sites.get(index), row):
-                h = _call(segment, state, h)
+                h = segment.module(h)
             h = self._apply_slots(row, h, index, slot)
             slot = self._next_slot(index)
             index += 1
         return h
 
-    def _whole_row(self, row: int, state: dict[str, Tensor]) -> Tensor:
+    def _input(self, row: int) -> Tensor:
+        return self.x[0] if self.x.shape[0] == 1 else self.x[int(self.plan.table.member_R[row])]
+
+    def _whole_row(self, row: int) -> Tensor:
         """Run a host in one piece; a row that starts at a slot computes the prefix again.
 
         The prefix draws the numbers of the row that it continues.
         """
         network, index = self.network, len(self.network.segments) - 1
-        x = self.x[0] if self.x.shape[0] == 1 else self.x[int(self.plan.table.member_R[row])]
         with self._row_context((network.sites or {}).get(index), self._row_at(row, -1)) as draws:
 
             def visit(position: int, h: Tensor) -> Tensor:
@@ -164,7 +219,8 @@ class _LoopRun:
                             draws.continue_as(slice(owner, owner + 1))
                 return h
 
-            return _call(network.segments[index], state, x, visit)
+            whole: Tensor = network.segments[index].module(self._input(row), visit)
+            return whole
 
     def _row_at(self, row: int, slot: int) -> int:
         """Return the row that computes a slot, and what follows it, for a row; -1: the input."""
@@ -223,15 +279,15 @@ class _LoopRun:
             seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot]) and row == reader
         state = self._state(bank, member, frozen, keeps)
-        with self._row_context(bank.site, row):
-            delta = functional_call(bank.template, state, (seed_in,), tie_weights=bank.tied)
+        with self._row_context(bank.site, row), bank.binding.holding(state):
+            delta: Tensor = bank.template(seed_in)
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])
         gate = None
         if style is BlendStyle.GATE:
             gates = network.gate(slot)
-            own = self._state(gates, member, frozen)
-            gate = functional_call(gates.template, own, (seed_in,), tie_weights=gates.tied)
+            with gates.binding.holding(self._state(gates, member, frozen)):
+                gate = gates.template(seed_in)
         alpha = float(plan.table.alpha_RS[row, slot])
         if style is BlendStyle.ADD:
             return torch.add(h, delta, alpha=alpha)  # `blend` in one pass
@@ -241,13 +297,21 @@ class _LoopRun:
         self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False
     ) -> dict[str, Tensor]:
         """Return one member's parameters and buffers; `keeps`: write buffer updates back."""
-        flat = self.rows_of[id(store)][member]
         # `data`: a write by one member must not count as a write into the others' buffers.
         fixed = {n: v[member].data if keeps else v[member].clone() for n, v in store.fixed.items()}
-        named = store.named_row(flat.detach() if frozen else flat)
-        if flat.is_cuda:
+        named = self._parameters(store, member, frozen)
+        if store.flat_EP.is_cuda:
             named = {name: _aligned(value) for name, value in named.items()}
         return named | fixed
+
+    def _parameters(self, store: ParameterStore, member: int, frozen: bool) -> dict[str, Tensor]:
+        if frozen or not torch.is_grad_enabled():
+            return store.member_values(member)
+        if self.by_member:
+            return store.member_leaves(member)
+        if id(store) not in self.rows_of:
+            self.rows_of[id(store)] = store.flat_EP.unbind(0)
+        return store.named_row(self.rows_of[id(store)][member])
 
 
 def _aligned(value: Tensor) -> Tensor:
@@ -255,29 +319,35 @@ def _aligned(value: Tensor) -> Tensor:
     return value if value.data_ptr() % CUDNN_ALIGNMENT == 0 else value.clone()
 
 
-def _call(segment: Segment, state: dict[str, Tensor], *given: object) -> Tensor:
-    if not segment.names:
-        return segment.module(*given)  # type: ignore[no-any-return]
-    own = {local: state[name] for local, name in segment.names.items()}
-    out: Tensor = functional_call(segment.module, own, given, tie_weights=False)  # all are named
-    return out
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _rows_by_member(plan: RowPlan) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for row, member in enumerate(plan.table.member_R.tolist()):
+        found.setdefault(member, []).append(row)
+    return found
+
+
+def _on_stream(
+    streams: list[torch.cuda.Stream], member: int
+) -> contextlib.AbstractContextManager[object]:
+    return torch.cuda.stream(streams[member]) if streams else contextlib.nullcontext()
 
 
 def _prefers_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     """Whether to use channels-last activations.
 
-    On a CPU, torch's pooling and convolution gradients are faster that way; small images are
-    computed differently (`convolution`).
+    On a CPU, torch's pooling and convolution gradients are faster that way, on a GPU its half
+    precision convolutions; small images are computed differently on a CPU (`convolution`).
     """
-    if x.device.type != "cpu" or x.ndim != 5 or network.topology != "cnn":
+    if x.ndim != 5 or not network.any_layout or x.stride(-3) == 1:  # the last: it is already
         return False
-    pixels = x.shape[-2] * x.shape[-1]
-    return pixels >= CHANNELS_LAST_PIXELS and _supports_any_layout(network.host.template)
+    return x.is_cuda or x.shape[-2] * x.shape[-1] >= CHANNELS_LAST_PIXELS
 
 
 def _supports_any_layout(module: nn.Module) -> bool:
     """Whether all submodules are ours or torch's; user modules and graphs may use `view`."""
     ours = ("esper.kasmina.", "torch.nn.")
-    if not getattr(module, "supports_any_layout", True):
-        return False
     return all(type(part).__module__.startswith(ours) for part in module.modules())

@@ -17,8 +17,15 @@ from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import fused
+from esper.kasmina.batch_norm import batch_norms_for_vmap
 from esper.kasmina.blending import update_rows
-from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
+from esper.kasmina.executors.base import (
+    KernelName,
+    ObjectiveOfRows,
+    check_delta,
+    check_input,
+    set_training,
+)
 from esper.kasmina.layers import MaxPool2d
 from esper.kasmina.network import FusedRun, Segment, StackedNetwork
 from esper.kasmina.random_layers import RowStreams, row_draws
@@ -49,6 +56,21 @@ class VmapExecutor:
         with fused.stock_kernels(self.kernels == "torch"), _attention_for_vmap(network):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
+
+    def train(
+        self,
+        network: StackedNetwork,
+        x: Tensor,
+        plan: RowPlan,
+        objective: ObjectiveOfRows,
+        key_R: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return outputs and losses; one backward pass for all rows."""
+        outputs = self.run(network, x, plan, True, key_R)
+        loss_R, objective_R = objective(outputs, slice(None))
+        if objective_R.requires_grad:  # False if the host is frozen and no seed is live
+            objective_R.sum().backward()  # type: ignore[no-untyped-call]
+        return outputs.detach(), loss_R.detach()
 
     def _run(
         self,
@@ -143,7 +165,8 @@ def vmap_module(
         out: Tensor = functional_call(module, row_state, (row_h,), tie_weights=tied)
         return out
 
-    out: Tensor = vmap(one_row, in_dims=(0, h_dim), randomness="different")(dict(state), h)
+    with batch_norms_for_vmap(module):
+        out: Tensor = vmap(one_row, in_dims=(0, h_dim), randomness="different")(dict(state), h)
     return out
 
 

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import BatchNorm2d, ChannelNorm, Conv2d, Linear, norm_relu
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, norm_relu
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
@@ -22,7 +22,7 @@ HEAD_GAIN = 0.1
 
 def make_norm(name: NormName, channels: int) -> nn.Module:
     """Return a batch norm, or a group norm without running statistics."""
-    return BatchNorm2d(channels) if name == "batch" else ChannelNorm(channels)
+    return nn.BatchNorm2d(channels) if name == "batch" else ChannelNorm(channels)
 
 
 class Stem(nn.Module):

@@ -109,7 +109,6 @@ class HookedHost(nn.Module):
 
     runs_whole: bool = True
     """Its segments are no chain: `forward(x, visit)` is the only way through."""
-    supports_any_layout: bool = False
 
     def __init__(self, model: nn.Module, plan: HookPlan) -> None:
         """`model` belongs to the host from now on."""

@@ -74,8 +74,6 @@ class Segment(fx.GraphModule):
 class TracedHost(nn.Module):
     """A user's model as a chain of segments; parameters and buffers keep the user's names."""
 
-    supports_any_layout: bool = False
-    """Graphs may hold `view`, which needs contiguous tensors."""
     torch_attention: bool = True
     """It may hold torch's fused attention, which vmap runs row by row on a CPU."""
     causal: bool = True
