@@ -257,6 +257,9 @@ class MaxPool1d(nn.MaxPool1d):
 class MaxPool2d(nn.MaxPool2d):
     """Halves height and width, rounding up: a side of 1 stays 1."""
 
+    new_grad = True
+    """See `network.FusedRun.returns_new_grad`."""
+
     def __init__(self) -> None:
         super().__init__(2, ceil_mode=True)
 

@@ -70,6 +70,17 @@ class FusedRun:
     site: Site | None = None
     """Random-number site; then it is a single segment."""
 
+    def returns_new_grad(self) -> bool:
+        """Whether the gradient of the input is a tensor that nothing else refers to.
+
+        True if the first module says so itself (`new_grad`; a subclass might differ) and has no
+        hook, which could keep the gradient.
+        """
+        first = self.samplewise[0] if self.samplewise else self.segment.module
+        while isinstance(first, nn.Sequential):
+            first = next((m for m in first if type(m) is not nn.Identity), nn.Identity())
+        return vars(type(first)).get("new_grad") is True and not has_hooks(first)
+
 
 class StackedNetwork:
     """E stacked hosts, with a bank of E seeds per (slot, blueprint) in use."""

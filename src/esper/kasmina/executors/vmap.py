@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +66,8 @@ class VmapExecutor:
         h = _input_rows(x, plan)
         active = plan.first_active
         slot = 0
-        for run in network.fused_runs:
+        following = (*network.fused_runs[1:], None)
+        for run, after in zip(network.fused_runs, following, strict=True):
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
             h = _run_samplewise(run, h)
@@ -75,7 +77,11 @@ class VmapExecutor:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
-                h = _apply_slot(network, plan.groups_S[slot], h, training, streams)
+                own = Ownership(
+                    activation=plan.source_S[slot] is not None,
+                    gradient=network.tap is None and after is not None and after.returns_new_grad(),
+                )
+                h = _apply_slot(network, plan.groups_S[slot], h, training, streams, own)
                 if network.tap is not None:
                     network.tap(slot, h)
                 slot += 1
@@ -160,12 +166,23 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
     return torch.cat([h, begun.index_select(0, source)])
 
 
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Buffers around a slot that nothing else refers to, so that rows are added in place."""
+
+    activation: bool = False
+    """The activation: rows were joined, which made a copy."""
+    gradient: bool = False
+    """The gradient that arrives."""
+
+
 def _apply_slot(
     network: StackedNetwork,
     groups: Sequence[SeedGroup],
     h: Tensor,
     training: bool,
     streams: RowStreams | None,
+    own: Ownership,
 ) -> Tensor:
     """Run each group of seeds in a slot on its rows and blend in the result.
 
@@ -175,7 +192,7 @@ def _apply_slot(
     if not groups:
         return h
     if fused.half_type(h) == h.dtype:
-        return _apply_slot_by_kernels(network, groups, h, training, streams)
+        return _apply_slot_by_kernels(network, groups, h, training, streams, own)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
         update = _seed_update(network, group, h_G, training, streams)
@@ -193,16 +210,17 @@ def _apply_slot_by_kernels(
     h: Tensor,
     training: bool,
     streams: RowStreams | None,
+    own: Ownership,
 ) -> Tensor:
     from esper.kasmina.kernels.rows import fork, give_back
 
     index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
-    h, *taken = fork(h, index, alpha)
+    h, *taken = fork(h, index, alpha, own.gradient)
     updates = [
         _seed_update(network, group, h_G, training, streams)
         for group, h_G in zip(groups, taken, strict=True)
     ]
-    return give_back(h, index, alpha, updates)
+    return give_back(h, index, alpha, updates, own.activation)
 
 
 def _seed_update(

@@ -18,6 +18,9 @@ HEAD_GAIN = 0.5
 class ConvBlock(nn.Module):
     """Convolution, norm, ReLU; keeps the spatial size."""
 
+    new_grad = True
+    """See `network.FusedRun.returns_new_grad`."""
+
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
         self.conv = Conv2d(in_channels, out_channels, kernel_size)
