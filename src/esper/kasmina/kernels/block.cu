@@ -1,0 +1,590 @@
+// Convolution 3x3 + group norm (+ ReLU) of many members: one kernel forward, one backward.
+//
+// A thread block takes a few images of one row at a time. They lie in shared memory in planes of 8
+// channels with a border of zeros, so that a tap is a shifted `ldmatrix` and needs no mask. The
+// convolution is a product [pixels, taps x channels] x [taps x channels, out channels] on tensor
+// cores with sums in float32; its result never leaves registers. Backward recomputes it, and writes
+// the gradient of the input and partial sums for weights, scale and shift. No atomics: the same sums
+// in the same order every time, whatever the number of rows.
+//
+// One compilation is for one shape; `blocks.py` chooses the constants:
+//   CI, CS   channels in, and as stored per pixel        CO, GROUPS  channels out, groups of the norm
+//   H, W     height and width                            WPI         warps that share an image, or
+//   IPW      images of a warp (one of WPI, IPW is 1)     WK          shares of the weight gradient's rows
+//   FORWARD_BLOCKS, BACKWARD_BLOCKS   thread blocks per multiprocessor to leave registers for
+//
+// Words: a plane is 8 channels of an image; a tile is 16 pixels of an image, the rows of a product;
+// a k-block is one tap of one plane. Lanes hold a product's results as mma.m16n8k16 does: pixels
+// lane / 4 and lane / 4 + 8, channels 2 * (lane % 4) and the next.
+#ifdef EMULATED
+#include "emulate.h"
+#else
+constexpr int THREADS = 256;
+#include "block_device.h"
+#endif
+
+constexpr int WARPS = THREADS / 32, TAPS = 9;
+constexpr int PLANES_IN = (CI + 7) / 8, PLANES_OUT = (CO + 7) / 8, GROUP_PLANES = PLANES_OUT / GROUPS;
+constexpr int PADDED_W = W + 2, PLANE = (H + 2) * PADDED_W, PIXELS = H * W, CENTRE = (PADDED_W + 1) * 16;
+constexpr int IMAGE_TILES = (PIXELS + 15) / 16, SHARE = (IMAGE_TILES + WPI - 1) / WPI;
+constexpr int TILES = IPW * SHARE, IMAGES = WARPS / WPI * IPW;
+constexpr bool FULL = PIXELS % 16 == 0 && IMAGE_TILES % WPI == 0;  // no tile has missing pixels
+constexpr int K_FORWARD = (TAPS * PLANES_IN + 1) / 2, K_BACKWARD = (TAPS * PLANES_OUT + 1) / 2;
+constexpr int K_SHARE = (K_FORWARD + WK - 1) / WK, PIXEL_SHARES = WARPS / WK;
+constexpr int GRADIENT_TILES = WARPS * TILES / PIXEL_SHARES;
+constexpr int WIDE_IN = PLANES_IN * 8, WIDE_OUT = PLANES_OUT * 8;
+constexpr int WEIGHTS = CO * CI * TAPS, PART = WEIGHTS + 2 * CO;
+constexpr float EPSILON = 1e-5f;
+
+// Shared memory in bytes: two buffers of inputs, gradients, weights as operands (forward, and
+// flipped for the gradient of the input), sums of warps. After the last image, sums of weights.
+constexpr int X_BYTES = IMAGES * PLANES_IN * PLANE * 16, D_BYTES = IMAGES * PLANES_OUT * PLANE * 16;
+constexpr int OPERAND = K_FORWARD * PLANES_OUT * 256, FLIPPED = K_BACKWARD * PLANES_IN * 256;
+constexpr int SUMS = WARPS * IPW * GROUPS * 8;
+constexpr int FORWARD_BYTES = 2 * X_BYTES + OPERAND + SUMS;
+constexpr int USED_BACKWARD = 2 * X_BYTES + D_BYTES + OPERAND + FLIPPED + SUMS;
+constexpr int WEIGHT_SUMS = K_FORWARD * 16 * WIDE_OUT * 4, NORM_SUMS = WARPS * 2 * WIDE_OUT * 4;
+constexpr int BACKWARD_BYTES = USED_BACKWARD > WEIGHT_SUMS + NORM_SUMS ? USED_BACKWARD : WEIGHT_SUMS + NORM_SUMS;
+
+static_assert(FORWARD_BYTES == PLANNED_FORWARD_BYTES && BACKWARD_BYTES == PLANNED_BACKWARD_BYTES,
+              "shared memory as block_plan.py counts it");
+static_assert(WPI == 1 || IPW == 1, "a warp has several images, or an image several warps");
+static_assert(GROUPS == 1 || CO % (8 * GROUPS) == 0, "a group is made of whole planes");
+static_assert(CS >= CI && (CI % 8 == 0 ? CS == CI : CS == 1 || CS == 2 || CS == 4), "stored channels");
+static_assert(CO % 8 == 0 || CO == 2 || CO == 4, "channels out");
+
+// One for both kernels; `BlockArgs` in blocks.py has the same fields. Strides count numbers.
+struct Block {
+  const bf16 *x;               // [rows][batch][H][W][CS]
+  i64 x_row;
+  const i64 *x_index;          // row of x that each row reads; null: its own
+  const float *weight;         // [rows][CO][CI][3][3]
+  i64 weight_row;
+  const float *scale;          // [rows][CO]
+  i64 scale_row;
+  const float *shift;
+  i64 shift_row;
+  bf16 *y;                     // forward: the output; backward: its gradient, read only
+  i64 y_row;
+  const i64 *y_index;          // row of y; null: its own
+  const float *alpha;          // null, or: forward adds alpha times the result to y; 0 touches nothing
+  float *statistics;           // [rows][batch][GROUPS][2]: mean, inverse deviation
+  bf16 *kept;                  // forward: null, or a copy of the rows of x, dense
+  bf16 *dx;                    // backward: null, or the gradient of x
+  i64 dx_row;
+  const i64 *dx_index;         // null: written to its own row; else added to that row
+  float *partial;              // backward: [rows][parts][weights, scale, shift]
+  int batch, first_row, steps, relu;
+};
+
+// Bytes from a pixel's upper left neighbour to a k-block; the k-block beyond the last has weight 0.
+template <int PLANES> DEVICE constexpr int block_offset(int k) {
+  return k >= TAPS * PLANES ? 0 : ((k / PLANES) / 3 * PADDED_W + (k / PLANES) % 3) * 16 + k % PLANES * PLANE * 16;
+}
+
+struct Lane {
+  int thread, lane, warp;
+  DEVICE Lane() : thread(thread_id()), lane(thread_id() & 31), warp(thread_id() >> 5) {}
+  DEVICE int channel() const { return (lane & 3) * 2; }
+  // Image (of this step) and pixel of row `m` of a warp's tile.
+  DEVICE int image(int t) const { return warp / WPI * IPW + t / SHARE; }
+  DEVICE int pixel(int t, int m) const { return (warp % WPI * SHARE + t % SHARE) * 16 + m; }
+};
+
+DEVICE bool exists(int pixel) { return FULL || pixel < PIXELS; }
+// Bytes to the upper left neighbour of a pixel; a missing pixel gets the image's first.
+DEVICE u32 corner(int image, int pixel, int planes) {
+  const u32 at = exists(pixel) ? pixel / W * PADDED_W + pixel % W : 0;
+  return (image * planes * PLANE + at) * 16;
+}
+DEVICE i64 row_of(const i64 *index, i64 row) { return index ? index[row] : row; }
+
+// Weights as the second operand of products: [k step][plane out][lane].
+template <int INPUTS, int OUTPUTS, bool FLIP> DEVICE void prepare_operand(u32 to, const float *weight) {
+  constexpr int PLANES = (INPUTS + 7) / 8, WIDE = PLANES * 8, COLUMNS = (OUTPUTS + 7) / 8;
+  constexpr int STEPS = (TAPS * PLANES + 1) / 2;
+  for (int j = thread_id(); j < STEPS * COLUMNS * 32; j += THREADS) {
+    const int lane = j & 31, out = (j >> 5) % COLUMNS * 8 + lane / 4, step = (j >> 5) / COLUMNS;
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int k = step * 16 + (lane & 3) * 2 + (i & 1) + (i >> 1) * 8, tap = k / WIDE, in = k % WIDE;
+      const bool real = tap < TAPS && in < INPUTS && out < OUTPUTS;
+      const int place = FLIP ? (in * OUTPUTS + out) * TAPS + TAPS - 1 - tap : (out * INPUTS + in) * TAPS + tap;
+      v[i] = real ? weight[place] : 0.f;
+    }
+    store_shared(to + j * 8, pair{packed(v[0], v[1]), packed(v[2], v[3])});
+  }
+}
+
+DEVICE void clear(u32 at, int bytes) {
+  for (int j = thread_id() * 16; j < bytes; j += THREADS * 16) store_shared(at + j, quad{0, 0, 0, 0});
+}
+
+constexpr int CHUNK = CS < 8 ? CS : 8, CHUNKS = CS / CHUNK;  // channels of a copy, copies of a pixel
+
+DEVICE u32 chunk_place(int j) {
+  const int plane = j % CHUNKS, place = j / CHUNKS, image = place / PIXELS, p = place % PIXELS;
+  return ((image * PLANES_IN + plane) * PLANE + (p / W + 1) * PADDED_W + p % W + 1) * 16;
+}
+// Start copying the images of a step; those beyond the batch stay as they are.
+DEVICE void fetch(u32 tile, const bf16 *x, int first, int batch) {
+  const bf16 *from = x + (i64)first * PIXELS * CS;
+  const int images = batch - first < IMAGES ? batch - first : IMAGES;
+  for (int j = thread_id(); j < images * PIXELS * CHUNKS; j += THREADS)
+    copy_async<CHUNK * 2>(tile + chunk_place(j), from + (i64)j * CHUNK);
+}
+// Write this thread's part of `fetch` to global memory.
+DEVICE void keep(u32 tile, bf16 *kept, int first, int batch) {
+  bf16 *to = kept + (i64)first * PIXELS * CS;
+  const int images = batch - first < IMAGES ? batch - first : IMAGES;
+  for (int j = thread_id(); j < images * PIXELS * CHUNKS; j += THREADS) {
+    const quad v = load_shared_quad(tile + chunk_place(j));
+    bf16 *p = to + (i64)j * CHUNK;
+    if (CHUNK == 8) store_global(p, v);
+    else if (CHUNK == 4) store_global(p, pair{v.x, v.y});
+    else if (CHUNK == 2) store_global(p, v.x);
+    else store_global_half(p, v.x);
+  }
+}
+
+// Convolution of a warp's tiles: products over taps and channels.
+template <int PLANES, int COLUMNS>
+DEVICE void convolve(float (&sum)[TILES][COLUMNS][4], u32 tile, u32 operand, const Lane &me) {
+  constexpr int STEPS = (TAPS * PLANES + 1) / 2;
+  u32 at[TILES];
+#pragma unroll
+  for (int t = 0; t < TILES; t++) {
+    at[t] = tile + corner(me.image(t), me.pixel(t, me.lane & 15), PLANES);
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) sum[t][n][i] = 0.f;
+  }
+#pragma unroll
+  for (int step = 0; step < STEPS; step++) {
+    const u32 offset = me.lane < 16 ? block_offset<PLANES>(2 * step) : block_offset<PLANES>(2 * step + 1);
+    pair weight[COLUMNS];
+#pragma unroll
+    for (int n = 0; n < COLUMNS; n++) weight[n] = load_shared_pair(operand + ((step * COLUMNS + n) * 32 + me.lane) * 8);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      u32 a[4];
+      load_matrices(a, at[t] + offset);
+#pragma unroll
+      for (int n = 0; n < COLUMNS; n++) multiply(sum[t][n], a, weight[n].x, weight[n].y);
+    }
+  }
+}
+
+// Channels of a pixel as lanes hold them, from and to global memory: neighbours swap halves, so that
+// each accesses 8 bytes and a warp whole sectors. Every lane must take part; `inside` guards memory.
+template <int PLANES, int STORED> DEVICE void load_pixel(u32 (&v)[PLANES], const bf16 *p, bool inside, int lane) {
+  if (PLANES % 2) {
+#pragma unroll
+    for (int n = 0; n < PLANES; n++) {
+      const int c = n * 8 + (lane & 3) * 2;
+      v[n] = 0;
+      if (inside && c < STORED) v[n] = STORED == 1 ? *p : load_global(p + c, u32());
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n + 1 < PLANES; n += 2) {
+    const bool odd = lane & 1;
+    pair own = {0, 0};
+    if (inside) own = load_global(p + (n + odd) * 8 + (lane & 2) * 2, pair());
+    const u32 other = shuffle(odd ? own.x : own.y, 1);
+    v[n] = odd ? other : own.x, v[n + 1] = odd ? own.y : other;
+  }
+}
+template <int PLANES, int STORED> DEVICE void store_pixel(bf16 *p, const u32 (&v)[PLANES], bool inside, int lane) {
+  if (PLANES % 2) {
+#pragma unroll
+    for (int n = 0; n < PLANES; n++) {
+      const int c = n * 8 + (lane & 3) * 2;
+      if (inside && c < STORED) {
+        if (STORED == 1) store_global_half(p, v[n]);
+        else store_global(p + c, v[n]);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n + 1 < PLANES; n += 2) {
+    const bool odd = lane & 1;
+    const u32 other = shuffle(odd ? v[n] : v[n + 1], 1);
+    const pair own = {odd ? other : v[n], odd ? v[n + 1] : other};
+    if (inside) store_global(p + (n + odd) * 8 + (lane & 2) * 2, own);
+  }
+}
+
+DEVICE float warp_sum(float v) {
+#pragma unroll
+  for (int d = 16; d; d >>= 1) v += shuffle(v, d);
+  return v;
+}
+// Numbers of a group that a warp of an image has.
+DEVICE float numbers_of(int share) {
+  const int left = PIXELS - share * SHARE * 16, pixels = left < SHARE * 16 ? left : SHARE * 16;
+  return (pixels > 0 ? pixels : 0) * (CO / GROUPS);
+}
+
+// Mean and inverse deviation of each group; warps of an image merge theirs.
+DEVICE void find_statistics(float (&mean)[IPW][GROUPS], float (&inverse)[IPW][GROUPS],
+                            const float (&sum)[TILES][PLANES_OUT][4], u32 sums, const Lane &me) {
+  constexpr float COUNT = (float)PIXELS * (CO / GROUPS);
+  const bool channel_exists = CO % 8 == 0 || me.channel() < CO;
+  const float own = numbers_of(me.warp % WPI), by = own > 0 ? 1.f / own : 0.f;
+#pragma unroll
+  for (int image = 0; image < IPW; image++)
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+      float total = 0.f, apart = 0.f;
+#pragma unroll
+      for (int t = image * SHARE; t < (image + 1) * SHARE; t++)
+#pragma unroll
+        for (int n = g * GROUP_PLANES; n < (g + 1) * GROUP_PLANES; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            total += exists(me.pixel(t, me.lane / 4 + (i >> 1) * 8)) && channel_exists ? sum[t][n][i] : 0.f;
+      const float middle = warp_sum(total) * by;
+#pragma unroll
+      for (int t = image * SHARE; t < (image + 1) * SHARE; t++)
+#pragma unroll
+        for (int n = g * GROUP_PLANES; n < (g + 1) * GROUP_PLANES; n++)
+#pragma unroll
+          for (int i = 0; i < 4; i++) {
+            const float d = sum[t][n][i] - middle;
+            apart += exists(me.pixel(t, me.lane / 4 + (i >> 1) * 8)) && channel_exists ? d * d : 0.f;
+          }
+      mean[image][g] = middle, inverse[image][g] = warp_sum(apart);
+      if (WPI > 1 && me.lane == 0) {
+        store_shared(sums + (me.warp * GROUPS + g) * 8, middle);
+        store_shared(sums + (me.warp * GROUPS + g) * 8 + 4, inverse[image][g]);
+      }
+    }
+  if (WPI > 1) barrier();
+#pragma unroll
+  for (int image = 0; image < IPW; image++)
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+      if (WPI > 1) {
+        const u32 first = sums + (me.warp / WPI * WPI * GROUPS + g) * 8;
+        float middle = 0.f, apart = 0.f;
+#pragma unroll
+        for (int w = 0; w < WPI; w++) middle += load_shared_float(first + w * GROUPS * 8) * (numbers_of(w) / COUNT);
+#pragma unroll
+        for (int w = 0; w < WPI; w++) {
+          const float d = load_shared_float(first + w * GROUPS * 8) - middle;
+          apart += load_shared_float(first + w * GROUPS * 8 + 4) + numbers_of(w) * d * d;
+        }
+        mean[image][g] = middle, inverse[image][g] = apart;
+      }
+      inverse[image][g] = inverse_root(inverse[image][g] * (1.f / COUNT) + EPSILON);
+    }
+}
+
+// Scale and shift of the channels a lane holds.
+DEVICE void load_norm(float (&scale)[PLANES_OUT][2], float (&shift)[PLANES_OUT][2], const Block &a, i64 row, const Lane &me) {
+#pragma unroll
+  for (int n = 0; n < PLANES_OUT; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int c = n * 8 + me.channel() + i;
+      scale[n][i] = c < CO ? a.scale[row * a.scale_row + c] : 0.f;
+      shift[n][i] = c < CO ? a.shift[row * a.shift_row + c] : 0.f;
+    }
+}
+
+KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
+  const Lane me;
+  const i64 row = (i64)a.first_row + grid_row();
+  const float alpha = a.alpha ? a.alpha[row] : 1.f;
+  if (a.alpha && alpha == 0.f) return;  // an unused entry: the rows that it names belong to others
+  const u32 tile = shared_base(), operand = tile + 2 * X_BYTES, sums = operand + OPERAND;
+  const bf16 *x = a.x + row_of(a.x_index, row) * a.x_row;
+  bf16 *y = a.y + row_of(a.y_index, row) * a.y_row;
+  bf16 *kept = a.kept ? a.kept + row * (i64)a.batch * PIXELS * CS : a.kept;
+  const int begin = part_id() * a.steps * IMAGES;
+  float scale[PLANES_OUT][2], shift[PLANES_OUT][2];
+  load_norm(scale, shift, a, row, me);
+  clear(tile, 2 * X_BYTES);
+  prepare_operand<CI, CO, false>(operand, a.weight + row * a.weight_row);
+  barrier();
+  fetch(tile, x, begin, a.batch);
+  for (int step = 0; step < a.steps; step++) {
+    const int first = begin + step * IMAGES;
+    if (first >= a.batch) break;
+    const u32 here = tile + (step & 1) * X_BYTES;
+    wait_for_copies();
+    barrier();
+    if (step + 1 < a.steps) fetch(tile + (~step & 1) * X_BYTES, x, first + IMAGES, a.batch);
+    if (kept) keep(here, kept, first, a.batch);
+    float sum[TILES][PLANES_OUT][4], mean[IPW][GROUPS], inverse[IPW][GROUPS];
+    convolve<PLANES_IN, PLANES_OUT>(sum, here, operand, me);
+    find_statistics(mean, inverse, sum, sums, me);
+#pragma unroll
+    for (int t = 0; t < TILES; t++) {
+      const int image = first + me.image(t);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int pixel = me.pixel(t, me.lane / 4 + 8 * half);
+        const bool inside = exists(pixel) && image < a.batch;
+        bf16 *to = y + ((i64)image * PIXELS + pixel) * CO;
+        u32 before[PLANES_OUT], out[PLANES_OUT];
+        if (a.alpha) load_pixel<PLANES_OUT, CO>(before, to, inside, me.lane);
+#pragma unroll
+        for (int n = 0; n < PLANES_OUT; n++) {
+          const int g = n / GROUP_PLANES, j = t / SHARE;
+          float u = (sum[t][n][2 * half] - mean[j][g]) * inverse[j][g] * scale[n][0] + shift[n][0];
+          float v = (sum[t][n][2 * half + 1] - mean[j][g]) * inverse[j][g] * scale[n][1] + shift[n][1];
+          if (a.relu) u = u <= 0 ? 0.f : u, v = v <= 0 ? 0.f : v;  // NaN stays NaN
+          if (a.alpha) u = low_half(before[n]) + alpha * u, v = high_half(before[n]) + alpha * v;
+          out[n] = packed(u, v);
+        }
+        store_pixel<PLANES_OUT, CO>(to, out, inside, me.lane);
+      }
+    }
+    if (me.warp % WPI == 0 && me.lane < IPW) {
+      const int image = first + me.warp / WPI * IPW + me.lane;
+#pragma unroll
+      for (int j = 0; j < IPW; j++)
+#pragma unroll
+        for (int g = 0; g < GROUPS; g++)
+          if (j == me.lane && image < a.batch) {
+            float *to = a.statistics + ((row * a.batch + image) * GROUPS + g) * 2;
+            to[0] = mean[j][g], to[1] = inverse[j][g];
+          }
+    }
+  }
+}
+
+// Write this thread block's part of the sums for weights, scale and shift: warps in order.
+DEVICE void write_part(float *part, const float (&dw)[K_SHARE][PLANES_OUT][4], const float (&dscale)[PLANES_OUT][2],
+                       const float (&dshift)[PLANES_OUT][2], float factor, const Lane &me) {
+  const u32 weights = shared_base(), norms = weights + WEIGHT_SUMS;
+  for (int share = 0; share < PIXEL_SHARES; share++) {
+    barrier();
+    if (me.warp / WK != share) continue;
+#pragma unroll
+    for (int j = 0; j < K_SHARE; j++) {
+      const int k = me.warp % WK + j * WK;
+      if (k >= K_FORWARD) continue;
+#pragma unroll
+      for (int n = 0; n < PLANES_OUT; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int in = k * 16 + me.lane / 4 + (i >> 1) * 8, out = n * 8 + me.channel() + (i & 1);
+          const u32 at = weights + (in * WIDE_OUT + out) * 4;
+          store_shared(at, (share ? load_shared_float(at) : 0.f) + dw[j][n][i]);
+        }
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < PLANES_OUT; n++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      float u = dscale[n][i], v = dshift[n][i];
+#pragma unroll
+      for (int d = 16; d >= 4; d >>= 1) u += shuffle(u, d), v += shuffle(v, d);
+      if (me.lane < 4) {
+        const u32 at = norms + (me.warp * 2 * WIDE_OUT + n * 8 + me.channel() + i) * 4;
+        store_shared(at, u), store_shared(at + WIDE_OUT * 4, v);
+      }
+    }
+  barrier();
+  for (int j = me.thread; j < WEIGHTS; j += THREADS) {
+    const int out = j / (CI * TAPS), in = j / TAPS % CI, tap = j % TAPS;
+    part[j] = load_shared_float(weights + ((tap * WIDE_IN + in) * WIDE_OUT + out) * 4);
+  }
+  for (int j = me.thread; j < 2 * CO; j += THREADS) {
+    float total = 0.f;
+    for (int w = 0; w < WARPS; w++) total += load_shared_float(norms + ((w * 2 + j / CO) * WIDE_OUT + j % CO) * 4);
+    part[WEIGHTS + j] = total * factor;
+  }
+}
+
+// Gradient behind the norm of a warp's tiles, from `back`, the gradient of the output (zeroed where
+// the ReLU was), to shared memory; adds to the sums for scale and shift.
+DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], u32 (&back)[TILES][2][PLANES_OUT], const Block &a, i64 row,
+                         int first, float alpha, float (&dscale)[PLANES_OUT][2], float (&dshift)[PLANES_OUT][2],
+                         u32 gradients, u32 sums, const Lane &me) {
+  float scale[PLANES_OUT][2], shift[PLANES_OUT][2];
+  load_norm(scale, shift, a, row, me);
+  float level[IPW][GROUPS], tilt[IPW][GROUPS], inverse[IPW][GROUPS];
+#pragma unroll
+  for (int j = 0; j < IPW; j++)
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+      const int image = first + me.warp / WPI * IPW + j;
+      float mean = 0.f;
+      level[j][g] = tilt[j][g] = inverse[j][g] = 0.f;
+      if (image < a.batch) {
+        const float *from = a.statistics + ((row * a.batch + image) * GROUPS + g) * 2;
+        mean = from[0], inverse[j][g] = from[1];
+      }
+#pragma unroll
+      for (int t = j * SHARE; t < (j + 1) * SHARE; t++)
+#pragma unroll
+        for (int n = g * GROUP_PLANES; n < (g + 1) * GROUP_PLANES; n++)
+#pragma unroll
+          for (int half = 0; half < 2; half++) {
+            float d[2] = {low_half(back[t][half][n]), high_half(back[t][half][n])};
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+              float &value = sum[t][n][2 * half + i];
+              value = (value - mean) * inverse[j][g];
+              if (a.relu && value * scale[n][i] + shift[n][i] <= 0) d[i] = 0.f;
+              dscale[n][i] += d[i] * value, dshift[n][i] += d[i];
+              level[j][g] += d[i] * scale[n][i], tilt[j][g] += d[i] * scale[n][i] * value;
+            }
+            back[t][half][n] = packed(d[0], d[1]);  // exact: they came as bf16
+          }
+      level[j][g] = warp_sum(level[j][g]), tilt[j][g] = warp_sum(tilt[j][g]);
+      if (WPI > 1 && me.lane == 0) {
+        store_shared(sums + (me.warp * GROUPS + g) * 8, level[j][g]);
+        store_shared(sums + (me.warp * GROUPS + g) * 8 + 4, tilt[j][g]);
+      }
+    }
+  if (WPI > 1) barrier();
+  constexpr float COUNT = 1.f / ((float)PIXELS * (CO / GROUPS));
+#pragma unroll
+  for (int j = 0; j < IPW; j++)
+#pragma unroll
+    for (int g = 0; g < GROUPS; g++) {
+      if (WPI > 1) {
+        const u32 at = sums + (me.warp / WPI * WPI * GROUPS + g) * 8;
+        level[j][g] = tilt[j][g] = 0.f;
+#pragma unroll
+        for (int w = 0; w < WPI; w++) {
+          level[j][g] += load_shared_float(at + w * GROUPS * 8);
+          tilt[j][g] += load_shared_float(at + w * GROUPS * 8 + 4);
+        }
+      }
+      level[j][g] *= COUNT, tilt[j][g] *= COUNT, inverse[j][g] *= alpha;
+    }
+#pragma unroll
+  for (int t = 0; t < TILES; t++)
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const int pixel = me.pixel(t, me.lane / 4 + 8 * half), j = t / SHARE;
+      const u32 to = gradients + corner(me.image(t), pixel, PLANES_OUT) + CENTRE + me.channel() * 2;
+      const bool live = exists(pixel);
+#pragma unroll
+      for (int n = 0; n < PLANES_OUT; n++) {
+        const int g = n / GROUP_PLANES;
+        float out[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          const float d = i ? high_half(back[t][half][n]) : low_half(back[t][half][n]);
+          out[i] = (d * scale[n][i] - level[j][g] - sum[t][n][2 * half + i] * tilt[j][g]) * inverse[j][g];
+          if (CO % 8 && me.channel() >= CO) out[i] = 0.f;
+        }
+        if (live) store_shared(to + n * PLANE * 16, packed(out[0], out[1]));
+      }
+    }
+}
+
+KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
+  const Lane me;
+  const i64 row = (i64)a.first_row + grid_row();
+  const float alpha = a.alpha ? a.alpha[row] : 1.f;
+  const u32 tile = shared_base(), gradients = tile + 2 * X_BYTES, operand = gradients + D_BYTES;
+  const u32 flipped = operand + OPERAND, sums = flipped + FLIPPED;
+  const bf16 *x = a.x + row_of(a.x_index, row) * a.x_row;
+  const bf16 *dy = a.y + row_of(a.y_index, row) * a.y_row;
+  bf16 *dx = a.dx ? a.dx + row_of(a.dx_index, row) * a.dx_row : a.dx;
+  float *part = a.partial + (row * parts() + part_id()) * PART;
+  const int begin = part_id() * a.steps * IMAGES;
+  float dw[K_SHARE][PLANES_OUT][4], dscale[PLANES_OUT][2], dshift[PLANES_OUT][2];
+#pragma unroll
+  for (int n = 0; n < PLANES_OUT; n++) {
+    dscale[n][0] = dscale[n][1] = dshift[n][0] = dshift[n][1] = 0.f;
+#pragma unroll
+    for (int j = 0; j < K_SHARE; j++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) dw[j][n][i] = 0.f;
+  }
+  if (a.alpha && alpha == 0.f) {  // an unused entry, perhaps of a row that is NaN: no gradient
+    for (int j = me.thread; j < PART; j += THREADS) part[j] = 0.f;
+    const int end = begin + a.steps * IMAGES < a.batch ? begin + a.steps * IMAGES : a.batch;
+    if (dx && !a.dx_index)
+      for (i64 j = (i64)begin * PIXELS * CS + me.thread; j < (i64)end * PIXELS * CS; j += THREADS) store_global_half(dx + j, 0);
+    return;
+  }
+  clear(tile, 2 * X_BYTES + D_BYTES);
+  prepare_operand<CI, CO, false>(operand, a.weight + row * a.weight_row);
+  if (dx) prepare_operand<CO, CI, true>(flipped, a.weight + row * a.weight_row);
+  barrier();
+  fetch(tile, x, begin, a.batch);
+  for (int step = 0; step < a.steps; step++) {
+    const int first = begin + step * IMAGES;
+    if (first >= a.batch) break;
+    const u32 here = tile + (step & 1) * X_BYTES;
+    wait_for_copies();
+    barrier();
+    if (step + 1 < a.steps) fetch(tile + (~step & 1) * X_BYTES, x, first + IMAGES, a.batch);
+    u32 back[TILES][2][PLANES_OUT];
+#pragma unroll
+    for (int t = 0; t < TILES; t++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        const int pixel = me.pixel(t, me.lane / 4 + 8 * half), image = first + me.image(t);
+        const bool inside = exists(pixel) && image < a.batch;
+        load_pixel<PLANES_OUT, CO>(back[t][half], dy + ((i64)image * PIXELS + pixel) * CO, inside, me.lane);
+      }
+    {
+      float sum[TILES][PLANES_OUT][4];
+      convolve<PLANES_IN, PLANES_OUT>(sum, here, operand, me);
+      through_norm(sum, back, a, row, first, alpha, dscale, dshift, gradients, sums, me);
+    }
+    barrier();
+    if (dx) {
+      float sum[TILES][PLANES_IN][4];
+      convolve<PLANES_OUT, PLANES_IN>(sum, gradients, flipped, me);
+#pragma unroll
+      for (int t = 0; t < TILES; t++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int pixel = me.pixel(t, me.lane / 4 + 8 * half), image = first + me.image(t);
+          const bool inside = exists(pixel) && image < a.batch;
+          bf16 *to = dx + ((i64)image * PIXELS + pixel) * CS;
+          u32 before[PLANES_IN], out[PLANES_IN];
+          if (a.dx_index) load_pixel<PLANES_IN, CS>(before, to, inside, me.lane);
+#pragma unroll
+          for (int n = 0; n < PLANES_IN; n++) {
+            float u = sum[t][n][2 * half], v = sum[t][n][2 * half + 1];
+            if (a.dx_index) u += low_half(before[n]), v += high_half(before[n]);
+            out[n] = packed(u, v);
+          }
+          store_pixel<PLANES_IN, CS>(to, out, inside, me.lane);
+        }
+    }
+    // Weights: products [taps x channels, pixels] x [pixels, channels out], over all tiles.
+    const int m = (me.lane & 7) + (me.lane >> 4) * 8, odd = me.lane >> 3 & 1;
+    for (int u = 0; u < GRADIENT_TILES; u++) {
+      const int number = me.warp / WK * GRADIENT_TILES + u;  // of all tiles: [warp][tile]
+      const int w = number / TILES, t = number % TILES, image = w / WPI * IPW + t / SHARE;
+      const int start = (w % WPI * SHARE + t % SHARE) * 16;
+      const u32 from = here + corner(image, start + m, PLANES_IN);
+      // A missing pixel has the border's zeros as its gradient.
+      const int pixel = start + (me.lane & 15);
+      const u32 back_from = gradients + corner(image, pixel, PLANES_OUT) + (exists(pixel) ? CENTRE : 0);
+      u32 b[PLANES_OUT][2];
+#pragma unroll
+      for (int n = 0; n < PLANES_OUT; n++) load_transposed(b[n], back_from + n * PLANE * 16);
+#pragma unroll
+      for (int j = 0; j < K_SHARE; j++) {
+        const int k = me.warp % WK + j * WK;
+        if (WK > 1 && k >= K_FORWARD) continue;
+        u32 v[4];
+        load_transposed(v, from + block_offset<PLANES_IN>(2 * k + odd));
+#pragma unroll
+        for (int n = 0; n < PLANES_OUT; n++) multiply(dw[j][n], v, b[n][0], b[n][1]);
+      }
+    }
+  }
+  wait_for_copies();
+  write_part(part, dw, dscale, dshift, alpha, me);
+}
