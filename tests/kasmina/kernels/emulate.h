@@ -29,7 +29,7 @@ struct quad { u32 x, y, z, w; };
 
 namespace emulated {
 constexpr int LANES = 32, STACK = 1 << 16;
-enum Instruction { NONE, MATRICES, TRANSPOSED4, TRANSPOSED2, PRODUCT, SHUFFLE };
+enum Instruction { NONE, MATRICES4, MATRICES2, TRANSPOSED4, TRANSPOSED2, PRODUCT, SHUFFLE };
 struct Copy { u32 to; const void *from; int bytes; };
 struct Fiber {
   ucontext_t start;
@@ -109,7 +109,8 @@ static void multiply_all(Warp &warp) {
     }
 }
 static void compute(Warp &warp) {
-  if (warp.kind == MATRICES) load_all(warp, 4, false);
+  if (warp.kind == MATRICES4) load_all(warp, 4, false);
+  if (warp.kind == MATRICES2) load_all(warp, 2, false);
   if (warp.kind == TRANSPOSED4) load_all(warp, 4, true);
   if (warp.kind == TRANSPOSED2) load_all(warp, 2, true);
   if (warp.kind == PRODUCT) multiply_all(warp);
@@ -189,21 +190,15 @@ DEVICE float shuffle(float v, int mask) {
   return v;
 }
 DEVICE float inverse_root(float v) { return 1.f / std::sqrt(v); }
-DEVICE void load_matrices(u32 (&r)[4], u32 address) {
+template <int N> static void load_any(u32 (&r)[N], u32 address, emulated::Instruction kind) {
   emulated::Operands in = {};
   in.address = address;
-  memcpy(r, emulated::collective(emulated::MATRICES, in).r, 16);
+  memcpy(r, emulated::collective(kind, in).r, 4 * N);
 }
-DEVICE void load_transposed(u32 (&r)[4], u32 address) {
-  emulated::Operands in = {};
-  in.address = address;
-  memcpy(r, emulated::collective(emulated::TRANSPOSED4, in).r, 16);
-}
-DEVICE void load_transposed(u32 (&r)[2], u32 address) {
-  emulated::Operands in = {};
-  in.address = address;
-  memcpy(r, emulated::collective(emulated::TRANSPOSED2, in).r, 8);
-}
+DEVICE void load_matrices(u32 (&r)[4], u32 address) { load_any(r, address, emulated::MATRICES4); }
+DEVICE void load_matrices(u32 (&r)[2], u32 address) { load_any(r, address, emulated::MATRICES2); }
+DEVICE void load_transposed(u32 (&r)[4], u32 address) { load_any(r, address, emulated::TRANSPOSED4); }
+DEVICE void load_transposed(u32 (&r)[2], u32 address) { load_any(r, address, emulated::TRANSPOSED2); }
 DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   emulated::Operands in = {};
   memcpy(in.a, a, 16), memcpy(in.c, c, 16);
@@ -224,10 +219,11 @@ template <class T> static T load_shared(u32 address) {
   memcpy(&v, emulated::at(address, sizeof v), sizeof v);
   return v;
 }
-DEVICE pair load_shared_pair(u32 address) { return load_shared<pair>(address); }
 DEVICE quad load_shared_quad(u32 address) { return load_shared<quad>(address); }
+DEVICE u32 load_shared_u32(u32 address) { return load_shared<u32>(address); }
 DEVICE float load_shared_float(u32 address) { return load_shared<float>(address); }
 template <class T> static void store_shared(u32 address, T v) { memcpy(emulated::at(address, sizeof v), &v, sizeof v); }
+DEVICE void store_shared_half(u32 address, u32 v) { store_shared(address, (bf16)v); }
 template <class T> static T load_global(const bf16 *p, T) {
   T v;
   if ((uintptr_t)p % sizeof v) emulated::trouble = "a load that is not aligned";

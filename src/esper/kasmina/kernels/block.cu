@@ -29,20 +29,20 @@ constexpr int PADDED_W = W + 2, PLANE = (H + 2) * PADDED_W, PIXELS = H * W, CENT
 constexpr int IMAGE_TILES = (PIXELS + 15) / 16, SHARE = (IMAGE_TILES + WPI - 1) / WPI;
 constexpr int TILES = IPW * SHARE, IMAGES = WARPS / WPI * IPW;
 constexpr bool FULL = PIXELS % 16 == 0 && IMAGE_TILES % WPI == 0;  // no tile has missing pixels
-constexpr int K_FORWARD = (TAPS * PLANES_IN + 1) / 2, K_BACKWARD = (TAPS * PLANES_OUT + 1) / 2;
+constexpr int K_FORWARD = (TAPS * PLANES_IN + 1) / 2;  // pairs of k-blocks
 constexpr int K_SHARE = (K_FORWARD + WK - 1) / WK, PIXEL_SHARES = WARPS / WK;
 constexpr int GRADIENT_TILES = WARPS * TILES / PIXEL_SHARES;
 constexpr int WIDE_IN = PLANES_IN * 8, WIDE_OUT = PLANES_OUT * 8;
 constexpr int WEIGHTS = CO * CI * TAPS, PART = WEIGHTS + 2 * CO;
 constexpr float EPSILON = 1e-5f;
 
-// Shared memory in bytes: two buffers of inputs, gradients, weights as operands (forward, and
-// flipped for the gradient of the input), sums of warps. After the last image, sums of weights.
+// Shared memory in bytes: two buffers of inputs, (backward) gradients, weights, sums of warps. After
+// the last image, sums of weights.
 constexpr int X_BYTES = IMAGES * PLANES_IN * PLANE * 16, D_BYTES = IMAGES * PLANES_OUT * PLANE * 16;
-constexpr int OPERAND = K_FORWARD * PLANES_OUT * 256, FLIPPED = K_BACKWARD * PLANES_IN * 256;
+constexpr int W_BYTES = (TAPS + 1) * PLANES_IN * WIDE_OUT * 16;
 constexpr int SUMS = WARPS * IPW * GROUPS * 8;
-constexpr int FORWARD_BYTES = 2 * X_BYTES + OPERAND + SUMS;
-constexpr int USED_BACKWARD = 2 * X_BYTES + D_BYTES + OPERAND + FLIPPED + SUMS;
+constexpr int FORWARD_BYTES = 2 * X_BYTES + W_BYTES + SUMS;
+constexpr int USED_BACKWARD = 2 * X_BYTES + D_BYTES + W_BYTES + SUMS;
 constexpr int WEIGHT_SUMS = K_FORWARD * 16 * WIDE_OUT * 4, NORM_SUMS = WARPS * 2 * WIDE_OUT * 4;
 constexpr int BACKWARD_BYTES = USED_BACKWARD > WEIGHT_SUMS + NORM_SUMS ? USED_BACKWARD : WEIGHT_SUMS + NORM_SUMS;
 
@@ -99,58 +99,78 @@ DEVICE u32 corner(int image, int pixel, int planes) {
 }
 DEVICE i64 row_of(const i64 *index, i64 row) { return index ? index[row] : row; }
 
-// Weights as the second operand of products: [k step][plane out][lane].
-template <int INPUTS, int OUTPUTS, bool FLIP> DEVICE void prepare_operand(u32 to, const float *weight) {
-  constexpr int PLANES = (INPUTS + 7) / 8, WIDE = PLANES * 8, COLUMNS = (OUTPUTS + 7) / 8;
-  constexpr int STEPS = (TAPS * PLANES + 1) / 2;
-  for (int j = thread_id(); j < STEPS * COLUMNS * 32; j += THREADS) {
-    const int lane = j & 31, out = (j >> 5) % COLUMNS * 8 + lane / 4, step = (j >> 5) / COLUMNS;
-    float v[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      const int k = step * 16 + (lane & 3) * 2 + (i & 1) + (i >> 1) * 8, tap = k / WIDE, in = k % WIDE;
-      const bool real = tap < TAPS && in < INPUTS && out < OUTPUTS;
-      const int place = FLIP ? (in * OUTPUTS + out) * TAPS + TAPS - 1 - tap : (out * INPUTS + in) * TAPS + tap;
-      v[i] = real ? weight[place] : 0.f;
-    }
-    store_shared(to + j * 8, pair{packed(v[0], v[1]), packed(v[2], v[3])});
-  }
-}
-
 DEVICE void clear(u32 at, int bytes) {
   for (int j = thread_id() * 16; j < bytes; j += THREADS * 16) store_shared(at + j, quad{0, 0, 0, 0});
 }
 
-constexpr int CHUNK = CS < 8 ? CS : 8, CHUNKS = CS / CHUNK;  // channels of a copy, copies of a pixel
-
-DEVICE u32 chunk_place(int j) {
-  const int plane = j % CHUNKS, place = j / CHUNKS, image = place / PIXELS, p = place % PIXELS;
-  return ((image * PLANES_IN + plane) * PLANE + (p / W + 1) * PADDED_W + p % W + 1) * 16;
+// Weights as bf16, the second operand of products both ways: [tap][plane in][channel out][8 channels
+// in], with a tenth tap of zeros. The memory is cleared before.
+DEVICE void store_weights(u32 to, const float *weight) {
+  for (int j = thread_id(); j < WEIGHTS; j += THREADS) {
+    const int out = j / (CI * TAPS), in = j / TAPS % CI, tap = j % TAPS;
+    store_shared_half(to + (((tap * PLANES_IN + in / 8) * WIDE_OUT + out) * 8 + in % 8) * 2, packed(weight[j], 0.f));
+  }
 }
+// Bytes to the 8x8 weights of a k-block and a plane of results; BACK: k-blocks of the gradient.
+template <bool BACK> DEVICE constexpr int weight_offset(int k, int plane) {
+  if (!BACK) return (k * WIDE_OUT + plane * 8) * 16;
+  const int tap = k / PLANES_OUT;
+  return (((tap < TAPS ? TAPS - 1 - tap : TAPS) * PLANES_IN + plane) * WIDE_OUT + k % PLANES_OUT * 8) * 16;
+}
+// Operands of the k-blocks 2 * step and the next, for all planes of results.
+template <int COLUMNS, bool BACK> DEVICE void load_weights(u32 (&b)[COLUMNS][2], u32 from, int step, const Lane &me) {
+  const u32 at = from + (me.lane & 7) * 16;
+  const bool second = me.lane >> 3 & 1;
+#pragma unroll
+  for (int n = 0; n < COLUMNS - COLUMNS % 2; n += 2) {
+    const u32 here = second ? weight_offset<BACK>(2 * step + 1, n) : weight_offset<BACK>(2 * step, n);
+    u32 v[4];
+    if (BACK) load_transposed(v, at + here + (me.lane >> 4) * (WIDE_OUT * 16));
+    else load_matrices(v, at + here + (me.lane >> 4) * 128);
+    b[n][0] = v[0], b[n][1] = v[1], b[n + 1][0] = v[2], b[n + 1][1] = v[3];
+  }
+  if (COLUMNS % 2) {
+    const u32 here = second ? weight_offset<BACK>(2 * step + 1, COLUMNS - 1) : weight_offset<BACK>(2 * step, COLUMNS - 1);
+    if (BACK) load_transposed(b[COLUMNS - 1], at + here);
+    else load_matrices(b[COLUMNS - 1], at + here);
+  }
+}
+
+// Copies of an activation with CHANNELS stored per pixel: channels of a copy, copies of a pixel.
+template <int CHANNELS> struct Chunks {
+  static constexpr int SIZE = CHANNELS < 8 ? CHANNELS : 8, COUNT = CHANNELS / SIZE;
+  static DEVICE u32 place(int j) {
+    const int plane = j % COUNT, place = j / COUNT, image = place / PIXELS, p = place % PIXELS;
+    return ((image * COUNT + plane) * PLANE + (p / W + 1) * PADDED_W + p % W + 1) * 16;
+  }
+};
+DEVICE int images_left(int first, int batch) { return batch - first < IMAGES ? batch - first : IMAGES; }
+
 // Start copying the images of a step; those beyond the batch stay as they are.
-DEVICE void fetch(u32 tile, const bf16 *x, int first, int batch) {
-  const bf16 *from = x + (i64)first * PIXELS * CS;
-  const int images = batch - first < IMAGES ? batch - first : IMAGES;
-  for (int j = thread_id(); j < images * PIXELS * CHUNKS; j += THREADS)
-    copy_async<CHUNK * 2>(tile + chunk_place(j), from + (i64)j * CHUNK);
+template <int CHANNELS> DEVICE void fetch(u32 tile, const bf16 *x, int first, int batch) {
+  using C = Chunks<CHANNELS>;
+  const bf16 *from = x + (i64)first * PIXELS * CHANNELS;
+  const int count = images_left(first, batch) * PIXELS * C::COUNT;
+  for (int j = thread_id(); j < count; j += THREADS) copy_async<C::SIZE * 2>(tile + C::place(j), from + (i64)j * C::SIZE);
 }
 // Write this thread's part of `fetch` to global memory.
 DEVICE void keep(u32 tile, bf16 *kept, int first, int batch) {
+  using C = Chunks<CS>;
   bf16 *to = kept + (i64)first * PIXELS * CS;
-  const int images = batch - first < IMAGES ? batch - first : IMAGES;
-  for (int j = thread_id(); j < images * PIXELS * CHUNKS; j += THREADS) {
-    const quad v = load_shared_quad(tile + chunk_place(j));
-    bf16 *p = to + (i64)j * CHUNK;
-    if (CHUNK == 8) store_global(p, v);
-    else if (CHUNK == 4) store_global(p, pair{v.x, v.y});
-    else if (CHUNK == 2) store_global(p, v.x);
+  const int count = images_left(first, batch) * PIXELS * C::COUNT;
+  for (int j = thread_id(); j < count; j += THREADS) {
+    const quad v = load_shared_quad(tile + C::place(j));
+    bf16 *p = to + (i64)j * C::SIZE;
+    if (C::SIZE == 8) store_global(p, v);
+    else if (C::SIZE == 4) store_global(p, pair{v.x, v.y});
+    else if (C::SIZE == 2) store_global(p, v.x);
     else store_global_half(p, v.x);
   }
 }
 
-// Convolution of a warp's tiles: products over taps and channels.
-template <int PLANES, int COLUMNS>
-DEVICE void convolve(float (&sum)[TILES][COLUMNS][4], u32 tile, u32 operand, const Lane &me) {
+// Convolution of a warp's tiles: products over taps and channels. BACK: of gradients, taps reversed.
+template <int PLANES, int COLUMNS, bool BACK>
+DEVICE void convolve(float (&sum)[TILES][COLUMNS][4], u32 tile, u32 weights, const Lane &me) {
   constexpr int STEPS = (TAPS * PLANES + 1) / 2;
   u32 at[TILES];
 #pragma unroll
@@ -164,15 +184,14 @@ DEVICE void convolve(float (&sum)[TILES][COLUMNS][4], u32 tile, u32 operand, con
 #pragma unroll
   for (int step = 0; step < STEPS; step++) {
     const u32 offset = me.lane < 16 ? block_offset<PLANES>(2 * step) : block_offset<PLANES>(2 * step + 1);
-    pair weight[COLUMNS];
-#pragma unroll
-    for (int n = 0; n < COLUMNS; n++) weight[n] = load_shared_pair(operand + ((step * COLUMNS + n) * 32 + me.lane) * 8);
+    u32 b[COLUMNS][2];
+    load_weights<COLUMNS, BACK>(b, weights, step, me);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
       u32 a[4];
       load_matrices(a, at[t] + offset);
 #pragma unroll
-      for (int n = 0; n < COLUMNS; n++) multiply(sum[t][n], a, weight[n].x, weight[n].y);
+      for (int n = 0; n < COLUMNS; n++) multiply(sum[t][n], a, b[n][0], b[n][1]);
     }
   }
 }
@@ -285,16 +304,14 @@ DEVICE void find_statistics(float (&mean)[IPW][GROUPS], float (&inverse)[IPW][GR
     }
 }
 
-// Scale and shift of the channels a lane holds.
-DEVICE void load_norm(float (&scale)[PLANES_OUT][2], float (&shift)[PLANES_OUT][2], const Block &a, i64 row, const Lane &me) {
+// Scale and shift of the channels that a lane holds of a plane.
+DEVICE void load_norm(float (&scale)[2], float (&shift)[2], const Block &a, i64 row, int plane, const Lane &me) {
 #pragma unroll
-  for (int n = 0; n < PLANES_OUT; n++)
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      const int c = n * 8 + me.channel() + i;
-      scale[n][i] = c < CO ? a.scale[row * a.scale_row + c] : 0.f;
-      shift[n][i] = c < CO ? a.shift[row * a.shift_row + c] : 0.f;
-    }
+  for (int i = 0; i < 2; i++) {
+    const int c = plane * 8 + me.channel() + i;
+    scale[i] = c < CO ? a.scale[row * a.scale_row + c] : 0.f;
+    shift[i] = c < CO ? a.shift[row * a.shift_row + c] : 0.f;
+  }
 }
 
 KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
@@ -302,27 +319,28 @@ KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
   const i64 row = (i64)a.first_row + grid_row();
   const float alpha = a.alpha ? a.alpha[row] : 1.f;
   if (a.alpha && alpha == 0.f) return;  // an unused entry: the rows that it names belong to others
-  const u32 tile = shared_base(), operand = tile + 2 * X_BYTES, sums = operand + OPERAND;
+  const u32 tile = shared_base(), weights = tile + 2 * X_BYTES, sums = weights + W_BYTES;
   const bf16 *x = a.x + row_of(a.x_index, row) * a.x_row;
   bf16 *y = a.y + row_of(a.y_index, row) * a.y_row;
   bf16 *kept = a.kept ? a.kept + row * (i64)a.batch * PIXELS * CS : a.kept;
   const int begin = part_id() * a.steps * IMAGES;
   float scale[PLANES_OUT][2], shift[PLANES_OUT][2];
-  load_norm(scale, shift, a, row, me);
-  clear(tile, 2 * X_BYTES);
-  prepare_operand<CI, CO, false>(operand, a.weight + row * a.weight_row);
+#pragma unroll
+  for (int n = 0; n < PLANES_OUT; n++) load_norm(scale[n], shift[n], a, row, n, me);
+  clear(tile, 2 * X_BYTES + W_BYTES);
   barrier();
-  fetch(tile, x, begin, a.batch);
+  store_weights(weights, a.weight + row * a.weight_row);
+  fetch<CS>(tile, x, begin, a.batch);
   for (int step = 0; step < a.steps; step++) {
     const int first = begin + step * IMAGES;
     if (first >= a.batch) break;
     const u32 here = tile + (step & 1) * X_BYTES;
     wait_for_copies();
     barrier();
-    if (step + 1 < a.steps) fetch(tile + (~step & 1) * X_BYTES, x, first + IMAGES, a.batch);
+    if (step + 1 < a.steps) fetch<CS>(tile + (~step & 1) * X_BYTES, x, first + IMAGES, a.batch);
     if (kept) keep(here, kept, first, a.batch);
     float sum[TILES][PLANES_OUT][4], mean[IPW][GROUPS], inverse[IPW][GROUPS];
-    convolve<PLANES_IN, PLANES_OUT>(sum, here, operand, me);
+    convolve<PLANES_IN, PLANES_OUT, false>(sum, here, weights, me);
     find_statistics(mean, inverse, sum, sums, me);
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
@@ -405,14 +423,19 @@ DEVICE void write_part(float *part, const float (&dw)[K_SHARE][PLANES_OUT][4], c
   }
 }
 
-// Gradient behind the norm of a warp's tiles, from `back`, the gradient of the output (zeroed where
-// the ReLU was), to shared memory; adds to the sums for scale and shift.
-DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], u32 (&back)[TILES][2][PLANES_OUT], const Block &a, i64 row,
-                         int first, float alpha, float (&dscale)[PLANES_OUT][2], float (&dshift)[PLANES_OUT][2],
-                         u32 gradients, u32 sums, const Lane &me) {
-  float scale[PLANES_OUT][2], shift[PLANES_OUT][2];
-  load_norm(scale, shift, a, row, me);
+// A number's gradient as it comes from the output: 0 where the ReLU was, or where there is no number.
+DEVICE float unmasked(u32 two, int i, float value, float scale, float shift, bool live, int relu) {
+  const float d = i ? high_half(two) : low_half(two);
+  return !live || (relu && value * scale + shift <= 0) ? 0.f : d;
+}
+
+// Take the gradient of the output, in shared memory, through the norm, in place; `sum` is the
+// convolution. Adds to the sums for scale and shift. Planes outermost: few registers.
+DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], const Block &a, i64 row, int first, float alpha,
+                         float (&dscale)[PLANES_OUT][2], float (&dshift)[PLANES_OUT][2], u32 gradients, u32 sums,
+                         const Lane &me) {
   float level[IPW][GROUPS], tilt[IPW][GROUPS], inverse[IPW][GROUPS];
+  const u32 here = gradients + CENTRE + me.channel() * 2;
 #pragma unroll
   for (int j = 0; j < IPW; j++)
 #pragma unroll
@@ -425,22 +448,26 @@ DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], u32 (&back)[TILES][
         mean = from[0], inverse[j][g] = from[1];
       }
 #pragma unroll
-      for (int t = j * SHARE; t < (j + 1) * SHARE; t++)
+      for (int n = g * GROUP_PLANES; n < (g + 1) * GROUP_PLANES; n++) {
+        float scale[2], shift[2];
+        load_norm(scale, shift, a, row, n, me);
 #pragma unroll
-        for (int n = g * GROUP_PLANES; n < (g + 1) * GROUP_PLANES; n++)
+        for (int t = j * SHARE; t < (j + 1) * SHARE; t++)
 #pragma unroll
           for (int half = 0; half < 2; half++) {
-            float d[2] = {low_half(back[t][half][n]), high_half(back[t][half][n])};
+            const int pixel = me.pixel(t, me.lane / 4 + 8 * half);
+            const bool live = exists(pixel) && image < a.batch;
+            const u32 two = load_shared_u32(here + corner(me.image(t), pixel, PLANES_OUT) + n * PLANE * 16);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
               float &value = sum[t][n][2 * half + i];
               value = (value - mean) * inverse[j][g];
-              if (a.relu && value * scale[n][i] + shift[n][i] <= 0) d[i] = 0.f;
-              dscale[n][i] += d[i] * value, dshift[n][i] += d[i];
-              level[j][g] += d[i] * scale[n][i], tilt[j][g] += d[i] * scale[n][i] * value;
+              const float d = unmasked(two, i, value, scale[i], shift[i], live, a.relu);
+              dscale[n][i] += d * value, dshift[n][i] += d;
+              level[j][g] += d * scale[i], tilt[j][g] += d * scale[i] * value;
             }
-            back[t][half][n] = packed(d[0], d[1]);  // exact: they came as bf16
           }
+      }
       level[j][g] = warp_sum(level[j][g]), tilt[j][g] = warp_sum(tilt[j][g]);
       if (WPI > 1 && me.lane == 0) {
         store_shared(sums + (me.warp * GROUPS + g) * 8, level[j][g]);
@@ -465,33 +492,35 @@ DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], u32 (&back)[TILES][
       level[j][g] *= COUNT, tilt[j][g] *= COUNT, inverse[j][g] *= alpha;
     }
 #pragma unroll
-  for (int t = 0; t < TILES; t++)
+  for (int n = 0; n < PLANES_OUT; n++) {
+    float scale[2], shift[2];
+    load_norm(scale, shift, a, row, n, me);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-      const int pixel = me.pixel(t, me.lane / 4 + 8 * half), j = t / SHARE;
-      const u32 to = gradients + corner(me.image(t), pixel, PLANES_OUT) + CENTRE + me.channel() * 2;
-      const bool live = exists(pixel);
+    for (int t = 0; t < TILES; t++)
 #pragma unroll
-      for (int n = 0; n < PLANES_OUT; n++) {
-        const int g = n / GROUP_PLANES;
+      for (int half = 0; half < 2; half++) {
+        const int pixel = me.pixel(t, me.lane / 4 + 8 * half), j = t / SHARE, g = n / GROUP_PLANES;
+        const bool live = exists(pixel) && first + me.image(t) < a.batch;
+        const u32 at = here + corner(me.image(t), pixel, PLANES_OUT) + n * PLANE * 16, two = load_shared_u32(at);
         float out[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-          const float d = i ? high_half(back[t][half][n]) : low_half(back[t][half][n]);
-          out[i] = (d * scale[n][i] - level[j][g] - sum[t][n][2 * half + i] * tilt[j][g]) * inverse[j][g];
-          if (CO % 8 && me.channel() >= CO) out[i] = 0.f;
+          const float value = sum[t][n][2 * half + i];
+          const float d = unmasked(two, i, value, scale[i], shift[i], live, a.relu);
+          out[i] = (d * scale[i] - level[j][g] - value * tilt[j][g]) * inverse[j][g];
+          if (!live || (CO % 8 && me.channel() >= CO)) out[i] = 0.f;
         }
-        if (live) store_shared(to + n * PLANE * 16, packed(out[0], out[1]));
+        if (exists(pixel)) store_shared(at, packed(out[0], out[1]));
       }
-    }
+  }
 }
 
 KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
   const Lane me;
   const i64 row = (i64)a.first_row + grid_row();
   const float alpha = a.alpha ? a.alpha[row] : 1.f;
-  const u32 tile = shared_base(), gradients = tile + 2 * X_BYTES, operand = gradients + D_BYTES;
-  const u32 flipped = operand + OPERAND, sums = flipped + FLIPPED;
+  const u32 tile = shared_base(), gradients = tile + 2 * X_BYTES, weights = gradients + D_BYTES;
+  const u32 sums = weights + W_BYTES;
   const bf16 *x = a.x + row_of(a.x_index, row) * a.x_row;
   const bf16 *dy = a.y + row_of(a.y_index, row) * a.y_row;
   bf16 *dx = a.dx ? a.dx + row_of(a.dx_index, row) * a.dx_row : a.dx;
@@ -513,36 +542,29 @@ KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
       for (i64 j = (i64)begin * PIXELS * CS + me.thread; j < (i64)end * PIXELS * CS; j += THREADS) store_global_half(dx + j, 0);
     return;
   }
-  clear(tile, 2 * X_BYTES + D_BYTES);
-  prepare_operand<CI, CO, false>(operand, a.weight + row * a.weight_row);
-  if (dx) prepare_operand<CO, CI, true>(flipped, a.weight + row * a.weight_row);
+  clear(tile, 2 * X_BYTES + D_BYTES + W_BYTES);
   barrier();
-  fetch(tile, x, begin, a.batch);
+  store_weights(weights, a.weight + row * a.weight_row);
+  fetch<CS>(tile, x, begin, a.batch);
+  wait_for_copies();
   for (int step = 0; step < a.steps; step++) {
     const int first = begin + step * IMAGES;
     if (first >= a.batch) break;
     const u32 here = tile + (step & 1) * X_BYTES;
-    wait_for_copies();
-    barrier();
-    if (step + 1 < a.steps) fetch(tile + (~step & 1) * X_BYTES, x, first + IMAGES, a.batch);
-    u32 back[TILES][2][PLANES_OUT];
-#pragma unroll
-    for (int t = 0; t < TILES; t++)
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int pixel = me.pixel(t, me.lane / 4 + 8 * half), image = first + me.image(t);
-        const bool inside = exists(pixel) && image < a.batch;
-        load_pixel<PLANES_OUT, CO>(back[t][half], dy + ((i64)image * PIXELS + pixel) * CO, inside, me.lane);
-      }
+    barrier();  // the last step's buffers are free
+    fetch<CO>(gradients, dy, first, a.batch);
+    if (step + 1 < a.steps) fetch<CS>(tile + (~step & 1) * X_BYTES, x, first + IMAGES, a.batch);
     {
       float sum[TILES][PLANES_OUT][4];
-      convolve<PLANES_IN, PLANES_OUT>(sum, here, operand, me);
-      through_norm(sum, back, a, row, first, alpha, dscale, dshift, gradients, sums, me);
+      convolve<PLANES_IN, PLANES_OUT, false>(sum, here, weights, me);
+      wait_for_copies();
+      barrier();  // gradients are there, and the next inputs
+      through_norm(sum, a, row, first, alpha, dscale, dshift, gradients, sums, me);
     }
     barrier();
     if (dx) {
       float sum[TILES][PLANES_IN][4];
-      convolve<PLANES_OUT, PLANES_IN>(sum, gradients, flipped, me);
+      convolve<PLANES_OUT, PLANES_IN, true>(sum, gradients, weights, me);
 #pragma unroll
       for (int t = 0; t < TILES; t++)
 #pragma unroll
@@ -572,8 +594,17 @@ KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
       const int pixel = start + (me.lane & 15);
       const u32 back_from = gradients + corner(image, pixel, PLANES_OUT) + (exists(pixel) ? CENTRE : 0);
       u32 b[PLANES_OUT][2];
+      if (PLANES_OUT % 2) {
 #pragma unroll
-      for (int n = 0; n < PLANES_OUT; n++) load_transposed(b[n], back_from + n * PLANE * 16);
+        for (int n = 0; n < PLANES_OUT; n++) load_transposed(b[n], back_from + n * PLANE * 16);
+      } else {
+#pragma unroll
+        for (int n = 0; n + 1 < PLANES_OUT; n += 2) {
+          u32 v[4];
+          load_transposed(v, back_from + (n + (me.lane >> 4)) * PLANE * 16);
+          b[n][0] = v[0], b[n][1] = v[1], b[n + 1][0] = v[2], b[n + 1][1] = v[3];
+        }
+      }
 #pragma unroll
       for (int j = 0; j < K_SHARE; j++) {
         const int k = me.warp % WK + j * WK;
@@ -585,6 +616,5 @@ KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
       }
     }
   }
-  wait_for_copies();
   write_part(part, dw, dscale, dshift, alpha, me);
 }

@@ -27,6 +27,9 @@ DEVICE void load_matrices(u32 (&r)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
+DEVICE void load_matrices(u32 (&r)[2], u32 at) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(at));
+}
 DEVICE void load_transposed(u32 (&r)[4], u32 at) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
@@ -57,13 +60,8 @@ DEVICE void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory");
 struct pair { u32 x, y; };
 struct quad { u32 x, y, z, w; };
 DEVICE void store_shared(u32 at, u32 v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(v) : "memory"); }
-DEVICE pair load_shared_pair(u32 at) {
-  pair v;
-  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(at) : "memory");
-  return v;
-}
-DEVICE void store_shared(u32 at, pair v) {
-  asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(at), "r"(v.x), "r"(v.y) : "memory");
+DEVICE void store_shared_half(u32 at, u32 v) {
+  asm volatile("st.shared.b16 [%0], %1;" ::"r"(at), "h"((bf16)v) : "memory");
 }
 DEVICE quad load_shared_quad(u32 at) {
   quad v;
@@ -72,6 +70,11 @@ DEVICE quad load_shared_quad(u32 at) {
 }
 DEVICE void store_shared(u32 at, quad v) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+DEVICE u32 load_shared_u32(u32 at) {
+  u32 v;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(at) : "memory");
+  return v;
 }
 DEVICE float load_shared_float(u32 at) {
   float v;

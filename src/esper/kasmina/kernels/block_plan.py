@@ -27,7 +27,7 @@ TILE: Final = 16
 """Pixels of a tile, the rows of a product."""
 PRODUCTS: Final = 8
 """Products whose sums a warp holds at once (tiles times planes out): 32 registers of a thread."""
-GRADIENT_PRODUCTS: Final = 12
+GRADIENT_PRODUCTS: Final = 9
 """Products of the weight gradient that a warp holds at once, if shares can be made that small."""
 
 
@@ -98,13 +98,11 @@ class BlockPlan:
         return WARPS // self.image_warps * self.warp_images
 
     @property
-    def _tile_bytes(self) -> tuple[int, int, int, int]:
-        """Inputs, gradients, weights, flipped weights."""
+    def _tile_bytes(self) -> tuple[int, int, int]:
+        """Inputs, gradients, weights."""
         plane = (self.shape.height + 2) * (self.shape.width + 2) * 16 * self.images
         planes_in, planes_out = self.shape.planes
-        forward, backward = _cdiv(9 * planes_in, 2), _cdiv(9 * planes_out, 2)
-        operands = forward * planes_out * 256, backward * planes_in * 256
-        return plane * planes_in, plane * planes_out, *operands
+        return plane * planes_in, plane * planes_out, 10 * planes_in * planes_out * 128
 
     @property
     def _sums(self) -> int:
@@ -113,17 +111,17 @@ class BlockPlan:
     @property
     def forward_bytes(self) -> int:
         """Shared memory of a thread block."""
-        x, _, operand, _ = self._tile_bytes
-        return 2 * x + operand + self._sums
+        x, _, weights = self._tile_bytes
+        return 2 * x + weights + self._sums
 
     @property
     def backward_bytes(self) -> int:
         """Shared memory of a thread block."""
-        x, d, operand, flipped = self._tile_bytes
+        x, d, weights = self._tile_bytes
         planes_in, planes_out = self.shape.planes
-        weights = _cdiv(9 * planes_in, 2) * 16 * planes_out * 8 * 4
-        norms = WARPS * 2 * planes_out * 8 * 4
-        return max(2 * x + d + operand + flipped + self._sums, weights + norms)
+        weight_sums = _cdiv(9 * planes_in, 2) * 16 * planes_out * 8 * 4
+        norm_sums = WARPS * 2 * planes_out * 8 * 4
+        return max(2 * x + d + weights + self._sums, weight_sums + norm_sums)
 
     def parts(self, batch: int) -> tuple[int, int]:
         """Return the parts of a row of `batch` images, and the steps of each."""
@@ -149,16 +147,14 @@ def plan(shape: BlockShape) -> BlockPlan:
     """Divide the work on a shape."""
     tiles = _cdiv(shape.height * shape.width, TILE)
     planes_in, planes_out = shape.planes
-    most = max(1, PRODUCTS // planes_out)
-    """Tiles of a warp."""
+    most = max(1, PRODUCTS // planes_out)  # tiles of a warp
     image_warps = 1
     while image_warps < WARPS and _cdiv(tiles, image_warps) > most:
         image_warps *= 2
     warp_images = max(1, most // tiles) if image_warps == 1 else 1
     steps = _cdiv(9 * planes_in, 2)
     shares = 1
-    while shares < WARPS // 2 and _cdiv(steps, shares) * planes_out > GRADIENT_PRODUCTS:
+    while shares < WARPS and _cdiv(steps, shares) * planes_out > GRADIENT_PRODUCTS:
         shares *= 2
-    light = planes_out <= 2
-    wide = BlockPlan(shape, image_warps, warp_images, shares, 3 if light else 2, 2 if light else 1)
-    return wide
+    forward_blocks = 3 if planes_out <= 2 else 2
+    return BlockPlan(shape, image_warps, warp_images, shares, forward_blocks, 2)
