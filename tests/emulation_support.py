@@ -1,4 +1,4 @@
-"""Fused blocks (`block.cu`) on a CPU: compiled by the C++ compiler, run by kasmina/kernels/emulate.h.
+"""Fused blocks (`block.cu`) on a CPU: made by the C++ compiler, run by kasmina/kernels/emulate.h.
 
 Tensors are channels last, `[R, B, H, W, C]`, in bf16; parameters are float32.
 """

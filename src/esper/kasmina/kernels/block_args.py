@@ -7,7 +7,6 @@ import ctypes
 from torch import Tensor
 
 
-
 class BlockArgs(ctypes.Structure):
     """One structure for both kernels; a missing pointer is null."""
 

@@ -1,0 +1,169 @@
+"""Convolution 3x3, group norm and ReLU of many members as one operation (`block.cu`).
+
+Forward reads the input and writes the output, and leaves mean and deviation of each group; backward
+recomputes the convolution from the input. Nothing in between is written to memory.
+
+Shape letters: R rows, B batch, C channels in, O channels out, G groups, H W.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from esper.kasmina.kernels.block_args import BlockArgs
+from esper.kasmina.kernels.block_plan import WARPS, BlockPlan, BlockShape, plan
+from esper.kasmina.kernels.launches import row_launches
+from esper.kasmina.kernels.layout import (
+    dense_inside,
+    dense_pixels,
+    empty_activation,
+    laid_out,
+    launched,
+    row_stride,
+    stacked,
+)
+
+HALF: Final = torch.bfloat16
+"""The type of activations."""
+MOST_IMAGES: Final = 2**31 - 2**16
+"""Images of a row, rounded up to steps, are counted in 32 bits; all offsets have 64."""
+
+
+def launch(planned: BlockPlan, backward: bool, args: BlockArgs, parts: int, rows: int) -> None:
+    """Launch a kernel over all rows, on the current device."""
+    from esper.kasmina.kernels.compiled import functions
+
+    function = functions(planned, torch.cuda.current_device())[backward]
+    for first, count in row_launches(rows):
+        args.first_row = first
+        function.launch((parts, count, 1), 32 * WARPS, args)
+
+
+def shape_of(x: Tensor, weight: Tensor, groups: int) -> BlockShape:
+    """Return the shape of a block, from one row or from all."""
+    return BlockShape(x.shape[-3], weight.shape[-4], x.shape[-2], x.shape[-1], groups)
+
+
+def _parameters(weight: Tensor, scale: Tensor, shift: Tensor) -> dict[str, Tensor | int]:
+    own = (dense_inside(v.float()) for v in (weight, scale, shift))
+    out: dict[str, Tensor | int] = {}
+    for name, value in zip(("weight", "scale", "shift"), own, strict=True):
+        out |= {name: value, f"{name}_row": value.stride(0)}
+    return out
+
+
+@launched
+def _forward(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, relu: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and `[R, B, G, 2]`: mean and inverse deviation."""
+    planned = plan(shape_of(x, weight, groups))
+    x, _ = laid_out(x, HALF)
+    rows, (_, batch, _, height, width) = len(weight), x.shape
+    y = empty_activation((rows, batch, weight.shape[1], height, width), x)
+    statistics = torch.empty(rows, batch, groups, 2, dtype=torch.float32, device=x.device)
+    parameters = _parameters(weight, scale, shift)
+    parts, steps = planned.parts(batch)
+    args = BlockArgs.of(
+        x=x, x_row=row_stride(x), y=y, y_row=y.stride(0), statistics=statistics, batch=batch,
+        steps=steps, relu=relu, **parameters,
+    )  # fmt: skip
+    launch(planned, False, args, parts, rows)
+    return y, statistics
+
+
+@launched
+def _backward(
+    x: Tensor,
+    dy: Tensor,
+    parameters: tuple[Tensor, Tensor, Tensor],
+    statistics: Tensor,
+    relu: bool,
+    wants_dx: bool,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """Return the gradients of input (of every row), weights, scale and shift."""
+    weight = parameters[0]
+    shape = shape_of(x, weight, statistics.shape[2])
+    planned = plan(shape)
+    (x, stored), dy = laid_out(x, HALF), dense_pixels(dy, HALF)
+    rows, batch = dy.shape[:2]
+    parts, steps = planned.parts(batch)
+    weights = weight[0].numel()
+    dx = None
+    if wants_dx:
+        lying = (rows, batch, stored, shape.height, shape.width)
+        dx = empty_activation(lying, dy)
+    size = weights + 2 * shape.outputs
+    partial = torch.empty(rows, parts, size, dtype=torch.float32, device=x.device)
+    given, statistics = _parameters(*parameters), statistics.contiguous()
+    args = BlockArgs.of(
+        x=x, x_row=row_stride(x), y=dy, y_row=dy.stride(0), statistics=statistics,
+        dx=dx, dx_row=0 if dx is None else dx.stride(0), partial=partial, batch=batch,
+        steps=steps, relu=relu, **given,
+    )  # fmt: skip
+    launch(planned, True, args, parts, rows)
+    total = partial.sum(dim=1) if parts > 1 else partial[:, 0]
+    dw, dscale, dshift = total.split((weights, shape.outputs, shape.outputs), dim=1)
+    dx = dx if dx is None else dx[:, :, : shape.inputs]
+    return dx, dw.reshape(rows, *weight.shape[1:]), dscale, dshift
+
+
+class Block(torch.autograd.Function):
+    """`x` `[R or 1, B, C, H, W]`, weights `[R, O, C, 3, 3]`, scale and shift `[R, O]` ->
+    `[R, B, O, H, W]` and statistics; or one row of it all. No second derivative."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, relu: bool
+    ) -> tuple[Tensor, Tensor]:
+        if x.ndim == 4:
+            y, statistics = Block.forward(
+                x[None], weight[None], scale[None], shift[None], groups, relu
+            )
+            return y[0], statistics[0]
+        return _forward(x, weight, scale, shift, groups, relu)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, _, ctx.relu = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(*tensors, output[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        alone = saved[0].ndim == 4
+        x, weight, scale, shift, statistics, dy = (
+            value[None] if alone else value for value in (*saved, dy)
+        )
+        wants_dx = ctx.needs_input_grad[0]
+        found = _backward(x, dy, (weight, scale, shift), statistics, ctx.relu, wants_dx)
+        dx, *rest = found
+        if dx is not None:
+            dx = dx.to(x.dtype)
+            dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
+        out = (value[0] if alone and value is not None else value for value in (dx, *rest))
+        return (*out, None, None)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, *given: Any
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        parameters = (
+            stacked(value, dim, info.batch_size)
+            for value, dim in zip(given[:3], in_dims[1:4], strict=True)
+        )
+        return Block.apply(stacked(x, in_dims[0], 1), *parameters, *given[3:]), (0, 0)
+
+
+def convolve_normalised(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, relu: bool
+) -> Tensor:
+    """Typed `Block.apply`, without the saved statistics."""
+    out: Tensor = Block.apply(x, weight, scale, shift, groups, relu)[0]
+    return out
