@@ -37,8 +37,8 @@ def library(plan: BlockPlan) -> ctypes.CDLL:
     """Compile the kernels of a plan; kept in the temporary folder for the next run."""
     compiler = require_compiler()
     constants = [f"-D{name}={value}" for name, value in plan.constants().items()]
-    options = ["-O2", "-std=c++17", "-shared", "-fPIC", "-w", "-DEMULATED", *constants]
-    sources = [SOURCE / "block.cu", EMULATOR / "emulate.h", EMULATOR / "emulate.cpp"]
+    options = ["-O0", "-std=c++17", "-shared", "-fPIC", "-w", "-DEMULATED", *constants]
+    sources = [*sorted(SOURCE.glob("block*.*")), *sorted(EMULATOR.glob("emulate.*"))]
     key = hashlib.sha256("\n".join(options).encode())
     for source in sources:
         key.update(source.read_bytes())
@@ -48,7 +48,7 @@ def library(plan: BlockPlan) -> ctypes.CDLL:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:
             made = Path(own) / "made.so"
-            command = [compiler, *options, f"-I{SOURCE}", f"-I{EMULATOR}", str(sources[2])]
+            command = [compiler, *options, f"-I{SOURCE}", f"-I{EMULATOR}", str(EMULATOR / "emulate.cpp")]
             subprocess.run([*command, "-o", str(made)], check=True)
             made.replace(target)
     found = ctypes.CDLL(str(target))

@@ -73,6 +73,11 @@ def torch_convolutions() -> Iterator[None]:
         _always_torch.reset(token)
 
 
+def always_torch() -> bool:
+    """Whether inside `torch_convolutions`."""
+    return _always_torch.get()
+
+
 def _is_product(x: Tensor, weight: Tensor, groups: int) -> bool:
     if x.device.type != "cpu" or x.dtype != weight.dtype or _always_torch.get():
         return False

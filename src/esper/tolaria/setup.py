@@ -15,11 +15,10 @@ from torch import Tensor
 
 from esper.device.graphs import CudaRecorder, GraphCache, reason_against_graphs
 from esper.device.triton_support import can_use_kernels
-from esper.kasmina.executors.base import KernelName
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.fused import input_buffer
 from esper.kasmina.population import Population
-from esper.leyline.compute import GraphMode, Precision
+from esper.leyline.compute import GraphMode, KernelName, Precision
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine_config import EngineConfig

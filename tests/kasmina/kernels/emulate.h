@@ -6,15 +6,12 @@
 // barrier shows as results that depend on the seed. Copies to shared memory arrive when waited for, and
 // shared memory starts as NaN. An access beyond it, or lanes that diverge, set `trouble`.
 #pragma once
+#include <math.h>
 #include <setjmp.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <random>
-#include <vector>
 
 typedef uint32_t u32;
 typedef uint16_t bf16;
@@ -28,23 +25,25 @@ struct pair { u32 x, y; };
 struct quad { u32 x, y, z, w; };
 
 namespace emulated {
-constexpr int LANES = 32, STACK = 1 << 16;
+constexpr int LANES = 32, STACK = 1 << 16, MOST_COPIES = 1 << 10, MEMORY = 1 << 18;
 enum Instruction { NONE, MATRICES4, MATRICES2, TRANSPOSED4, TRANSPOSED2, PRODUCT, SHUFFLE };
 struct Copy { u32 to; const void *from; int bytes; };
 struct Fiber {
   ucontext_t start;
   jmp_buf state;
   bool begun, done, at_barrier;
-  std::vector<Copy> copies;
+  Copy copies[MOST_COPIES];
+  int copying;
 };
 struct Operands { u32 address, value, a[4], b[2]; int mask; float c[4]; };
 struct Results { u32 r[4]; float c[4]; };
 struct Warp { int arrived, turn; Instruction kind; Operands in[LANES]; Results out[LANES]; };
 
 static Fiber fibers[THREADS];
-static std::vector<char> stacks;
+static char stacks[THREADS][STACK] __attribute__((aligned(16)));
 static Warp warps[THREADS / LANES];
-static std::vector<unsigned char> memory;
+static unsigned char memory[MEMORY] __attribute__((aligned(128)));
+static u32 memory_bytes, random_state;
 static jmp_buf scheduler;
 static ucontext_t scheduler_context;
 static int current, block_x, block_y, grid_x;
@@ -68,9 +67,9 @@ static void resume(int id) {
   setcontext(&fiber.start);
 }
 static unsigned char *at(u32 address, u32 bytes) {
-  if ((size_t)address + bytes <= memory.size() && address % bytes == 0) return memory.data() + address;
+  if (address % bytes == 0 && address < memory_bytes && address + bytes <= memory_bytes) return memory + address;
   trouble = "an access beyond shared memory, or not aligned";
-  return memory.data();
+  return memory;
 }
 static float wide(bf16 v) {
   const u32 bits = (u32)v << 16;
@@ -141,24 +140,24 @@ static void run_warp(int warp, bool backwards) {
     }
   }
 }
-static void run_block(std::mt19937 &random) {
-  std::fill(memory.begin(), memory.end(), 0xff);
+static u32 drawn() { return (random_state = random_state * 1664525u + 1013904223u) >> 8; }
+static void run_block() {
+  memset(memory, 0xff, memory_bytes);
   for (int id = 0; id < THREADS; id++) {
     Fiber &fiber = fibers[id];
     fiber.begun = fiber.done = fiber.at_barrier = false;
-    fiber.copies.clear();
+    fiber.copying = 0;
     getcontext(&fiber.start);
-    fiber.start.uc_stack.ss_sp = stacks.data() + (size_t)id * STACK;
+    fiber.start.uc_stack.ss_sp = stacks[id];
     fiber.start.uc_stack.ss_size = STACK;
     fiber.start.uc_link = nullptr;
     makecontext(&fiber.start, enter, 0);
   }
   for (Warp &warp : warps) warp.arrived = warp.turn = 0;
-  std::vector<int> order(THREADS / LANES);
-  std::iota(order.begin(), order.end(), 0);
   for (int done = 0; done < THREADS && !trouble;) {
-    std::shuffle(order.begin(), order.end(), random);
-    for (int warp : order) run_warp(warp, random() & 1);
+    const u32 order = drawn() % (THREADS / LANES);  // any start, every odd stride: each warp once
+    const u32 stride = drawn() | 1;
+    for (u32 i = 0; i < THREADS / LANES; i++) run_warp((order + i * stride) % (THREADS / LANES), drawn() & 1);
     int waiting = 0;
     done = 0;
     for (Fiber &fiber : fibers) done += fiber.done, waiting += fiber.at_barrier;
@@ -189,7 +188,7 @@ DEVICE float shuffle(float v, int mask) {
   memcpy(&v, &bits, 4);
   return v;
 }
-DEVICE float inverse_root(float v) { return 1.f / std::sqrt(v); }
+DEVICE float inverse_root(float v) { return 1.f / sqrtf(v); }
 template <int N> static void load_any(u32 (&r)[N], u32 address, emulated::Instruction kind) {
   emulated::Operands in = {};
   in.address = address;
@@ -207,12 +206,17 @@ DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 }
 template <int BYTES> DEVICE void copy_async(u32 to, const void *from) {
   if ((uintptr_t)from % BYTES) emulated::trouble = "a copy from an address that is not aligned";
-  emulated::fibers[emulated::current].copies.push_back({to, from, BYTES});
+  emulated::Fiber &fiber = emulated::fibers[emulated::current];
+  if (fiber.copying == emulated::MOST_COPIES) emulated::trouble = "too many copies under way";
+  else fiber.copies[fiber.copying++] = {to, from, BYTES};
 }
 DEVICE void wait_for_copies() {
-  auto &copies = emulated::fibers[emulated::current].copies;
-  for (const auto &copy : copies) memcpy(emulated::at(copy.to, copy.bytes), copy.from, copy.bytes);
-  copies.clear();
+  emulated::Fiber &fiber = emulated::fibers[emulated::current];
+  for (int i = 0; i < fiber.copying; i++) {
+    const emulated::Copy &copy = fiber.copies[i];
+    memcpy(emulated::at(copy.to, copy.bytes), copy.from, copy.bytes);
+  }
+  fiber.copying = 0;
 }
 template <class T> static T load_shared(u32 address) {
   T v;

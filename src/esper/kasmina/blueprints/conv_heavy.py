@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, scaled_norm
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_norm_relu, conv_scaled_norm
 
 
 @blueprint("conv_heavy", topologies=("cnn",))
@@ -21,5 +21,5 @@ class ConvHeavy(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = norm_relu(self.norm1, self.conv1(x))
-        return scaled_norm(self.norm2, self.scale, self.conv2(h))
+        h = conv_norm_relu(self.conv1, self.norm1, x)
+        return conv_scaled_norm(self.conv2, self.norm2, self.scale, h)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_scaled_norm
 
 
 @blueprint("conv_light", topologies=("cnn",))
@@ -19,4 +19,4 @@ class ConvLight(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return scaled_norm(self.norm, self.scale, self.conv(x))
+        return conv_scaled_norm(self.conv, self.norm, self.scale, x)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.rows import RowPlan
+from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError, ShapeError
-
-KernelName = Literal["own", "torch"]
-"""Kernels to use where ours are available; elsewhere torch's are used."""
 
 
 class Executor(Protocol):
@@ -20,6 +18,7 @@ class Executor(Protocol):
 
     name: str
     kernels: KernelName
+    """Kernels to use where ours are available; elsewhere torch's are used."""
 
     def run(
         self,

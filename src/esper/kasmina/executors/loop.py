@@ -17,13 +17,14 @@ from torch.func import functional_call
 
 from esper.kasmina import fused
 from esper.kasmina.blending import blend
-from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
+from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.layout import channels_last
 from esper.kasmina.network import Segment, StackedNetwork
 from esper.kasmina.random_layers import RowDraws, RowStreams, Site, row_draws
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
+from esper.leyline.compute import KernelName
 
 CHANNELS_LAST_PIXELS: Final = 256
 """Images with at least this many pixels are computed channels last on a CPU."""
@@ -56,7 +57,7 @@ class LoopExecutor:
         draws = None if key_R is None else RowStreams(key_R)
         run = _LoopRun(network, x, plan, training, draws)
         outputs = []
-        stock = fused.stock_kernels(self.kernels == "torch")
+        stock = fused.use_kernels(self.kernels)
         with stock, self._side_streams(network, plan) as streams:
             for row in range(plan.table.rows):
                 member = int(plan.table.member_R[row])

@@ -19,13 +19,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
-from esper.kasmina.executors.base import KernelName, check_delta, check_input, set_training
+from esper.kasmina.executors.base import check_delta, check_input, set_training
 from esper.kasmina.layers import MaxPool2d
 from esper.kasmina.network import FusedRun, Segment, StackedNetwork
 from esper.kasmina.random_layers import RowStreams, row_draws
 from esper.kasmina.rows import BufferUpdates, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
+from esper.leyline.compute import KernelName
 
 Named = dict[str, Tensor]
 
@@ -47,7 +48,7 @@ class VmapExecutor:
         key_R: Tensor | None = None,
     ) -> Tensor:
         """Return outputs `[R, B, ...]`."""
-        with fused.stock_kernels(self.kernels == "torch"), _attention_for_vmap(network):
+        with fused.use_kernels(self.kernels), _attention_for_vmap(network):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
 

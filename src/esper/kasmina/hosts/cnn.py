@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d, norm_relu
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d, conv_norm_relu
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
@@ -27,7 +27,7 @@ class ConvBlock(nn.Module):
         self.norm = ChannelNorm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return norm_relu(self.norm, self.conv(x))
+        return conv_norm_relu(self.conv, self.norm, x)
 
     def fused_with(self, following: nn.Module) -> nn.Module | None:
         """Return this block fused with the following segment; None if that saves nothing."""

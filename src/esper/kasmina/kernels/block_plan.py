@@ -5,7 +5,7 @@ Shape letters: C channels in, O channels out, H W.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from esper.kasmina.layout import padded_channels
@@ -14,6 +14,8 @@ WARPS: Final = 8
 """Warps of a thread block."""
 MOST_SHARED: Final = 227 * 1024
 """Shared memory in bytes that a thread block may have on sm_90."""
+SHARED_OF_TWO: Final = 113 * 1024
+"""Shared memory in bytes at which two thread blocks fit a multiprocessor."""
 MOST_CHANNELS: Final = 32
 """More channels take more registers than a thread has; Triton's kernels take those."""
 MOST_PARTS: Final = 16
@@ -157,4 +159,13 @@ def plan(shape: BlockShape) -> BlockPlan:
     while shares < WARPS and _cdiv(steps, shares) * planes_out > GRADIENT_PRODUCTS:
         shares *= 2
     forward_blocks = 3 if planes_out <= 2 else 2
-    return BlockPlan(shape, image_warps, warp_images, shares, forward_blocks, 2)
+    found = BlockPlan(shape, image_warps, warp_images, shares, forward_blocks, 2)
+    while found.backward_bytes > SHARED_OF_TWO and found.images > 1:
+        found = _with_fewer_images(found)
+    return found
+
+
+def _with_fewer_images(found: BlockPlan) -> BlockPlan:
+    if found.warp_images > 1:
+        return replace(found, warp_images=_cdiv(found.warp_images, 2))
+    return replace(found, image_warps=2 * found.image_warps)

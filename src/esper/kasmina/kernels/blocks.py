@@ -8,6 +8,7 @@ Shape letters: R rows, B batch, C channels in, O channels out, G groups, H W.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -41,6 +42,14 @@ def launch(planned: BlockPlan, backward: bool, args: BlockArgs, parts: int, rows
     for first, count in row_launches(rows):
         args.first_row = first
         function.launch((parts, count, 1), 32 * WARPS, args)
+
+
+@cache
+def obstacle(shape: BlockShape, device: torch.device) -> str | None:
+    """Return why a block of this shape is not fused on a device; None if it is."""
+    from esper.kasmina.kernels import compiled
+
+    return shape.obstacle() or compiled.obstacle(device)
 
 
 def shape_of(x: Tensor, weight: Tensor, groups: int) -> BlockShape:

@@ -28,7 +28,8 @@ from esper.storage.atomic import write_atomic
 logger = logging.getLogger(__name__)
 
 CACHE_VARIABLE: Final = "ESPER_KERNEL_CACHE"
-SOURCES: Final = ("block.cu", "block_device.h")
+SOURCE: Final = "block.cu"
+HEADERS: Final = ("block_device.h", "block_tiles.h")
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ def options(plan: BlockPlan, architecture: str) -> list[str]:
 def machine_code(plan: BlockPlan, architecture: str, nvrtc: Nvrtc, rebuild: bool = False) -> bytes:
     """Return the kernels of a plan for a GPU such as sm_90, from the disk if they are there."""
     given = options(plan, architecture)
-    key = "\n".join([str(nvrtc.version), *given, *(source(name) for name in SOURCES)])
+    key = "\n".join([str(nvrtc.version), *given, *(source(name) for name in (SOURCE, *HEADERS))])
     path = cache_folder() / f"block-{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin"
     if not rebuild:
         try:
@@ -84,7 +85,8 @@ def machine_code(plan: BlockPlan, architecture: str, nvrtc: Nvrtc, rebuild: bool
         except OSError:
             pass  # not built yet, or not readable: build it
     start = perf_counter()
-    code = nvrtc.compile(source("block.cu"), "block.cu", {SOURCES[1]: source(SOURCES[1])}, given)
+    headers = {name: source(name) for name in HEADERS}
+    code = nvrtc.compile(source(SOURCE), SOURCE, headers, given)
     BUILDS.built += 1
     BUILDS.build_seconds += perf_counter() - start
     try:
