@@ -48,7 +48,13 @@ def library(plan: BlockPlan) -> ctypes.CDLL:
     if not target.exists():
         with tempfile.TemporaryDirectory(dir=folder) as own:
             made = Path(own) / "made.so"
-            command = [compiler, *options, f"-I{SOURCE}", f"-I{EMULATOR}", str(EMULATOR / "emulate.cpp")]
+            command = [
+                compiler,
+                *options,
+                f"-I{SOURCE}",
+                f"-I{EMULATOR}",
+                str(EMULATOR / "emulate.cpp"),
+            ]
             subprocess.run([*command, "-o", str(made)], check=True)
             made.replace(target)
     found = ctypes.CDLL(str(target))

@@ -10,6 +10,7 @@ from block_support import ODD_SHAPES, TASK_SHAPES, assert_near, case, reference,
 from esper.device.triton_support import can_build_kernels
 from esper.kasmina import Population
 from esper.kasmina.hosts.cnn import CNNHost
+from esper.kasmina.population_config import PopulationConfig
 
 pytestmark = [
     pytest.mark.cuda,
@@ -69,7 +70,7 @@ def trained(kernels: str, batches: int = 3):
     """Losses and parameters of eight members with conv_light and conv_heavy seeds."""
     population = Population(
         lambda: CNNHost(10), ["r0c0", "r0c1", "r0c2"], ["conv_light", "conv_heavy"], 8,
-        device=DEVICE, executor="vmap",
+        device=DEVICE, config=PopulationConfig(executor="vmap"),
     )  # fmt: skip
     population.plant([0, 1, 2], "r0c0", "conv_light")
     population.plant([2, 3], "r0c1", "conv_heavy")
