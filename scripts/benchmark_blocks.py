@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.kernels.block_plan import BlockPlan, BlockShape, plan
 from esper.kasmina.layers import channel_groups
 from esper.leyline.compute import KernelName
@@ -175,11 +176,13 @@ def time_shape(
     weight = 0.3 * numbers(rows, shape.outputs, shape.inputs, 3, 3)
     own = weight, 1 + numbers(rows, shape.outputs) / 4, numbers(rows, shape.outputs) / 4
     wants_dx = shape.inputs > 3  # an image needs no gradient
+    parameters = BlockParameters(*own, shape.groups, True)
+    y, dx = torch.empty_like(dy), torch.empty_like(x) if wants_dx else None
     with mock.patch.object(blocks, "plan", return_value=planned):
-        y, kept = blocks._forward(x, *own, shape.groups, True)
-        back = partial(blocks._backward, x, dy, own, kept, True, wants_dx)
-        forward = median_ms(lambda: blocks._forward(x, *own, shape.groups, True), config.repeats)
-        fused, gradients = (forward, median_ms(back, config.repeats)), back()
+        ahead = partial(blocks.run_forward, x, parameters, y)
+        back = partial(blocks.run_backward, x, dy, parameters, ahead(), dx)
+        fused = median_ms(ahead, config.repeats), median_ms(back, config.repeats)
+        gradients = dx, *back()
     reads = x.numel() // shape.inputs * shape.stored * 2
     writes = dy.numel() * 2
     floor = (reads + writes) / bandwidth, (reads * (2 if wants_dx else 1) + writes) / bandwidth

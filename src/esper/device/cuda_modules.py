@@ -12,6 +12,8 @@ from esper.leyline.errors import EsperError
 
 _MAX_DYNAMIC_SHARED: Final = 8
 """CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES"""
+_SHARED_CARVEOUT: Final = 9
+"""CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in percent; the rest is L1."""
 _REGISTERS: Final = 4
 """CU_FUNC_ATTRIBUTE_NUM_REGS"""
 _LOCAL_BYTES: Final = 3
@@ -49,6 +51,7 @@ class CudaModule:
         _check(found, f"kernel {name}")
         setting = _driver().cuFuncSetAttribute(handle, _MAX_DYNAMIC_SHARED, shared_bytes)
         _check(setting, f"{shared_bytes} bytes of shared memory for {name}")
+        _check(_driver().cuFuncSetAttribute(handle, _SHARED_CARVEOUT, 100), f"settings of {name}")
         return CudaFunction(name, handle, shared_bytes)
 
 

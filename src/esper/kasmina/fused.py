@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.device.triton_support import can_use_kernels
+from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.layout import padded_channels
 from esper.leyline.compute import KernelName
 
@@ -115,9 +116,14 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, relu: bool)
     return normalise(x, weight, bias, groups, relu)
 
 
+def asked_for_blocks() -> bool:
+    """Whether blocks (convolution, norm, ReLU) are to be one kernel where there is one."""
+    return _kernels.get() == "fused"
+
+
 def wants_blocks(x: Tensor) -> bool:
-    """Whether blocks of `x` (convolution, norm, ReLU) may be computed in one kernel."""
-    return _kernels.get() == "fused" and half_type(x) is torch.bfloat16 and x.ndim == 4
+    """Whether blocks of `x` may be computed in one kernel."""
+    return asked_for_blocks() and half_type(x) is torch.bfloat16 and x.ndim == 4
 
 
 def conv_norm(
@@ -134,3 +140,16 @@ def conv_norm(
     if blocks.obstacle(blocks.shape_of(x, weight, groups), x.device):
         return None
     return blocks.convolve_normalised(x, weight, scale, shift, groups, relu)
+
+
+def seeds_fit(h: Tensor, blocks: Sequence[BlockParameters]) -> bool:
+    """Whether the blocks of seeds can work on rows of `h` `[R, B, C, H, W]` where they lie."""
+    if not asked_for_blocks() or half_type(h) is not torch.bfloat16 or h.ndim != 5:
+        return False
+    from esper.kasmina.kernels.blocks import MOST_IMAGES, obstacle, shape_of
+    from esper.kasmina.kernels.layout import pixel_stride
+
+    lies = pixel_stride(h) == h.shape[2] and h.data_ptr() % 16 == 0
+    if not lies or h.stride(0) != h[0].numel() or h.shape[1] > MOST_IMAGES:
+        return False
+    return not any(obstacle(shape_of(h, b.weight, b.groups), h.device) for b in blocks)

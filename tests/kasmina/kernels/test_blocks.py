@@ -23,13 +23,18 @@ from block_support import (
 )
 from emulation_support import emulate, require_compiler
 from esper.kasmina import fused
+from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.blueprints.conv_heavy import ConvHeavy
+from esper.kasmina.executors import vmap as vmap_executor
 from esper.kasmina.hosts.cnn import ConvBlock
 from esper.kasmina.kernels import block_plan, blocks
 from esper.kasmina.kernels.block_args import BlockArgs
 from esper.kasmina.kernels.block_plan import MOST_SHARED, plan
+from esper.kasmina.kernels.layout import empty_activation
+from esper.kasmina.kernels.seed_blocks import add_seeds
 from esper.kasmina.layers import Conv2d
 from kernel_support import choose_kernels
+from support import batch, make_population
 
 QUICK = [shape(3, 8, 5, 7), shape(16, 32, 4)]
 """Together: padded channels in, missing pixels, two groups, several planes, images per warp."""
@@ -137,7 +142,7 @@ def test_a_seed_reads_and_changes_its_own_rows_only():
     h[2] = torch.nan
     before = h.clone()
     kept = torch.full_like(given.dy, torch.nan)
-    args = kernel_args(given, alpha=alpha)
+    args = kernel_args(given, alpha=alpha, live=alpha)
     forward = {"x": before, "x_index": index, "y": h, "y_index": index, "kept": kept}
     run_kernel(block, False, 4, args | forward)
     used, rows = [0, 2], index[[0, 2]]
@@ -168,7 +173,8 @@ def test_a_seed_reads_and_changes_its_own_rows_only():
 def test_an_unused_entry_gets_a_gradient_of_zeros():
     block = shape(8, 8, 4)
     given = case(block, rows=2, batch=3)
-    args = kernel_args(given, alpha=torch.tensor([0.0, 1.0]), y=torch.zeros_like(given.dy))
+    alpha = torch.tensor([0.0, 1.0])
+    args = kernel_args(given, alpha=alpha, live=alpha, y=torch.zeros_like(given.dy))
     args["x"] = args["x"].clone()
     args["x"][0] = torch.nan
     run_kernel(block, False, 2, args)
@@ -238,3 +244,96 @@ def test_plans_fit_the_gpu():
         assert plan(block).forward_bytes <= plan(block).backward_bytes
         parts, steps = plan(block).parts(512)
         assert (parts - 1) * steps * plan(block).images < 512 <= parts * steps * plan(block).images
+
+
+@pytest.mark.parametrize("count", [1, 2], ids=["conv_light", "conv_heavy"])
+@pytest.mark.parametrize("own", [False, True])
+def test_seeds_work_on_rows_where_they_lie(count, own):
+    """As if torch had gathered rows, run the seed and added alpha times its output."""
+    block = shape(8, 8, 4)
+    index, alpha = torch.tensor([4, 2, 1, 2]), torch.tensor([0.5, 0.0, 1.0, 0.0])
+    used, rows = [0, 2], index[[0, 2]]
+    cases = [case(block, rows=4, batch=3, seed=seed) for seed in range(count)]
+    relus = [True] * (count - 1) + [False]
+    h = torch.randn(5, 3, 4, 4, 8).bfloat16().permute(0, 1, 4, 2, 3)
+    h[2] = torch.nan
+    leaf = h.clone().requires_grad_(True)
+    parts = [BlockParameters(*c.leaves[1:], 1, r) for c, r in zip(cases, relus, strict=True)]
+    made = leaf * 1.0
+    out = add_seeds(made, index, alpha, parts, own, own)
+    assert (out.data_ptr() == made.data_ptr()) == own
+    tensors = [v for c in cases for v in c.leaves[1:]]
+    grad = torch.randn(5, 3, 4, 4, 8).bfloat16().permute(0, 1, 4, 2, 3)
+    given = grad.clone()
+    found = torch.autograd.grad(out, (leaf, *tensors), grad)
+    assert torch.equal(grad, given) == (not own)
+    x = h[rows].double().requires_grad_(True)
+    wide = [v.detach()[used].double().requires_grad_(True) for v in tensors]
+    seed = x
+    for i, relu in enumerate(relus):
+        weight, scale, shift = wide[3 * i : 3 * i + 3]
+        seed = torch.stack([
+            torch.group_norm(torch.conv2d(one, w.bfloat16().double(), padding=1), 1, s, b)
+            for one, w, s, b in zip(seed, weight, scale, shift, strict=True)
+        ])  # fmt: skip
+        seed = seed.relu() if relu else seed
+    wanted = x + alpha[used].view(-1, 1, 1, 1, 1) * seed
+    assert distance(out[rows], wanted.detach()) < 5e-3
+    expected = torch.autograd.grad(wanted, (x, *wide), given[rows].double())
+    assert distance(found[0][rows], expected[0]) < 1e-2
+    for one, other in zip(found[1:], expected[1:], strict=True):
+        assert distance(one[used], other) < 2e-2
+        assert not one[[1, 3]].any()
+    for untouched in (0, 3):
+        assert torch.equal(out[untouched], h[untouched])
+        assert torch.equal(found[0][untouched], given[untouched])
+    assert torch.equal(found[0][2], given[2])
+
+
+def trained(padded: bool):
+    """What two batches change in five members with seeds in two slots, some in shadow rows."""
+    population = make_population(5, "vmap")
+    population.plant([1], "r0c0", "conv_light")
+    population.plant([2, 3], "r0c1", "conv_heavy")
+    population.germinate([0, 4], "r0c1", "conv_light")
+    population.begin_step()
+    stores = (population.network.host, *population.network.banks.values())
+    before = [store.flat_EP.detach().clone() for store in stores]
+    for seed in range(2):
+        population.train_rows(population.train_plan(padded=padded), *batch(5, seed))
+    return [store.flat_EP.detach() - old for store, old in zip(stores, before, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("padded", [False, True])
+def test_members_train_as_if_rows_were_gathered(padded, monkeypatch):
+    """The rest of the network is torch's in float32; at the slots activations are bf16."""
+    real, added = vmap_executor._apply_slot, []
+
+    def in_half(apply):
+        def at_slot(network, groups, h, *given):
+            half = empty_activation(h.shape, h, torch.bfloat16).copy_(h)
+            return apply(network, groups, half, *given).float() if groups else h
+
+        monkeypatch.setattr(vmap_executor, "_apply_slot", at_slot)
+
+    def gathered(network, groups, half, *given):
+        return real(network, groups, half.float(), *given).bfloat16()
+
+    def in_place(network, groups, half, training, streams, own):
+        added.extend(groups)
+        own = vmap_executor.Ownership(activation=True, gradient=False)
+        with torch.autocast("cpu", torch.bfloat16), fused.use_kernels("fused"):
+            return vmap_executor._apply_slot_by_kernels(
+                network, groups, half, training, streams, own
+            )
+
+    in_half(gathered)
+    expected = trained(False)
+    in_half(in_place)
+    monkeypatch.setattr(blocks, "obstacle", lambda block, device: block.obstacle())
+    choose_kernels(monkeypatch, "esper.kasmina.fused", ours=True)
+    found = trained(padded)
+    assert len(added) == 6
+    for one, other in zip(found, expected, strict=True):
+        assert distance(one, other.double()) < 2e-2

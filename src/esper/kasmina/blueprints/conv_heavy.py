@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
+from esper.kasmina.block_parameters import BlockParameters, block_with_relu, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_norm_relu, conv_scaled_norm
 
@@ -23,3 +26,10 @@ class ConvHeavy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = conv_norm_relu(self.conv1, self.norm1, x)
         return conv_scaled_norm(self.conv2, self.norm2, self.scale, h)
+
+    def seed_blocks(self, state: Mapping[str, Tensor]) -> list[BlockParameters]:
+        """Return the parameters of its blocks, for rows with this state."""
+        return [
+            block_with_relu(state, "conv1", "norm1", self.norm1.groups),
+            scaled_block(state, "conv2", "norm2", "scale", self.norm2.groups),
+        ]

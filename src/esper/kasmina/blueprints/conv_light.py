@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
+from esper.kasmina.block_parameters import BlockParameters, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_scaled_norm
 
@@ -20,3 +23,7 @@ class ConvLight(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return conv_scaled_norm(self.conv, self.norm, self.scale, x)
+
+    def seed_blocks(self, state: Mapping[str, Tensor]) -> list[BlockParameters]:
+        """Return the parameters of its blocks, for rows with this state."""
+        return [scaled_block(state, "conv", "norm", "scale", self.norm.groups)]

@@ -19,8 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import fused
 from esper.kasmina.blending import update_rows
+from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.executors.base import check_delta, check_input, set_training
-from esper.kasmina.layers import MaxPool2d
+from esper.kasmina.layers import MaxPool2d, has_hooks
 from esper.kasmina.network import FusedRun, Segment, StackedNetwork
 from esper.kasmina.random_layers import RowStreams, row_draws
 from esper.kasmina.rows import BufferUpdates, RowPlan, SeedGroup
@@ -213,15 +214,56 @@ def _apply_slot_by_kernels(
     streams: RowStreams | None,
     own: Ownership,
 ) -> Tensor:
-    from esper.kasmina.kernels.rows import fork, give_back
+    """Seeds made of fused blocks work on their rows in place, others on copies of theirs."""
+    fused_seeds = [(g, _seed_blocks(network, g, h)) for g in groups]
+    whole = [(group, blocks) for group, blocks in fused_seeds if blocks]
+    copied = [group for group, blocks in fused_seeds if not blocks]
+    if copied:
+        from esper.kasmina.kernels.rows import fork, give_back
 
-    index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
-    h, *taken = fork(h, index, alpha, own.gradient)
-    updates = [
-        _seed_update(network, group, h_G, training, streams)
-        for group, h_G in zip(groups, taken, strict=True)
-    ]
-    return give_back(h, index, alpha, updates, own.activation)
+        index, alpha = [group.rows_G for group in copied], [group.alpha_G for group in copied]
+        # Behind fused seeds a gradient is theirs, so ours.
+        h, *taken = fork(h, index, alpha, own.gradient or bool(whole))
+        updates = [
+            _seed_update(network, group, h_G, training, streams)
+            for group, h_G in zip(copied, taken, strict=True)
+        ]
+        h = give_back(h, index, alpha, updates, own.activation)
+    return _add_whole_seeds(h, whole, own.activation or bool(copied), own.gradient)
+
+
+def _add_whole_seeds(
+    h: Tensor,
+    seeds: Sequence[tuple[SeedGroup, Sequence[BlockParameters]]],
+    owned: bool,
+    own_gradient: bool,
+) -> Tensor:
+    if not seeds:
+        return h
+    from esper.kasmina.kernels.seed_blocks import add_seeds
+
+    for number, (group, blocks) in enumerate(seeds):
+        # What a group returns, forward and backward, is owned by its neighbour.
+        last = number == len(seeds) - 1
+        own = owned or number > 0, own_gradient or not last
+        h = add_seeds(h, group.rows_G, group.alpha_G, blocks, *own)
+    return h
+
+
+def _seed_blocks(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Sequence[BlockParameters]:
+    """Return the blocks of a group's seeds if they can work on rows of `h` in place, else none."""
+    if not fused.asked_for_blocks():
+        return ()
+    bank = network.bank(group.slot, group.blueprint)
+    template = bank.template
+    if vars(type(template)).get("seed_blocks") is None or has_hooks(template):
+        return ()  # a subclass may compute something else
+    if group.present != {BlendStyle.ADD} or group.detached_G is not None:
+        return ()
+    blocks: Sequence[BlockParameters] = template.seed_blocks(  # type: ignore[operator]
+        bank.gather(group.members_G, group.frozen_G)
+    )
+    return blocks if fused.seeds_fit(h, blocks) else ()
 
 
 def _seed_update(

@@ -38,7 +38,8 @@ struct Block {
   bf16 *y;                     // forward: the output; backward: its gradient, read only
   i64 y_row;
   const i64 *y_index;          // row of y; null: its own
-  const float *alpha;          // null, or: forward adds alpha times the result to y; 0 touches nothing
+  const float *alpha;          // null, or: forward adds alpha times the result to y
+  const float *live;           // null, or: 0 where an entry is unused; it touches no row that it names
   float *statistics;           // [rows][batch][GROUPS][2]: mean, inverse deviation
   bf16 *kept;                  // forward: null, or a copy of the rows of x, dense
   bf16 *dx;                    // backward: null, or the gradient of x
@@ -128,7 +129,7 @@ KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
   const Lane me;
   const i64 row = (i64)a.first_row + grid_row();
   const float alpha = a.alpha ? a.alpha[row] : 1.f;
-  if (a.alpha && alpha == 0.f) return;  // an unused entry: the rows that it names belong to others
+  if (a.live && a.live[row] == 0.f) return;  // the rows that it names belong to others
   const u32 tile = shared_base(), weights = tile + 2 * X_BYTES, sums = weights + W_BYTES;
   const bf16 *x = a.x + row_of(a.x_index, row) * a.x_row;
   bf16 *y = a.y + row_of(a.y_index, row) * a.y_row;
@@ -345,7 +346,7 @@ KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
 #pragma unroll
       for (int i = 0; i < 4; i++) dw[j][n][i] = 0.f;
   }
-  if (a.alpha && alpha == 0.f) {  // an unused entry, perhaps of a row that is NaN: no gradient
+  if (a.live && a.live[row] == 0.f) {  // perhaps of a row that is NaN: no gradient
     for (int j = me.thread; j < PART; j += THREADS) part[j] = 0.f;
     const int end = begin + a.steps * IMAGES < a.batch ? begin + a.steps * IMAGES : a.batch;
     if (dx && !a.dx_index)

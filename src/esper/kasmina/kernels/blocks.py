@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.kernels.block_args import BlockArgs
 from esper.kasmina.kernels.block_plan import WARPS, BlockPlan, BlockShape, plan
 from esper.kasmina.kernels.launches import row_launches
@@ -57,68 +58,66 @@ def shape_of(x: Tensor, weight: Tensor, groups: int) -> BlockShape:
     return BlockShape(x.shape[-3], weight.shape[-4], x.shape[-2], x.shape[-1], groups)
 
 
-def _parameters(weight: Tensor, scale: Tensor, shift: Tensor) -> dict[str, Tensor | int]:
-    own = (dense_inside(v.float()) for v in (weight, scale, shift))
-    out: dict[str, Tensor | int] = {}
-    for name, value in zip(("weight", "scale", "shift"), own, strict=True):
+def _given(own: BlockParameters) -> dict[str, Tensor | int]:
+    """Return parameters as arguments of the kernels."""
+    out: dict[str, Tensor | int] = {"relu": own.relu}
+    for name in ("weight", "scale", "shift"):
+        value = dense_inside(getattr(own, name).float())
         out |= {name: value, f"{name}_row": value.stride(0)}
     return out
 
 
+def _aligned(x: Tensor) -> Tensor:
+    """Return `x` at an address that copies of 16 bytes can read; a copy if need be."""
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
 @launched
-def _forward(
-    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, relu: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the output, and `[R, B, G, 2]`: mean and inverse deviation."""
-    planned = plan(shape_of(x, weight, groups))
-    x, _ = laid_out(x, HALF)
-    rows, (_, batch, _, height, width) = len(weight), x.shape
-    y = empty_activation((rows, batch, weight.shape[1], height, width), x)
-    statistics = torch.empty(rows, batch, groups, 2, dtype=torch.float32, device=x.device)
-    parameters = _parameters(weight, scale, shift)
+def run_forward(x: Tensor, own: BlockParameters, y: Tensor, **rows: Tensor | None) -> Tensor:
+    """Write to `y`; return `[R, B, G, 2]`: mean and inverse deviation of each group.
+
+    `x` and `y` are channels last, with rows as in memory; `rows`: further arguments of `block.cu`.
+    """
+    planned, batch = plan(shape_of(x, own.weight, own.groups)), y.shape[1]
+    count = len(own.weight)
+    statistics = torch.empty(count, batch, own.groups, 2, dtype=torch.float32, device=x.device)
     parts, steps = planned.parts(batch)
+    given = _given(own)
     args = BlockArgs.of(
         x=x, x_row=row_stride(x), y=y, y_row=y.stride(0), statistics=statistics, batch=batch,
-        steps=steps, relu=relu, **parameters,
+        steps=steps, **given, **rows,
     )  # fmt: skip
-    launch(planned, False, args, parts, rows)
-    return y, statistics
+    launch(planned, False, args, parts, count)
+    return statistics
 
 
 @launched
-def _backward(
+def run_backward(
     x: Tensor,
     dy: Tensor,
-    parameters: tuple[Tensor, Tensor, Tensor],
+    own: BlockParameters,
     statistics: Tensor,
-    relu: bool,
-    wants_dx: bool,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """Return the gradients of input (of every row), weights, scale and shift."""
-    weight = parameters[0]
-    shape = shape_of(x, weight, statistics.shape[2])
+    dx: Tensor | None,
+    **rows: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write to `dx` (None: not wanted); return the gradients of weights, scale and shift."""
+    weight, statistics = own.weight, statistics.contiguous()
+    shape, (count, batch) = shape_of(x, weight, own.groups), (len(weight), dy.shape[1])
     planned = plan(shape)
-    (x, stored), dy = laid_out(x, HALF), dense_pixels(dy, HALF)
-    rows, batch = dy.shape[:2]
     parts, steps = planned.parts(batch)
     weights = weight[0].numel()
-    dx = None
-    if wants_dx:
-        lying = (rows, batch, stored, shape.height, shape.width)
-        dx = empty_activation(lying, dy)
     size = weights + 2 * shape.outputs
-    partial = torch.empty(rows, parts, size, dtype=torch.float32, device=x.device)
-    given, statistics = _parameters(*parameters), statistics.contiguous()
+    partial = torch.empty(count, parts, size, dtype=torch.float32, device=x.device)
+    given = _given(own)
     args = BlockArgs.of(
-        x=x, x_row=row_stride(x), y=dy, y_row=dy.stride(0), statistics=statistics,
-        dx=dx, dx_row=0 if dx is None else dx.stride(0), partial=partial, batch=batch,
-        steps=steps, relu=relu, **given,
+        x=x, x_row=row_stride(x), y=dy, y_row=dy.stride(0), statistics=statistics, dx=dx,
+        dx_row=0 if dx is None else dx.stride(0), partial=partial, batch=batch, steps=steps,
+        **given, **rows,
     )  # fmt: skip
-    launch(planned, True, args, parts, rows)
+    launch(planned, True, args, parts, count)
     total = partial.sum(dim=1) if parts > 1 else partial[:, 0]
     dw, dscale, dshift = total.split((weights, shape.outputs, shape.outputs), dim=1)
-    dx = dx if dx is None else dx[:, :, : shape.inputs]
-    return dx, dw.reshape(rows, *weight.shape[1:]), dscale, dshift
+    return dw.reshape(weight.shape), dscale, dshift
 
 
 class Block(torch.autograd.Function):
@@ -134,11 +133,13 @@ class Block(torch.autograd.Function):
                 x[None], weight[None], scale[None], shift[None], groups, relu
             )
             return y[0], statistics[0]
-        return _forward(x, weight, scale, shift, groups, relu)
+        x = _aligned(laid_out(x, HALF)[0])
+        y = empty_activation((len(weight), x.shape[1], weight.shape[1], *x.shape[3:]), x)
+        return y, run_forward(x, BlockParameters(weight, scale, shift, groups, relu), y)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, _, ctx.relu = inputs
+        *tensors, ctx.groups, ctx.relu = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*tensors, output[1])
 
@@ -147,14 +148,17 @@ class Block(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         alone = saved[0].ndim == 4
-        x, weight, scale, shift, statistics, dy = (
+        given, weight, scale, shift, statistics, dy = (
             value[None] if alone else value for value in (*saved, dy)
         )
-        wants_dx = ctx.needs_input_grad[0]
-        found = _backward(x, dy, (weight, scale, shift), statistics, ctx.relu, wants_dx)
-        dx, *rest = found
+        (x, stored), dy, dx = laid_out(given, HALF), _aligned(dense_pixels(dy, HALF)), None
+        x = _aligned(x)
+        if ctx.needs_input_grad[0]:
+            dx = empty_activation((len(weight), x.shape[1], stored, *x.shape[3:]), x)
+        own = BlockParameters(weight, scale, shift, ctx.groups, ctx.relu)
+        rest = run_backward(x, dy, own, statistics, dx)
         if dx is not None:
-            dx = dx.to(x.dtype)
+            dx = dx[:, :, : x.shape[2]].to(given.dtype)
             dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx
         out = (value[0] if alone and value is not None else value for value in (dx, *rest))
         return (*out, None, None)
