@@ -188,6 +188,7 @@ DEVICE float shuffle(float v, int mask) {
   memcpy(&v, &bits, 4);
   return v;
 }
+DEVICE float positive(float v) { return v <= 0 ? 0.f : v; }
 DEVICE float inverse_root(float v) { return 1.f / sqrtf(v); }
 template <int N> static void load_any(u32 (&r)[N], u32 address, emulated::Instruction kind) {
   emulated::Operands in = {};

@@ -153,9 +153,19 @@ KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
     float sum[TILES][PLANES_OUT][4], mean[IPW][GROUPS], inverse[IPW][GROUPS];
     convolve<PLANES_IN, PLANES_OUT, false>(sum, here, weights, me);
     find_statistics(mean, inverse, sum, sums, me);
+    float factor[IPW][PLANES_OUT][2], offset[IPW][PLANES_OUT][2];
+#pragma unroll
+    for (int j = 0; j < IPW; j++)
+#pragma unroll
+      for (int n = 0; n < PLANES_OUT; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          factor[j][n][i] = inverse[j][n / GROUP_PLANES] * scale[n][i];
+          offset[j][n][i] = shift[n][i] - mean[j][n / GROUP_PLANES] * factor[j][n][i];
+        }
 #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      const int image = first + me.image(t);
+      const int image = first + me.image(t), j = t / SHARE;
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int pixel = me.pixel(t, me.lane / 4 + 8 * half);
@@ -165,10 +175,9 @@ KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
         if (a.alpha) load_pixel<PLANES_OUT, CO>(before, to, inside, me.lane);
 #pragma unroll
         for (int n = 0; n < PLANES_OUT; n++) {
-          const int g = n / GROUP_PLANES, j = t / SHARE;
-          float u = (sum[t][n][2 * half] - mean[j][g]) * inverse[j][g] * scale[n][0] + shift[n][0];
-          float v = (sum[t][n][2 * half + 1] - mean[j][g]) * inverse[j][g] * scale[n][1] + shift[n][1];
-          if (a.relu) u = u <= 0 ? 0.f : u, v = v <= 0 ? 0.f : v;  // NaN stays NaN
+          float u = sum[t][n][2 * half] * factor[j][n][0] + offset[j][n][0];
+          float v = sum[t][n][2 * half + 1] * factor[j][n][1] + offset[j][n][1];
+          if (a.relu) u = positive(u), v = positive(v);
           if (a.alpha) u = low_half(before[n]) + alpha * u, v = high_half(before[n]) + alpha * v;
           out[n] = packed(u, v);
         }
@@ -234,8 +243,8 @@ DEVICE void write_part(float *part, const float (&dw)[K_SHARE][PLANES_OUT][4], c
   }
 }
 
-// A number's gradient as it comes from the output: 0 where the ReLU was, or where there is no number.
-DEVICE float unmasked(u32 two, int i, float value, float scale, float shift, bool live, int relu) {
+// A number's gradient as it comes from the output: 0 where the ReLU was, or where there is no pixel.
+DEVICE float unmasked(u32 two, int i, float value, float scale, float shift, bool live, bool relu) {
   const float d = i ? high_half(two) : low_half(two);
   return !live || (relu && value * scale + shift <= 0) ? 0.f : d;
 }
@@ -247,37 +256,41 @@ DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], const Block &a, i64
                          const Lane &me) {
   float level[IPW][GROUPS], tilt[IPW][GROUPS], inverse[IPW][GROUPS];
   const u32 here = gradients + CENTRE + me.channel() * 2;
+  const bool relu = a.relu;
 #pragma unroll
   for (int j = 0; j < IPW; j++)
 #pragma unroll
     for (int g = 0; g < GROUPS; g++) {
       const int image = first + me.warp / WPI * IPW + j;
-      float mean = 0.f;
+      float offset = 0.f;
       level[j][g] = tilt[j][g] = inverse[j][g] = 0.f;
-      if (image < a.batch) {
+      if (image < a.batch) {  // beyond it gradients are 0
         const float *from = a.statistics + ((row * a.batch + image) * GROUPS + g) * 2;
-        mean = from[0], inverse[j][g] = from[1];
+        inverse[j][g] = from[1], offset = -from[0] * from[1];
       }
 #pragma unroll
       for (int n = g * GROUP_PLANES; n < (g + 1) * GROUP_PLANES; n++) {
-        float scale[2], shift[2];
+        float scale[2], shift[2], total[2] = {0.f, 0.f}, weighted[2] = {0.f, 0.f};
         load_norm(scale, shift, a, row, n, me);
 #pragma unroll
         for (int t = j * SHARE; t < (j + 1) * SHARE; t++)
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const int pixel = me.pixel(t, me.lane / 4 + 8 * half);
-            const bool live = exists(pixel) && image < a.batch;
             const u32 two = load_shared_u32(here + corner(me.image(t), pixel, PLANES_OUT) + n * PLANE * 16);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
               float &value = sum[t][n][2 * half + i];
-              value = (value - mean) * inverse[j][g];
-              const float d = unmasked(two, i, value, scale[i], shift[i], live, a.relu);
-              dscale[n][i] += d * value, dshift[n][i] += d;
-              level[j][g] += d * scale[i], tilt[j][g] += d * scale[i] * value;
+              value = value * inverse[j][g] + offset;
+              const float d = unmasked(two, i, value, scale[i], shift[i], exists(pixel), relu);
+              total[i] += d, weighted[i] += d * value;
             }
           }
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+          dshift[n][i] += total[i], dscale[n][i] += weighted[i];
+          level[j][g] += total[i] * scale[i], tilt[j][g] += weighted[i] * scale[i];
+        }
       }
       level[j][g] = warp_sum(level[j][g]), tilt[j][g] = warp_sum(tilt[j][g]);
       if (WPI > 1 && me.lane == 0) {
@@ -311,15 +324,14 @@ DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], const Block &a, i64
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int pixel = me.pixel(t, me.lane / 4 + 8 * half), j = t / SHARE, g = n / GROUP_PLANES;
-        const bool live = exists(pixel) && first + me.image(t) < a.batch;
         const u32 at = here + corner(me.image(t), pixel, PLANES_OUT) + n * PLANE * 16, two = load_shared_u32(at);
         float out[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {
           const float value = sum[t][n][2 * half + i];
-          const float d = unmasked(two, i, value, scale[i], shift[i], live, a.relu);
+          const float d = unmasked(two, i, value, scale[i], shift[i], exists(pixel), relu);
           out[i] = (d * scale[i] - level[j][g] - value * tilt[j][g]) * inverse[j][g];
-          if (!live || (CO % 8 && me.channel() >= CO)) out[i] = 0.f;
+          if (CO % 8 && me.channel() >= CO) out[i] = 0.f;
         }
         if (exists(pixel)) store_shared(at, packed(out[0], out[1]));
       }
@@ -364,6 +376,7 @@ KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
     const u32 here = tile + (step & 1) * X_BYTES;
     barrier();  // the last step's buffers are free
     fetch<CO>(gradients, dy, first, a.batch);
+    clear_beyond(gradients, first, a.batch);
     if (step + 1 < a.steps) fetch<CS>(tile + (~step & 1) * X_BYTES, x, first + IMAGES, a.batch);
     {
       float sum[TILES][PLANES_OUT][4];

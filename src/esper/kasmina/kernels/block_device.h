@@ -21,6 +21,10 @@ DEVICE int grid_row() { return blockIdx.y; }
 DEVICE void barrier() { __syncthreads(); }
 DEVICE float shuffle(float v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
 DEVICE u32 shuffle(u32 v, int mask) { return __shfl_xor_sync(~0u, v, mask); }
+DEVICE float positive(float v) {  // NaN stays NaN
+  asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(v));
+  return v;
+}
 DEVICE float inverse_root(float v) { return rsqrtf(v); }
 
 DEVICE void load_matrices(u32 (&r)[4], u32 at) {

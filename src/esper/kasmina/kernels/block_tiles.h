@@ -105,6 +105,11 @@ template <int CHANNELS> DEVICE void fetch(u32 tile, const bf16 *x, int first, in
   const int count = images_left(first, batch) * PIXELS * C::COUNT;
   for (int j = thread_id(); j < count; j += THREADS) copy_async<C::SIZE * 2>(tile + C::place(j), from + (i64)j * C::SIZE);
 }
+// Gradients of images beyond the batch are 0.
+DEVICE void clear_beyond(u32 tile, int first, int batch) {
+  const int images = images_left(first, batch);
+  if (images < IMAGES) clear(tile + images * PLANES_OUT * PLANE * 16, (IMAGES - images) * PLANES_OUT * PLANE * 16);
+}
 // Write this thread's part of `fetch` to global memory.
 DEVICE void keep(u32 tile, bf16 *kept, int first, int batch) {
   using C = Chunks<CS>;
