@@ -118,6 +118,7 @@ def variants(shape: BlockShape) -> Iterator[BlockPlan]:
         replace(own, forward_blocks=4, backward_blocks=3),
         replace(own, weight_shares=max(1, own.weight_shares // 2)),
         replace(own, weight_shares=min(8, own.weight_shares * 2)),
+        replace(own, image_warps=min(8, own.image_warps * 2)) if own.warp_images == 1 else own,
     )
     yield from dict.fromkeys(others)
 

@@ -277,7 +277,7 @@ DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], const Block &a, i64
 #pragma unroll
           for (int half = 0; half < 2; half++) {
             const int pixel = me.pixel(t, me.lane / 4 + 8 * half);
-            const u32 two = load_shared_u32(here + corner(me.image(t), pixel, PLANES_OUT) + n * PLANE * 16);
+            const u32 two = load_shared_u32(here + me.corner(t, me.lane / 4, half, PLANES_OUT) + n * PLANE * 16);
 #pragma unroll
             for (int i = 0; i < 2; i++) {
               float &value = sum[t][n][2 * half + i];
@@ -324,7 +324,7 @@ DEVICE void through_norm(float (&sum)[TILES][PLANES_OUT][4], const Block &a, i64
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int pixel = me.pixel(t, me.lane / 4 + 8 * half), j = t / SHARE, g = n / GROUP_PLANES;
-        const u32 at = here + corner(me.image(t), pixel, PLANES_OUT) + n * PLANE * 16, two = load_shared_u32(at);
+        const u32 at = here + me.corner(t, me.lane / 4, half, PLANES_OUT) + n * PLANE * 16, two = load_shared_u32(at);
         float out[2];
 #pragma unroll
         for (int i = 0; i < 2; i++) {

@@ -34,6 +34,19 @@ template <int PLANES> DEVICE constexpr int block_offset(int k) {
   return k >= TAPS * PLANES ? 0 : ((k / PLANES) / 3 * PADDED_W + (k / PLANES) % 3) * 16 + k % PLANES * PLANE * 16;
 }
 
+DEVICE bool exists(int pixel) { return FULL || pixel < PIXELS; }
+// Bytes to the upper left neighbour of a pixel; a missing pixel gets the image's first.
+DEVICE u32 corner(int image, int pixel, int planes) {
+  const u32 at = exists(pixel) ? pixel / W * PADDED_W + pixel % W : 0;
+  return (image * planes * PLANE + at) * 16;
+}
+
+// Whether tiles are whole rows, or whole parts of rows, and warps start at a row. Then a place is a
+// sum of what a lane knows and of what the compiler knows, which costs no instruction.
+constexpr bool ROWS_OF_TILES = W % 16 == 0 && SHARE % (W >= 16 ? W / 16 : 1) == 0;
+constexpr bool TILES_OF_ROWS = W <= 8 && 8 % W == 0;
+constexpr bool REGULAR = FULL && (ROWS_OF_TILES || TILES_OF_ROWS);
+
 struct Lane {
   int thread, lane, warp;
   DEVICE Lane() : thread(thread_id()), lane(thread_id() & 31), warp(thread_id() >> 5) {}
@@ -41,14 +54,17 @@ struct Lane {
   // Image (of this step) and pixel of row `m` of a warp's tile.
   DEVICE int image(int t) const { return warp / WPI * IPW + t / SHARE; }
   DEVICE int pixel(int t, int m) const { return (warp % WPI * SHARE + t % SHARE) * 16 + m; }
+  // `corner` of row `m` (+ 8 for the second half) of a warp's tile.
+  DEVICE u32 corner(int t, int m, int half, int planes) const {
+    if (!REGULAR) return ::corner(image(t), pixel(t, m + 8 * half), planes);
+    const u32 own = warp / WPI * IPW * planes * PLANE + warp % WPI * (SHARE * 16 / W) * PADDED_W;
+    const u32 in_tile = W >= 16 ? m : m / W * PADDED_W + m % W;
+    const u32 tile = t % SHARE * 16 / W * PADDED_W + t % SHARE * 16 % W;
+    const u32 second = W >= 16 ? 8 : 8 / W * PADDED_W;
+    return (own + in_tile) * 16 + (t / SHARE * planes * PLANE + tile + half * second) * 16;
+  }
 };
 
-DEVICE bool exists(int pixel) { return FULL || pixel < PIXELS; }
-// Bytes to the upper left neighbour of a pixel; a missing pixel gets the image's first.
-DEVICE u32 corner(int image, int pixel, int planes) {
-  const u32 at = exists(pixel) ? pixel / W * PADDED_W + pixel % W : 0;
-  return (image * planes * PLANE + at) * 16;
-}
 DEVICE i64 row_of(const i64 *index, i64 row) { return index ? index[row] : row; }
 
 DEVICE void clear(u32 at, int bytes) {
@@ -132,7 +148,7 @@ DEVICE void convolve(float (&sum)[TILES][COLUMNS][4], u32 tile, u32 weights, con
   u32 at[TILES];
 #pragma unroll
   for (int t = 0; t < TILES; t++) {
-    at[t] = tile + corner(me.image(t), me.pixel(t, me.lane & 15), PLANES);
+    at[t] = tile + me.corner(t, me.lane & 15, 0, PLANES);
 #pragma unroll
     for (int n = 0; n < COLUMNS; n++)
 #pragma unroll
