@@ -1,12 +1,13 @@
 """CUDA C++ compiled at run time by NVRTC, the library that torch for CUDA brings along; no nvcc.
 
-`find_nvrtc` finds it, `compile_cuda` makes machine code (a cubin) of a source. Neither needs a GPU.
+`find_nvrtc` finds it, `Nvrtc.compile` makes machine code (a cubin) of a source. No GPU is needed.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -93,8 +94,11 @@ def find_nvrtc() -> Nvrtc | None:
 
 
 def _packaged(major: int) -> list[Path]:
-    """NVRTC in the Python packages that torch depends on."""
+    """NVRTC in the Python packages that torch depends on, in torch, and in a CUDA toolkit."""
     spec = importlib.util.find_spec("nvidia")
     folders = [] if spec is None else spec.submodule_search_locations or []
     found = [p for f in folders for p in sorted(Path(f).glob(f"*/lib/libnvrtc.so.{major}"))]
-    return [*found, *sorted((Path(torch.__file__).parent / "lib").glob(f"libnvrtc*.so.{major}"))]
+    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
+    for folder in (Path(torch.__file__).parent / "lib", toolkit / "lib64"):
+        found += sorted(folder.glob(f"libnvrtc*.so.{major}"))
+    return found

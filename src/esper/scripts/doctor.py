@@ -165,7 +165,7 @@ def fused_lines(engine: VectorizedEngine) -> list[str]:
     """Blocks of the task that one kernel computes, if that is asked for; empty without a GPU."""
     if engine.device.type != "cuda" or engine.env.model.network.topology != "cnn":
         return []
-    from esper.kasmina.kernels.block_report import block_lines
+    from esper.kasmina.block_report import block_lines
     from esper.kasmina.kernels.compiled import obstacle
 
     problem = obstacle(engine.device)

@@ -11,10 +11,10 @@ import torch
 from block_support import TASK_SHAPES, shape
 from esper.device.nvrtc import CompileError, find_nvrtc
 from esper.kasmina import Population
+from esper.kasmina.block_report import block_lines
 from esper.kasmina.hosts.cnn import CNNHost
 from esper.kasmina.kernels import compiled
 from esper.kasmina.kernels.block_plan import plan
-from esper.kasmina.kernels.block_report import block_lines
 
 BLOCK = plan(shape(8, 8, 4))
 

@@ -31,8 +31,8 @@ from esper.kasmina.kernels.layout import (
 
 HALF: Final = torch.bfloat16
 """The type of activations."""
-MOST_IMAGES: Final = 2**31 - 2**16
-"""Images of a row, rounded up to steps, are counted in 32 bits; all offsets have 64."""
+MOST_IMAGES: Final = 2**30
+"""Images of a row, rounded up to parts, are counted in 32 bits; all offsets have 64."""
 
 
 def launch(planned: BlockPlan, backward: bool, args: BlockArgs, parts: int, rows: int) -> None:

@@ -62,8 +62,9 @@ class SeedBlocks(torch.autograd.Function):
         blocks = _blocks(ctx.settings, rest[: 3 * count])
         inputs, statistics = rest[3 * count : 4 * count], rest[4 * count :]
         total = dense_pixels(grad, inputs[0].dtype)
-        if total is grad and not ctx.own_gradient:
-            total = grad.clone()
+        rows_lie = total.stride(0) == total[0].numel() and total.data_ptr() % 16 == 0
+        if total is grad and not (ctx.own_gradient and rows_lie):
+            total = empty_activation(grad.shape, grad).copy_(grad)
         dy, found = total, list[Tensor]()
         for number in reversed(range(count)):
             first, last = number == 0, number == count - 1
