@@ -265,12 +265,13 @@ def test_dropped_graphs_are_captured_again_and_memory_does_not_grow():
 # ---- the engine ---------------------------------------------------------------------------
 
 
-def test_auto_is_on_for_cuda_with_both_executors():
+def test_auto_is_on_for_cuda_with_vmap_and_loop_only_on_request():
     assert on_gpu().graph_report().on
     assert on_gpu(graphs="on").graph_report().on
     off = on_gpu(graphs="off").graph_report()
     assert (off.on, off.reason) == (False, "requested")
-    assert on_gpu(executor="loop").graph_report().on
+    assert not on_gpu(executor="loop").graph_report().on
+    assert on_gpu(executor="loop", graphs="on").graph_report().on
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -21,6 +21,7 @@ from graph_support import Rerun, rerun_cache
 from support import batch, bring_to, make_population, refused
 
 CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 
 
 class Told(list[str]):
@@ -113,24 +114,28 @@ def test_held_inputs_keep_their_place_and_take_new_values():
 
 
 @pytest.mark.parametrize(
-    ("mode", "device", "runs_whole", "reason"),
+    ("mode", "device", "executor", "runs_whole", "reason"),
     [
-        ("auto", "cpu", False, "cpu"),
-        ("auto", "cuda", True, "by hooks"),
-        ("auto", "cuda", False, None),
-        ("on", "cuda", False, None),
-        ("off", "cuda", False, "requested"),
-        ("off", "cpu", True, "requested"),
+        ("auto", "cpu", "vmap", False, "cpu"),
+        ("auto", "cuda", "loop", True, "by hooks"),
+        ("auto", "cuda", "loop", False, "member by member"),
+        ("auto", "cuda", "vmap", False, None),
+        ("on", "cuda", "vmap", False, None),
+        ("on", "cuda", "loop", False, None),
+        ("off", "cuda", "vmap", False, "requested"),
+        ("off", "cpu", "loop", True, "requested"),
     ],
 )
-def test_graphs_are_for_hosts_on_cuda_that_are_not_run_by_hooks(mode, device, runs_whole, reason):
-    why = reason_against_graphs(mode, torch.device(device), runs_whole)
+def test_graphs_are_for_hosts_on_cuda_that_are_not_run_by_hooks(
+    mode, device, executor, runs_whole, reason
+):
+    why = reason_against_graphs(mode, torch.device(device), executor, runs_whole)
     assert why is None if reason is None else reason in (why or "")
 
 
 def test_insisting_where_there_are_none_is_refused():
     assert "cpu" in refused(lambda: small_engine(graphs="on"))
-    assert "hooks" in refused(lambda: reason_against_graphs("on", torch.device("cuda"), True))
+    assert "hooks" in refused(lambda: reason_against_graphs("on", CUDA, "loop", True))
     assert "always" in refused(lambda: small_engine(graphs="always"))
 
 

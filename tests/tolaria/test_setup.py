@@ -71,7 +71,15 @@ def test_executors_are_timed_under_fast_and_auto_alone(profile, executor, reason
     assert reason in engine.env.model.choice.reason
 
 
-@pytest.mark.parametrize("kernels", ["own", "torch"])
+def test_fused_blocks_are_never_chosen_by_themselves(monkeypatch):
+    """Until they have been measured on a GPU."""
+    monkeypatch.setattr("esper.tolaria.setup.can_use_kernels", lambda x: True)
+    x = torch.zeros(2, 3)
+    assert candidate_kernels(EngineConfig(), "bf16", x) == ("own", "torch")
+    assert candidate_kernels(EngineConfig(kernels="fused"), "bf16", x) == ("fused",)
+
+
+@pytest.mark.parametrize("kernels", ["own", "fused", "torch"])
 def test_the_executor_that_runs_has_the_kernels_that_were_asked_for(kernels):
     for profile in ("exact", "fast"):
         engine = small_engine(profile=profile, kernels=kernels)

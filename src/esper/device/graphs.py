@@ -129,11 +129,12 @@ class GraphReport:
 
 
 def reason_against_graphs(
-    mode: GraphMode, device: torch.device, runs_whole: bool = False
+    mode: GraphMode, device: torch.device, executor: str = "vmap", runs_whole: bool = False
 ) -> str | None:
     """Return None if work is to be captured, else why not; mode `on` raises instead.
 
     `runs_whole`: the host is not traced, so its Python may decide differently at each call.
+    Mode `auto` leaves the loop executor alone: what its graphs bring has not been measured yet.
     """
     if mode not in GRAPH_MODES:
         raise unknown_name("graphs", mode, GRAPH_MODES)
@@ -144,6 +145,8 @@ def reason_against_graphs(
         problem = "the host is not traced and runs whole, by hooks"
     if mode == "on" and problem is not None:
         raise EsperError(f"graphs 'on': {problem}; use graphs 'auto'")
+    if mode == "auto" and executor == "loop":
+        problem = problem or "executor loop computes member by member; 'on' captures it"
     return "requested" if mode == "off" else problem
 
 

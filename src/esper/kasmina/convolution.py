@@ -77,6 +77,11 @@ def torch_convolutions() -> Iterator[None]:
         _always_torch.reset(token)
 
 
+def always_torch() -> bool:
+    """Whether inside `torch_convolutions`."""
+    return _always_torch.get()
+
+
 def _plain(x: Tensor, weight: Tensor) -> bool:
     """Whether a convolution on a CPU needs no casts and is not traced by a compiler."""
     if x.device.type != "cpu" or x.dtype != weight.dtype:

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from esper.device.triton_support import can_use_kernels
+from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.layout import padded_channels
+from esper.leyline.compute import KernelName
 
 LARGEST_KERNEL: Final = 3
 """Largest supported kernel side across channels. An assembler bug made larger ones wrong on an H200
@@ -32,22 +34,22 @@ LARGEST_ROW: Final = 2**36
 """Maximum elements of a convolved row: offsets inside a part of a weight gradient, a 64th of the
 row, fit 32 bits. All other offsets are 64-bit (`kernels.grids`)."""
 
-_stock: ContextVar[bool] = ContextVar("stock_kernels", default=False)
+_kernels: ContextVar[KernelName] = ContextVar("kernels", default="own")
 
 
 @contextmanager
-def stock_kernels(wanted: bool = True) -> Iterator[None]:
-    """Use torch's kernels inside the block, on any device."""
-    token = _stock.set(wanted)
+def use_kernels(name: KernelName) -> Iterator[None]:
+    """Use these kernels inside the block, where they are available."""
+    token = _kernels.set(name)
     try:
         yield
     finally:
-        _stock.reset(token)
+        _kernels.reset(token)
 
 
 def half_type(x: Tensor) -> torch.dtype | None:
     """Return the dtype our kernels would compute `x` in; None if torch's are used."""
-    if _stock.get() or not isinstance(x, Tensor) or not can_use_kernels(x):
+    if _kernels.get() == "torch" or not isinstance(x, Tensor) or not can_use_kernels(x):
         return None
     kind = x.device.type
     if not torch.is_autocast_enabled(kind):
@@ -112,3 +114,42 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, relu: bool)
     from esper.kasmina.kernels.normalise import normalise
 
     return normalise(x, weight, bias, groups, relu)
+
+
+def asked_for_blocks() -> bool:
+    """Whether blocks (convolution, norm, ReLU) are to be one kernel where there is one."""
+    return _kernels.get() == "fused"
+
+
+def wants_blocks(x: Tensor) -> bool:
+    """Whether blocks of `x` may be computed in one kernel."""
+    return asked_for_blocks() and half_type(x) is torch.bfloat16 and x.ndim == 4
+
+
+def conv_norm(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, relu: bool
+) -> Tensor | None:
+    """Convolution, group norm and ReLU in one kernel; None if there is none for this shape.
+
+    `wants_blocks` must hold.
+    """
+    from esper.kasmina.kernels import blocks
+
+    if weight.shape[-2:] != (3, 3) or x.shape[0] > blocks.MOST_IMAGES:
+        return None
+    if blocks.obstacle(blocks.shape_of(x, weight, groups), x.device):
+        return None
+    return blocks.convolve_normalised(x, weight, scale, shift, groups, relu)
+
+
+def seeds_fit(h: Tensor, blocks: Sequence[BlockParameters]) -> bool:
+    """Whether the blocks of seeds can work on rows of `h` `[R, B, C, H, W]` where they lie."""
+    if not asked_for_blocks() or half_type(h) is not torch.bfloat16 or h.ndim != 5:
+        return False
+    from esper.kasmina.kernels.blocks import MOST_IMAGES, obstacle, shape_of
+    from esper.kasmina.kernels.layout import pixel_stride
+
+    lies = pixel_stride(h) == h.shape[2] and h.data_ptr() % 16 == 0
+    if not lies or h.stride(0) != h[0].numel() or h.shape[1] > MOST_IMAGES:
+        return False
+    return not any(obstacle(shape_of(h, b.weight, b.groups), h.device) for b in blocks)

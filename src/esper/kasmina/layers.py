@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.device import rng
 from esper.kasmina import fused
-from esper.kasmina.convolution import conv1d, conv2d
+from esper.kasmina.convolution import always_torch, conv1d, conv2d
 from esper.kasmina.layout import is_channels_last, under_vmap
 from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
 from esper.kasmina.pooling import max_pool2d
@@ -224,6 +224,9 @@ class MaxPool1d(nn.MaxPool1d):
 class MaxPool2d(nn.MaxPool2d):
     """Halves height and width, rounding up: a side of 1 stays 1."""
 
+    new_grad = True
+    """See `network.FusedRun.returns_new_grad`."""
+
     def __init__(self) -> None:
         super().__init__(2, ceil_mode=True)
 
@@ -275,3 +278,45 @@ def scaled_norm(norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
         return norm.normalise(x, norm.weight * gamma, norm.bias * gamma)
     scaled: Tensor = scale(norm(x))
     return scaled
+
+
+def conv_norm_relu(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
+    """Apply a convolution, a norm and ReLU, fused as far as there are kernels."""
+    whole = _block(conv, norm, x, None, relu=True)
+    return norm_relu(norm, conv(x)) if whole is None else whole
+
+
+def conv_scaled_norm(conv: nn.Module, norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
+    """Return `scale(norm(conv(x)))`, the end of a convolutional seed, fused if possible."""
+    whole = _block(conv, norm, x, scale, relu=False)
+    return scaled_norm(norm, scale, conv(x)) if whole is None else whole
+
+
+def _block(
+    conv: nn.Module, norm: nn.Module, x: Tensor, scale: nn.Module | None, relu: bool
+) -> Tensor | None:
+    """Compute a block in one kernel; None unless its parts are plainly ours and nobody listens."""
+    if not fused.wants_blocks(x) or always_torch():
+        return None
+    if not isinstance(conv, Conv2d) or not isinstance(norm, ChannelNorm):
+        return None
+    if conv.stride != 1 or conv.groups != 1 or conv.bias is not None:
+        return None
+    if has_hooks(conv) or has_hooks(norm):
+        return None
+    weight, bias = norm.weight, norm.bias
+    if isinstance(scale, LayerScale):
+        gamma = scale.gamma.flatten()
+        return fused.conv_norm(x, conv.weight, weight * gamma, bias * gamma, norm.groups, relu)
+    return fused.conv_norm(x, conv.weight, weight, bias, norm.groups, relu) if relu else None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether the module or a submodule has any kind of hook."""
+    return any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        for part in module.modules()
+    )

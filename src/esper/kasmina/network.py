@@ -30,6 +30,7 @@ from esper.kasmina.host_checks import (
     require_names,
 )
 from esper.kasmina.initialisation import Initialiser
+from esper.kasmina.layers import has_hooks
 from esper.kasmina.lifecycle import resolve_target_slot
 from esper.kasmina.random_layers import Site
 from esper.kasmina.random_probe import (
@@ -70,6 +71,17 @@ class FusedRun:
     """Position of its last segment."""
     site: Site | None = None
     """Random-number site; then it is a single segment."""
+
+    def returns_new_grad(self) -> bool:
+        """Whether the gradient of the input is a tensor that nothing else refers to.
+
+        True if the first module says so itself (`new_grad`; a subclass might differ) and has no
+        hook, which could keep the gradient.
+        """
+        first = self.samplewise[0] if self.samplewise else self.segment.module
+        while isinstance(first, nn.Sequential):
+            first = next((m for m in first if type(m) is not nn.Identity), nn.Identity())
+        return vars(type(first)).get("new_grad") is True and not has_hooks(first)
 
 
 class StackedNetwork:
@@ -406,17 +418,6 @@ def _is_samplewise(module: nn.Module) -> bool:
     """Whether a module acts samplewise; false for user subclasses and for modules with hooks."""
     ours = type(module).__module__.startswith(("esper.kasmina.", "torch.nn."))
     return ours and isinstance(module, SAMPLEWISE_MODULES) and not has_hooks(module)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether the module or a submodule has any kind of hook."""
-    return any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        for part in module.modules()
-    )
 
 
 def _enabled_blueprints(blueprints: Sequence[str], topology: Topology) -> tuple[Blueprint, ...]:

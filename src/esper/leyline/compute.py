@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, get_args
 Profile = Literal["exact", "fast"]
 ExecutorName = Literal["auto", "vmap", "loop"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
-KernelMode = Literal["auto", "own", "torch"]
+KernelName = Literal["own", "fused", "torch"]
+KernelMode = Literal["auto", "own", "fused", "torch"]
 GraphMode = Literal["auto", "on", "off"]
 DataPlacement = Literal["auto", "device", "stream"]
 
@@ -35,10 +36,12 @@ class ComputeSettings:
     precision: Precision = "auto"
     """Number type of members; `auto` is bf16 on a GPU that has it, else fp32."""
     kernels: KernelMode = "auto"
-    """Kernels for members on a GPU in half precision: our `own`, or `torch`'s; `auto` is our own
-    (`exact`) or what measures faster (`fast`, executor `auto`)."""
+    """Kernels for members on a GPU in half precision: our `own`, `fused` (our own, with whole
+    blocks in one kernel where there is one; new, so never chosen by itself), or `torch`'s; `auto`
+    is our own (`exact`) or the faster of own and torch's (`fast`, executor `auto`)."""
     graphs: GraphMode = "auto"
-    """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA."""
+    """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA with
+    the vmap executor."""
     data_placement: DataPlacement = "auto"
     """Training data on the `device`, or on the host and `stream`ed; `auto` takes the device if
     they fit."""

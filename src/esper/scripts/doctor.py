@@ -142,6 +142,7 @@ def executor_lines(config: Doctor) -> list[str]:
         "profile exact: vmap if the host can be vmapped, regardless of speed",
         f"kernels: {kernel_line(engine)}",
         *build_lines(engine, builds),
+        *fused_lines(engine),
         f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
@@ -158,9 +159,23 @@ def kernel_line(engine: VectorizedEngine) -> str:
         return "torch's (ours need triton and a C compiler)"
     if engine.precision == "fp32":
         return "torch's for members (ours compute in half precision), ours for batches and updates"
-    own = choice is not None and choice.executor.kernels == "own"
-    whose = "ours" if own else "torch's"
+    used = "torch" if choice is None else choice.executor.kernels
+    whose = {"own": "ours", "fused": "ours with fused blocks", "torch": "torch's"}[used]
     return f"{whose} for members, ours for batches and updates"
+
+
+def fused_lines(engine: VectorizedEngine) -> list[str]:
+    """Blocks of the task that one kernel computes, if that is asked for; empty without a GPU."""
+    if engine.device.type != "cuda" or engine.env.model.network.topology != "cnn":
+        return []
+    from esper.kasmina.block_report import block_lines
+    from esper.kasmina.kernels.compiled import obstacle
+
+    problem = obstacle(engine.device)
+    if problem is not None:
+        return [f"fused blocks: none, {problem}"]
+    x_EB, _ = next(engine.batches.step(0))
+    return block_lines(engine.env.model.network, x_EB[0, :1].float())
 
 
 def build_lines(engine: VectorizedEngine, builds: KernelBuilds) -> list[str]:

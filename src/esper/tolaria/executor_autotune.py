@@ -16,14 +16,16 @@ from typing import Final
 import torch
 
 from esper.device.graphs import Recorder
-from esper.kasmina.executors.base import Executor, KernelName
+from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.executors.vmap import VmapExecutor
 from esper.kasmina.population import Population
+from esper.leyline.compute import KernelName
 
 KERNEL_LABELS: Final[dict[KernelName, str]] = {
     "own": "vmap with our kernels",
+    "fused": "vmap with our fused blocks",
     "torch": "vmap with torch's",
 }
 TIMED_BATCHES: Final = 3
@@ -55,7 +57,7 @@ def autotune_executor(
         for name, candidate in candidates.items():
             population.choice = ExecutorChoice(candidate, "on trial")
             spent = _timed(runs[name], device)
-            if repeat == 0 and recorder is not None:
+            if repeat == 0 and recorder is not None and candidate.name == "vmap":
                 with contextlib.suppress(RuntimeError):  # cannot be captured: time eager runs
                     runs[name] = recorder.capture(train_batch).replay
             if repeat > 0:  # the first one compiles and tunes kernels

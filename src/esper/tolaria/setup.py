@@ -15,11 +15,10 @@ from torch import Tensor
 
 from esper.device.graphs import CudaRecorder, GraphCache, reason_against_graphs
 from esper.device.triton_support import can_use_kernels
-from esper.kasmina.executors.base import KernelName
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.fused import input_buffer
 from esper.kasmina.population import Population
-from esper.leyline.compute import GraphMode, Precision
+from esper.leyline.compute import GraphMode, KernelName, Precision
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.data import SharedBatchIterator
 from esper.tolaria.engine_config import EngineConfig
@@ -140,8 +139,9 @@ def make_graph_cache(
 ) -> tuple[GraphCache | None, str | None]:
     """Return the graph cache, or None and the reason why graphs are off."""
     device = population.device
-    problem = reason_against_graphs(mode, device, population.network.runs_whole)
+    executor = "vmap" if population.choice is None else population.choice.executor.name
+    problem = reason_against_graphs(mode, device, executor, population.network.runs_whole)
     if problem is not None:
         return None, problem
-    reason = "requested" if mode == "on" else "CUDA"
+    reason = "requested" if mode == "on" else "CUDA and vmap"
     return GraphCache(CudaRecorder(device), reason=reason), None

@@ -25,7 +25,7 @@ from esper.kasmina import fused  # noqa: E402
 from esper.kasmina.kernels import (  # noqa: E402
     convolution,
     depthwise,
-    grids,
+    launches,
     layout,
     normalise,
     pooling,
@@ -190,10 +190,10 @@ def test_what_is_counted_in_32_bits_fits():
 
 
 def test_one_launch_unless_there_are_more_rows_than_a_grid_takes():
-    most = grids.MOST_ROWS
-    assert list(grids.row_launches(most)) == [(0, most)]
-    assert list(grids.row_launches(most + 1)) == [(0, most), (most, 1)]
-    assert list(grids.row_launches(0)) == []
+    most = launches.MOST_ROWS
+    assert list(launches.row_launches(most)) == [(0, most)]
+    assert list(launches.row_launches(most + 1)) == [(0, most), (most, 1)]
+    assert list(launches.row_launches(0)) == []
 
 
 def through_every_kernel() -> list[torch.Tensor]:
@@ -218,6 +218,6 @@ def through_every_kernel() -> list[torch.Tensor]:
 
 def test_rows_beyond_one_grid_are_computed_alike(monkeypatch):
     at_once = through_every_kernel()
-    monkeypatch.setattr(grids, "MOST_ROWS", 2)
+    monkeypatch.setattr(launches, "MOST_ROWS", 2)
     for found, expected in zip(through_every_kernel(), at_once, strict=True):
         assert torch.equal(found, expected)

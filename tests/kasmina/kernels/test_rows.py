@@ -6,9 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from esper.kasmina import Population
 from esper.kasmina.executors import vmap
+from esper.kasmina.hosts.cnn import ConvBlock
+from esper.kasmina.layers import MaxPool2d
+from esper.kasmina.network import FusedRun, Segment
 from esper.leyline import BlendStyle, SeedStage
 from kernel_support import DEVICE, HALF, close, examples, numbers, require_kernels
 from support import batch, bring_to, make_population
@@ -22,10 +26,12 @@ def index(values):
     return torch.tensor(values, device=DEVICE)
 
 
-def ours(h, source, groups, alphas, seeds, detach):
+def ours(h, source, groups, alphas, seeds, detach, own=False):
+    """`own`: add rows in place, to what the join made and to the gradient that comes in."""
     h = join(h, source, detach)
-    h, *taken = fork(h, groups, alphas)
-    return give_back(h, groups, alphas, [f(part) for f, part in zip(seeds, taken, strict=True)])
+    h, *taken = fork(h, groups, alphas, own)
+    updates = [f(part) for f, part in zip(seeds, taken, strict=True)]
+    return give_back(h, groups, alphas, updates, own)
 
 
 def torches(h, source, groups, alphas, seeds, detach):
@@ -44,9 +50,10 @@ def torches(h, source, groups, alphas, seeds, detach):
     shape=st.sampled_from([(1, 2, 3, 3), (2, 4, 2, 2), (3, 5)]),
     last=st.booleans(),
     detach=st.booleans(),
+    own=st.booleans(),
     data=st.data(),
 )
-def test_rows_come_back_as_torch_would_bring_them(rows, shape, last, detach, data):
+def test_rows_come_back_as_torch_would_bring_them(rows, shape, last, detach, own, data):
     h = numbers((rows, *shape))
     if last and h.ndim == 5:
         h = h.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
@@ -57,11 +64,11 @@ def test_rows_come_back_as_torch_would_bring_them(rows, shape, last, detach, dat
     groups = [index(part) for part in (order[:cut], order[cut:]) if part]
     alphas = [torch.linspace(0.0, 1.0, len(g), device=DEVICE) for g in groups]
     seeds = [torch.square, torch.sin][: len(groups)]
-    out = ours(h, source, groups, alphas, seeds, detach)
+    out = ours(h, source, groups, alphas, seeds, detach, own)
     expected = torches(h, source, groups, alphas, seeds, detach)
     close(out, expected)
     back = numbers(expected.shape, seed=3)
-    (found,) = torch.autograd.grad(out, h, back.to(out.dtype))
+    (found,) = torch.autograd.grad(out, h, back.to(out.dtype, copy=True))
     (wanted,) = torch.autograd.grad(expected, h, back.to(HALF).float())
     close(found, wanted)
 
@@ -100,6 +107,38 @@ def test_entries_with_alpha_0_write_to_no_row():
     close(found[1], 1.5 * back[1].float())
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_rows_are_added_in_place_only_to_what_is_owned(own):
+    h = numbers((3, 2, 4, 4, 8)).permute(0, 1, 4, 2, 3).requires_grad_(True)
+    rows, alpha = [index([1])], [torch.ones(1, device=DEVICE)]
+    joined = join(h, index([0]), True)
+    before = joined.detach().clone()
+    same, taken = fork(joined, rows, alpha, own)
+    out = give_back(same, rows, alpha, [taken.square()], own)
+    assert (out.data_ptr() == joined.data_ptr()) == own
+    assert torch.equal(joined.detach(), before) == (not own)
+    back = numbers((4, 2, 4, 4, 8), seed=3).permute(0, 1, 4, 2, 3)
+    given = back.clone(memory_format=torch.preserve_format)
+    torch.autograd.grad(out, h, back)
+    assert torch.equal(back, given) == (not own)
+
+
+def test_a_gradient_that_someone_may_keep_is_not_ours():
+    """A subclass may return it twice, a hook may keep it; an unknown module may do either."""
+
+    def ours_after(module):
+        return FusedRun((), Segment(module, {}), 0).returns_new_grad()
+
+    hooked = MaxPool2d()
+    hooked.register_full_backward_hook(lambda *given: None)
+    user_pool = type("UserPool", (MaxPool2d,), {})()
+    assert ours_after(MaxPool2d())
+    assert ours_after(ConvBlock(4, 4, 3))
+    assert ours_after(nn.Sequential(nn.Identity(), ConvBlock(4, 4, 3)))
+    for module in (hooked, user_pool, nn.ReLU(), nn.Sequential(nn.ReLU(), MaxPool2d())):
+        assert not ours_after(module)
+
+
 def trained(padded: bool, sick: bool) -> Population:
     """Two batches of five members with seeds in each slot; `sick`: member 0 is NaN."""
     population = make_population(5, "vmap", device=DEVICE)
@@ -123,8 +162,8 @@ def test_padding_rows_named_twice_leave_no_trace(sick, monkeypatch):
     """They read member 0, and so are NaN where it is."""
     expected = trained(False, sick)
 
-    def by_kernels(network, groups, h, training, streams):
-        return vmap._apply_slot_by_kernels(network, groups, h, training, streams) if groups else h
+    def by_kernels(network, groups, *given):
+        return vmap._apply_slot_by_kernels(network, groups, *given) if groups else given[0]
 
     monkeypatch.setattr(vmap, "_apply_slot", by_kernels)
     found = trained(True, sick)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, scaled_norm
+from esper.kasmina.layers import (
+    ChannelNorm,
+    Conv2d,
+    LayerScale,
+    conv_norm_relu,
+    norm_relu,
+    scaled_norm,
+)
 
 SQUEEZE = 4
 """Hidden channels are a quarter of the width."""
@@ -30,5 +37,5 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = norm_relu(self.norm1, self.down(x))
-        h = norm_relu(self.norm2, self.conv(h))
+        h = conv_norm_relu(self.conv, self.norm2, h)
         return scaled_norm(self.norm3, self.scale, self.up(h))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
+from esper.kasmina.block_parameters import BlockParameters, block_with_relu, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, norm_relu, scaled_norm
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_norm_relu, conv_scaled_norm
 
 
 @blueprint("conv_heavy", topologies=("cnn",))
@@ -21,5 +24,12 @@ class ConvHeavy(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = norm_relu(self.norm1, self.conv1(x))
-        return scaled_norm(self.norm2, self.scale, self.conv2(h))
+        h = conv_norm_relu(self.conv1, self.norm1, x)
+        return conv_scaled_norm(self.conv2, self.norm2, self.scale, h)
+
+    def seed_blocks(self, state: Mapping[str, Tensor]) -> list[BlockParameters]:
+        """Return the parameters of its blocks, for rows with this state."""
+        return [
+            block_with_relu(state, "conv1", "norm1", self.norm1.groups),
+            scaled_block(state, "conv2", "norm2", "scale", self.norm2.groups),
+        ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
+from esper.kasmina.block_parameters import BlockParameters, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
-from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
+from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_scaled_norm
 
 
 @blueprint("conv_light", topologies=("cnn",))
@@ -19,4 +22,8 @@ class ConvLight(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return scaled_norm(self.norm, self.scale, self.conv(x))
+        return conv_scaled_norm(self.conv, self.norm, self.scale, x)
+
+    def seed_blocks(self, state: Mapping[str, Tensor]) -> list[BlockParameters]:
+        """Return the parameters of its blocks, for rows with this state."""
+        return [scaled_block(state, "conv", "norm", "scale", self.norm.groups)]

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.rows import RowPlan
+from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError, ShapeError
-
-KernelName = Literal["own", "torch"]
-"""Kernels to use where ours are available; elsewhere torch's are used."""
-
 
 ObjectiveOfRows = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
 """(outputs of some rows, these rows) -> their losses `[R]`, and what to differentiate."""
@@ -25,6 +22,7 @@ class Executor(Protocol):
 
     name: str
     kernels: KernelName
+    """Kernels to use where ours are available; elsewhere torch's are used."""
 
     def run(
         self,

@@ -18,7 +18,6 @@ from esper.kasmina import fused
 from esper.kasmina.blending import blend
 from esper.kasmina.convolution_cpu import shared_input
 from esper.kasmina.executors.base import (
-    KernelName,
     ObjectiveOfRows,
     check_delta,
     check_input,
@@ -30,6 +29,7 @@ from esper.kasmina.random_layers import RowDraws, RowStreams, Site, row_draws
 from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
+from esper.leyline.compute import KernelName
 
 CHANNELS_LAST_PIXELS: Final = 256
 """Images with at least this many pixels are computed channels last on a CPU."""
@@ -114,7 +114,7 @@ class LoopExecutor:
     @contextlib.contextmanager
     def _running(self, network: StackedNetwork, plan: RowPlan) -> Iterator[list[torch.cuda.Stream]]:
         """Yield one stream per member, ordered after previous and before later work."""
-        with fused.stock_kernels(self.kernels == "torch"):
+        with fused.use_kernels(self.kernels):
             yield from self._side_streams(network, plan)
 
     def _side_streams(

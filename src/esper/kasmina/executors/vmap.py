@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +20,20 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from esper.kasmina import fused
 from esper.kasmina.batch_norm import batch_norms_for_vmap
 from esper.kasmina.blending import update_rows
+from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.executors.base import (
-    KernelName,
     ObjectiveOfRows,
     check_delta,
     check_input,
     set_training,
 )
-from esper.kasmina.layers import MaxPool2d
+from esper.kasmina.layers import MaxPool2d, has_hooks
 from esper.kasmina.network import FusedRun, Segment, StackedNetwork
 from esper.kasmina.random_layers import RowStreams, row_draws
 from esper.kasmina.rows import BufferUpdates, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
+from esper.leyline.compute import KernelName
 
 Named = dict[str, Tensor]
 
@@ -53,7 +55,7 @@ class VmapExecutor:
         key_R: Tensor | None = None,
     ) -> Tensor:
         """Return outputs `[R, B, ...]`."""
-        with fused.stock_kernels(self.kernels == "torch"), _attention_for_vmap(network):
+        with fused.use_kernels(self.kernels), _attention_for_vmap(network):
             streams = None if key_R is None else RowStreams(key_R)
             return self._run(network, x, plan, training, streams)
 
@@ -87,7 +89,8 @@ class VmapExecutor:
         h = _input_rows(x, plan)
         active = plan.first_active
         slot = 0
-        for run in network.fused_runs:
+        following = (*network.fused_runs[1:], None)
+        for run, after in zip(network.fused_runs, following, strict=True):
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
             h = _run_samplewise(run, h)
@@ -97,7 +100,11 @@ class VmapExecutor:
                 network.check_activation(slot, h[0])
                 h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
                 active = plan.active_S[slot]
-                h = _apply_slot(network, plan.groups_S[slot], h, training, streams)
+                own = Ownership(
+                    activation=plan.source_S[slot] is not None,
+                    gradient=network.tap is None and after is not None and after.returns_new_grad(),
+                )
+                h = _apply_slot(network, plan.groups_S[slot], h, training, streams, own)
                 if network.tap is not None:
                     network.tap(slot, h)
                 slot += 1
@@ -183,12 +190,23 @@ def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
     return torch.cat([h, begun.index_select(0, source)])
 
 
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Buffers around a slot that nothing else refers to, so that rows are added in place."""
+
+    activation: bool = False
+    """The activation: rows were joined, which made a copy."""
+    gradient: bool = False
+    """The gradient that arrives."""
+
+
 def _apply_slot(
     network: StackedNetwork,
     groups: Sequence[SeedGroup],
     h: Tensor,
     training: bool,
     streams: RowStreams | None,
+    own: Ownership,
 ) -> Tensor:
     """Run each group of seeds in a slot on its rows and blend in the result.
 
@@ -198,7 +216,7 @@ def _apply_slot(
     if not groups:
         return h
     if fused.half_type(h) == h.dtype:
-        return _apply_slot_by_kernels(network, groups, h, training, streams)
+        return _apply_slot_by_kernels(network, groups, h, training, streams, own)
     for group in groups:
         h_G = h.index_select(0, group.rows_G)
         update = _seed_update(network, group, h_G, training, streams)
@@ -216,16 +234,58 @@ def _apply_slot_by_kernels(
     h: Tensor,
     training: bool,
     streams: RowStreams | None,
+    own: Ownership,
 ) -> Tensor:
-    from esper.kasmina.kernels.rows import fork, give_back
+    """Seeds made of fused blocks work on their rows in place, others on copies of theirs."""
+    fused_seeds = [(g, _seed_blocks(network, g, h)) for g in groups]
+    whole = [(group, blocks) for group, blocks in fused_seeds if blocks]
+    copied = [group for group, blocks in fused_seeds if not blocks]
+    if copied:
+        from esper.kasmina.kernels.rows import fork, give_back
 
-    index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
-    h, *taken = fork(h, index, alpha)
-    updates = [
-        _seed_update(network, group, h_G, training, streams)
-        for group, h_G in zip(groups, taken, strict=True)
-    ]
-    return give_back(h, index, alpha, updates)
+        index, alpha = [group.rows_G for group in copied], [group.alpha_G for group in copied]
+        # Behind fused seeds a gradient is theirs, so ours.
+        h, *taken = fork(h, index, alpha, own.gradient or bool(whole))
+        updates = [
+            _seed_update(network, group, h_G, training, streams)
+            for group, h_G in zip(copied, taken, strict=True)
+        ]
+        h = give_back(h, index, alpha, updates, own.activation)
+    return _add_whole_seeds(h, whole, own.activation or bool(copied), own.gradient)
+
+
+def _add_whole_seeds(
+    h: Tensor,
+    seeds: Sequence[tuple[SeedGroup, Sequence[BlockParameters]]],
+    owned: bool,
+    own_gradient: bool,
+) -> Tensor:
+    if not seeds:
+        return h
+    from esper.kasmina.kernels.seed_blocks import add_seeds
+
+    for number, (group, blocks) in enumerate(seeds):
+        # What a group returns, forward and backward, is owned by its neighbour.
+        last = number == len(seeds) - 1
+        own = owned or number > 0, own_gradient or not last
+        h = add_seeds(h, group.rows_G, group.alpha_G, blocks, *own)
+    return h
+
+
+def _seed_blocks(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Sequence[BlockParameters]:
+    """Return the blocks of a group's seeds if they can work on rows of `h` in place, else none."""
+    if not fused.asked_for_blocks():
+        return ()
+    bank = network.bank(group.slot, group.blueprint)
+    template = bank.template
+    if vars(type(template)).get("seed_blocks") is None or has_hooks(template):
+        return ()  # a subclass may compute something else
+    if group.present != {BlendStyle.ADD} or group.detached_G is not None:
+        return ()
+    blocks: Sequence[BlockParameters] = template.seed_blocks(  # type: ignore[operator]
+        bank.gather(group.members_G, group.frozen_G)
+    )
+    return blocks if fused.seeds_fit(h, blocks) else ()
 
 
 def _seed_update(

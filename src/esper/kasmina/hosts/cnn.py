@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d, norm_relu
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, MaxPool2d, conv_norm_relu
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
@@ -18,13 +18,16 @@ HEAD_GAIN = 0.5
 class ConvBlock(nn.Module):
     """Convolution, norm, ReLU; keeps the spatial size."""
 
+    new_grad = True
+    """See `network.FusedRun.returns_new_grad`."""
+
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()
         self.conv = Conv2d(in_channels, out_channels, kernel_size)
         self.norm = ChannelNorm(out_channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return norm_relu(self.norm, self.conv(x))
+        return conv_norm_relu(self.conv, self.norm, x)
 
     def fused_with(self, following: nn.Module) -> nn.Module | None:
         """Return this block fused with the following segment; None if that saves nothing."""

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, norm_relu
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, conv_norm_relu
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
@@ -34,7 +34,7 @@ class Stem(nn.Module):
         self.norm = make_norm(norm, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return norm_relu(self.norm, self.conv(x))
+        return conv_norm_relu(self.conv, self.norm, x)
 
 
 class Shortcut(nn.Module):
@@ -71,7 +71,7 @@ class BasicBlock(nn.Module):
         self.shortcut = nn.Identity() if same else Shortcut(channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = norm_relu(self.norm1, self.conv1(x))
+        h = conv_norm_relu(self.conv1, self.norm1, x)
         return F.relu(self.norm2(self.conv2(h)) + self.shortcut(x))
 
 

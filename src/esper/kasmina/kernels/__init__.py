@@ -1,4 +1,5 @@
-"""Our Triton kernels for GPUs, fusing what torch computes in several passes.
+"""Our kernels for GPUs (Triton, and `block.cu` in CUDA C++), fusing what torch computes in several
+passes.
 
 Imported only where tensors are on a GPU, so a CPU never needs triton.
 """

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
-from esper.kasmina.kernels.grids import row_launches
+from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
     dense_pixels,

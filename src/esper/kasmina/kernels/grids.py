@@ -1,4 +1,4 @@
-"""Grid sizes and 64-bit offsets of our kernels.
+"""64-bit offsets of our Triton kernels.
 
 A row of 2**31 elements is legal (2,048 images of 128x128 with 64 channels), and an int32 offset
 into it would overflow silently. So a program computes the offset of its first element in 64 bits,
@@ -7,20 +7,8 @@ and offsets from there in 32. `fused.image_fits` and `fused.row_fits` define the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
-
 import triton
 import triton.language as tl
-
-MOST_ROWS: Final = 65_535
-"""Maximum size of the second and third axis of a CUDA grid; the first has 2**31 - 1."""
-
-
-def row_launches(rows: int) -> Iterator[tuple[int, int]]:
-    """Yield first row and number of rows of each launch: one, unless a grid is too small."""
-    for first in range(0, rows, MOST_ROWS):
-        yield first, min(MOST_ROWS, rows - first)
 
 
 @triton.jit

@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import left_of, row_launches
+from esper.kasmina.kernels.grids import left_of
+from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
     dense_pixels,

@@ -16,7 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import block_of, row_launches
+from esper.kasmina.kernels.grids import block_of
+from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import dense_pixels, empty_activation, launched, stacked
 
 BLOCK: Final = 1024

@@ -8,6 +8,10 @@ Programs add without atomics, so at most one entry may write to a row. Unused en
 plan share a few padding rows; their alpha is 0, and such an entry writes nothing, neither forward
 nor backward.
 
+Rows are added in place if the caller owns the buffer, that is if nothing else refers to it: the
+activation if `Join` has just made it, the gradient if the next module returns a new one
+(`network.FusedRun`). Otherwise they are added to a copy.
+
 Shape letters: R rows, G rows of one group, N numbers of a row.
 """
 
@@ -23,7 +27,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import block_of, row_launches
+from esper.kasmina.kernels.grids import block_of
+from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
 
 BLOCK: Final = 4096
@@ -113,11 +118,12 @@ def add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: b
 
 
 class Fork(torch.autograd.Function):
-    """(h, for each group: index, alpha) -> h itself, and the rows of each group."""
+    """(h, own gradient, for each group: index, alpha) -> h itself, and the rows of each group."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, h: Tensor, own_gradient: bool, *parts: Tensor) -> tuple[Tensor, ...]:
         h = dense(h)
+        ctx.own_gradient = own_gradient
         ctx.places = parts[0::2], parts[1::2]
         ctx.layout = h.stride(), h.dtype
         return (h.view_as(h), *(take_rows(h, index) for index in parts[0::2]))
@@ -125,18 +131,22 @@ class Fork(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        total = same_layout(grad, *ctx.layout).clone()
+        total = same_layout(grad, *ctx.layout)
+        if total is grad and not ctx.own_gradient:
+            total = grad.clone()
         for index, alpha, part in zip(*ctx.places, grads, strict=True):
             add_rows_(total, index, alpha, same_layout(part, *ctx.layout), scaled=False)
-        return (total, *(None for _ in chain(*ctx.places)))
+        return (total, None, *(None for _ in chain(*ctx.places)))
 
 
 class Return(torch.autograd.Function):
-    """(h, for each group: index, alpha, delta) -> h with alpha * delta added to the rows."""
+    """(h, owned, for each group: index, alpha, delta) -> h with alpha * delta added to the rows."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, *parts: Tensor) -> Tensor:
-        out = dense(h).clone()
+    def forward(ctx: Any, h: Tensor, owned: bool, *parts: Tensor) -> Tensor:
+        out = dense(h)
+        if out is h:
+            out = h.view_as(h) if owned else h.clone()
         ctx.layout = out.stride(), out.dtype
         ctx.places = parts[0::3], parts[1::3]
         for index, alpha, delta in zip(*ctx.places, parts[2::3], strict=True):
@@ -147,7 +157,7 @@ class Return(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = same_layout(grad, *ctx.layout)
-        out: list[Tensor | None] = [grad]
+        out: list[Tensor | None] = [grad, None]
         for index, alpha in zip(*ctx.places, strict=True):
             out += [None, None, take_rows(grad, index, scale=alpha)]
         return tuple(out)
@@ -184,16 +194,29 @@ def join(h: Tensor, source: Tensor, detach: bool) -> Tensor:
     return out
 
 
-def fork(h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Typed `Fork.apply`; `alpha` as for `give_back`."""
-    out: tuple[Tensor, ...] = Fork.apply(h, *chain.from_iterable(zip(index, alpha, strict=True)))
+def fork(
+    h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor], own_gradient: bool = False
+) -> tuple[Tensor, ...]:
+    """Typed `Fork.apply`; `alpha` as for `give_back`.
+
+    `own_gradient`: nothing else refers to the gradient of `h`, so rows are added to it in place.
+    """
+    parts = chain.from_iterable(zip(index, alpha, strict=True))
+    out: tuple[Tensor, ...] = Fork.apply(h, own_gradient, *parts)
     return out
 
 
 def give_back(
-    h: Tensor, index: Sequence[Tensor], alpha: Sequence[Tensor], update: Sequence[Tensor]
+    h: Tensor,
+    index: Sequence[Tensor],
+    alpha: Sequence[Tensor],
+    update: Sequence[Tensor],
+    owned: bool = False,
 ) -> Tensor:
-    """Return `h` with alpha times its update added to each row of each group."""
+    """Return `h` with alpha times its update added to each row of each group.
+
+    `owned`: nothing else refers to the memory of `h`, so it is changed in place.
+    """
     parts = chain.from_iterable(zip(index, alpha, update, strict=True))
-    out: Tensor = Return.apply(h, *parts)
+    out: Tensor = Return.apply(h, owned, *parts)
     return out

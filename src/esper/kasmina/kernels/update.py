@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.kernels.grids import block_of, left_of, row_launches
+from esper.kasmina.kernels.grids import block_of, left_of
+from esper.kasmina.kernels.launches import row_launches
 
 if TYPE_CHECKING:
     from esper.leyline.optim import OptimConfig
