@@ -65,6 +65,10 @@ SEARCH_RUNS: Final = 2.0
 """Compute below which the model is trained alone, at one learning rate."""
 HOST_RUNS: Final = 8.0
 """Compute of a search in training runs of the model."""
+LEARNING_RATES: Final = (3e-3, 1e-2, 3e-2)
+"""Learning rates that are tried with the default model: its runs are short."""
+WEIGHT_DECAY: Final = 0.3
+"""Weight decay of the default model."""
 BATCHES: Final = 250
 """Batches of a training run, as far as the limits on epochs allow."""
 EPOCHS: Final = (20, 80)
@@ -225,6 +229,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         params: int | None = None,
         host_runs: float | None = None,
         epochs: float | Literal["auto"] = "auto",
+        weight_decay: float | Literal["auto"] = "auto",
         validation_fraction: float = 0.2,
         refit: bool = True,
         standardize: bool = True,
@@ -237,6 +242,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         self.params = params
         self.host_runs = host_runs
         self.epochs = epochs
+        self.weight_decay = weight_decay
         self.validation_fraction = validation_fraction
         self.refit = refit
         self.standardize = standardize
@@ -301,13 +307,17 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         alone = runs < SEARCH_RUNS
         model, widths = self._model(part.inputs.shape[1], outputs)
         size = _batch_size(len(train))
+        decay = self.weight_decay
+        if decay == "auto" and self.model is None:
+            decay = WEIGHT_DECAY
         settings = GrowSettings(
             seed=seed,
             epochs=_epochs(len(train) // size) if self.epochs == "auto" else self.epochs,
             batch_size=size,
             device=self.device,
             widths=() if tiny or alone else widths,
-            lr=RATES["adamw"] if alone else "auto",
+            lr=self._rates(alone),
+            weight_decay=decay,
             metric=METRIC,
         )
         return prepare_run(
@@ -338,6 +348,12 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
                 f"(n_features, n_outputs) that builds one"
             )
         return partial(self.model, features, outputs), "auto"
+
+    def _rates(self, alone: bool) -> float | tuple[float, ...] | Literal["auto"]:
+        """Learning rates to try; `alone`: one."""
+        if self.model is None:
+            return LEARNING_RATES[len(LEARNING_RATES) // 2] if alone else LEARNING_RATES
+        return RATES["adamw"] if alone else "auto"
 
     def _cut(self, targets: Tensor, seed: int) -> list[Ints]:
         """Samples that are held out to choose the network, and the others."""
@@ -386,6 +402,7 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     params : most parameters of the network, or None.
     host_runs : compute of the search in training runs of the model; None: 20, few on tiny data.
     epochs : length of a training run, or "auto".
+    weight_decay : of AdamW; "auto": 0.3 without a model of your own, else that of `esper.grow`.
     validation_fraction : share of the samples that chooses between networks.
     refit : whether the chosen network is trained again on all samples.
     standardize : whether features are standardised; the network that comes back does it itself.
