@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 import numpy as np
 import torch
@@ -65,10 +65,6 @@ SEARCH_RUNS: Final = 2.0
 """Compute below which the model is trained alone, at one learning rate."""
 HOST_RUNS: Final = 8.0
 """Compute of a search in training runs of the model."""
-LEARNING_RATES: Final = (3e-3, 1e-2, 3e-2)
-"""Learning rates that are tried with the default model: its runs are short."""
-WEIGHT_DECAY: Final = 0.3
-"""Weight decay of the default model."""
 BATCHES: Final = 250
 """Batches of a training run, as far as the limits on epochs allow."""
 EPOCHS: Final = (20, 80)
@@ -112,6 +108,19 @@ class KeptResult(GrowResult):
         return text.rpartition("\n\n")[0] if self.temporary else text
 
     __repr__ = __str__
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """How the default model is trained, as in `esper.grow`."""
+
+    rates: tuple[float, ...] | Literal["auto"] = "auto"
+    weight_decay: float | Literal["auto"] = "auto"
+
+    @property
+    def rate(self) -> float:
+        """The learning rate if there is time for one only."""
+        return RATES["adamw"] if self.rates == "auto" else self.rates[len(self.rates) // 2]
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +231,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
     result_: KeptResult
     n_features_in_: int
 
+    _training: ClassVar = _Training()
+
     def __init__(
         self,
         model: nn.Module | ModelFactory | None = None,
@@ -307,17 +318,17 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         alone = runs < SEARCH_RUNS
         model, widths = self._model(part.inputs.shape[1], outputs)
         size = _batch_size(len(train))
-        decay = self.weight_decay
-        if decay == "auto" and self.model is None:
-            decay = WEIGHT_DECAY
+        training = self._training if self.model is None else _Training()
         settings = GrowSettings(
             seed=seed,
             epochs=_epochs(len(train) // size) if self.epochs == "auto" else self.epochs,
             batch_size=size,
             device=self.device,
             widths=() if tiny or alone else widths,
-            lr=self._rates(alone),
-            weight_decay=decay,
+            lr=training.rate if alone else training.rates,
+            weight_decay=training.weight_decay
+            if self.weight_decay == "auto"
+            else self.weight_decay,
             metric=METRIC,
         )
         return prepare_run(
@@ -348,12 +359,6 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
                 f"(n_features, n_outputs) that builds one"
             )
         return partial(self.model, features, outputs), "auto"
-
-    def _rates(self, alone: bool) -> float | tuple[float, ...] | Literal["auto"]:
-        """Learning rates to try; `alone`: one."""
-        if self.model is None:
-            return LEARNING_RATES[len(LEARNING_RATES) // 2] if alone else LEARNING_RATES
-        return RATES["adamw"] if alone else "auto"
 
     def _cut(self, targets: Tensor, seed: int) -> list[Ints]:
         """Samples that are held out to choose the network, and the others."""
@@ -402,7 +407,8 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     params : most parameters of the network, or None.
     host_runs : compute of the search in training runs of the model; None: 20, few on tiny data.
     epochs : length of a training run, or "auto".
-    weight_decay : of AdamW; "auto": 0.3 without a model of your own, else that of `esper.grow`.
+    weight_decay : of AdamW; "auto": 0.3; with a model of your own, and in the regressor,
+        as in `esper.grow`.
     validation_fraction : share of the samples that chooses between networks.
     refit : whether the chosen network is trained again on all samples.
     standardize : whether features are standardised; the network that comes back does it itself.
@@ -418,6 +424,9 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     result_ : the search, an `esper.GrowResult`: frontier, verdict, `pick(params=...)`.
     n_features_in_, feature_names_in_ : as in scikit-learn.
     """
+
+    # Short runs of a small network gain from high rates with a strong decay.
+    _training: ClassVar = _Training((3e-3, 1e-2, 3e-2), 0.3)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Grow a network; `sample_weight`: of each sample in the training loss."""
