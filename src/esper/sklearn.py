@@ -405,7 +405,7 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     model : None (a network with one hidden layer), an `nn.Module`, or a function of
         `(n_features, n_outputs)` that builds one. It returns logits, one for each class.
     params : most parameters of the network, or None.
-    host_runs : compute of the search in training runs of the model; None: 20, few on tiny data.
+    host_runs : compute of the search in training runs of the model; None: 8, on tiny data 3.
     epochs : length of a training run, or "auto".
     weight_decay : of AdamW; "auto": 0.3; with a model of your own, and in the regressor,
         as in `esper.grow`.
