@@ -20,6 +20,7 @@ from sklearn.utils import estimator_checks
 from torch import nn
 
 from esper.growing.progress import ProgressPrinter
+from esper.growing.setup import WEIGHT_DECAY as DECAY_OF_GROW
 from esper.sklearn import GrowingClassifier, GrowingRegressor
 
 X, Y = (part[::3] for part in load_iris(return_X_y=True))
@@ -154,6 +155,7 @@ def test_a_model_of_your_own_is_grown():
         return nn.Sequential(nn.Linear(features, 5), nn.Tanh(), nn.Linear(5, outputs))
 
     grown = quick(model=model).fit(X, Y)
+    assert grown.result_.info.weight_decay == DECAY_OF_GROW["adamw"]
     assert set(built) == {(4, 3)}
     assert grown.result_.host.params == 5 * 5 + 6 * 3
     instance = model(4, 3)
@@ -161,6 +163,11 @@ def test_a_model_of_your_own_is_grown():
     estimator = quick(model=instance)
     assert estimator.fit(X, Y).model is instance
     assert all(map(torch.equal, before, instance.parameters()))
+
+
+def test_the_default_model_has_the_weight_decay_of_the_page_or_what_is_given(fitted):
+    assert fitted.result_.info.weight_decay == 0.3
+    assert quick(weight_decay=0).fit(X, Y).result_.info.weight_decay == 0
 
 
 def test_pipelines_and_cross_validation_work():
@@ -222,6 +229,7 @@ MISTAKES = [
     ({"params": "many"}, {}, "budget params='many': give a number"),
     ({"host_runs": -1}, {}, "budget host_runs=-1: must be above 0"),
     ({"epochs": 0}, {}, "epochs=0: give a number above 0"),
+    ({"weight_decay": -1}, {}, "weight_decay=-1: give a number of 0 or more, or 'auto'"),
     ({"validation_fraction": 1.0}, {}, "validation_fraction=1.0: give a number between 0 and 1"),
     ({"device": "tpu"}, {}, "device 'tpu'"),
     ({}, {"y": np.zeros(len(Y), int)}, "y has 1 class, 0: a classifier needs samples of two"),

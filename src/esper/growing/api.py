@@ -35,6 +35,7 @@ def grow(
     policy: str = "auto",
     optimizer: str = "auto",
     lr: float | Sequence[float] | Literal["auto"] = "auto",
+    weight_decay: float | Literal["auto"] = "auto",
     loss: str | Callable[..., Any] = "auto",
     metric: str | Callable[..., Any] = "auto",
     seed: int = 0,
@@ -72,8 +73,8 @@ def grow(
     mlflow). Ctrl-C ends the search and returns the best so far.
     """
     settings = GrowSettings(
-        policy, optimizer, lr, loss, metric, seed, slots, blueprints, widths, epochs, batch_size,
-        columns, stream, output, class_weights, label_smoothing, device, executor, amp,
+        policy, optimizer, lr, weight_decay, loss, metric, seed, slots, blueprints, widths, epochs,
+        batch_size, columns, stream, output, class_weights, label_smoothing, device, executor, amp,
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))

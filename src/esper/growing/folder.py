@@ -96,6 +96,8 @@ class GrowInfo:
     """Score of the best constant prediction."""
     amp: bool = False
     """Whether networks were trained in bfloat16."""
+    weight_decay: float | None = None
+    """None: not recorded, by an older version, which had the optimiser's default alone."""
 
 
 class GrowFolder:

@@ -39,6 +39,7 @@ from esper.growing.setup import (
     choose_length,
     choose_rates,
     choose_runs,
+    choose_weight_decay,
     explain_amp,
     make_space,
     measure_speed,
@@ -85,7 +86,8 @@ class GrowRun:
             settings.lr, settings.optimizer, problem.trace.topology
         )
         middle = self.rates[len(self.rates) // 2]
-        config = population_config(self.optimizer, middle, settings.executor)
+        self.weight_decay = choose_weight_decay(settings.weight_decay, self.optimizer)
+        config = population_config(self.optimizer, middle, self.weight_decay, settings.executor)
         self.builder = self._builder(problem.trace, config)
         data = problem.data
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
@@ -311,6 +313,7 @@ class GrowRun:
             train_macs=space.training.host,
             constant_score=problem.objective.constant_score,
             amp=settings.mixed_precision,
+            weight_decay=self.weight_decay,
         )
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:
@@ -325,11 +328,17 @@ class GrowRun:
             "variants",
             "seed",
             "amp",
+            "weight_decay",
         )
         for what in names:
             old, new = getattr(before, what), getattr(now, what)
-            if old != new:
-                words = {"fingerprint": "data", "architecture": "model", "variants": "widths"}
+            if old is not None and old != new:
+                words = {
+                    "fingerprint": "data",
+                    "architecture": "model",
+                    "variants": "widths",
+                    "weight_decay": "weight decay",
+                }
                 raise EsperError(
                     f"resume {path}: it was started with other {words.get(what, what)} "
                     f"({str(old)[:40]}, now {str(new)[:40]}); give the same, or start a new run"

@@ -26,6 +26,7 @@ class GrowSettings:
     policy: str = "auto"
     optimizer: str = "auto"
     lr: float | Sequence[float] | Literal["auto"] = "auto"
+    weight_decay: float | Literal["auto"] = "auto"
     loss: str | Callable[..., Any] = "auto"
     metric: str | Callable[..., Any] = "auto"
     seed: int = 0

@@ -110,9 +110,25 @@ def choose_rates(
     return kind, tuple(float(rate) for rate in rates)
 
 
-def population_config(kind: str, rate: float, executor: ExecutorName) -> PopulationConfig:
+def choose_weight_decay(wanted: float | str, kind: str) -> float:
+    """Weight decay: as wanted, or the default of an optimiser.
+
+    >>> choose_weight_decay("auto", "adamw"), choose_weight_decay(0.3, "adamw")
+    (0.01, 0.3)
+    """
+    if wanted == "auto":
+        return WEIGHT_DECAY[kind]
+    number = isinstance(wanted, int | float) and not isinstance(wanted, bool)
+    if not number or not 0 <= float(wanted) < math.inf:
+        raise EsperError(f"weight_decay={shown(wanted)}: give a number of 0 or more, or 'auto'")
+    return float(wanted)
+
+
+def population_config(
+    kind: str, rate: float, weight_decay: float, executor: ExecutorName
+) -> PopulationConfig:
     """Settings of the populations of a search."""
-    optim = OptimConfig(kind=kind, weight_decay=WEIGHT_DECAY[kind])  # type: ignore[arg-type]
+    optim = OptimConfig(kind=kind, weight_decay=weight_decay)  # type: ignore[arg-type]
     life = LifecycleConfig(
         gates=GateConfig(min_training_steps=3), min_prune_age=0, embargoed_steps=1
     )

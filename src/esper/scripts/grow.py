@@ -74,6 +74,8 @@ class Grow:
     """Learning rates to try; default: chosen by the model."""
     optimizer: str = "auto"
     """Optimizer by name."""
+    weight_decay: float | Literal["auto"] = "auto"
+    """Weight decay of the optimizer; auto: 0.01 with AdamW, 0.0005 with SGD."""
     loss: str = "auto"
     """Loss by name, or FILE.py:NAME."""
     metric: str = "auto"
@@ -150,6 +152,7 @@ def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> G
         budget,
         optimizer=config.optimizer,
         lr=config.lr or "auto",
+        weight_decay=config.weight_decay,
         loss=_named(config.loss, files),
         metric=_named(config.metric, files),
         seed=config.seed,
