@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
+from fault_support import spoil_next_gradient
 
 STEPS, MEMBERS = 6, 4
 SPEC = small_task(episode_length=STEPS, batches_per_step=1, batch_size=8, train=100, validation=40)
@@ -28,14 +29,7 @@ def strike(engine, kind: str, member: int, rng: np.random.Generator) -> None:
         for bank in population.network.banks.values():
             bank.flat_EP.detach()[member] = value
     else:
-
-        def spoil(grad):
-            handle.remove()
-            grad = grad.clone()
-            grad[member, place] = value
-            return grad
-
-        handle = host.register_hook(spoil)
+        spoil_next_gradient(population, member, place, value)
 
 
 def run(seed: int, schedule: dict[int, list[tuple[str, int]]]):

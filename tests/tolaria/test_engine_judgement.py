@@ -22,6 +22,7 @@ from esper.leyline.signals import CounterfactualGap, PanicKind
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.counterfactual_eval import CounterfactualConfig
+from fault_support import spoil_next_gradient
 
 PENALTY = ScoreReward().rollback_penalty
 
@@ -84,15 +85,7 @@ def poison_weights(engine) -> None:
 
 def poison_gradients(engine) -> None:
     """The next backward pass sends a NaN into one weight of one member's host."""
-    population = engine.env.model
-
-    def spoil(grad):
-        handle.remove()
-        grad = grad.clone()
-        grad[BROKEN, 0] = float("nan")
-        return grad
-
-    handle = population.network.host.flat_EP.register_hook(spoil)
+    spoil_next_gradient(engine.env.model, BROKEN, 0, float("nan"))
 
 
 class PoisonedData:

@@ -30,6 +30,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "ExecutorName",
         "Precision",
         "KernelMode",
+        "KernelName",
         "GraphMode",
         "DataPlacement",
         "PROFILES",
@@ -288,6 +289,7 @@ if TYPE_CHECKING:
     from esper.leyline.compute import ExecutorName as ExecutorName
     from esper.leyline.compute import GraphMode as GraphMode
     from esper.leyline.compute import KernelMode as KernelMode
+    from esper.leyline.compute import KernelName as KernelName
     from esper.leyline.compute import Precision as Precision
     from esper.leyline.compute import Profile as Profile
     from esper.leyline.context import FIXED as FIXED

@@ -90,7 +90,7 @@ def track_training(
 
 def record_figures(record: RoundRecord) -> dict[str, float]:
     """Figures of a round of the learner."""
-    chosen = zip(LifecycleOp, record.chosen_O.tolist(), strict=True)
+    chosen = zip(LifecycleOp, record.chosen_O, strict=True)
     return {
         **_member_figures(
             record.score_E,
@@ -102,7 +102,7 @@ def record_figures(record: RoundRecord) -> dict[str, float]:
         "episodes_done": record.episodes_done,
         "seconds": record.rollout_seconds,
         "update_seconds": record.update_seconds,
-        **{f"chosen/{op.name}": count for op, count in chosen},
+        **{f"chosen/{op.name}": int(count) for op, count in chosen},
         **_update_figures(record.metrics),
     }
 
