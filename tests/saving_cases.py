@@ -164,7 +164,10 @@ def _member_story(folder: str) -> dict[str, str]:
 
 
 def in_fresh_process(call: str, timeout: float = 300) -> object:
-    """What an expression about this module gives in a new interpreter, by JSON."""
+    """What an expression about this module gives in a new interpreter, by JSON.
+
+    It has as many threads as this one: sums are split between them.
+    """
     program = f"import json, saving_cases as c; print(json.dumps(c.{call}))"
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     out = subprocess.run(
@@ -172,7 +175,7 @@ def in_fresh_process(call: str, timeout: float = 300) -> object:
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=os.environ | {"PYTHONPATH": path},
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(torch.get_num_threads())},
     )
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout.splitlines()[-1])
