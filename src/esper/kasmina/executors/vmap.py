@@ -99,7 +99,7 @@ class VmapExecutor:
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
             h = _run_samplewise(run, h)
-            room = _room_behind(run, plan, slot)
+            room = _room_behind(run, plan, slot) if fused.asked_for_blocks() else None
             with row_draws(run.site, streams, slice(active)), _leaving(room):
                 h = _run_segment(run.segment, params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == run.last:
@@ -187,7 +187,7 @@ def vmap_module(
 
 def _room_behind(run: FusedRun, plan: RowPlan, slot: int) -> Room | None:
     """Return room for the rows that start at the slot behind a run, if its kernel can use it."""
-    if not fused.asked_for_blocks() or slot == len(plan.source_S) or not run.returns_new_output():
+    if slot == len(plan.source_S) or not run.returns_new_output():
         return None
     from esper.kasmina.kernels.layout import Room
 
