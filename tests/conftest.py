@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,15 @@ AT_START = process_settings()
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the list as slow."""
+    """Mark the tests of the list as slow; `*` stands for any text."""
     lines = SLOW_TESTS.read_text().splitlines()
-    listed = {line for line in lines if line and not line.startswith("#")}
+    entries = [line for line in lines if line and not line.startswith("#")]
+    plain = {entry for entry in entries if "*" not in entry}
+    patterns = [re.escape(entry).replace(r"\*", ".*") for entry in entries if "*" in entry]
+    pattern = re.compile("|".join(patterns))
     for item in items:
-        if {item.nodeid, item.nodeid.split("::")[0]} & listed:
+        listed = {item.nodeid, item.nodeid.split("::")[0]} & plain
+        if listed or pattern.fullmatch(item.nodeid):
             item.add_marker(pytest.mark.slow)
 
 
