@@ -58,11 +58,8 @@ lint: setup ## ruff, mypy and the import contracts
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 
-# What fails is run once more in a process of its own: on ARM a few bit-for-bit tests have failed at
-# the end of long runs and pass alone (CONTRIBUTING.md). A test that fails twice is a failure.
 test: lint ## lint, then all tests but the slow ones
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile || \
-		$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-slow: setup ## the slow tests alone; those that need an extra say so and skip
 	$(BIN)/python -m pytest -m slow

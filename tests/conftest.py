@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,29 @@ from esper.simic.training.runs.kept_members import KeptMembers
 SLOW_TESTS = Path(__file__).parent / "slow_tests.txt"
 
 
+def process_settings() -> dict[str, object]:
+    """What decides, for all later tests of the process, how torch sums on a CPU."""
+    return {
+        "torch.backends.mkldnn.enabled": torch.backends.mkldnn.enabled,
+        "torch.get_num_threads()": torch.get_num_threads(),
+        "torch.get_default_dtype()": torch.get_default_dtype(),
+    }
+
+
+AT_START = process_settings()
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the list as slow."""
+    """Mark the tests of the list as slow; `*` stands for any text."""
     lines = SLOW_TESTS.read_text().splitlines()
-    listed = {line for line in lines if line and not line.startswith("#")}
+    entries = [line for line in lines if line and not line.startswith("#")]
+    plain = {entry for entry in entries if "*" not in entry}
+    patterns = [re.escape(entry).replace(r"\*", ".*") for entry in entries if "*" in entry]
+    pattern = re.compile("|".join(patterns))
     for item in items:
-        if {item.nodeid, item.nodeid.split("::")[0]} & listed:
+        listed = {item.nodeid, item.nodeid.split("::")[0]} & plain
+        if listed or pattern.fullmatch(item.nodeid):
             item.add_marker(pytest.mark.slow)
 
 
@@ -37,3 +54,14 @@ def full_precision():
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = kept
+
+
+@pytest.fixture(autouse=True)
+def no_settings_left_behind():
+    """A test that changes how later ones compute would make them fail in its place."""
+    yield
+    found = process_settings()
+    torch.backends.mkldnn.enabled = AT_START["torch.backends.mkldnn.enabled"]
+    torch.set_num_threads(AT_START["torch.get_num_threads()"])
+    torch.set_default_dtype(AT_START["torch.get_default_dtype()"])
+    assert found == AT_START, "left behind by this test or a fixture before it"

@@ -12,11 +12,11 @@ from esper.audit.regrets import RegretSettings
 from esper.audit.report import write_report
 from support import refused
 
-FEW = RegretSettings(draws=2, searches=(2,))
+FEW = RegretSettings(draws=2, searches=(2,), folds=2)
 
 
 def test_a_report_has_tables_and_pictures(tmp_path):
-    made = write_report(tmp_path, made_audit(contexts=5, hosts=4, slots=2, steps=4), FEW)
+    made = write_report(tmp_path, made_audit(contexts=4, hosts=4, slots=2, steps=3), FEW)
     assert (tmp_path / "regrets.txt").read_text().strip() == made.text
     for title in ("What choosing is worth", "Gates", "Noise", "Price -> topology", "asha:2"):
         assert title in made.text

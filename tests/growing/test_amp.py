@@ -64,6 +64,21 @@ def test_training_batches_are_in_bfloat16_and_validation_is_not(tmp_path, monkey
     assert seen == {"train": {True}, "val": {False}}
 
 
+def wide_mlp() -> nn.Module:
+    """With products large enough for oneDNN."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(36, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2)
+    )
+
+
+def test_later_results_in_float32_are_those_of_a_fresh_process(tmp_path):
+    """torch would switch oneDNN off for good on a CPU without bfloat16 instructions."""
+    before = torch.backends.mkldnn.enabled
+    smallest = {"budget": esper.Budget(host_runs=1), "epochs": 1, "executor": "loop"}
+    grow(tmp_path, wide_mlp, amp=True, **smallest)
+    assert torch.backends.mkldnn.enabled == before
+
+
 def test_weights_are_float32_and_others_than_without(results):
     one, other = (results[amp].model.state_dict() for amp in (False, True))
     assert all(v.dtype == torch.float32 for v in other.values() if v.is_floating_point())

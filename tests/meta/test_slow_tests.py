@@ -14,4 +14,5 @@ def test_every_entry_of_the_list_exists():
     for entry in entries:
         file, _, test = entry.partition("::")
         source = (TESTS.parent / file).read_text()
-        assert not test or f"def {test.partition('[')[0]}(" in source, entry
+        name = test.partition("[")[0]
+        assert name in ("", "*") or f"def {name}(" in source, entry

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.device.bfloat16 import bfloat16_passes
 from esper.leyline import EsperError, LifecycleOp
 from esper.tamiyo import NetworkConfig, Observation, PolicySpec
 from esper.tamiyo.heads import Chooser
@@ -89,7 +90,7 @@ def test_heads_and_value_stay_in_float32_under_autocast():
     it, rng = agent(), np.random.default_rng(0)
     obs = random_obs(rng, 4)
     inputs = PolicyInputs.of(obs, masks_for(np.ones((4, OPS, 3), dtype=bool)), CPU)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with bfloat16_passes("cpu"), torch.autocast("cpu", dtype=torch.bfloat16):
         output, _ = it.network.step(
             inputs, it.initial_state(4), torch.zeros(1, 1), Chooser(), frozenset(range(8))
         )

@@ -16,6 +16,7 @@ from esper.kasmina.snapshot import finite_members
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from esper.leyline.signals import GovernorVerdicts, PanicKind
 from esper.tolaria.governor import FRESH_STEP, GovernorConfig, TolariaGovernor
+from fault_support import spoil_next_gradient
 from support import CLASSES, batch, good_signals, make_population, tiny_host
 
 E, VICTIM = 4, 1
@@ -63,14 +64,15 @@ class Loop:
         self.population.loss = self.loss
         self.governor = TolariaGovernor(self.population, CHANCE, self.config)
         self.now = -1
-        self.breaks_loss = False
+        self.spoilt_target: Tensor | None = None
         self.snapshots: dict[int, dict[str, Tensor]] = {FRESH_STEP: dump(self.population)}
         self.governor.reset(np.full(E, 0.2))
 
     def loss(self, logits: Tensor, target: Tensor) -> Tensor:
         loss_R = cross_entropy(logits, target)
-        if self.breaks_loss:  # rows 0..E-1 are the members
-            loss_R = loss_R * torch.where(torch.arange(len(loss_R)) == VICTIM, torch.nan, 1.0)
+        if self.spoilt_target is not None:  # executors give all rows at once, or a member's
+            spoilt_R = (target == self.spoilt_target).all(dim=1)
+            loss_R = loss_R * torch.where(spoilt_R, torch.nan, 1.0)
         return loss_R
 
     def run(self, steps: int) -> Loop:
@@ -106,19 +108,15 @@ class Loop:
         """The batch of a step; with a fault in the victim, if it is broken."""
         x, y = batch(E, seed=self.now)
         host = self.population.network.host.flat_EP
-        hook = None
         if broken and self.fault == "weights":
             host.detach()[VICTIM, 3] = float("nan")
         elif broken and self.fault == "data":
             x[VICTIM] = float("nan")
         elif broken and self.fault == "gradients":
-            spoilt = (torch.arange(E) == VICTIM)[:, None]
-            hook = host.register_hook(lambda g: torch.where(spoilt, torch.inf, g))
-        self.breaks_loss = broken and self.fault == "loss"
+            spoil_next_gradient(self.population, VICTIM, 3, torch.inf)
+        self.spoilt_target = y[VICTIM] if broken and self.fault == "loss" else None
         result = self.population.train_batch(x, y)
-        self.breaks_loss = False
-        if hook is not None:
-            hook.remove()
+        self.spoilt_target = None  # the validation is whole
         return result
 
     def act(self) -> np.ndarray:

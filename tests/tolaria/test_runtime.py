@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 
 import pytest
@@ -47,6 +49,23 @@ def restored():
     yield
     torch.use_deterministic_algorithms(kept[0])
     torch.backends.cudnn.benchmark = kept[1]
+
+
+@no_cuda
+def test_a_profile_does_not_import_torchs_compiler_which_learns_of_it_all_the_same(
+    restored, monkeypatch
+):
+    import torch._inductor.config as compiler
+
+    set_profile("exact", torch.device("cpu"))
+    assert compiler.deterministic, "it is imported already"
+    monkeypatch.setenv("TORCHINDUCTOR_DETERMINISTIC", "0")
+    monkeypatch.delitem(sys.modules, "torch._inductor")
+    for profile, read_at_import in (("fast", "0"), ("exact", "1")):
+        set_profile(profile, torch.device("cpu"))
+        assert torch.are_deterministic_algorithms_enabled() == (profile == "exact")
+        assert os.environ["TORCHINDUCTOR_DETERMINISTIC"] == read_at_import
+        assert "torch._inductor" not in sys.modules
 
 
 @no_cuda

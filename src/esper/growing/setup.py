@@ -12,6 +12,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
+from esper.device.bfloat16 import bfloat16_passes
 from esper.growing.batches import BatchSource
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.topologies import TopologySpace
@@ -153,12 +154,16 @@ class Builder:
         self.trace, self.config, self.objective = trace, config, objective
         self.seed, self.device, self.amp = seed, device, amp
 
-    def autocast(self) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
         """Context of training batches."""
         if not self.amp:
-            return contextlib.nullcontext()
+            yield
+            return
+        kind = self.device.type
         # Casts are not cached: what is captured in a CUDA graph must make them again.
-        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        with bfloat16_passes(kind), torch.autocast(kind, torch.bfloat16, cache_enabled=False):
+            yield
 
     def __call__(self, numbers: Sequence[int]) -> Population:
         """A population whose members have these numbers in the names of their random streams."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -43,12 +44,21 @@ def set_profile(profile: Profile, device: torch.device) -> None:
             f"profile exact on a GPU: set {CUBLAS_ENV_VAR}={CUBLAS_DETERMINISTIC[0]} before "
             f"starting Python"
         )
-    torch.use_deterministic_algorithms(exact)
+    _set_deterministic(exact)
     # Deterministic mode would fill every new tensor with NaN; our kernels write every element.
     deterministic.fill_uninitialized_memory = not exact  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = not exact
     torch.backends.cudnn.allow_tf32 = not exact
     torch.backends.cuda.matmul.allow_tf32 = not exact
+
+
+def _set_deterministic(exact: bool) -> None:
+    """`torch.use_deterministic_algorithms` without its import of inductor, which takes 1.6 s."""
+    if "torch._inductor" in sys.modules:
+        torch.use_deterministic_algorithms(exact)
+        return
+    torch.set_deterministic_debug_mode("error" if exact else "default")
+    os.environ["TORCHINDUCTOR_DETERMINISTIC"] = str(int(exact))  # read should it be imported later
 
 
 def set_deterministic_cublas() -> None:

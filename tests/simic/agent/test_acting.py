@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.device.bfloat16 import bfloat16_passes
 from esper.device.graphs import GraphCache
 from esper.leyline import LifecycleOp
 from esper.simic.agent import PPOAgent
@@ -221,7 +222,7 @@ def test_a_capture_that_fails_leaves_the_numbers_alone(caplog):
 
 def test_under_autocast_steps_are_computed_as_told():
     one, two = pair()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with bfloat16_passes("cpu"), torch.autocast("cpu", dtype=torch.bfloat16):
         assert_same(acts_of(one, 4), acts_of(two, 4))
     assert one.graphs.eager == one.graphs.replays == 0
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.device.bfloat16 import bfloat16_passes
 from esper.device.graphs import CudaRecorder, GraphCache
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import Bools, Floats, Ints
@@ -234,7 +235,8 @@ class PPOAgent:
             entropy_coef=self.entropy_coef,
             use_amp=use_amp,
         )
-        rows = run_pass(self.network, self.optimizer, rollout, targets, self.config, settings)
+        with bfloat16_passes(self.device.type, use_amp):
+            rows = run_pass(self.network, self.optimizer, rollout, targets, self.config, settings)
         self.updates_done += 1
         return rows
 
