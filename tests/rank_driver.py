@@ -96,7 +96,7 @@ JOBS = {"train": train}
 
 
 def main() -> None:
-    from esper.simic.distributed.world import join_world, world_size
+    from esper.simic.distributed import join_world, world_size
 
     job, out = sys.argv[1], Path(sys.argv[2])
     settings = json.loads((out / "settings.json").read_text())

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -24,7 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from esper.leyline.errors import EsperError, shorten, shown
+from esper.leyline.errors import EsperError, shorten
+from esper.simic.distributed.environment import environment_number, world_size
 from esper.simic.distributed.ranks import ArrayT, Ranks
 
 if TYPE_CHECKING:
@@ -48,33 +48,19 @@ class PeerInterrupted(KeyboardInterrupt):
     """Another process got a stop signal."""
 
 
-def world_size() -> int:
-    """Processes of this job, as `torchrun` says; 1 outside of one."""
-    return _number("WORLD_SIZE", 1)
-
-
 def join_world() -> World:
     """Join the processes of this `torchrun` job; use the result as a context."""
     import torch.distributed as dist
 
-    rank, size = _number("RANK", 0), world_size()
+    rank, size = environment_number("RANK", 0), world_size()
     if not dist.is_available():
         raise EsperError(f"WORLD_SIZE={size}: this torch is built without torch.distributed")
     gpus = torch.cuda.is_available() and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     with _lost_ranks(rank):
         dist.init_process_group(backend, timeout=PATIENCE, rank=rank, world_size=size)
-    return World(rank, size, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", size))
-
-
-def _number(name: str, default: int) -> int:
-    """A number that torchrun sets in the environment."""
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    if not text.isdecimal():
-        raise EsperError(f"{name}={shown(text)} in the environment: torchrun sets a number here")
-    return int(text)
+    local = (environment_number("LOCAL_RANK", rank), environment_number("LOCAL_WORLD_SIZE", size))
+    return World(rank, size, *local)
 
 
 class World(Ranks):
@@ -86,6 +72,16 @@ class World(Ranks):
         self.local_rank, self.local_size = local_rank, local_size
         self.members_total = 0
         """Members of all ranks; set by `share_members`."""
+        self._joined = True
+
+    def leave(self) -> None:
+        """Leave the job; the other ranks may go on without this one."""
+        import torch.distributed as dist
+
+        if self._joined:
+            self._joined = False
+            with contextlib.suppress(RuntimeError):  # the others may be gone
+                dist.destroy_process_group()
 
     def __enter__(self) -> World:
         return self
@@ -96,10 +92,7 @@ class World(Ranks):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        import torch.distributed as dist
-
-        with contextlib.suppress(RuntimeError):  # the others may be gone
-            dist.destroy_process_group()
+        self.leave()
 
     # ---- members and devices --------------------------------------------------------------------
 
