@@ -92,7 +92,91 @@ class Actions:
     def on_round_end(self, rollout): ...
 
 
-JOBS = {"train": train}
+def pieces(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Every collective once, and two updates on noise."""
+    import numpy as np
+
+    from esper.leyline import EsperError
+    from esper.simic.distributed.ranks import moments
+
+    members = world.share_members(7)
+    own_E = world.numbers(members)
+    found: dict[str, Any] = {"own": own_E.tolist()}
+    found["gathered"] = world.gather(own_E * 2.5).tolist()
+    found["nothing"] = world.gather(own_E[: world.rank]).tolist()
+    found["moments"] = vars_of(moments(np.arange(7.0)[own_E] ** 2, world))
+    found["said"] = world.broadcast_bytes(b"from one" if world.rank else b"", 1).decode()
+    for name, error in (("failed", EsperError("no data")), ("stopped", KeyboardInterrupt("TERM"))):
+
+        def work(error: BaseException = error) -> None:
+            if world.rank == 1:
+                raise error
+
+        try:
+            world.together(work)
+        except (EsperError, KeyboardInterrupt) as raised:
+            found[name] = str(raised)
+            found[f"{name}_kind"] = type(raised).__name__
+    for name, total in (("crowded", 1), ("fits", 2)):
+        try:
+            found[name] = world.share_members(total)
+        except EsperError as raised:
+            found[name] = str(raised)
+    world.share_members(settings["members"])
+    return found | update_on_noise(world, settings["members"], settings["ppo"])
+
+
+def vars_of(record: Any) -> dict[str, float]:
+    return {name: getattr(record, name) for name in record.__slots__}
+
+
+def update_on_noise(ranks: Any, total: int, ppo: dict[str, Any]) -> dict[str, Any]:
+    """Two updates of a small agent on the noise of `total` members, of which a rank has its share;
+    only one member may germinate, so that most ranks do not see all heads."""
+    import numpy as np
+
+    from esper.leyline import LifecycleOp
+    from esper.simic.training.runner import run_ppo_updates
+    from loop_support import figures
+    from ppo_support import OPS, K, S, agent, masks_for, random_obs, shaken
+
+    it = shaken(agent(**ppo))
+    it.ranks = ranks
+    own = ranks.numbers(total if ranks.size == 1 else ranks.share_members(total))
+    buffer = it.make_buffer(5, len(own), S, K)
+    rng, metrics, actions = np.random.default_rng(0), [], []
+    for round_index in range(2):
+        state = it.initial_state(len(own))
+        for step in range(5):
+            obs = random_obs(rng, total)
+            slot_EOS = np.ones((total, OPS, S), dtype=bool)
+            slot_EOS[1:, LifecycleOp.GERMINATE] = False
+            masks = masks_for(slot_EOS)
+            reward_E, over_E = rng.normal(size=total), rng.random(total) < 0.2
+            act = it.act(cut(obs, own), cut(masks, own), state, round_index, step)
+            actions.append(act.decision.actions.op.tolist())
+            buffer.record(act.trace)
+            buffer.reward(reward_E[own], over_E[own])
+            state = it.reset_state(act.state, over_E[own])
+        buffer.finish(rng.normal(size=total)[own])
+        metrics.append(figures(run_ppo_updates(it, 2, buffer, it.obs_normalizer)))
+    return {
+        "actions": actions,
+        "weights": {n: p.detach().flatten().tolist() for n, p in it.network.named_parameters()},
+        "observation": {n: a.tolist() for n, a in it.obs_normalizer.state().items()},
+        "scale": it.reward_normalizer.scale,
+        "metrics": metrics,
+    }
+
+
+def cut(struct: Any, own: Any) -> Any:
+    """The same of some members."""
+    from esper.leyline.arrays import map_member_arrays
+
+    return map_member_arrays(struct, lambda array: array[own])
+
+
+JOBS = {"train": train, "pieces": pieces}
 
 
 def main() -> None:

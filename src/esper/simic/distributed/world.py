@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -34,6 +35,8 @@ T = TypeVar("T")
 
 PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for the others before it gives up."""
+_SOURCE_LINE: Final = re.compile(r"\[/\S+:\d+\] ")
+"""Where in gloo's source an error arose."""
 
 
 class LostRankError(EsperError):
@@ -57,8 +60,12 @@ def join_world() -> World:
         raise EsperError(f"WORLD_SIZE={size}: this torch is built without torch.distributed")
     gpus = torch.cuda.is_available() and dist.is_nccl_available()
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
+    attempt = environment_number("TORCHELASTIC_RESTART_COUNT", 0)
     with _lost_ranks(rank):
-        dist.init_process_group(backend, timeout=PATIENCE, rank=rank, world_size=size)
+        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=PATIENCE))
+        # A restarted job meets the same store, with the addresses of the processes before it.
+        store = dist.PrefixStore(f"esper/attempt-{attempt}", store)
+        dist.init_process_group(backend, timeout=PATIENCE, rank=rank, world_size=size, store=store)
     local = (environment_number("LOCAL_RANK", rank), environment_number("LOCAL_WORLD_SIZE", size))
     return World(rank, size, *local)
 
@@ -245,7 +252,8 @@ def _lost_ranks(rank: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = shorten(" ".join(str(error).split()), 160)
+        text = " ".join(str(error).split())
+        reason = shorten(_SOURCE_LINE.sub("", text).partition(". ")[0], 160)
         raise LostRankError(
             f"rank {rank} lost contact with the others ({reason}): the first error of "
             f"another rank says why; resume the run (--resume)"
