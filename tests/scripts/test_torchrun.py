@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,11 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_support import mnist1d_arrays, write_mnist1d
+
 SOURCE = Path(__file__).parents[2] / "src"
-FLAGS = (
-    "ppo --task synthetic --envs 6 --episode-length 4 --batches-per-step 1 --executor loop "
-    "--device cpu --evaluation-envs 1 --width 16 --embedding 4 --quiet --telemetry off"
-).split()
+FLAGS = [
+    "ppo", "--task", "synthetic", "--envs", "6", "--episode-length", "4", "--batches-per-step", "1",
+    "--executor", "loop", "--device", "cpu", "--evaluation-envs", "1", "--width", "16",
+    "--embedding", "4", "--quiet", "--telemetry", "off",
+]  # fmt: skip
 
 
 def environment() -> dict[str, str]:
@@ -83,7 +87,8 @@ def assert_alike(mine: list[dict[str, object]], expected: list[dict[str, object]
     for one, two in zip(mine, expected, strict=True):
         metrics, theirs = one.pop("metrics"), two.pop("metrics")
         assert one == two
-        assert isinstance(metrics, dict) and isinstance(theirs, dict)
+        assert isinstance(metrics, dict)
+        assert isinstance(theirs, dict)
         for name, value in theirs.items():
             np.testing.assert_allclose(
                 np.array(metrics[name], float), np.array(value, float), rtol=1e-4, atol=1e-5
@@ -93,8 +98,8 @@ def assert_alike(mine: list[dict[str, object]], expected: list[dict[str, object]
 def test_a_run_resumes_with_another_number_of_ranks(alone, tmp_path):
     """Two ranks, then three, then one process: the figures of one process all along."""
     for ranks, rounds in ((2, "1"), (3, "2"), (1, "3")):
-        begin = ["--resume"] if ranks != 2 else FLAGS[5:5]
-        flags = [*FLAGS, "--rounds", rounds, "--runs", str(tmp_path), *begin]
+        again = [] if ranks == 2 else ["--resume"]
+        flags = [*FLAGS, "--rounds", rounds, "--runs", str(tmp_path), *again]
         done = train(ranks, *flags)
         assert done.returncode == 0, done.stderr
     assert [start for start, _ in sessions(tmp_path)] == [0, 1, 2]
@@ -118,7 +123,8 @@ def test_a_killed_worker_is_restarted_and_the_run_resumes(alone, tmp_path, victi
     )
     until = time.monotonic() + 120
     while not [*tmp_path.glob("*/checkpoints/round-000001")]:
-        assert job.poll() is None and time.monotonic() < until, (tmp_path / "log").read_text()
+        assert job.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < until
         time.sleep(0.01)
     os.kill(worker_pids(job.pid)[victim], signal.SIGKILL)
     assert job.wait(timeout=200) == 0, (tmp_path / "log").read_text()
@@ -135,17 +141,18 @@ def test_a_killed_worker_is_restarted_and_the_run_resumes(alone, tmp_path, victi
             "--envs $((4 + RANK))",
             "rank 1 (HOST): its command line differs from rank 0's (has ['5'])",
         ),
-        ("--task cifar_baseline --data-dir DATA$RANK", ""),
+        ("--task mnist1d", "rank 1 (HOST): MNIST-1D is not in"),
         ("--batch-size -3", "batch_size"),
     ],
     ids=["more ranks than members", "other settings", "no data", "bad setting"],
 )
 def test_a_wrong_world_ends_with_one_line_of_rank_0(setup, line, tmp_path):
-    import socket
-
     script = tmp_path / "rank.sh"
     python = f"exec {sys.executable} -m esper.scripts.train"
-    script.write_text(f"#!/bin/sh\n{python} {' '.join(FLAGS)} --runs {tmp_path}/runs {setup}\n")
+    data = f"export ESPER_DATA_DIR={tmp_path}/data$RANK"
+    flags = f"{' '.join(FLAGS)} --runs {tmp_path}/runs {setup}"
+    script.write_text(f"#!/bin/sh\n{data}\n{python} {flags}\n")
+    write_mnist1d(tmp_path / "data0", **mnist1d_arrays(4000, 1000))
     script.chmod(0o755)
     job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     words = [*job, "--no-python", str(script)]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.compare.judging import Judged, judge
@@ -41,12 +42,12 @@ def learn(
     spec: TaskSpec,
     data: TaskData,
     world: World | None = None,
-    on_folder: Callable[[RunFolder], None] | None = None,
+    on_folder: Callable[[Path], None] | None = None,
 ) -> Iterator[Learnt]:
     """Train the controller and evaluate it; the run folder stays locked inside the block.
 
     `world`: the processes that train together; this is rank 0, which leaves them to evaluate.
-    `on_folder`: called with the run folder before training.
+    `on_folder`: called with the path of the run folder before training.
     """
     training, recording = config.training, config.recording
     flag = "--envs" if config.evaluation_envs is None else "--evaluation-envs"
@@ -56,7 +57,7 @@ def learn(
         require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
     with _open_folder(config, spec) as folder:
         if on_folder is not None:
-            on_folder(folder)
+            on_folder(folder.path)
         events = recording.telemetry_dir or folder.telemetry
         with show_progress(recording), event_files(recording, events) as hub:
             agent, history = train_ppo_vectorized(

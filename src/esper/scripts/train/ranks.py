@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,11 +51,13 @@ def _lead(world: World, flags: Sequence[str]) -> None:
     world.broadcast_bytes(json.dumps(settings).encode())
     world.together(lambda: None)  # the others check the settings
     data = world.together(lambda: spec.load(config.data_dir))
-    with learn(
-        config, spec, data, world, on_folder=lambda folder: note_run(config.runs, folder.path)
-    ) as learnt:
-        report_learner(config, learnt)
-    forget_run(config.runs)
+    try:
+        with learn(config, spec, data, world, partial(note_run, config.runs)) as learnt:
+            report_learner(config, learnt)
+        forget_run(config.runs)
+    finally:
+        if run_of_this_job(config.runs) is None:  # it failed before training: nothing to resume
+            forget_run(config.runs)
 
 
 def _read(flags: Sequence[str]) -> tuple[TrainPPO, TaskSpec]:
