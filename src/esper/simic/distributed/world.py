@@ -54,6 +54,8 @@ class PeerInterrupted(KeyboardInterrupt):
 def join_world() -> World:
     """Join the processes of this `torchrun` job; use the result as a context."""
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
     rank, size = environment_number("RANK", 0), world_size()
     if not dist.is_available():
@@ -62,9 +64,9 @@ def join_world() -> World:
     backend = "cpu:gloo,cuda:nccl" if gpus else "gloo"
     attempt = environment_number("TORCHELASTIC_RESTART_COUNT", 0)
     with _lost_ranks(rank):
-        store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=PATIENCE))
+        store, _, _ = next(rendezvous("env://", rank, size, timeout=PATIENCE))
         # A restarted job meets the same store, with the addresses of the processes before it.
-        store = dist.PrefixStore(f"esper/attempt-{attempt}", store)
+        store = PrefixStore(f"esper/attempt-{attempt}", store)
         dist.init_process_group(backend, timeout=PATIENCE, rank=rank, world_size=size, store=store)
     local = (environment_number("LOCAL_RANK", rank), environment_number("LOCAL_WORLD_SIZE", size))
     return World(rank, size, *local)
