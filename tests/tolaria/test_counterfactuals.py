@@ -182,7 +182,8 @@ def made_up(on_ES: np.ndarray) -> Lifecycle:
 
 
 def plan_for(life: Lifecycle, config=DEFAULT, seed=SEED, round_=ROUND, step=STEP) -> CoalitionPlan:
-    return plan_coalitions(SimpleNamespace(lifecycle=life), config, seed, round_, step)
+    people = SimpleNamespace(lifecycle=life, member_ids=np.arange(life.members))
+    return plan_coalitions(people, config, seed, round_, step)
 
 
 def coalitions(plan: CoalitionPlan, life: Lifecycle, member: int) -> list[tuple[bool, ...]]:

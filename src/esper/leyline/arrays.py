@@ -10,8 +10,9 @@ L last values, P parts of a reward.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,9 @@ Bools = np.ndarray[_Shape, np.dtype[np.bool_]]
 _LETTERS: Final = re.compile(r"_([A-Z]+)$")
 _SHARED: Final = "ES"
 """Letters whose sizes must agree across nested structs; others are local to one struct."""
+
+_Array = npt.NDArray[Any]
+StructT = TypeVar("StructT", bound="ArrayStruct")
 
 _LAYOUTS: dict[type, tuple[tuple[str, str], ...]] = {}
 
@@ -89,6 +93,18 @@ class ArrayStruct:
         return _same_fields(self, other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def map_member_arrays(struct: StructT, change: Callable[[_Array], _Array]) -> StructT:
+    """Return a copy with `change` applied to each array whose first axis is E, nested ones too."""
+    changes: dict[str, Any] = {}
+    for name, letters in _layout(type(struct)):
+        value = getattr(struct, name)
+        if isinstance(value, ArrayStruct):
+            changes[name] = map_member_arrays(value, change)
+        elif letters.startswith("E"):
+            changes[name] = change(value)
+    return replace(struct, **changes)
 
 
 def _same(left: object, right: object) -> bool:

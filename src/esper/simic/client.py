@@ -126,7 +126,7 @@ class SimicClient:
 
     def _features(self, obs: TrainingSignals, mode: ActingMode) -> Observation:
         """Features of the observation, without the curves that are hidden in this episode."""
-        members = np.arange(len(obs.train_loss_E))
+        members = self.agent.ranks.numbers(len(obs.train_loss_E))
         hidden_E = np.full(len(members), self.hide_curve)
         if mode is ActingMode.LEARN and not self.hide_curve:
             dropout = self.agent.config.curve_dropout

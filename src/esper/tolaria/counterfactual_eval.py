@@ -160,7 +160,8 @@ def plan_coalitions(
             drafts.append(_draft_all(member_G, slot_GJ))
         else:
             path = ("round", round_index, "counterfactual", "step", step)
-            drafts.append(_draft_sampled(member_G, slot_GJ, config.budget, seed, path))
+            names_G = population.member_ids[member_G]
+            drafts.append(_draft_sampled(member_G, names_G, slot_GJ, config.budget, seed, path))
     table, rows = _assign_rows(life, drafts)
     groups = tuple(_group(draft, row_GL) for draft, row_GL in zip(drafts, rows, strict=True))
     return CoalitionPlan(table, due, seeds_E.astype(np.int64), len(life.slots), groups)
@@ -175,16 +176,24 @@ def _draft_all(member_G: Ints, slot_GJ: Ints) -> _Draft:
 
 
 def _draft_sampled(
-    member_G: Ints, slot_GJ: Ints, budget: int, seed: int, path: tuple[str | int, ...]
+    member_G: Ints,
+    names_G: Ints,
+    slot_GJ: Ints,
+    budget: int,
+    seed: int,
+    path: tuple[str | int, ...],
 ) -> _Draft:
-    """Draft leave-one-out coalitions and as many antithetic permutation pairs as fit."""
+    """Draft leave-one-out coalitions and as many antithetic permutation pairs as fit.
+
+    `names_G`: numbers of the members in the names of their random streams.
+    """
     group, seeds = slot_GJ.shape
     pairs = max(1, (budget - seeds) // 2)  # more would add fewer than two coalitions each
     keys_GMJ = stream_keys(
         seed,
         *path,
         "member",
-        member_G[:, None, None],
+        names_G[:, None, None],
         "permutation",
         np.arange(pairs)[:, None],
         "seed",

@@ -14,11 +14,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import exit_status_of
 from esper.scripts.cli.signals import raise_signal_status
+from esper.simic.distributed.environment import world_size
 from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
+
+_HELP: Final = frozenset({"-h", "--help"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +38,7 @@ def train(words: Sequence[str]) -> int:
     if not words:
         raise EsperError(f"name a policy: {', '.join(names)}; --help describes them")
     policy, *flags = words
-    if policy in ("-h", "--help"):
+    if policy in _HELP:
         print(overview())
     elif policy == LEARNER:
         train_learner(flags)
@@ -58,7 +62,9 @@ def overview() -> str:
 
 
 def train_learner(flags: Sequence[str]) -> None:
-    """Run `esper train ppo`."""
+    """Run `esper train ppo`, under torchrun as one of its ranks."""
+    if world_size() > 1 and not _HELP & set(flags):
+        return _train_on_ranks(flags)
     from esper.scripts.train.learner_config import read_train_ppo
 
     config = read_train_ppo(flags)
@@ -79,14 +85,32 @@ def train_learner(flags: Sequence[str]) -> None:
     if config.resume is not None:
         require_not_folders(report_paths(report_dir(config.resume)))
     try:
-        with learn(config, spec) as learnt:
+        with learn(config, spec, spec.load(config.data_dir)) as learnt:
             report_learner(config, learnt)
     except Interrupted as stopped:  # stopped by a signal and saved: not an error
         print(stopped, file=sys.stderr)
 
 
+def _train_on_ranks(flags: Sequence[str]) -> None:
+    """Run `esper train ppo` as one rank of a torchrun job."""
+    from esper.scripts.train.ranks import train_on_ranks
+    from esper.simic.training.runs.interrupts import Interrupted
+    from esper.tolaria.runtime import set_deterministic_cublas
+
+    set_deterministic_cublas()
+    try:
+        train_on_ranks(flags)
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+
+
 def train_baseline(policy: str, flags: Sequence[str]) -> None:
     """Run `esper train` with a policy that does not learn."""
+    if world_size() > 1 and not _HELP & set(flags):
+        raise EsperError(
+            f"esper train {policy} under torchrun: only ppo trains on several processes; start it "
+            f"without torchrun"
+        )
     from esper.scripts.train.config import read_train
 
     config = read_train(policy, flags)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.compare.judging import Judged, judge
 from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
 from esper.scripts.train.recording import event_files, show_progress
+from esper.simic.distributed.ranks import ALONE
+from esper.simic.distributed.world import World
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.resume import Resumed
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
-from esper.tasks.spec import TaskSpec
+from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.runtime import parse_device
 
@@ -34,16 +37,27 @@ class Learnt:
 
 
 @contextmanager
-def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
-    """Train the controller and evaluate it; the run folder stays locked inside the block."""
+def learn(
+    config: TrainPPO,
+    spec: TaskSpec,
+    data: TaskData,
+    world: World | None = None,
+    on_folder: Callable[[Path], None] | None = None,
+) -> Iterator[Learnt]:
+    """Train the controller and evaluate it; the run folder stays locked inside the block.
+
+    `world`: the processes that train together; this is rank 0, which leaves them to evaluate.
+    `on_folder`: called with the path of the run folder before training.
+    """
     training, recording = config.training, config.recording
-    data = spec.load(config.data_dir)
     flag = "--envs" if config.evaluation_envs is None else "--evaluation-envs"
     device = parse_device(training.population.device)
     require_memory(spec, data, config.judged_members, device, flag)
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
     with _open_folder(config, spec) as folder:
+        if on_folder is not None:
+            on_folder(folder.path)
         events = recording.telemetry_dir or folder.telemetry
         with show_progress(recording), event_files(recording, events) as hub:
             agent, history = train_ppo_vectorized(
@@ -59,7 +73,11 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
                 track=recording.track,
                 spec=spec,
                 data=data,
+                world=world,
             )
+        if world is not None:
+            world.leave()
+            agent.ranks = ALONE
         judged = judge(training, agent, spec, data, config.judged_members)
         result = replace(judged.result, telemetry=f"{hub.report()} ({events})")
         yield Learnt(folder, training, history, replace(judged, result=result))

@@ -34,6 +34,7 @@ from esper.simic.agent.saving import load_agent, save_agent
 from esper.simic.agent.step_outputs import CHOICE_A, LOG_PROB_A, OP_P_O, VALUE
 from esper.simic.agent.update import PassSettings, Row, Targets, make_targets, run_pass
 from esper.simic.control.normalizers import ObservationNormalizer, RewardNormalizer
+from esper.simic.distributed.ranks import ALONE, Ranks
 from esper.simic.training.schedules import Schedule
 from esper.tamiyo.actions import parse_sampled_action
 from esper.tamiyo.distribution import action_uniforms
@@ -64,7 +65,10 @@ class PPOAgent:
         config: PPOConfig | None = None,
         seed: int = 0,
         device: str | torch.device = "cpu",
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`ranks`: the processes that train this agent together, each with members of its own."""
+        self.ranks = ranks
         self.spec, self.config, self.seed = spec, config or PPOConfig(), seed
         self.device = torch.device(device)
         with torch.random.fork_rng(devices=[]):
@@ -129,8 +133,9 @@ class PPOAgent:
         """Choose an action for each member.
 
         `step`: index of the decision within the round, which keys the random draws; so do
-        `members` (default 0..E-1). `greedy`: take the most likely choice of each head. If `greedy`
-        or not `learning`, there is no exploration and the running statistics are not updated.
+        `members` (default: the numbers of this rank's members). `greedy`: take the most likely
+        choice of each head. If `greedy` or not `learning`, there is no exploration and the running
+        statistics are not updated.
         """
         obs.require_finite()
         self._require_fit(obs, masks)
@@ -139,7 +144,7 @@ class PPOAgent:
         if learning and self.config.normalize_observations:
             self.obs_normalizer.observe(obs)
         if not greedy:
-            numbers = np.arange(len(obs.global_EG)) if members is None else members
+            numbers = self.ranks.numbers(len(obs.global_EG)) if members is None else members
             uniform_EA = action_uniforms(self.seed, round_index, step, numbers)
             epsilon = self.exploration if learning else 0.0
         legal_O = np.asarray(masks.op_EO.any(axis=0))
@@ -209,9 +214,10 @@ class PPOAgent:
     def targets(self, rollout: RolloutBuffer) -> Targets:
         """Advantages and returns of a finished rollout; updates the reward normaliser."""
         rollout.require_finished()
+        rollout.legal_O |= np.asarray(self.ranks.gather(rollout.legal_O[None]).any(axis=0))
         reward_TE = rollout.reward_TE[: rollout.filled]
         if self.config.normalize_rewards:
-            self.reward_normalizer.update(reward_TE, rollout.episode_over_TE)
+            self.reward_normalizer.update(reward_TE, rollout.episode_over_TE, self.ranks)
             reward_TE = self.reward_normalizer.normalize(reward_TE)
         value_TE = rollout.value_TE[: rollout.filled]
         advantage_TE = advantages(
@@ -224,7 +230,9 @@ class PPOAgent:
             self.config.gae_lambda,
         )
         normalize = self.config.normalize_advantages
-        return make_targets(advantage_TE, value_TE, rollout.decided_TE, normalize, self.device)
+        return make_targets(
+            advantage_TE, value_TE, rollout.decided_TE, normalize, self.device, self.ranks
+        )
 
     def update(self, rollout: RolloutBuffer, targets: Targets, use_amp: bool = False) -> list[Row]:
         """One update pass over a rollout; returns metric rows for `aggregate_ppo_metrics`."""
@@ -236,7 +244,9 @@ class PPOAgent:
             use_amp=use_amp,
         )
         with bfloat16_passes(self.device.type, use_amp):
-            rows = run_pass(self.network, self.optimizer, rollout, targets, self.config, settings)
+            rows = run_pass(
+                self.network, self.optimizer, rollout, targets, self.config, settings, self.ranks
+            )
         self.updates_done += 1
         return rows
 

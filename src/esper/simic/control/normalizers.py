@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from esper.leyline.arrays import Bools, Doubles
 from esper.leyline.errors import EsperError
+from esper.simic.distributed.ranks import ALONE, Ranks
 from esper.tamiyo.inputs import Observation
 from esper.tamiyo.network_config import PolicySpec
 
@@ -54,8 +55,8 @@ class RunningMeanStd:
         deviation_D = np.sqrt(self.variance_D)
         return np.where(deviation_D > MIN_DEVIATION, deviation_D, 1.0)
 
-    def update(self, x: npt.NDArray[np.floating]) -> None:
-        """Add values `[.., D]`."""
+    def update(self, x: npt.NDArray[np.floating], ranks: Ranks = ALONE) -> None:
+        """Add values `[.., D]`, those of the other ranks included."""
         flat = np.asarray(x, dtype=np.float64).reshape(-1, len(self.mean_D))
         if not np.isfinite(flat).all():
             raise EsperError("running statistics got a value that is not finite")
@@ -63,7 +64,21 @@ class RunningMeanStd:
         batch.count = float(len(flat))
         batch.mean_D = flat.mean(axis=0)
         batch.squares_D = ((flat - batch.mean_D) ** 2).sum(axis=0)
-        self.merge(batch)
+        self.merge(batch.over(ranks))
+
+    def over(self, ranks: Ranks) -> RunningMeanStd:
+        """The statistics of all ranks together, merged in rank order."""
+        if ranks.size == 1:
+            return self
+        features = len(self.mean_D)
+        whole = RunningMeanStd(features)
+        mine = np.concatenate([[self.count], self.mean_D, self.squares_D])
+        for row in ranks.gather(mine[None]):
+            part = RunningMeanStd(features)
+            part.count, part.mean_D = float(row[0]), row[1 : features + 1]
+            part.squares_D = row[features + 1 :]
+            whole.merge(part)
+        return whole
 
     def merge(self, other: RunningMeanStd) -> None:
         """Add the statistics of `other`."""
@@ -118,10 +133,10 @@ class ObservationNormalizer:
             obs.blueprint_ES,
         )
 
-    def commit(self) -> None:
-        """Merge the pending statistics; call between rollouts."""
+    def commit(self, ranks: Ranks = ALONE) -> None:
+        """Merge the pending statistics of all ranks; call between rollouts."""
         for name, pending in self.pending.items():
-            self.parts[name].merge(pending)
+            self.parts[name].merge(pending.over(ranks))
             self.pending[name] = RunningMeanStd(len(pending.mean_D))
 
     def state(self) -> Arrays:
@@ -164,8 +179,8 @@ class RewardNormalizer:
         """Divisor of rewards; 1 until returns vary."""
         return float(self.seen.deviation_D[0])
 
-    def update(self, reward_TE: Doubles, ended_TE: Bools) -> None:
-        """Add a rollout; if the number of members changed, returns start at 0."""
+    def update(self, reward_TE: Doubles, ended_TE: Bools, ranks: Ranks = ALONE) -> None:
+        """Add a rollout of all ranks; if the number of members changed, returns start at 0."""
         members = reward_TE.shape[1]
         running_E = self.return_E if len(self.return_E) == members else np.zeros(members)
         returns_TE = np.empty_like(reward_TE, dtype=np.float64)
@@ -173,7 +188,7 @@ class RewardNormalizer:
             returns_TE[t] = running_E = self.gamma * running_E + reward_E
             running_E = np.where(ended_E, 0.0, running_E)
         self.return_E = running_E
-        self.seen.update(returns_TE[..., None])
+        self.seen.update(returns_TE[..., None], ranks)
 
     def normalize(self, reward_TE: Doubles) -> Doubles:
         """Scale rewards."""

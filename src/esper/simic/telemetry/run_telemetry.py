@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -53,10 +54,13 @@ class RunTelemetry:
             for hub in hubs
         )
 
-    def run_started(self, engine: VectorizedEngine, policy: str) -> None:
-        """Emit RUN_STARTED."""
+    def run_started(
+        self, engine: VectorizedEngine, policy: str, members: int | None = None
+    ) -> None:
+        """Emit RUN_STARTED; `members`: those of all ranks, default: the engine's."""
         configure_slot_telemetry(engine.slot_events, self._config)
         started = describe_run(engine, policy, self._rounds)
+        started = replace(started, members=members or started.members)
         for listener in self.listeners:
             listener.run_started(started)
         self._started = True

@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from esper.leyline.streams import stream_seed
+from esper.simic.distributed.ranks import ALONE, Ranks
 from esper.tamiyo.baselines import WaitPolicy
 from esper.tolaria.engine import VectorizedEngine
 
 if TYPE_CHECKING:
+    from esper.leyline.arrays import Doubles
     from esper.tasks.spec import TaskData, TaskSpec
     from esper.tolaria.engine_config import EngineConfig
 
@@ -21,13 +23,20 @@ SEED_MASK: Final = 0x7FFFFFFF
 
 
 def measure_wait_baseline(
-    spec: TaskSpec, config: EngineConfig, data: TaskData | None = None
+    spec: TaskSpec, config: EngineConfig, data: TaskData | None = None, ranks: Ranks = ALONE
 ) -> tuple[float, ...]:
     """Mean score `[T + 1]` of hosts under `WaitPolicy`: at initialisation, then after each step.
 
-    Uses its own random stream, so that training does not depend on whether it was measured.
+    The mean is over the members of all `ranks`. Uses its own random stream, so that training does
+    not depend on whether it was measured.
     """
     seed = stream_seed(config.seed, "wait baseline") & SEED_MASK
-    engine = VectorizedEngine(spec, replace(config, seed=seed, rollout_steps=None), data=data)
+    config = replace(config, seed=seed, rollout_steps=None)
+    score_TE = ranks.together(lambda: _wait_scores(spec, config, data))
+    return tuple(map(float, ranks.gather(score_TE.T).T.mean(axis=1)))
+
+
+def _wait_scores(spec: TaskSpec, config: EngineConfig, data: TaskData | None) -> Doubles:
+    engine = VectorizedEngine(spec, config, data=data)
     engine.run_rollout(WaitPolicy())
-    return tuple(map(float, engine.episode.score_TE.mean(axis=1)))
+    return engine.episode.score_TE

@@ -38,6 +38,6 @@ def run_ppo_updates(
             break
     agent.updates_done = done
     if obs_normalizer is not None:
-        obs_normalizer.commit()
+        obs_normalizer.commit(agent.ranks)
     rollout.clear()
     return aggregate_ppo_metrics(rows)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.training.config import TrainingConfig
+from esper.simic.training.rank_settings import agree_on_config, own_engine_config
 from esper.simic.training.runs.folder import RunFolder
 from esper.tasks.task_files import is_file_reference
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from esper.leyline.protocols import EngineListener, RewardProtocol, SinkProtocol
     from esper.nissa.hub import TelemetryHub
     from esper.simic.agent.agent import PPOAgent
+    from esper.simic.distributed.ranks import Ranks
+    from esper.simic.distributed.world import World
     from esper.simic.telemetry.run_telemetry import RunTelemetry
     from esper.simic.training.history import RoundRecord
     from esper.simic.training.round_feed import OnRound, RoundFeed
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from esper.simic.training.runs.session import FolderSession
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
     from esper.tasks.spec import TaskData, TaskSpec
+    from esper.tolaria.engine_config import EngineConfig
 
 # torch is imported inside the functions: reading settings and listing runs stay quick.
 
@@ -53,6 +57,7 @@ def train_ppo_vectorized(
     track: Sequence[str] = (),
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
+    world: World | None = None,
 ) -> tuple[PPOAgent, list[RoundRecord]]:
     """Train a controller with PPO; returns the agent and one record per round.
 
@@ -67,6 +72,8 @@ def train_ppo_vectorized(
     on_round: called with the record of every round, once it is saved; what it raises ends the run.
     track: trackers that get the figures of every round: tensorboard, wandb, mlflow.
     reward, spec, data: override the config's reward and task, and the task's data.
+    world: the processes that train together (`join_world`), each with a share of the members. Rank
+        0 writes, records and calls all of the above; the others need only what overrides.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
     >>> task = TaskConfig("synthetic", episode_length=4, batches_per_step=1)
@@ -80,8 +87,12 @@ def train_ppo_vectorized(
     from esper.simic.training.round_feed import RoundFeed
     from esper.simic.training.runs.session import FolderSession
 
+    if world is not None and world.rank:
+        return _follow(world, config, reward, spec, data)
     with _open_folder(run_dir, resume, config) as folder:
         config, spec = _config_and_spec(config, spec, folder if resume else None)
+        if world is not None:
+            config = agree_on_config(world, config)
         session = None
         if folder is not None:
             session = FolderSession(folder, config, resume, checkpoint_every, keep, keep_members)
@@ -93,7 +104,7 @@ def train_ppo_vectorized(
             saves = () if session is None else session.hooks
             listeners = [*listeners, *events.listeners, *stops]
             hooks = [*saves, *hooks, feed, *stops]
-            trainer = make_trainer(config, reward, listeners, hooks, spec, data)
+            trainer = make_trainer(config, reward, listeners, hooks, spec, data, world)
             return _train(trainer, session, events, feed, on_begin)
 
 
@@ -106,11 +117,31 @@ def _train(
 ) -> tuple[PPOAgent, list[RoundRecord]]:
     """Resume if asked to, notify everybody of the start, and train."""
     resumed = None if session is None else session.begin(trainer)
+    trainer.share_progress()
     feed.begin(trainer.history)
-    events.run_started(trainer.engine, POLICY)
+    events.run_started(trainer.engine, POLICY, trainer.members)
     if on_begin is not None:
         on_begin(resumed)
     history = trainer.run() if session is None else session.run(trainer)
+    return trainer.client.agent, history
+
+
+def _follow(
+    world: World,
+    config: TrainingConfig | None,
+    reward: RewardProtocol | None,
+    spec: TaskSpec | None,
+    data: TaskData | None,
+) -> tuple[PPOAgent, list[RoundRecord]]:
+    """Train on a rank other than 0: nothing is written, recorded or called."""
+    from esper.simic.training.runs.interrupts import Interrupts
+
+    config = agree_on_config(world, config)
+    stops = Interrupts()
+    trainer = make_trainer(config, reward, [stops], [stops], spec, data, world)
+    trainer.share_progress()
+    with stops:
+        history = trainer.run()
     return trainer.client.agent, history
 
 
@@ -121,35 +152,50 @@ def make_trainer(
     hooks: Sequence[RoundHook] = (),
     spec: TaskSpec | None = None,
     data: TaskData | None = None,
+    world: World | None = None,
 ) -> VectorizedPPOTrainer:
-    """Build engine, agent, client and trainer, for callers that drive the rounds themselves."""
+    """Build engine, agent, client and trainer, for callers that drive the rounds themselves.
+
+    `world`: the processes that train together; this one gets its share of the members.
+    """
     from esper.simic.agent.agent import PPOAgent
     from esper.simic.client import SimicClient, policy_spec
+    from esper.simic.distributed.ranks import ALONE
+    from esper.simic.training.distributed_trainer import DistributedTrainer
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
     from esper.tolaria.engine import VectorizedEngine
 
-    config = config or TrainingConfig()
-    spec = spec or config.task.spec()
-    engine = VectorizedEngine(spec, config.engine_config(), data=data)
-    agent = PPOAgent(policy_spec(), config.ppo, config.seed, engine.device)
+    config, ranks = config or TrainingConfig(), world or ALONE
+    spec = spec or ranks.together(config.task.spec)
+    settings = ranks.together(lambda: own_engine_config(config, ranks))
+    engine = ranks.together(lambda: VectorizedEngine(spec, settings, data=data))
+    agent = PPOAgent(policy_spec(), config.ppo, config.seed, engine.device, ranks)
     config.population.configure_graphs(agent)
     client = SimicClient(
         agent,
-        reward or _reward(config, spec, data),
+        reward or _reward(config, spec, data, settings, ranks),
         updates_per_rollout=config.updates_per_rollout,
         use_amp=config.use_amp,
     )
+    if world is not None:
+        return DistributedTrainer(world, engine, client, config.rounds, listeners, hooks)
     return VectorizedPPOTrainer(engine, client, config.rounds, listeners, hooks)
 
 
-def _reward(config: TrainingConfig, spec: TaskSpec, data: TaskData | None) -> RewardProtocol:
+def _reward(
+    config: TrainingConfig,
+    spec: TaskSpec,
+    data: TaskData | None,
+    settings: EngineConfig,
+    ranks: Ranks,
+) -> RewardProtocol:
     """Build the config's reward; measures the wait baseline if the reward needs it."""
     from esper.simic.rewards.factory import make_reward
     from esper.simic.training.baseline import measure_wait_baseline
 
     curve = None
     if config.reward.wait_baseline:
-        curve = measure_wait_baseline(spec, config.engine_config(), data)
+        curve = measure_wait_baseline(spec, settings, data, ranks)
     return make_reward(config.reward, spec.upkeep, curve)
 
 

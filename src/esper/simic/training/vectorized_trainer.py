@@ -14,14 +14,18 @@ from typing import Protocol
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import PPOUpdateMetrics
 from esper.leyline.protocols import EngineListener
+from esper.leyline.records import Rollout
 from esper.leyline.telemetry import TelemetryConfig
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.telemetry.inspection import inspect_network
 from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
 from esper.simic.training.history import ActionTally, RoundRecord
 from esper.simic.training.schedules import calculate_entropy_anneal_steps
+from esper.tamiyo.network import PolicyState
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.env_factory import configure_slot_telemetry
+
+EngineState = dict[str, int | str]
 
 
 class RoundHook(Protocol):
@@ -68,7 +72,7 @@ class VectorizedPPOTrainer:
         self._set_run_updates()
         while self.engine.round < last:
             self._configure_telemetry()
-            rollout = self.engine.run_rollout(self.client, self._all_listeners)
+            rollout = self._run_rollout()
 
             began = perf_counter()
             metrics = self.client.update(rollout)
@@ -76,12 +80,41 @@ class VectorizedPPOTrainer:
             assert metrics is not None  # the client is in LEARN mode: checked in __init__
 
             self._report(rollout.round_index, metrics, seconds)
-            episodes = self.engine.round * self.engine.env.members
-            record = self._tally.record(rollout, metrics, episodes, seconds)
-            self.history.append(record)
-            for hook in self.hooks:
-                hook(self, record)
+            self.history.append(self._record(rollout, metrics, seconds))
+            self._call_hooks(self.history[-1])
         return self.history
+
+    # ---- what `DistributedTrainer` changes ------------------------------------------------------
+
+    @property
+    def members(self) -> int:
+        """Members that the run trains."""
+        return self.engine.env.members
+
+    def share_progress(self) -> None:
+        """Give the other ranks what this one resumed from."""
+
+    def engine_state(self) -> EngineState:
+        """State of the engine for a checkpoint."""
+        return self.engine.state_dict()
+
+    def load_engine_state(self, state: EngineState) -> None:
+        """Resume from `engine_state`; raises if the run differs."""
+        self.engine.load_state_dict(state)
+
+    def _run_rollout(self) -> Rollout[PolicyState]:
+        return self.engine.run_rollout(self.client, self._all_listeners)
+
+    def _record(
+        self, rollout: Rollout[PolicyState], metrics: PPOUpdateMetrics, seconds: float
+    ) -> RoundRecord:
+        return self._tally.record(rollout, metrics, self.engine.round * self.members, seconds)
+
+    def _call_hooks(self, record: RoundRecord) -> None:
+        for hook in self.hooks:
+            hook(self, record)
+
+    # ---- details --------------------------------------------------------------------------------
 
     def _set_run_updates(self) -> None:
         """Set the agent's total updates, so that `steps="run"` schedules end with the run."""

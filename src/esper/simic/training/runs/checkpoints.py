@@ -144,7 +144,7 @@ def capture(
         best_score=math.nan if best is None else best.mean_score,
     )
     state: dict[str, Json] = {
-        "engine": dict(engine.state_dict()),
+        "engine": dict(trainer.engine_state()),
         "task": task_facts(engine.spec),
         "config": to_json(config),
     }

@@ -18,6 +18,7 @@ import logging
 import math
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -85,6 +86,9 @@ class MemberList:
     """Best first."""
 
 
+SaveMember = Callable[[KeptMember, Path], None]
+
+
 class KeptMembers:
     """The best `keep` members of all rounds so far. As a `RoundHook` it saves after each round."""
 
@@ -102,24 +106,35 @@ class KeptMembers:
         if not trainer.engine.step:
             self.add_round(trainer.engine, trainer.engine.outcome())
 
-    def add_round(self, engine: VectorizedEngine, outcome: EpisodeOutcome) -> None:
-        """Save members of the round just finished that are among the best so far.
+    def best(self, engine: VectorizedEngine, outcome: EpisodeOutcome) -> tuple[KeptMember, ...]:
+        """The best members so far, those of the round just finished included.
 
-        Call it before the engine resets the members. A round that is trained again, after a
-        resume, replaces itself and all later ones.
+        A round that is trained again, after a resume, replaces itself and all later ones.
         """
-        if not self.keep and not self.members:
-            return
         before = [kept for kept in self.members if kept.round < engine.round]
         order_E = np.argsort(-np.nan_to_num(outcome.score_E, nan=-np.inf), kind="stable")
         found = [_describe(engine, outcome, int(e)) for e in order_E[: self.keep]]
         found = [kept for kept in found if math.isfinite(kept.score)]
-        ranked = sorted((*before, *found), key=lambda kept: -kept.score)[: self.keep]
+        return tuple(sorted((*before, *found), key=lambda kept: -kept.score)[: self.keep])
+
+    def add_round(
+        self, engine: VectorizedEngine, outcome: EpisodeOutcome, save: SaveMember | None = None
+    ) -> None:
+        """Save members of the round just finished that are among the best so far.
+
+        Call it before the engine resets the members. `save`: writes a member to a folder; default:
+        that of the engine.
+        """
+        if not self.keep and not self.members:
+            return
+        ranked = self.best(engine, outcome)
+        save = save or (lambda kept, folder: save_member(engine, kept.member, folder))
         try:
             for kept in ranked:
                 if kept.round == engine.round:
-                    self._save(engine, kept)
-            self._write(engine.spec.name, tuple(ranked))
+                    (self.folder / f"{kept.name}{PT2}").unlink(missing_ok=True)
+                    save(kept, self.folder / kept.name)
+            self._write(engine.spec.name, ranked)
         except OSError as error:
             raise EsperError(
                 f"cannot write to {self.folder}: {error.strerror or error}; {write_advice(error)}"
@@ -145,11 +160,6 @@ class KeptMembers:
             except EsperError as error:
                 logger.warning("%s is not written: %s", path, error)
 
-    def _save(self, engine: VectorizedEngine, kept: KeptMember) -> None:
-        (self.folder / f"{kept.name}{PT2}").unlink(missing_ok=True)
-        with engine.computing():
-            engine.env.model.member(kept.member).save(self.folder / kept.name)
-
     def _write(self, task: str, members: tuple[KeptMember, ...]) -> None:
         """Replace the list, then remove members that it no longer names."""
         if members != self.members:
@@ -166,6 +176,12 @@ class KeptMembers:
             if not _OWN.fullmatch(path.name) or path.name.removesuffix(PT2) in named:
                 continue
             shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def save_member(engine: VectorizedEngine, index: int, folder: Path) -> None:
+    """Write a member of the engine to `folder`."""
+    with engine.computing():
+        engine.env.model.member(index).save(folder)
 
 
 def _describe(engine: VectorizedEngine, outcome: EpisodeOutcome, member: int) -> KeptMember:

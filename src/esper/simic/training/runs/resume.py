@@ -156,9 +156,10 @@ def load_checkpoint(
     """Load a checkpoint into a fresh trainer; raises on a mismatch."""
     engine = trainer.engine
     check_task(checkpoint, engine.spec)
-    engine.load_state_dict(checkpoint.engine)
+    trainer.load_engine_state(checkpoint.engine)
     agent = checkpoint.load_agent(engine.device, policy_spec(), config.ppo)
     config.population.configure_graphs(agent)
+    agent.ranks = trainer.client.agent.ranks
     trainer.client.agent = agent
     trainer.history[:] = checkpoint.load_history()
 
@@ -190,6 +191,11 @@ def _changes(before: TrainingConfig, now: TrainingConfig, where: str) -> dict[st
     if refused:
         raise _mismatch(where, refused)
     return {change.name: change for change in found}
+
+
+def setting_differences(before: TrainingConfig, now: TrainingConfig) -> tuple[str, ...]:
+    """Settings that differ, as `name: value -> value` lines."""
+    return tuple(map(str, _differences("", to_json(before), to_json(now))))
 
 
 def check_task(checkpoint: Checkpoint, spec: TaskSpec) -> None:

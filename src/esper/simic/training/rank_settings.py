@@ -1,0 +1,49 @@
+"""Settings of the ranks of a distributed run: all have the same, each its share of the members.
+
+Does not import torch, so that reading settings stays quick.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from esper.leyline.codec import read_record, to_json
+from esper.leyline.errors import EsperError
+from esper.simic.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from esper.simic.distributed.ranks import Ranks
+    from esper.simic.distributed.world import World
+    from esper.tolaria.engine_config import EngineConfig
+
+
+def own_engine_config(config: TrainingConfig, ranks: Ranks) -> EngineConfig:
+    """Engine settings of this rank: its members by their numbers in the run, its device."""
+    settings = config.engine_config()
+    if ranks.size == 1:
+        return settings
+    members = ranks.share_members(settings.members)
+    numbers = tuple(ranks.numbers(members).tolist())
+    device = ranks.device_of(settings.device)
+    return replace(settings, members=members, member_ids=numbers, device=device)
+
+
+def agree_on_config(world: World, config: TrainingConfig | None) -> TrainingConfig:
+    """The settings of rank 0, on every rank; raises if a rank was given others."""
+    from esper.simic.training.runs.resume import setting_differences
+
+    mine = json.dumps(None if config is None else to_json(config)).encode()
+    lead = read_record(TrainingConfig, json.loads(world.broadcast_bytes(mine)), "rank 0's settings")
+
+    def require_equal() -> None:
+        found = () if config is None else setting_differences(lead, config)
+        if found:
+            raise EsperError(
+                f"settings differ from rank 0's ({'; '.join(found)}): start every rank with the "
+                f"same ones"
+            )
+
+    world.together(require_equal)
+    return lead

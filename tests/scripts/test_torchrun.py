@@ -1,0 +1,164 @@
+"""`esper train ppo` under torchrun: killed workers, other numbers of ranks, wrong worlds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from data_support import mnist1d_arrays, write_mnist1d
+
+SOURCE = Path(__file__).parents[2] / "src"
+FLAGS = [
+    "ppo", "--task", "synthetic", "--envs", "6", "--episode-length", "4", "--batches-per-step", "1",
+    "--executor", "loop", "--device", "cpu", "--evaluation-envs", "1", "--width", "16",
+    "--embedding", "4", "--quiet", "--telemetry", "off",
+]  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+
+
+def command(ranks: int, *flags: str, restarts: int = 0) -> list[str]:
+    if ranks == 1:
+        return [sys.executable, "-m", "esper.scripts.train", *flags]
+    job = ["--standalone", f"--nproc-per-node={ranks}", f"--max-restarts={restarts}"]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *job,
+        "-m",
+        "esper.scripts.train",
+        *flags,
+    ]
+
+
+def train(ranks: int, *flags: str) -> subprocess.CompletedProcess[str]:
+    words = command(ranks, *flags)
+    return subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+
+
+def figures(runs: Path) -> list[dict[str, object]]:
+    """The history of the only run in a folder, without its times."""
+    (path,) = runs.glob("*/report/learning.json")
+    history = json.loads(path.read_text())["history"]
+    return [{k: v for k, v in record.items() if "seconds" not in k} for record in history]
+
+
+def sessions(runs: Path) -> list[tuple[int, str]]:
+    (path,) = runs.glob("*/run.json")
+    return [(it["from_round"], it["end"]) for it in json.loads(path.read_text())["sessions"]]
+
+
+def worker_pids(agent: int) -> dict[int, int]:
+    """Processes of the ranks of a torchrun process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            parent = int(path.with_name("stat").read_text().rpartition(")")[2].split()[1])
+            words = path.read_bytes().split(b"\0") if parent == agent else []
+        except OSError:
+            continue
+        found |= {int(w[5:]): int(path.parent.name) for w in words if w.startswith(b"RANK=")}
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """Three rounds in one process."""
+    runs = tmp_path_factory.mktemp("alone")
+    done = train(1, *FLAGS, "--rounds", "3", "--runs", str(runs))
+    assert done.returncode == 0, done.stderr
+    return runs
+
+
+def assert_alike(mine: list[dict[str, object]], expected: list[dict[str, object]]) -> None:
+    assert len(mine) == len(expected)
+    for one, two in zip(mine, expected, strict=True):
+        metrics, theirs = one.pop("metrics"), two.pop("metrics")
+        assert one == two
+        assert isinstance(metrics, dict)
+        assert isinstance(theirs, dict)
+        for name, value in theirs.items():
+            np.testing.assert_allclose(
+                np.array(metrics[name], float), np.array(value, float), rtol=1e-4, atol=1e-5
+            )
+
+
+def test_a_run_resumes_with_another_number_of_ranks(alone, tmp_path):
+    """Two ranks, then three, then one process: the figures of one process all along."""
+    for ranks, rounds in ((2, "1"), (3, "2"), (1, "3")):
+        again = [] if ranks == 2 else ["--resume"]
+        flags = [*FLAGS, "--rounds", rounds, "--runs", str(tmp_path), *again]
+        done = train(ranks, *flags)
+        assert done.returncode == 0, done.stderr
+    assert [start for start, _ in sessions(tmp_path)] == [0, 1, 2]
+    assert_alike(figures(tmp_path), figures(alone))
+    (members,) = tmp_path.glob("*/members/members.json")
+    (theirs,) = alone.glob("*/members/members.json")
+    kept, expected = (
+        [(it["round"], it["member"], it["score"]) for it in json.loads(path.read_text())["members"]]
+        for path in (members, theirs)
+    )
+    assert kept == expected
+    assert all((members.parent / f"{r:06d}-{m:04d}").is_dir() for r, m, _ in kept)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_worker_is_restarted_and_the_run_resumes(alone, tmp_path, victim):
+    flags = [*FLAGS, "--rounds", "3", "--runs", str(tmp_path)]
+    log = (tmp_path / "log").open("wb")
+    job = subprocess.Popen(
+        command(3, *flags, restarts=1), env=environment(), stdout=log, stderr=log
+    )
+    until = time.monotonic() + 120
+    while not [*tmp_path.glob("*/checkpoints/round-000001")]:
+        assert job.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    os.kill(worker_pids(job.pid)[victim], signal.SIGKILL)
+    assert job.wait(timeout=200) == 0, (tmp_path / "log").read_text()
+    assert len(sessions(tmp_path)) == 2, "killed before the run was done"
+    assert_alike(figures(tmp_path), figures(alone))
+    assert not [*tmp_path.glob(".torchrun*")]
+
+
+@pytest.mark.parametrize(
+    ("setup", "line"),
+    [
+        ("--envs 1", "envs=1 on 2 ranks: each rank needs a member"),
+        (
+            "--envs $((4 + RANK))",
+            "rank 1 (HOST): its command line differs from rank 0's (has ['5'])",
+        ),
+        ("--task mnist1d", "rank 1 (HOST): MNIST-1D is not in"),
+        ("--batch-size -3", "batch_size"),
+    ],
+    ids=["more ranks than members", "other settings", "no data", "bad setting"],
+)
+def test_a_wrong_world_ends_with_one_line_of_rank_0(setup, line, tmp_path):
+    script = tmp_path / "rank.sh"
+    python = f"exec {sys.executable} -m esper.scripts.train"
+    data = f"export ESPER_DATA_DIR={tmp_path}/data$RANK"
+    flags = f"{' '.join(FLAGS)} --runs {tmp_path}/runs {setup}"
+    script.write_text(f"#!/bin/sh\n{data}\n{python} {flags}\n")
+    write_mnist1d(tmp_path / "data0", **mnist1d_arrays(4000, 1000))
+    script.chmod(0o755)
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    words = [*job, "--no-python", str(script)]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
+    assert len(errors) == 1, done.stderr
+    assert line.replace("HOST", socket.gethostname()) in errors[0]
+    assert not [*tmp_path.glob("runs/*")], "nothing is left behind"

@@ -1,0 +1,31 @@
+"""N ranks of E members train what one process with N * E members trains."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rank_driver import run_ranks
+
+MEMBERS = 16
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    (found,) = run_ranks("train", 1, tmp_path_factory.mktemp("alone"), envs=MEMBERS)
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_ranks_train_the_controller_of_one_process(alone, size, tmp_path):
+    ranks = run_ranks("train", size, tmp_path, envs=MEMBERS)
+    for step, actions in enumerate(alone["first_actions"]):
+        for head, expected in enumerate(actions):
+            joined = [choice for it in ranks for choice in it["first_actions"][step][head]]
+            assert joined == expected, f"step {step} of round 1"
+    for it in ranks:
+        assert it["weights"] == ranks[0]["weights"], "bit for bit"
+        assert it["scores"] == alone["scores"]
+        assert it["chosen"] == alone["chosen"]
+    for name, expected in alone["weights"].items():
+        np.testing.assert_allclose(ranks[0]["weights"][name], expected, atol=1e-5, err_msg=name)
