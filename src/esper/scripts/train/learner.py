@@ -18,6 +18,7 @@ from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.resume import Resumed
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
+from esper.storage.run_files import EVENTS
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.runtime import parse_device
@@ -42,7 +43,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
     device = parse_device(training.population.device)
     require_memory(spec, data, config.judged_members, device, flag)
     if recording.telemetry_dir is not None:
-        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
+        require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
     with _open_folder(config, spec) as folder:
         events = recording.telemetry_dir or folder.telemetry
         with show_progress(recording), event_files(recording, events) as hub:

@@ -18,6 +18,7 @@ from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.kept_members import KeptMember
 from esper.simic.training.runs.policy_session import PolicySession
 from esper.storage.atomic import require_writable
+from esper.storage.run_files import EVENTS
 from esper.tamiyo.make_policy import spec_for
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
@@ -49,7 +50,7 @@ def run(config: Train, spec: TaskSpec, name: str) -> Iterator[Trained]:
     """
     data, recording = spec.load(config.data_dir), config.recording
     if recording.telemetry_dir is not None:
-        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
+        require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
     with _open_folder(config, spec, config.run_name or name) as folder:
         try:
             yield _train(config, spec, data, folder)
