@@ -48,7 +48,7 @@ class SeedLife:
     end: str
     """`live`, `fossilized` or `pruned`; `live` also if the episode ended before."""
     contribution: float
-    """Leave-one-out, in accuracy, when it last was reported; NaN if it never was."""
+    """Leave-one-out, in accuracy, when it was last measured; NaN if it never was."""
     contribution_se: float
     params: int
     """Parameters that it added."""
@@ -84,11 +84,10 @@ def seeds_of(tables: EventTables, rounds: Rounds) -> tuple[SeedLife, ...]:
         for life in _born_at(lives, row):
             life.params, life.macs = row["params_N"], row["macs_N"]
             life.blueprint = row["blueprint_N"]
-    for kind in (_Kind.SEED_FOSSILIZED, _Kind.SEED_PRUNED):
+    for kind in (_Kind.COUNTERFACTUALS_MEASURED, _Kind.SEED_FOSSILIZED, _Kind.SEED_PRUNED):
         for row in tables.rows(kind, _JUDGED, rounds):
             for life in _alive_at(lives, row):
-                life.contribution = row["contribution_N"]
-                life.contribution_se = row["contribution_se_N"]
+                life.judge(row)
     return tuple(life.record(place, setup) for place in sorted(lives) for life in lives[place])
 
 
@@ -115,6 +114,12 @@ class _Life:
     @property
     def born(self) -> int:
         return self.spans[0][1]
+
+    def judge(self, row: Row) -> None:
+        """Take a contribution, unless it was not measured."""
+        if not math.isnan(row["contribution_N"]):
+            self.contribution = row["contribution_N"]
+            self.contribution_se = row["contribution_se_N"]
 
     def record(self, place: _Slot, setup: RunSetup) -> SeedLife:
         starts = [step for _, step in self.spans]
