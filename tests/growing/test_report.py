@@ -15,8 +15,8 @@ from esper.growing.budget import Budget
 from esper.growing.folder import GrowFolder, GrowInfo
 from esper.growing.records import Candidate, SearchState
 from esper.growing.report import MOST_CANDIDATES, page
-from esper.growing.report_axes import Scale, nice_ticks
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
+from esper.plotting.svg_axes import Scale, nice_ticks
 
 EVIL = '<script>alert("1")</script>&'
 NAN = math.nan

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from esper.growing.folder import NETWORKS, read_state
 from esper.growing.records import Candidate
-from esper.growing.report_html import STYLE, Markup, code, details, markup, table, tag
 from esper.growing.report_svg import (
     Curve,
     Kind,
@@ -23,6 +22,7 @@ from esper.growing.report_svg import (
 )
 from esper.growing.settings_text import settings_of
 from esper.leyline.errors import EsperError
+from esper.plotting.html import STYLE, Markup, code, details, markup, table, tag
 from esper.storage.atomic import require_writable, write_atomic
 
 if TYPE_CHECKING:

@@ -51,6 +51,8 @@ class MemberState:
     train_accuracy: float
     value: float
     """Value estimate of the controller."""
+    spent: float
+    """Share of its compute budget spent, 0..1."""
     params_over_host: float
     """Parameters added, over those of the host."""
     op: str
@@ -110,6 +112,7 @@ def _member(
         train_loss=_known(step.get("train_loss_E")),
         train_accuracy=_known(step.get("train_accuracy_E")),
         value=_known(step.get("value_E")),
+        spent=_known(step.get("spent_E")),
         params_over_host=_added(step, outcome, setup),
         op="" if op is None else LifecycleOp(op).name,
         op_slot="" if slot < 0 else setup.slot(slot),

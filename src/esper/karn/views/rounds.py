@@ -53,6 +53,10 @@ class RoundPoint:
     best_member_score: float
     train_accuracy: float
     """Mean over members, on the train batches of the last step."""
+    budget: float
+    """Compute budget of a member, in training runs of the bare host."""
+    spent: float
+    """Mean share of it that was spent."""
     mean_return: float
     added_params: float
     """Mean over members, as are the following."""
@@ -79,11 +83,13 @@ def read_rounds(run: Path, after: int = -1) -> tuple[RoundPoint, ...]:
         row["round"]: row
         for row in tables.rows(TelemetryEventType.ROUND_COMPLETED, _SUMMARY, wanted)
     }
+    contexts = _contexts(tables, wanted)
     stored = _stored_rounds(run, wanted, outcomes.keys())
     members = {**stored, **outcomes}
     intervals = _intervals({at: members[at].arrays for at in members})
     return tuple(
-        _point(at, members[at], intervals[at], summaries.get(at, {})) for at in sorted(members)
+        _point(at, members[at], intervals[at], summaries.get(at, {}) | contexts.get(at, {}))
+        for at in sorted(members)
     )
 
 
@@ -126,6 +132,19 @@ def _outcomes(tables: EventTables, wanted: Rounds) -> dict[int, _Members]:
         arrays = {name: values[begin:end] for name, values in columns.items()}
         found[int(round_N[begin])] = _Members(arrays, _NAN, float(time_N[begin]))
     return found
+
+
+def _contexts(tables: EventTables, wanted: Rounds) -> dict[int, Row]:
+    """Budget of each round, and the mean share of it that was spent."""
+    spent: dict[int, dict[int, float]] = defaultdict(dict)
+    budgets = {}
+    for row in tables.rows(TelemetryEventType.ROUND_CONTEXTS, ("spent_E", "budget"), wanted):
+        spent[row["round"]][row["row"]] = row["spent_E"]
+        budgets[row["round"]] = row["budget"]
+    return {
+        at: {"budget": budgets[at], "spent": math.fsum(shares.values()) / len(shares)}
+        for at, shares in spent.items()
+    }
 
 
 def _stored_rounds(run: Path, wanted: Rounds, known: Iterable[int]) -> dict[int, _Members]:
@@ -218,6 +237,8 @@ def _point(
         accuracy=intervals[1],
         best_member_score=float(np.max(arrays["score_E"])),
         train_accuracy=_NAN if accuracy is None else accuracy,
+        budget=summary.get("budget", _NAN),
+        spent=summary.get("spent", _NAN),
         mean_return=_mean(arrays, "return_E"),
         added_params=_mean(arrays, "added_params_E"),
         added_macs=_mean(arrays, "added_macs_E"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,9 @@ class SpeedPoint:
     batches_per_second: float
     samples_per_second: float
     gpu_utilization: float
-    """0..1."""
+    """0..1, as the driver reports it."""
+    device_share: float
+    """Share of the round that the device trained and validated, 0..1."""
     rows_per_member: float
     """Rows computed per member and step: main, shadow, counterfactual."""
     step_seconds_p50: float
@@ -43,5 +46,7 @@ def read_throughput(run: Path, after: int = -1) -> tuple[SpeedPoint, ...]:
 def _point(row: Row, phases: dict[str, float]) -> SpeedPoint:
     names = (name for name in SpeedPoint.__dataclass_fields__ if name not in ("round", "phases"))
     return SpeedPoint(
-        round=row["round"], phases=tuple(phases.items()), **{name: row[name] for name in names}
+        round=row["round"],
+        phases=tuple(phases.items()),
+        **{name: math.nan if row[name] is None else row[name] for name in names},
     )

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.compare.judging import Judged, judge
 from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
@@ -52,7 +51,7 @@ def learn(config: TrainPPO, spec: TaskSpec) -> Iterator[Learnt]:
                 run_dir=folder,
                 resume=config.resume is not None,
                 sinks=hub,
-                telemetry=TelemetryConfig(level=recording.level),
+                telemetry=recording.config,
                 checkpoint_every=config.checkpoint_every,
                 keep=config.keep,
                 keep_members=config.keep_members,

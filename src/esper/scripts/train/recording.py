@@ -36,5 +36,5 @@ def event_files(recording: Recording, folder: Path | None) -> Iterator[Telemetry
     sinks: list[SinkProtocol] = []
     if folder is not None:
         sinks = [JsonlSink(folder / EVENTS), ParquetSink(folder)]
-    with TelemetryHub(sinks, recording.level) as hub:
+    with TelemetryHub.from_config(sinks, recording.config) as hub:
         yield hub

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.train.config import Train, task_label
 from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.rewards.score import ScoreReward
@@ -78,11 +77,12 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     engine = VectorizedEngine(longer, config.engine_config(), data=data)
     length = longer.episode_length / spec.episode_length
     diary, events = StageRecorder(), recording.telemetry_dir or folder.telemetry
-    level = TelemetryConfig(level=recording.level)
     with (
         show_progress(recording),
         event_files(recording, events) as hub,
-        run_telemetry(hub, level, longer, engine.device, config.rounds, session.tally) as telemetry,
+        run_telemetry(
+            hub, recording.config, longer, engine.device, config.rounds, session.tally
+        ) as telemetry,
     ):
         _note_start(config, folder, session.begin(engine))
         telemetry.run_started(engine, parsed.label)

@@ -38,6 +38,7 @@ from typing import Final, Literal, TypeVar
 
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, shown
+from esper.leyline.telemetry import QUEUE_SIZE
 from esper.nissa.trackers.names import TrackerName
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
@@ -153,6 +154,10 @@ class SessionSettings:
     """Absolute path of the events folder; None: the run folder."""
     track: tuple[TrackerName, ...] = ()
     """Trackers."""
+    step_events: bool = False
+    """Record every step."""
+    queue_size: int = QUEUE_SIZE
+    """Events that may wait to be written."""
 
     @property
     def data_place(self) -> Path | None:
