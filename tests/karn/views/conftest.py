@@ -6,17 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from view_support import audit_run, compare_run, grow_run, policy_run, ppo_run
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="session")
-def ppo(runs) -> Path:
-    return ppo_run(runs / "ppo")
+from view_support import audit_run, compare_run, grow_run, policy_run
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from esper.karn.views.seeds import read_seeds as read_seeds
     from esper.karn.views.setup import RunSetup as RunSetup
     from esper.karn.views.setup import read_setup as read_setup
+    from esper.karn.views.steps import StepPoint as StepPoint
+    from esper.karn.views.steps import read_steps as read_steps
     from esper.karn.views.summary import RunState as RunState
     from esper.karn.views.summary import RunSummary as RunSummary
     from esper.karn.views.summary import list_runs as list_runs
@@ -73,6 +75,7 @@ else:
             ".rounds": ("RoundPoint", "read_rounds"),
             ".seeds": ("SeedLife", "StageSpan", "read_seeds"),
             ".setup": ("RunSetup", "read_setup"),
+            ".steps": ("StepPoint", "read_steps"),
             ".summary": ("RunState", "RunSummary", "list_runs", "run_summary"),
             ".throughput": ("SpeedPoint", "read_throughput"),
         },
