@@ -74,7 +74,7 @@ def page(result: GrowResult) -> str:
         _section("Data", *_data(result.info)),
     )
     body = tag("body", main, class_="esper-grow page")
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def notebook_view(result: GrowResult) -> str:

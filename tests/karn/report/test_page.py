@@ -96,7 +96,7 @@ def test_a_run_without_events_has_a_page(run, tmp_path):
 
 def test_commands_write_and_show(run, tmp_path, capsys):
     assert report.main([str(run), "--out", str(tmp_path / "page.html")]) == 0
-    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
     shutil.copytree(run, tmp_path / "run")
     assert write_page(tmp_path / "run") == tmp_path / "run" / "report.html"
     capsys.readouterr()

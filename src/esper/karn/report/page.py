@@ -61,7 +61,7 @@ def page(run: Path) -> str:
     parts = [_section(*make(run)) for make in SECTIONS[found.kind]]
     main = tag("main", _opening(found), *parts, _section("Settings", [_settings(run, found)]))
     body = tag("body", main, class_="esper-grow page")
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def _section(title: str, parts: Sequence[Markup]) -> Markup:
