@@ -47,10 +47,11 @@ def life_lines(
         return nothing("no seed was grown in this round, or seeds were not recorded")
     x = Scale(0.0, float(length), LEFT, RIGHT)
     panels, top = _panels(steps, contributions, x)
+    now = steps[-1].step + 1 if steps else length  # the round may be under way
     block = ROW * len(slots) + GAP
     bottom = top + block * len(members)
     rows = [
-        _member(member, [one for one in lives if one.member == member], slots, x, top + block * i)
+        _member(member, [o for o in lives if o.member == member], slots, x, top + block * i, now)
         for i, member in enumerate(members)
     ]
     label = (
@@ -107,7 +108,7 @@ def _mean_contribution(known: Sequence[Contribution]) -> Series:
 
 
 def _member(
-    member: int, lives: Sequence[SeedLife], slots: Sequence[str], x: Scale, top: float
+    member: int, lives: Sequence[SeedLife], slots: Sequence[str], x: Scale, top: float, now: int
 ) -> Markup:
     parts = []
     for row, slot in enumerate(slots):
@@ -116,16 +117,17 @@ def _member(
         parts += [
             tag("line", x1=LEFT, x2=RIGHT, y1=base, y2=base, class_="grid"),
             tag("text", name, x=LEFT - 6, y=base - 2, text_anchor="end", class_="tick"),
-            *(_life(life, x, base) for life in lives if life.slot == slot),
+            *(_life(life, x, base, now) for life in lives if life.slot == slot),
         ]
     return markup(*parts)
 
 
-def _life(life: SeedLife, x: Scale, base: float) -> Markup:
+def _life(life: SeedLife, x: Scale, base: float, now: int) -> Markup:
+    """`now`: where a stage that has not ended is cut off."""
     parts = []
     for span in life.stages:
         stage = SeedStage[span.stage]
-        end = span.end if span.end is not None else int(x.high)
+        end = max(now, span.first) if span.end is None else span.end
         height = max(1.5, (ROW - 4) * FULLNESS.get(stage, 0.0))
         words = f"{life.blueprint}, {STAGE_WORDS[stage]}: steps {span.first} to {end}"
         parts.append(
