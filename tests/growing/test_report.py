@@ -15,8 +15,8 @@ from esper.growing.budget import Budget
 from esper.growing.folder import GrowFolder, GrowInfo
 from esper.growing.records import Candidate, SearchState
 from esper.growing.report import MOST_CANDIDATES, page
-from esper.growing.report_axes import Scale, nice_ticks
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
+from esper.plotting.svg_axes import Scale, nice_ticks
 
 EVIL = '<script>alert("1")</script>&'
 NAN = math.nan
@@ -137,7 +137,7 @@ def test_page_tells_everything_and_is_well_formed(tmp_path):
     path = result(tmp_path).report(tmp_path / "new" / "page.html")
     text = path.read_text()
     found = Page(text)
-    assert text.startswith("<!doctype html>")
+    assert text.startswith("<!DOCTYPE html>")
     assert found.all("html") == [{"lang": "en"}]
     assert len(found.all("title", "h1", "main")) >= 3
     headings = [int(tag[1]) for tag, _ in found.found if re.fullmatch("h[1-6]", tag)]

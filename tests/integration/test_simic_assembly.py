@@ -88,7 +88,10 @@ def test_events_carry_what_was_measured():
     sink = MemorySink()
     train_ppo_vectorized(small_run(1), sinks=[sink], spec=SPEC)
     by_kind = {event.type: event.payload for event in sink.events}
-    assert 0.0 < by_kind[Kind.THROUGHPUT].gpu_utilization <= 1.0
+    assert 0.0 < by_kind[Kind.THROUGHPUT].device_share <= 1.0
+    contexts = by_kind[Kind.ROUND_CONTEXTS]
+    assert contexts.spent_E.tolist() == [pytest.approx(2 / 3)] * 2  # seen before the last of 3
+    assert (contexts.budget, contexts.price_E.tolist()) == (1.0, [1.0, 1.0])
     assert 0.0 <= by_kind[Kind.ROUND_COMPLETED].mean_train_accuracy <= 1.0
 
 

@@ -26,6 +26,7 @@ from esper.leyline import (
     RunFinished,
     RunStatus,
     SeedStage,
+    StepCompleted,
     TelemetryConfig,
     TelemetryEvent,
     TelemetryEventType,
@@ -33,6 +34,8 @@ from esper.leyline import (
     UnknownNameError,
     from_json,
     payloads,
+    read_record,
+    to_json,
 )
 
 TYPES = list(TelemetryEventType)
@@ -133,7 +136,7 @@ def test_the_events_of_the_design_exist():
         SEED_STAGE_CHANGED SEED_GATE_EVALUATED SEED_FOSSILIZED SEED_PRUNED COUNTERFACTUALS_MEASURED
         PPO_UPDATED ACTION_DISTRIBUTION MASK_HIT_RATES REWARD_SUMMARY THROUGHPUT PHASE_PROFILE
         GOVERNOR_PANIC GOVERNOR_ROLLBACK ANOMALY_DETECTED CHECKPOINT_SAVED CHECKPOINT_LOADED
-        EPISODE_OUTCOME LAST_ACTION COUNTERFACTUAL_UNAVAILABLE"""
+        EPISODE_OUTCOME ROUND_CONTEXTS LAST_ACTION COUNTERFACTUAL_UNAVAILABLE"""
     assert {kind.name for kind in TYPES} == set(design.split())
 
 
@@ -161,6 +164,14 @@ def test_columns_of_unequal_length_are_refused(build):
     panic = build(GovernorPanic)
     with pytest.raises(EsperError, match=r"GovernorPanic\.loss_N: N is 1, but 4"):
         replace(panic, loss_N=np.zeros(1, np.float32))
+
+
+def test_a_step_of_an_older_version_has_no_train_accuracy(build):
+    older = to_json(build(StepCompleted, E=3))
+    del older["train_accuracy_E"], older["spent_E"]
+    step = read_record(StepCompleted, older, "event")
+    assert np.isnan(step.train_accuracy_E).tolist() == [True] * 3
+    assert np.isnan(step.spent_E).tolist() == [True] * 3
 
 
 def test_payload_of_another_type_is_refused():

@@ -275,3 +275,18 @@ def test_the_rules_of_the_heuristic_are_kept_with_the_run(tmp_path, capsys):
     assert "heuristic.stop_after is 10 there and 3 here" in said
     rules.write_text("seeds_at_once = 2\n")
     assert "seeds_at_once" in refuse(capsys, policy, "--resume", run)
+
+
+def test_steps_are_recorded_where_asked_and_after_a_resume(tmp_path):
+    flags = ("--step-events", "--queue-size", 100, "--telemetry", "minimal")
+    assert call("wait", *TINY, *flags, "--rounds", 1, "--runs", tmp_path) == 0
+    run = only_run(tmp_path)
+    recorded = (run / "events" / "STEP_COMPLETED", run / "events" / "LAST_ACTION")
+    assert all(folder.exists() for folder in recorded)
+    shutil.rmtree(run / "events")
+    assert call("wait", "--resume", "--rounds", 2, "--quiet", "--runs", tmp_path) == 0
+    assert all(folder.exists() for folder in recorded)
+
+
+def test_a_queue_of_nothing_is_refused(tmp_path, capsys):
+    assert "--queue-size 0" in refuse(capsys, "wait", *TINY, "--queue-size", 0, "--runs", tmp_path)

@@ -34,13 +34,13 @@ from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError
 from esper.leyline.prices import ScoreConstants
+from esper.storage import run_files
 from esper.storage.atomic import write_atomic
+from esper.storage.run_files import PACKED as PACKED
+from esper.storage.run_files import RECORDS as RECORDS
 from esper.storage.sealed_json import checksum_of, read_document, seal
 
-INFO: Final = "audit.json"
-RECORDS: Final = "records"
-PACKED: Final = "records.parquet"
-"""File with all contexts of a packed folder."""
+INFO: Final = run_files.AUDIT
 MAY_CHANGE: Final = ("contexts", "grown", "device")
 """Fields of `AuditInfo` that results of a context do not depend on; of the device only the name of
 the model may change."""

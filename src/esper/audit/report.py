@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,11 @@ from esper.audit.tables import (
     regrets_table,
     search_table,
 )
+from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
+from esper.storage.run_files import CONTENDERS
+from esper.storage.sealed_json import seal
 
 REPORT: Final = "regrets.txt"
 TOPOLOGIES: Final = "topologies.png"
@@ -73,9 +77,46 @@ def write_report(
     text = "\n\n".join(f"{title}\n\n{body}" for title, body in parts.items())
     files = tuple(path / name for name in (REPORT, TOPOLOGIES, SCORES))
     write_atomic(files[0], f"{text}\n".encode())
+    contenders = seal({"contenders": [*_contenders(regrets), *_live_contenders(live)]})
+    write_atomic(path / CONTENDERS, (json.dumps(contenders, indent=1) + "\n").encode())
     draw_frontier(files[1], collect_picks(bench, seed=settings.seed), (*shown.picks, *extra))
     draw_scores(files[2], regrets, f"{audit.info.task}: what choosing is worth")
     return AuditReport(regrets, text, files, live)
+
+
+def _contenders(regrets: Regrets) -> list[Json]:
+    """What the report says of each way to choose, for views."""
+    return [
+        {
+            "name": name,
+            "live": False,
+            "score": to_json(found.score),
+            "above": to_json(found.minus(regrets.contenders["regression"])),
+            "params": float(found.params_CD.mean()),
+            "test": float(found.test_CD.mean()),
+            "compute": float(found.compute_CD.mean()),
+            "n": found.score_CD.size,
+        }
+        for name, found in regrets.contenders.items()
+    ]
+
+
+def _live_contenders(live: LiveComparison | None) -> list[Json]:
+    """The same of policies that were trained."""
+    return [
+        {
+            "name": row.name,
+            "live": True,
+            "score": to_json(row.score),
+            "above": to_json(row.above),
+            "params": row.params,
+            "test": row.test,
+            "compute": row.compute,
+            "n": live.cases,
+        }
+        for row in (live.rows if live else ())
+        if live and row.live
+    ]
 
 
 def _live(path: Path, audit: Audit) -> tuple[LiveComparison | None, dict[str, str]]:

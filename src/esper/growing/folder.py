@@ -36,13 +36,14 @@ from esper.kasmina.population import Population
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.simic.training.runs.folder import GROW, GROWN_NETWORKS
+from esper.storage import run_files
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import read_document, seal
 
 POPULATION: Final = "population"
 NETWORKS: Final = GROWN_NETWORKS
-REPORT: Final = "report.html"
+REPORT: Final = run_files.REPORT_PAGE
 SOURCES: Final = "source"
 SCHEMA: Final = 1
 RUNS: Final = Path("runs")

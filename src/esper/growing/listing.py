@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
 from esper.simic.training.runs.folder import GROW, is_grow_run
 from esper.simic.training.runs.listing import RunState, run_folders
 from esper.storage.folder_lock import is_locked
+from esper.storage.run_files import RESULT as RESULT
+from esper.storage.run_files import SEARCH as SEARCH
 from esper.storage.sealed_json import read_document
-
-RESULT: Final = "result.json"
-SEARCH: Final = "search.json"
 
 
 @dataclass(frozen=True, slots=True)

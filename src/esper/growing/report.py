@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from esper.growing.folder import NETWORKS, read_state
 from esper.growing.records import Candidate
-from esper.growing.report_html import STYLE, Markup, code, details, markup, table, tag
 from esper.growing.report_svg import (
     Curve,
     Kind,
@@ -23,6 +22,7 @@ from esper.growing.report_svg import (
 )
 from esper.growing.settings_text import settings_of
 from esper.leyline.errors import EsperError
+from esper.plotting.html import STYLE, Markup, code, details, markup, table, tag
 from esper.storage.atomic import require_writable, write_atomic
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def page(result: GrowResult) -> str:
         _section("Data", *_data(result.info)),
     )
     body = tag("body", main, class_="esper-grow page")
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
 
 
 def notebook_view(result: GrowResult) -> str:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from esper.growing.folder import GrowInfo
-from esper.growing.report_axes import Scale, x_axis, y_axis
-from esper.growing.report_html import Markup, markup, tag
 from esper.leyline.errors import shorten
+from esper.plotting.html import Markup, markup, tag
+from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
 if TYPE_CHECKING:
     from esper.growing.result import NetworkRecord, ResultRecord

@@ -185,6 +185,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "StepCompleted",
         "LastAction",
         "EpisodeOutcome",
+        "RoundContexts",
         "SeedGerminated",
         "SeedStageChanged",
         "SeedGateEvaluated",
@@ -227,6 +228,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "to_json",
     ),
     ".telemetry": (
+        "QUEUE_SIZE",
         "SCHEMA_VERSION",
         "TelemetryLevel",
         "TelemetryConfig",
@@ -353,6 +355,7 @@ if TYPE_CHECKING:
     from esper.leyline.payloads import PPOUpdateMetrics as PPOUpdateMetrics
     from esper.leyline.payloads import PruneCause as PruneCause
     from esper.leyline.payloads import RewardSummary as RewardSummary
+    from esper.leyline.payloads import RoundContexts as RoundContexts
     from esper.leyline.payloads import RunFinished as RunFinished
     from esper.leyline.payloads import RunStarted as RunStarted
     from esper.leyline.payloads import RunStatus as RunStatus
@@ -435,6 +438,7 @@ if TYPE_CHECKING:
     from esper.leyline.streams import stream_keys as stream_keys
     from esper.leyline.streams import stream_seed as stream_seed
     from esper.leyline.telemetry import EVENT_TYPE_OF as EVENT_TYPE_OF
+    from esper.leyline.telemetry import QUEUE_SIZE as QUEUE_SIZE
     from esper.leyline.telemetry import SCHEMA_VERSION as SCHEMA_VERSION
     from esper.leyline.telemetry import TelemetryConfig as TelemetryConfig
     from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent

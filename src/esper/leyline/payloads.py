@@ -10,11 +10,14 @@ Shape letters: E members, N occurrences, S slots, O operations, A heads, Z stage
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
+
+import numpy as np
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Floats, Ints
@@ -135,6 +138,17 @@ class StepCompleted(Payload):
     """Value estimate of the controller; NaN without one."""
     live_seeds_E: Ints
     params_over_host_E: Floats
+    train_accuracy_E: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    """On the train batches of the step; NaN in events of older versions, as is the next."""
+    spent_E: Doubles = field(default_factory=lambda: np.zeros(0))
+    """Share of the compute budget spent, 0..1."""
+
+    def __post_init__(self) -> None:
+        for name in ("train_accuracy_E", "spent_E"):
+            if not getattr(self, name).size:  # not recorded
+                unknown_E = np.full(self.score_E.shape, np.nan, getattr(self, name).dtype)
+                object.__setattr__(self, name, unknown_E)
+        self.sizes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +191,32 @@ class EpisodeOutcome(Payload):
     rollbacks_E: Ints
     blueprint_ES: Ints
     """Topology to export: blueprint per slot, -1 if empty."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundContexts(Payload):
+    """Contexts of the members in a round, and what they used of their budget."""
+
+    price_E: Doubles
+    """Factor on the price of growth."""
+    learning_rate_E: Doubles
+    """Factor on the task's learning rates."""
+    params_cap_E: Doubles
+    """Most parameters, host included; infinite: no cap."""
+    macs_cap_E: Doubles
+    spent_E: Doubles
+    """Share of the budget spent when it was last observed, before the last step."""
+    stopped_E: Bools
+    """Stopped training before the end."""
+    budget: float
+    """Compute budget of every member, in training runs of the bare host."""
+    groups: int
+    """Classes to tell apart."""
+    train_samples: int
+    """Training samples in use."""
+    pixel_noise: float
+    permuted: bool
+    label_noise: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -464,11 +504,13 @@ class Throughput(Payload):
     """Member-batches."""
     samples_per_second: float
     gpu_utilization: float
-    """0..1; NaN if unavailable."""
+    """0..1, as the driver reports it at the end of the round; NaN if it does not."""
     rows_per_member: float
     """Mean rows (main, shadow, counterfactual) per member."""
     step_seconds_p50: float
     step_seconds_p95: float
+    device_share: float = math.nan
+    """Share of the round that the device trained and validated; NaN in events of older versions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,10 @@ SCHEMA_VERSION: Final = 1
 """Increase when an event type or payload changes so that older readers would misread it."""
 
 
+QUEUE_SIZE: Final = 8192
+"""Default of `TelemetryConfig.queue_size`."""
+
+
 class TelemetryLevel(IntEnum):
     """How much is recorded; each level includes the ones below it."""
 
@@ -45,7 +49,7 @@ class TelemetryConfig:
     """Level to raise recording to after an anomaly."""
     escalation_rounds: int = 5
     """Rounds until the level is restored; 0 disables escalation."""
-    queue_size: int = 8192
+    queue_size: int = QUEUE_SIZE
     """Capacity of the writer's queue; events beyond it are dropped and counted."""
 
     def __post_init__(self) -> None:
@@ -62,6 +66,7 @@ class TelemetryEventType(Enum):
     RUN_FINISHED = (p.RunFinished, TelemetryLevel.MINIMAL)
     ROUND_COMPLETED = (BatchSummary, TelemetryLevel.MINIMAL)
     EPISODE_OUTCOME = (p.EpisodeOutcome, TelemetryLevel.MINIMAL)
+    ROUND_CONTEXTS = (p.RoundContexts, TelemetryLevel.NORMAL)
     STEP_COMPLETED = (p.StepCompleted, TelemetryLevel.DEBUG)
     LAST_ACTION = (p.LastAction, TelemetryLevel.DEBUG)
     SEED_GERMINATED = (p.SeedGerminated, TelemetryLevel.NORMAL)

@@ -21,6 +21,7 @@ from typing import Final
 from esper.leyline.errors import EsperError
 from esper.leyline.protocols import SinkProtocol
 from esper.leyline.telemetry import (
+    QUEUE_SIZE,
     TelemetryConfig,
     TelemetryEvent,
     TelemetryEventType,
@@ -28,7 +29,7 @@ from esper.leyline.telemetry import (
 )
 from esper.nissa.report import HubReport
 
-CAPACITY: Final = TelemetryConfig().queue_size
+CAPACITY: Final = QUEUE_SIZE
 """Capacity of the queue."""
 MAX_FAILURES: Final = 5
 """Consecutive failures after which a sink is disabled."""

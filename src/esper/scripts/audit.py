@@ -175,6 +175,7 @@ def audit(config: RunAudit) -> None:
     """Train and report. Imports are local, so that --help is fast."""
     config.check()
     from esper.audit.presets import read_preset
+    from esper.scripts.cli.run_page import write_run_page
 
     preset, task = read_preset(config.preset), config.spec()
     _announce(config, task, preset)
@@ -195,6 +196,7 @@ def audit(config: RunAudit) -> None:
         if config.live_static:
             _run_live(config, spec, folder, data, policies, static=True)
     report(path)
+    write_run_page(path)
 
 
 def _prepare(config: RunAudit) -> tuple[TaskSpec, AuditInfo, TaskData]:

@@ -38,8 +38,9 @@ COMMANDS: Final = {
     "doctor": Command("doctor", "show the environment: device, versions, executor, data"),
     "grow": Command("grow", "grow your model on your data within a budget"),
     "show": Command("show", "show the outcome of a run"),
+    "query": Command("query", "ask a run with SQL: rounds, seeds, members, events"),
     "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
-    "report": Command("report", "write the report of a grow run as one HTML page"),
+    "report": Command("report", "write the report of a run as one HTML page"),
 }
 """Subcommands by name."""
 

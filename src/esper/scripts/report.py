@@ -1,4 +1,4 @@
-"""`esper report`: write the report of a grow run as one HTML page, from its folder alone.
+"""`esper report`: write the report of a run as one HTML page, from its folder alone.
 
 esper report RUN                    writes RUN/report.html
 esper report RUN --out page.html
@@ -19,7 +19,7 @@ from esper.scripts.cli.command import run_command
 
 @dataclass(frozen=True)
 class Report:
-    """Write the report of a grow run as one self-contained HTML page."""
+    """Write the report of a run (train, grow, compare, audit) as one self-contained HTML page."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """Run folder, or its name in ./runs."""
@@ -34,10 +34,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def report(config: Report) -> None:
     """Write the page. Imports are local, so that --help is fast."""
-    from esper.growing.result import GrowResult
+    from esper.karn.report.page import write_page
+    from esper.karn.views import RunKind, kind_of
     from esper.scripts.cli.run_paths import find_run
+    from esper.storage.run_files import RESULT
 
-    print(GrowResult.load(find_run(config.run)).report(config.out))
+    run = find_run(config.run)
+    if kind_of(run) is RunKind.GROW and (run / RESULT).exists():
+        from esper.growing.result import GrowResult
+
+        print(GrowResult.load(run).report(config.out))
+    else:
+        print(write_page(run, config.out))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """`esper show`: show the outcome of a run.
 
-esper show RUN              verdict, frontier and settings of a grow run; state of a training run
+esper show RUN              outcome of a run of any kind: verdict, state, what matters in a table
 esper show RUN --json       as JSON
 """
 
@@ -38,14 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(config: Show) -> None:
     """Print it. Imports are local, so that --help is fast."""
+    from esper.karn.views import RunKind, kind_of
     from esper.scripts.cli.run_paths import find_run
-    from esper.simic.training.runs.folder import is_grow_run
 
     path = find_run(config.run)
-    if is_grow_run(path):
+    kind = kind_of(path)
+    if kind is RunKind.GROW:
         show_grow_run(path, config.json)
-    else:
+    elif kind is RunKind.TRAIN:
         show_training_run(path, config.json)
+    else:
+        show_contenders(path, config.json)
 
 
 def show_grow_run(path: Path, as_json: bool) -> None:
@@ -82,21 +85,63 @@ def setting_lines(info: GrowInfo, state: str) -> list[str]:
 
 
 def show_training_run(path: Path, as_json: bool) -> None:
-    """What the list of runs knows about it."""
+    """Verdict, and what the list of runs knows about it."""
+    from esper.karn import views
+    from esper.karn.report.page import verdict
     from esper.scripts.runs import entry
     from esper.simic.training.runs.folder import require_run
     from esper.simic.training.runs.listing import listed_run
 
     require_run(path)
     found: dict[str, Any] = entry(listed_run(path))
+    rounds = views.read_rounds(path) if found["state"] != "broken" else ()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(found | {"rounds": views.to_plain(rounds)}, indent=2))
         return
+    if rounds:
+        print(f"{verdict(views.run_summary(path))}\n")
     known = {name.replace("_", " "): v for name, v in found.items() if v not in (None, "")}
     width = max(map(len, known))
     for name, value in known.items():
         print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else
               f"{name:<{width}}  {value}")  # fmt: skip
+
+
+def show_contenders(path: Path, as_json: bool) -> None:
+    """Verdict and contenders of a comparison or an audit."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    from esper.karn import views
+    from esper.karn.report.page import verdict
+    from esper.karn.report.sections import interval, number
+    from esper.scripts.cli.console import console_for_report
+
+    found, contenders = views.run_summary(path), views.read_contenders(path)
+    if as_json:
+        described = views.to_plain(found)
+        assert isinstance(described, dict)
+        print(json.dumps(described | {"contenders": views.to_plain(contenders)}, indent=2))
+        return
+    print(verdict(found))
+    table = Table(box=SIMPLE_HEAD)
+    for place, name in enumerate(("policy", "score (95 %)", "difference", "test", "parameters",
+                                  "compute", "n")):  # fmt: skip
+        table.add_column(name, justify="right" if place else "left")
+    for one in contenders:
+        table.add_row(
+            Text(one.label, overflow="fold"),
+            interval(one.score),
+            "the reference" if one.is_reference else interval(one.difference, "+.4f"),
+            number(one.test.value),
+            number(one.params, ",.0f"),
+            number(one.compute, ".2f"),
+            str(one.n),
+        )
+    console_for_report().print(table)
+    total = "" if found.total is None else f" of {found.total:g}"
+    print(f"{found.state.value}: {found.done:g}{total} {found.unit}\nfolder: {path}")
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -39,3 +41,23 @@ def _device_name(device: torch.device) -> str:
     lines = _CPU_INFO.read_text().splitlines() if _CPU_INFO.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return models[0] if models else platform.machine()
+
+
+def gpu_utilization(device: str) -> float:
+    """Share of the last moments in which a GPU computed, as NVML tells it; NaN if it does not.
+
+    Needs `nvidia-ml-py`. Does not wait for the device.
+    """
+    if torch.device(device).type != "cuda" or not _has_nvml(device):
+        return math.nan
+    return torch.cuda.utilization(device) / 100.0
+
+
+@cache
+def _has_nvml(device: str) -> bool:
+    """Whether the driver tells the utilisation; asked once, because failing takes long."""
+    try:
+        torch.cuda.utilization(device)
+    except Exception:  # no NVML, an old driver, no rights: each has an error of its own
+        return False
+    return True

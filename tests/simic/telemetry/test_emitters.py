@@ -425,6 +425,7 @@ def test_throughput_puts_every_figure_in_its_field():
         rows_per_member=5.0,
         step_seconds_p50=6.0,
         step_seconds_p95=7.0,
+        device_share=0.8,
         round_index=9,
     )
     said = recorder.event.payload

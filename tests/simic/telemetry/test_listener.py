@@ -278,7 +278,8 @@ def test_throughput_follows_from_the_sizes():
     assert said.episodes_per_second == pytest.approx(4 / 6)
     assert said.batches_per_second == 2.0 * 8
     assert said.samples_per_second == 2.0 * 8 * 64
-    assert said.gpu_utilization == 0.75
+    assert said.device_share == 0.75
+    assert math.isnan(said.gpu_utilization)  # a CPU has none
     records = records_of(script, 0)
     assert said.rows_per_member == pytest.approx(sum(r.rows for r in records) / 12)
     took = [sum(t.seconds for t in r.phases) for r in records]
@@ -289,7 +290,7 @@ def test_throughput_follows_from_the_sizes():
 def test_figures_nobody_measured_are_nan():
     events = recorded(Script(seconds=0.0), TelemetryConfig(NORMAL))
     speed, summary = payload(events, Kind.THROUGHPUT), payload(events, Kind.ROUND_COMPLETED)
-    assert math.isnan(speed.gpu_utilization)
+    assert math.isnan(speed.device_share)
     assert math.isnan(speed.member_steps_per_second)
     assert math.isnan(summary.member_steps_per_second)
     assert math.isnan(summary.learning_rate)

@@ -22,12 +22,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def compare(config: Compare) -> None:
     """Compare and report. Imports are local, so that --help is fast."""
     config.check()
+    from esper.scripts.cli.run_page import write_run_page
     from esper.scripts.compare.report import report
     from esper.tolaria.runtime import set_deterministic_cublas
 
     set_deterministic_cublas()
     found = compare_policies(config)
-    report(found, config.folder(found.settings.task))
+    folder = config.folder(found.settings.task)
+    report(found, folder)
+    write_run_page(folder)
 
 
 def compare_policies(

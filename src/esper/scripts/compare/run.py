@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -46,15 +46,14 @@ from esper.scripts.compare.config import Compare
 from esper.scripts.compare.host_runs import HostRunner, combine, draw_limits, hosts_at_once
 from esper.scripts.compare.policies import Identity, PolicyEntry, make_entry
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
+from esper.storage.run_files import POLICIES as POLICIES
+from esper.storage.run_files import SETTINGS as SETTINGS
 from esper.storage.sealed_json import read_document, seal
 from esper.tamiyo.grammar import parse_all
 from esper.tasks.scoring import charge_length
 from esper.tasks.spec import TaskSpec
 from esper.tolaria.device_info import describe_device
 from esper.tolaria.runtime import parse_device
-
-SETTINGS: Final = "settings.json"
-POLICIES: Final = "policies"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

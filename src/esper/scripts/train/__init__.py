@@ -76,6 +76,7 @@ def train_learner(flags: Sequence[str]) -> None:
         from esper.scripts.train.plan import plan_learner
 
         return plan_learner(config, spec)
+    from esper.scripts.cli.run_page import write_run_page
     from esper.scripts.train.learner import learn
     from esper.scripts.train.learner_report import report_learner, report_paths
     from esper.simic.training.runs.folder import report_dir
@@ -89,6 +90,8 @@ def train_learner(flags: Sequence[str]) -> None:
             report_learner(config, learnt)
     except Interrupted as stopped:  # stopped by a signal and saved: not an error
         print(stopped, file=sys.stderr)
+    else:
+        write_run_page(learnt.folder.path)
 
 
 def _train_on_ranks(flags: Sequence[str]) -> None:
@@ -122,6 +125,7 @@ def train_baseline(policy: str, flags: Sequence[str]) -> None:
         from esper.scripts.train.plan import plan_baseline
 
         return plan_baseline(config, spec)
+    from esper.scripts.cli.run_page import write_run_page
     from esper.scripts.train.report import report_paths, report_train, run_name_of
     from esper.scripts.train.run import run
     from esper.simic.training.runs.folder import report_dir
@@ -139,3 +143,5 @@ def train_baseline(policy: str, flags: Sequence[str]) -> None:
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)
         raise_signal_status(stopped.signal_name)
+    else:
+        write_run_page(trained.folder.path)

@@ -11,7 +11,7 @@ import tyro
 
 from esper.leyline.errors import EsperError, UnknownNameError, unknown_name
 from esper.leyline.seeds import require_training_seed
-from esper.leyline.telemetry import TelemetryLevel
+from esper.leyline.telemetry import QUEUE_SIZE, TelemetryConfig, TelemetryLevel
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.cli.flags import (
@@ -82,11 +82,21 @@ class Recording:
     """Show no progress."""
     track: tuple[TrackerName, ...] = ()
     """Trackers that get the figures of every round; their files go to the run folder."""
+    step_events: bool = False
+    """Record measurements and actions of every step at any telemetry level except off."""
+    queue_size: int = QUEUE_SIZE
+    """Events that may wait to be written; more are dropped and counted."""
 
     @property
-    def level(self) -> TelemetryLevel:
-        """Telemetry level."""
-        return TelemetryLevel[self.telemetry.upper()]
+    def config(self) -> TelemetryConfig:
+        """Settings of telemetry."""
+        level = TelemetryLevel[self.telemetry.upper()]
+        return TelemetryConfig(level, self.step_events, queue_size=self.queue_size)
+
+    def check(self) -> None:
+        """Raise if a setting is invalid."""
+        require_trackers(self.track, "--track")
+        require_counts(queue_size=self.queue_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +153,7 @@ class Train:
     def check(self) -> TaskSpec:
         """Check the settings before anything is loaded; returns the task spec."""
         require_counts(rounds=self.rounds)
-        require_trackers(self.recording.track, "--track")
+        self.recording.check()
         if self.keep_members < 0:
             raise EsperError(f"--keep-members {self.keep_members}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
@@ -221,6 +231,19 @@ def session_settings(
         telemetry=recording.telemetry,
         telemetry_dir=_absolute(recording.telemetry_dir),
         track=recording.track,
+        step_events=recording.step_events,
+        queue_size=recording.queue_size,
+    )
+
+
+def recording_of(session: SessionSettings) -> Recording:
+    """How the last session of a run was recorded."""
+    return Recording(
+        telemetry=session.telemetry,
+        telemetry_dir=Path(session.telemetry_dir) if session.telemetry_dir else None,
+        track=session.track,
+        step_events=session.step_events,
+        queue_size=session.queue_size,
     )
 
 
@@ -289,7 +312,6 @@ def _last_session(policy: str, folder: Path) -> Train:
     require_run(folder)
     before, training = read_policy(folder), read_config(folder)
     session = read_session_settings(folder)
-    events = session.telemetry_dir
     return Train(
         policy,
         task=training.task,
@@ -299,9 +321,7 @@ def _last_session(policy: str, folder: Path) -> Train:
         heuristic=replace(before.rules or HeuristicConfig(), table=None),
         keep_members=read_retention(folder).members,
         data_dir=session.data_place,
-        recording=Recording(
-            session.telemetry, Path(events) if events else None, False, session.track
-        ),
+        recording=recording_of(session),
     )
 
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.compare.judging import Judged, judge
 from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
@@ -21,6 +20,7 @@ from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.resume import Resumed
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.storage.atomic import require_writable
+from esper.storage.run_files import EVENTS
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.runtime import parse_device
@@ -54,7 +54,7 @@ def learn(
     device = parse_device(training.population.device)
     require_memory(spec, data, config.judged_members, device, flag)
     if recording.telemetry_dir is not None:
-        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
+        require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
     with _open_folder(config, spec) as folder:
         if on_folder is not None:
             on_folder(folder.path)
@@ -65,7 +65,7 @@ def learn(
                 run_dir=folder,
                 resume=config.resume is not None,
                 sinks=hub,
-                telemetry=TelemetryConfig(level=recording.level),
+                telemetry=recording.config,
                 checkpoint_every=config.checkpoint_every,
                 keep=config.keep,
                 keep_members=config.keep_members,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.limits import MAX_MEMBERS
-from esper.nissa.trackers.names import require_trackers
 from esper.scripts.cli.command import read_command_line
 from esper.scripts.cli.flags import flag_value, insert_flag_value, int_flag_value, require_counts
 from esper.scripts.cli.trust import require_trust
 from esper.scripts.train.config import (
     RUNS,
     Recording,
+    recording_of,
     resume_folder,
     session_settings,
     with_absolute_path,
@@ -85,7 +85,7 @@ class TrainPPO:
         """Check the settings before anything is loaded; returns the task spec."""
         require_counts(MAX_MEMBERS, evaluation_envs=self.judged_members)
         require_counts(checkpoint_every=self.checkpoint_every, keep=self.keep)
-        require_trackers(self.recording.track, "--track")
+        self.recording.check()
         if self.keep_members < 0:
             raise EsperError(f"--keep-members {self.keep_members}: must be 0 or more")
         return self.training.check()
@@ -140,7 +140,6 @@ def _require_learner(folder: Path) -> None:
 def _last_session_defaults(folder: Path, training: TrainingConfig) -> TrainPPO:
     """Defaults for resuming a run: the settings of its last session."""
     retention, session = read_retention(folder), read_session_settings(folder)
-    events = session.telemetry_dir
     return TrainPPO(
         training=training,
         evaluation_envs=session.evaluation_envs,
@@ -148,7 +147,5 @@ def _last_session_defaults(folder: Path, training: TrainingConfig) -> TrainPPO:
         keep=retention.keep,
         keep_members=retention.members,
         data_dir=session.data_place,
-        recording=Recording(
-            session.telemetry, Path(events) if events else None, False, session.track
-        ),
+        recording=recording_of(session),
     )

@@ -15,6 +15,7 @@ from esper.leyline.telemetry import TelemetryEventType, TelemetryLevel
 from esper.nissa import JsonlSink, ParquetSink, TelemetryHub
 from esper.nissa.process_hub import use_hub
 from esper.scripts.train.config import Recording
+from esper.storage.run_files import EVENTS
 
 
 @contextmanager
@@ -34,6 +35,6 @@ def event_files(recording: Recording, folder: Path | None) -> Iterator[Telemetry
     """A hub that writes events to `folder` as JSON lines and Parquet; None: no files."""
     sinks: list[SinkProtocol] = []
     if folder is not None:
-        sinks = [JsonlSink(folder / "events.jsonl"), ParquetSink(folder)]
-    with TelemetryHub(sinks, recording.level) as hub:
+        sinks = [JsonlSink(folder / EVENTS), ParquetSink(folder)]
+    with TelemetryHub.from_config(sinks, recording.config) as hub:
         yield hub

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from esper.leyline.telemetry import TelemetryConfig
 from esper.scripts.train.config import Train, task_label
 from esper.scripts.train.recording import event_files, show_progress
 from esper.simic.rewards.score import ScoreReward
@@ -18,6 +17,7 @@ from esper.simic.training.runs.folder import RunFolder
 from esper.simic.training.runs.kept_members import KeptMember
 from esper.simic.training.runs.policy_session import PolicySession
 from esper.storage.atomic import require_writable
+from esper.storage.run_files import EVENTS
 from esper.tamiyo.make_policy import spec_for
 from esper.tasks.spec import TaskData, TaskSpec
 from esper.tolaria.engine import VectorizedEngine
@@ -49,7 +49,7 @@ def run(config: Train, spec: TaskSpec, name: str) -> Iterator[Trained]:
     """
     data, recording = spec.load(config.data_dir), config.recording
     if recording.telemetry_dir is not None:
-        require_writable(recording.telemetry_dir / "events.jsonl", "--telemetry-dir")
+        require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
     with _open_folder(config, spec, config.run_name or name) as folder:
         try:
             yield _train(config, spec, data, folder)
@@ -77,11 +77,12 @@ def _train(config: Train, spec: TaskSpec, data: TaskData, folder: RunFolder) -> 
     engine = VectorizedEngine(longer, config.engine_config(), data=data)
     length = longer.episode_length / spec.episode_length
     diary, events = StageRecorder(), recording.telemetry_dir or folder.telemetry
-    level = TelemetryConfig(level=recording.level)
     with (
         show_progress(recording),
         event_files(recording, events) as hub,
-        run_telemetry(hub, level, longer, engine.device, config.rounds, session.tally) as telemetry,
+        run_telemetry(
+            hub, recording.config, longer, engine.device, config.rounds, session.tally
+        ) as telemetry,
     ):
         _note_start(config, folder, session.begin(engine))
         telemetry.run_started(engine, parsed.label)

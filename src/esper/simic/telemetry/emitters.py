@@ -36,6 +36,7 @@ from esper.leyline.payloads import (
     PPOUpdated,
     PPOUpdateMetrics,
     RewardSummary,
+    RoundContexts,
     SeedFossilized,
     SeedGateEvaluated,
     SeedGerminated,
@@ -45,7 +46,7 @@ from esper.leyline.payloads import (
     StepCompleted,
     Throughput,
 )
-from esper.leyline.records import BatchSummary, StepRecord
+from esper.leyline.records import BatchSummary, Rollout, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.signals import CounterfactualGap, PanicKind
 from esper.leyline.stages import LIVE_STAGES
@@ -156,6 +157,8 @@ def emit_step_completed(hub: TelemetryHub, device: str, record: StepRecord) -> N
         value_E=record.decision.value_E.copy(),
         live_seeds_E=live_E,
         params_over_host_E=seen.params_over_host_E.copy(),
+        train_accuracy_E=seen.train_accuracy_E.copy(),
+        spent_E=seen.context.spent_E.copy(),
     )
     _emit_step_event(hub, device, record, payload)
 
@@ -264,6 +267,29 @@ def emit_governor(hub: TelemetryHub, device: str, record: StepRecord) -> None:
 # ---- rounds -----------------------------------------------------------------------------------
 
 
+def emit_round_contexts(hub: TelemetryHub, device: str, rollout: Rollout[object]) -> None:
+    """Emit the contexts of the round, and what members used of their budget."""
+    if not hub.records(_Kind.ROUND_CONTEXTS):
+        return
+    seen, drawn = rollout.final_signals.context, rollout.round_context
+    payload = RoundContexts(
+        price_E=seen.price_E.copy(),
+        learning_rate_E=seen.learning_rate_E.copy(),
+        params_cap_E=seen.params_cap_E.copy(),
+        macs_cap_E=seen.macs_cap_E.copy(),
+        spent_E=seen.spent_E.copy(),
+        stopped_E=seen.stopped_E.copy(),
+        budget=seen.budget,
+        groups=seen.groups,
+        train_samples=seen.train_samples,
+        pixel_noise=drawn.pixel_noise,
+        permuted=drawn.permuted,
+        label_noise=drawn.label_noise,
+    )
+    event = TelemetryEvent.of(payload, rollout.round_index)
+    emit_with_env_context(hub, event, None, device)
+
+
 def emit_episode_outcome(
     hub: TelemetryHub, device: str, outcome: EpisodeOutcome, round_index: int
 ) -> None:
@@ -356,6 +382,7 @@ def emit_throughput(
     rows_per_member: float,
     step_seconds_p50: float,
     step_seconds_p95: float,
+    device_share: float,
     round_index: int,
 ) -> None:
     """Emit the throughput of a round."""
@@ -370,6 +397,7 @@ def emit_throughput(
         rows_per_member=rows_per_member,
         step_seconds_p50=step_seconds_p50,
         step_seconds_p95=step_seconds_p95,
+        device_share=device_share,
     )
     emit_with_env_context(hub, TelemetryEvent.of(payload, round_index), env_id, device)
 

@@ -47,6 +47,7 @@ from esper.simic.telemetry.anomaly import (
 )
 from esper.simic.telemetry.inspection import NetworkHealth
 from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
+from esper.tolaria.device_info import gpu_utilization
 
 _Kind = TelemetryEventType
 
@@ -232,6 +233,7 @@ class TelemetryListener:
         self.tally = RunTally(rounds, summary.episodes_done, summary.best_score)
         at = rollout.round_index
         emitters.emit_episode_outcome(self.hub, self.device, rollout.outcome, at)
+        emitters.emit_round_contexts(self.hub, self.device, rollout)
         if self._totals is not None:
             self._emit_totals(rollout, self._totals)
         emitters.emit_batch_completed(self.hub, summary, self.hub.level)
@@ -348,12 +350,13 @@ class TelemetryListener:
             self.device,
             member_steps * self.batches_per_step,
             member_steps * self.batches_per_step * self.batch_size,
-            _rate(rollout.device_seconds, rollout.seconds),
+            gpu_utilization(self.device),
             member_steps_per_second=member_steps,
             episodes_per_second=member_steps / rollout.final_signals.episode_length,
             rows_per_member=totals.rows_per_member,
             step_seconds_p50=totals.step_seconds(50),
             step_seconds_p95=totals.step_seconds(95),
+            device_share=_rate(rollout.device_seconds, rollout.seconds),
             round_index=rollout.round_index,
         )
 

@@ -30,6 +30,7 @@ from typing import Final
 
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError
+from esper.storage import run_files
 from esper.storage.atomic import sync_folder, write_advice
 from esper.storage.manifest import (
     FileRecord,
@@ -46,7 +47,7 @@ SCHEMA: Final = 1
 """Incremented by every change that older readers cannot parse, and by a new field whose default
 differs from the earlier behaviour."""
 FORMAT: Final = FolderFormat("esper-checkpoint", SCHEMA, "checkpoint")
-MANIFEST: Final = "checkpoint.json"
+MANIFEST: Final = run_files.CHECKPOINT
 STATE: Final = "state.json"
 KEEP: Final = 3
 """Default number of checkpoints kept besides the best."""

@@ -42,6 +42,7 @@ from esper.simic.training.runs.folder import (
     require_run,
 )
 from esper.storage.atomic import write_atomic
+from esper.storage.run_files import HISTORY as HISTORY
 from esper.storage.sealed_json import parse_json, read_document
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AGENT: Final = "agent"
-HISTORY: Final = "history.jsonl"
 
 EngineState = dict[str, int | str]
 

@@ -38,26 +38,26 @@ from typing import Final, Literal, TypeVar
 
 from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError, shown
+from esper.leyline.telemetry import QUEUE_SIZE
 from esper.nissa.trackers.names import TrackerName
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.checkpoint_store import KEEP, STATE, CheckpointStore
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.provenance import git_revision, versions
 from esper.simic.training.runs.task_source import copy_task_file
+from esper.storage import run_files
 from esper.storage.atomic import sync_folder, write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
+from esper.storage.run_files import CONFIG as CONFIG
+from esper.storage.run_files import GROW as GROW
+from esper.storage.run_files import GROWN_NETWORKS as GROWN_NETWORKS
+from esper.storage.run_files import RUN as RUN
+from esper.storage.run_files import SESSION as SESSION
 from esper.storage.sealed_json import read_document, seal
 from esper.tasks.task_files import task_file_digest
 
-RUN: Final = "run.json"
-CONFIG: Final = "config.json"
 RETENTION: Final = "retention.json"
-SESSION: Final = "session.json"
-GROW: Final = "grow.json"
-"""The file that marks the folder of an `esper.grow` run instead."""
-GROWN_NETWORKS: Final = "networks"
-"""The folder in it that is made first."""
-_FORMER_NAMES: Final = {RETENTION: "keeping.json", SESSION: "surroundings.json"}
+_FORMER_NAMES: Final = {RETENTION: "keeping.json", SESSION: run_files.FORMER_SESSION}
 """Names of these files in older run folders; still read."""
 SCHEMA: Final = 2
 """Schema version of `run.json` and the files beside it. Incremented by every change that older
@@ -154,6 +154,10 @@ class SessionSettings:
     """Absolute path of the events folder; None: the run folder."""
     track: tuple[TrackerName, ...] = ()
     """Trackers."""
+    step_events: bool = False
+    """Record every step."""
+    queue_size: int = QUEUE_SIZE
+    """Events that may wait to be written."""
 
     @property
     def data_place(self) -> Path | None:
@@ -469,12 +473,12 @@ def _read_record(
 
 def checkpoints_dir(path: Path) -> Path:
     """Checkpoint folder of a run."""
-    return path / "checkpoints"
+    return path / run_files.CHECKPOINTS
 
 
 def members_dir(path: Path) -> Path:
     """Folder of the kept members of a run."""
-    return path / "members"
+    return path / run_files.MEMBERS
 
 
 def report_dir(path: Path) -> Path:

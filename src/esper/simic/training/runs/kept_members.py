@@ -29,6 +29,7 @@ from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.atomic import write_advice, write_atomic
+from esper.storage.run_files import MEMBER_LIST as LIST
 from esper.storage.sealed_json import read_document, seal
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
 KEEP_MEMBERS: Final = 3
 """Default number of members kept."""
-LIST: Final = "members.json"
 PT2: Final = ".pt2"
 SCHEMA: Final = 1
 """Schema version of the list. Incremented by every change that older readers cannot parse."""

@@ -6,16 +6,14 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
 from esper.storage.atomic import write_atomic
+from esper.storage.run_files import POLICY as POLICY
 from esper.storage.sealed_json import read_document, seal
 from esper.tamiyo.grammar import ParsedPolicy
 from esper.tamiyo.heuristic import HeuristicConfig
-
-POLICY: Final = "policy.json"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.simic.training.runs.checkpoint_store import Summary
 from esper.storage.atomic import write_advice, write_atomic
+from esper.storage.run_files import ROUNDS as ROUNDS
 from esper.storage.sealed_json import read_document, seal
 
-ROUNDS: Final = "rounds"
 _NAME: Final = re.compile(r"round-(\d{6,})\.json")
 
 

@@ -73,7 +73,7 @@ def table(
         tag("tbody", *lines),
     )
     # A wide table is scrolled by keyboard, too.
-    return tag("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return tag("section", inner, class_="scroll", tabindex="0", aria_label=caption)
 
 
 def details(summary: str, *parts: str) -> Markup:

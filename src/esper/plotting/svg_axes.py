@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from esper.growing.report_html import Markup, markup, tag
+from esper.plotting.html import Markup, markup, tag
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""SQL over the records of a run: what `esper query` reads."""

@@ -1,0 +1,120 @@
+"""Views of records: what `esper.karn.views` reads, as tables.
+
+An estimate is three columns: `score`, `score_low`, `score_high`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+
+from esper.karn import views
+from esper.karn.query.columns import Column, View, sql_type
+from esper.karn.query.field_docs import class_doc, field_docs
+from esper.leyline.errors import EsperError
+from esper.leyline.statistics import Estimate
+from esper.storage.atomic import printable
+
+
+@dataclass(frozen=True, slots=True)
+class RecordView:
+    """A view, the class of its rows, and what reads them."""
+
+    name: str
+    row: type
+    read: Callable[[Path], Sequence[Any]]
+
+
+def _all_seeds(run: Path) -> Sequence[Any]:
+    return views.read_seeds(run, first_round=0)
+
+
+RECORD_VIEWS: Final = (
+    RecordView("rounds", views.RoundPoint, views.read_rounds),
+    RecordView("seeds", views.SeedLife, _all_seeds),
+    RecordView("members", views.MemberState, views.read_members),
+    RecordView("networks", views.FrontierPoint, views.read_frontier),
+    RecordView("curves", views.NetworkCurve, views.read_curves),
+    RecordView("contenders", views.Contender, views.read_contenders),
+)
+
+
+def record_view(view: RecordView) -> View:
+    """Columns of a view."""
+    docs = field_docs(view.row)
+    columns = [
+        Column(name, sql_type(type_), docs.get(field, "") if name == field else _END[part])
+        for name, field, part, type_ in _flat(view.row)
+    ]
+    return View(view.name, class_doc(view.row), tuple(columns))
+
+
+_END: Final = {"low": "Lower end of its interval.", "high": "Upper end of its interval."}
+
+
+def record_table(view: RecordView, run: Path | None) -> pa.Table:
+    """The rows of a view of a run; None: no rows."""
+    schema = pa.schema([(name, type_) for name, _, _, type_ in _flat(view.row)])
+    records = () if run is None else view.read(run)
+    return pa.Table.from_pylist([_row(one) for one in records], schema)
+
+
+def _flat(cls: type) -> Iterator[tuple[str, str, str, Any]]:
+    """(column, field, part of an estimate, Arrow type) of a class."""
+    hints = get_type_hints(cls)
+    for f in fields(cls):
+        if hints[f.name] is Estimate:
+            for part in ("value", "low", "high"):
+                name = f.name if part == "value" else f"{f.name}_{part}"
+                yield name, f.name, part, pa.float64()
+        else:
+            yield f.name, f.name, "", _arrow_type(hints[f.name])
+
+
+_SCALARS: Final = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
+
+
+def _arrow_type(hint: Any) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        (present,) = (arg for arg in args if arg is not NoneType)
+        return _arrow_type(present)
+    if origin is tuple and args[-1] is Ellipsis:
+        return pa.list_(_arrow_type(args[0]))
+    if origin is tuple and len(args) == 2:
+        pair = zip(("name", "value"), args, strict=True)
+        return pa.struct([(name, _arrow_type(arg)) for name, arg in pair])
+    if isinstance(hint, type) and is_dataclass(hint):
+        return pa.struct([(name, type_) for name, _, _, type_ in _flat(hint)])
+    if hint in _SCALARS:
+        return _SCALARS[hint]
+    raise EsperError(f"a view has no column type for {hint}")
+
+
+def _plain(value: Any, hint: Any) -> Any:
+    """A value as Arrow takes it: records and pairs as objects, enums and paths as text."""
+    args = get_args(hint)
+    if value is None:
+        return None
+    if isinstance(hint, type) and is_dataclass(hint):
+        return _row(value)
+    if get_origin(hint) is tuple and args[-1] is Ellipsis:
+        return [_plain(one, args[0]) for one in value]
+    if get_origin(hint) is tuple:
+        return {"name": _plain(value[0], args[0]), "value": _plain(value[1], args[1])}
+    return printable(value) if isinstance(value, str) else value
+
+
+def _row(record: Any) -> dict[str, Any]:
+    hints = get_type_hints(type(record))
+    return {
+        name: getattr(getattr(record, field), part)
+        if part
+        else _plain(getattr(record, field), hints[field])
+        for name, field, part, _ in _flat(type(record))
+    }

@@ -1,0 +1,99 @@
+"""Score against size: networks of a search, topologies of an audit, policies of a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from esper.karn.report.drawing import LEFT, RIGHT, canvas, finite, nothing, score_scale, within
+from esper.leyline.errors import shorten
+from esper.leyline.statistics import Estimate
+from esper.plotting.html import Markup, markup, tag
+from esper.plotting.style import frontier
+from esper.plotting.svg_axes import Scale, x_axis, y_axis
+
+HEIGHT, TOP, BOTTOM = 400.0, 62.0, 350.0
+MOST_LABELS: Final = 14
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A network of the plot."""
+
+    label: str
+    params: float
+    score: Estimate
+    kind: str
+    """`pick`, `host`, `front` or `static`: the mark it gets."""
+
+
+WORDS: Final = {
+    "pick": "the pick", "host": "the bare host", "front": "grown or chosen", "static": "static",
+}  # fmt: skip
+
+
+def frontier_plot(dots: Sequence[Dot], score_title: str, named: bool = False) -> Markup:
+    """Score against parameters with intervals; a line joins those that no smaller one beats."""
+    known = [dot for dot in dots if math.isfinite(dot.score.value) and dot.params > 0]
+    if not known:
+        return nothing("no network has a score yet")
+    x = Scale.over([dot.params for dot in known], LEFT, RIGHT, log=True)
+    middle = [dot.score.value for dot in known]
+    y = score_scale([dot.score for dot in known], BOTTOM, TOP)
+    assert y is not None  # scores are known
+    best = frontier([dot.params for dot in known], middle)
+    line = " ".join(f"{x(known[i].params):.1f},{y(middle[i]):.1f}" for i in best)
+    kinds = [kind for kind in WORDS if any(dot.kind == kind for dot in known)]
+    return canvas(
+        f"{score_title} against parameters of {len(known)} networks; the table has the values",
+        HEIGHT,
+        _legend(kinds),
+        x_axis(x, x.ticks(), TOP, BOTTOM, "parameters (log)"),
+        y_axis(y, LEFT, RIGHT, score_title),
+        tag("polyline", points=line, class_="front path", stroke_width=1.4),
+        *(_dot(dot, x, y) for dot in known),
+        *(_name(dot, x, y) for dot in known[:MOST_LABELS] if named),
+    )
+
+
+def mark(kind: str, x: float, y: float, *inside: str) -> Markup:
+    """Kinds differ in shape, not in colour alone."""
+    if kind == "pick":
+        corners = f"{x:.1f},{y - 8:.1f} {x + 8:.1f},{y:.1f} {x:.1f},{y + 8:.1f} {x - 8:.1f},{y:.1f}"
+        return tag("polygon", *inside, points=corners, class_=kind)
+    if kind == "host":
+        return tag("rect", *inside, x=x - 5, y=y - 5, width=10, height=10, class_=kind)
+    return tag("circle", *inside, cx=x, cy=y, r=4.5 if kind == "front" else 4.0, class_=kind)
+
+
+def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
+    at, ends = x(dot.params), finite(dot.score.low, dot.score.high)
+    bar = []
+    if len(ends) == 2:
+        low, high = (within(end, y) for end in ends)
+        bar = [tag("line", x1=at, x2=at, y1=low, y2=high, class_=f"{dot.kind} bar")]
+    words = f"{dot.label}: {dot.params:,.0f} parameters, {dot.score.value:.4f}"
+    return markup(*bar, mark(dot.kind, at, y(dot.score.value), tag("title", words)))
+
+
+def _name(dot: Dot, x: Scale, y: Scale) -> Markup:
+    at = x(dot.params)
+    left = at > (LEFT + RIGHT) / 2
+    return tag(
+        "text",
+        shorten(dot.label, 26),
+        x=at + (-9 if left else 9),
+        y=y(dot.score.value) - 7,
+        text_anchor="end" if left else "start",
+        class_="note",
+    )
+
+
+def _legend(kinds: Sequence[str]) -> Markup:
+    parts, at = [], LEFT
+    for kind in kinds:
+        parts += [mark(kind, at + 8, 18), tag("text", WORDS[kind], x=at + 22, y=22.0)]
+        at += 48 + 7.0 * len(WORDS[kind])
+    return markup(*parts)

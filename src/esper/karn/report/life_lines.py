@@ -1,0 +1,160 @@
+"""Life lines of seeds over an episode, coloured by stage, with accuracy and contribution above.
+
+The stage of a seed is told by height as well as colour: the further it is, the fuller its row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+from esper.karn.report.drawing import LEFT, RIGHT, Series, canvas, line_panel, nothing
+from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
+from esper.karn.views.contributions import Contribution
+from esper.karn.views.seeds import SeedLife
+from esper.karn.views.steps import StepPoint
+from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
+from esper.leyline.statistics import Estimate
+from esper.plotting.html import Markup, markup, tag
+from esper.plotting.svg_axes import Scale, x_axis
+
+MOST_MEMBERS: Final = 8
+"""Members drawn; the table has all."""
+ROW: Final = 17.0
+GAP: Final = 10.0
+PANEL: Final = 150.0
+_S = SeedStage
+FULLNESS: Final = {
+    _S.GERMINATED: 0.25, _S.TRAINING: 0.45, _S.BLENDING: 0.65, _S.HOLDING: 0.82,
+    _S.FOSSILIZED: 1.0, _S.PLANTED: 1.0,
+}  # fmt: skip
+"""Share of a row's height that a stage fills; what cools down is a thin line."""
+
+
+def life_lines(
+    lives: Sequence[SeedLife],
+    slots: Sequence[str],
+    steps: Sequence[StepPoint] = (),
+    contributions: Sequence[Contribution] = (),
+    length: int = 0,
+) -> Markup:
+    """The picture of one round; `length`: steps of an episode."""
+    members = sorted({life.member for life in lives})[:MOST_MEMBERS]
+    ends = [span.end or span.first + 1 for life in lives for span in life.stages]
+    length = max([length, *ends, *(point.step + 1 for point in steps)], default=0)
+    if not lives or not length:
+        return nothing("no seed was grown in this round, or seeds were not recorded")
+    x = Scale(0.0, float(length), LEFT, RIGHT)
+    panels, top = _panels(steps, contributions, x)
+    now = steps[-1].step + 1 if steps else length  # the round may be under way
+    block = ROW * len(slots) + GAP
+    bottom = top + block * len(members)
+    rows = [
+        _member(member, [o for o in lives if o.member == member], slots, x, top + block * i, now)
+        for i, member in enumerate(members)
+    ]
+    label = (
+        f"Life lines of {len(lives)} seeds in {len(members)} members over {length} steps; the "
+        f"table below has the values"
+    )
+    return canvas(
+        label,
+        bottom + 86,
+        x_axis(x, x.ticks(), 44.0, bottom, "step of the episode"),
+        *panels,
+        *rows,
+        _legend(lives, bottom + 64),
+    )
+
+
+def _panels(
+    steps: Sequence[StepPoint], contributions: Sequence[Contribution], x: Scale
+) -> tuple[list[Markup], float]:
+    """Accuracy and contributions above the lives, and where these begin."""
+    panels, top = [], 30.0
+    if steps:
+        held_out = tuple((point.step + 1.0, point.accuracy) for point in steps)
+        trained = tuple(
+            (point.step + 1.0, Estimate(point.train_accuracy, math.nan, math.nan))
+            for point in steps
+            if math.isfinite(point.train_accuracy)
+        )
+        series = [Series("held out, 95 % interval", held_out)]
+        if trained:
+            series.append(Series("on train batches", trained))
+        panels.append(line_panel(series, x, top + 24, top + PANEL, "accuracy"))
+        top += PANEL + 34
+    known = [one for one in contributions if math.isfinite(one.contribution)]
+    if known:
+        panels.append(line_panel([_mean_contribution(known)], x, top + 24, top + PANEL * 0.7,
+                                 "contribution of a seed"))  # fmt: skip
+        top += PANEL * 0.7 + 34
+    return panels, top + 8
+
+
+def _mean_contribution(known: Sequence[Contribution]) -> Series:
+    """Mean over seeds at each step; the band has the middle half of them."""
+    by_step: dict[int, list[float]] = {}
+    for one in known:
+        by_step.setdefault(one.step, []).append(one.contribution)
+    points = []
+    for step, values in sorted(by_step.items()):
+        values.sort()
+        quarter = len(values) // 4
+        middle = Estimate(math.fsum(values) / len(values), values[quarter], values[-1 - quarter])
+        points.append((step + 1.0, middle))
+    return Series("mean", tuple(points))
+
+
+def _member(
+    member: int, lives: Sequence[SeedLife], slots: Sequence[str], x: Scale, top: float, now: int
+) -> Markup:
+    parts = []
+    for row, slot in enumerate(slots):
+        base = top + ROW * (row + 1) - 2
+        name = f"{member} {slot}"
+        parts += [
+            tag("line", x1=LEFT, x2=RIGHT, y1=base, y2=base, class_="grid"),
+            tag("text", name, x=LEFT - 6, y=base - 2, text_anchor="end", class_="tick"),
+            *(_life(life, x, base, now) for life in lives if life.slot == slot),
+        ]
+    return markup(*parts)
+
+
+def _life(life: SeedLife, x: Scale, base: float, now: int) -> Markup:
+    """`now`: where a stage that has not ended is cut off."""
+    parts = []
+    for span in life.stages:
+        stage = SeedStage[span.stage]
+        end = max(now, span.first) if span.end is None else span.end
+        height = max(1.5, (ROW - 4) * FULLNESS.get(stage, 0.0))
+        words = f"{life.blueprint}, {STAGE_WORDS[stage]}: steps {span.first} to {end}"
+        parts.append(
+            tag("rect", tag("title", words), x=x(span.first), y=base - height,
+                width=max(0.5, x(end) - x(span.first)), height=height,
+                fill=STAGE_COLOURS[stage], class_="life"),
+        )  # fmt: skip
+    return markup(*parts)
+
+
+def _legend(lives: Sequence[SeedLife], y: float) -> Markup:
+    seen = {span.stage for life in lives for span in life.stages}
+    cooling = any(SeedStage[name] not in OCCUPIED_STAGES for name in seen)
+    parts, at = [], LEFT
+    for stage in (stage for stage in FULLNESS if stage.name in seen):
+        height = (ROW - 4) * FULLNESS[stage]
+        word = STAGE_WORDS[stage]
+        parts += [
+            tag("rect", x=at, y=y - height, width=22, height=height, fill=STAGE_COLOURS[stage],
+                class_="life"),
+            tag("text", word, x=at + 28, y=y, class_="note"),
+        ]  # fmt: skip
+        at += 50 + 7.0 * len(word)
+    if cooling:
+        parts += [
+            tag("rect", x=at, y=y - 1.5, width=22, height=1.5, class_="life",
+                fill=STAGE_COLOURS[_S.PRUNED]),
+            tag("text", "pruned, cooling down", x=at + 28, y=y, class_="note"),
+        ]  # fmt: skip
+    return markup(*parts)

@@ -1,0 +1,164 @@
+"""`write_page`: the report of a run of any kind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from esper.karn import views
+from esper.karn.report import sections
+from esper.karn.report.sections import Section, number
+from esper.karn.views import RunKind, RunSummary
+from esper.plotting.html import STYLE, Markup, markup, table, tag
+from esper.storage.atomic import require_writable, write_atomic
+from esper.storage.run_files import REPORT_PAGE
+
+POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
+"""Browsers then load nothing for the page, and run no script in it."""
+MORE_STYLE: Final = """
+.esper-grow .band { opacity: .22; stroke: none; }
+.esper-grow .bar { opacity: .55; stroke-width: 1.5; }
+.esper-grow .life { stroke: var(--muted); stroke-width: .6; }
+"""
+SECTIONS: Final[Mapping[RunKind, Sequence[Callable[[Path], Section]]]] = {
+    RunKind.TRAIN: (
+        sections.learning,
+        sections.seeds,
+        sections.best_network,
+        sections.actions,
+        sections.learner,
+        sections.speed,
+    ),
+    RunKind.GROW: (sections.networks, sections.network_curves),
+    RunKind.COMPARE: (sections.contenders,),
+    RunKind.AUDIT: (sections.contenders, sections.networks, sections.network_curves),
+}
+
+
+def write_page(run: Path, path: Path | None = None) -> Path:
+    """Write the report of a run; by default into its folder. Returns the path."""
+    place = run / REPORT_PAGE if path is None else path
+    content = page(run).encode(errors="backslashreplace")
+    require_writable(place, "report to")
+    write_atomic(place, content)
+    return place
+
+
+def page(run: Path) -> str:
+    """The page as text."""
+    found = views.run_summary(run)
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", **{"http-equiv": "Content-Security-Policy", "content": POLICY}),
+        tag("title", f"{found.name}: report of esper {found.kind}"),
+        tag("style", Markup(STYLE + MORE_STYLE)),
+    )
+    parts = [_section(*make(run)) for make in SECTIONS[found.kind]]
+    main = tag("main", _opening(found), *parts, _section("Settings", [_settings(run, found)]))
+    body = tag("body", main, class_="esper-grow page")
+    return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _section(title: str, parts: Sequence[Markup]) -> Markup:
+    return tag("section", tag("h2", title), *parts)
+
+
+def _opening(found: RunSummary) -> Markup:
+    total = "" if found.total is None else f"of {found.total:g}"
+    facts = [
+        ("state", found.state.value, found.problem),
+        (found.unit or "progress", f"{found.done:.4g}", total),
+        ("score", number(found.score), _best(found)),
+        ("time", duration(found.seconds), f"started {found.created} UTC"),
+    ]
+    cards = [
+        tag("li", title, tag("strong", value), tag("span", beside, class_="muted"))
+        for title, value, beside in facts
+        if value != "-"
+    ]
+    return markup(
+        tag("h1", found.name),
+        tag("p", verdict(found), class_="verdict"),
+        tag("ul", *cards, class_="facts"),
+    )
+
+
+def _best(found: RunSummary) -> str:
+    return "" if found.best_score is None else f"best round: {found.best_score:.4f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in words.
+
+    >>> duration(75.2), duration(8000), duration(None)
+    ('1 min 15 s', '2 h 13 min', '-')
+    """
+    if seconds is None:
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
+
+
+def verdict(found: RunSummary) -> str:
+    """The outcome in one line."""
+    if found.kind is RunKind.GROW:
+        return found.verdict or "no result yet"
+    if found.kind is RunKind.TRAIN:
+        return _training_verdict(found)
+    return _contender_verdict(found)
+
+
+def _training_verdict(found: RunSummary) -> str:
+    rounds = views.read_rounds(found.path)
+    if not rounds:
+        return f"{found.policy} on {found.task}: no round is complete yet"
+    last = rounds[-1]
+    return (
+        f"{found.policy} on {found.task}: score {sections.interval(last.score)} in round "
+        f"{last.round + 1} of {found.total or len(rounds):g}, accuracy "
+        f"{sections.interval(last.accuracy, '.3f')}, {last.added_params:,.0f} parameters added"
+    )
+
+
+def _contender_verdict(found: RunSummary) -> str:
+    contenders = views.read_contenders(found.path)
+    if not contenders:
+        total = "" if found.total is None else f" of {found.total:g}"
+        return f"{found.kind} of {found.task}: {found.done:g}{total} {found.unit} done"
+    best = contenders[0]
+    line = f"best score: {best.label}, {sections.interval(best.score)}, n = {best.n}"
+    if best.is_reference or best.difference.low != best.difference.low:
+        return line
+    sure = best.difference.low > 0
+    reference = next((one.label for one in contenders if one.is_reference), "")
+    return f"{line}; {'better than' if sure else 'not significantly better than'} {reference}"
+
+
+def _settings(run: Path, found: RunSummary) -> Markup:
+    rows = [
+        ("kind", found.kind.value),
+        ("task", found.task),
+        ("policy", found.policy or "-"),
+        ("seed", "-" if found.seed is None else str(found.seed)),
+        ("folder", str(run)),
+        ("page written", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
+    ]
+    setup = views.read_setup(run)
+    if setup is not None:
+        rows += [
+            ("members", str(setup.members)),
+            ("steps of an episode", str(setup.episode_length)),
+            ("batches a step", f"{setup.batches_per_step} of {setup.batch_size}"),
+            ("device", setup.device),
+            ("executor", f"{setup.executor} ({setup.executor_reason}), profile {setup.profile}"),
+            ("host", f"{setup.host_params:,} parameters, {setup.host_macs:,} MACs"),
+            ("blueprints", ", ".join(setup.blueprints)),
+        ]
+    return table("Settings of the run", ("setting", "value"), rows)

@@ -1,0 +1,331 @@
+"""Sections of a report, each from one or two views: a picture, and the same as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from esper.karn import views
+from esper.karn.report.drawing import Series, line_plot
+from esper.karn.report.frontier_plot import Dot, frontier_plot
+from esper.karn.report.life_lines import MOST_MEMBERS, life_lines
+from esper.karn.report.network_picture import before_and_after
+from esper.karn.views.documents import objects, read_entries, real, texts
+from esper.leyline.statistics import Estimate
+from esper.plotting.html import Markup, details, table, tag
+from esper.storage import run_files as f
+
+MOST_ROWS: Final = 400
+"""Rows of a table; a longer one is thinned out, so that the page stays small."""
+Section = tuple[str, list[Markup]]
+
+
+def number(value: float | None, form: str = ".4f") -> str:
+    """A number for a table; a dash if it is not known."""
+    return "-" if value is None or not math.isfinite(value) else format(value, form)
+
+
+def interval(found: Estimate, form: str = ".4f") -> str:
+    """An estimate for a table."""
+    if not math.isfinite(found.low):
+        return number(found.value, form)
+    return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"
+
+
+def thinned(rows: Sequence[tuple[str, ...]]) -> tuple[list[tuple[str, ...]], str]:
+    """At most `MOST_ROWS` rows evenly spread, and a note on what was left out."""
+    if len(rows) <= MOST_ROWS:
+        return list(rows), ""
+    step = len(rows) / MOST_ROWS
+    kept = [rows[int(i * step)] for i in range(MOST_ROWS - 1)] + [rows[-1]]
+    return kept, f" ({len(kept)} of {len(rows):,} rows; esper query has all)"
+
+
+def as_table(
+    title: str, head: tuple[str, ...], rows: Iterable[tuple[str, ...]], figures: Sequence[int] = ()
+) -> Markup:
+    """A table that is shown on demand."""
+    kept, note = thinned(list(rows))
+    return details(
+        f"{title} as a table", table(title + note, head, kept, figures or range(len(head)))
+    )
+
+
+def picture(drawn: Markup, caption: str) -> Markup:
+    """A plot with its caption."""
+    return tag("figure", drawn, tag("figcaption", caption))
+
+
+# ---- training ----------------------------------------------------------------------------------
+
+
+def learning(run: Path) -> Section:
+    """Scores by round."""
+    rounds = views.read_rounds(run)
+    scores = Series("score", tuple((p.round + 1.0, p.score) for p in rounds))
+    accuracy = Series("accuracy, held out", tuple((p.round + 1.0, p.accuracy) for p in rounds))
+    head = ("round", "score (95 %)", "accuracy (95 %)", "train accuracy", "added parameters",
+            "seeds grown", "made permanent", "pruned", "rollbacks", "seconds")  # fmt: skip
+    rows = [
+        (str(p.round + 1), interval(p.score), interval(p.accuracy), number(p.train_accuracy),
+         number(p.added_params, ",.0f"), number(p.germinated, ".1f"), number(p.fossilized, ".1f"),
+         number(p.pruned, ".1f"), str(p.rollbacks), number(p.seconds, ".1f"))
+        for p in rounds
+    ]  # fmt: skip
+    label = f"Score and accuracy of {len(rounds)} rounds; the table below has the values"
+    return "Learning curve", [
+        picture(
+            line_plot([scores, accuracy], "round", "score, accuracy", label),
+            "Means over the members of a round; bands are 95 % intervals.",
+        ),
+        as_table("Rounds", head, rows),
+    ]
+
+
+def seeds(run: Path) -> Section:
+    """Life lines of the newest round."""
+    lives, setup = views.read_seeds(run), views.read_setup(run)
+    steps, measured = views.read_steps(run), views.read_contributions(run)
+    slots = setup.slots if setup else sorted({life.slot for life in lives})
+    drawn = life_lines(lives, slots, steps, measured, setup.episode_length if setup else 0)
+    caption = (
+        f"The newest round, its first {MOST_MEMBERS} members with seeds: one row per slot. A seed "
+        f"fills more of its row the further it is. Contribution: accuracy lost without the seed, "
+        f"mean over seeds; the band holds the middle half."
+    )
+    head = ("member", "slot", "seed", "fate", "contribution", "parameters", "stages by step")
+    rows = [
+        (str(one.member), one.slot, one.blueprint, one.end, number(one.contribution),
+         f"{one.params:,}", ", ".join(f"{s.first}: {s.stage.lower()}" for s in one.stages))
+        for one in lives
+    ]  # fmt: skip
+    measures = [
+        (str(one.step), str(one.member), one.slot, one.blueprint, number(one.contribution),
+         number(one.se), number(one.shapley))
+        for one in measured
+    ]  # fmt: skip
+    return "Life lines of seeds", [
+        picture(drawn, caption),
+        as_table("Seeds", head, rows, (0, 4, 5)),
+        as_table("Contributions", ("step", "member", "slot", "seed", "contribution",
+                                   "standard error", "Shapley value"), measures, (0, 1, 4, 5, 6)),
+    ]  # fmt: skip
+
+
+def actions(run: Path) -> Section:
+    """What the controller did."""
+    rounds = views.read_actions(run)
+    used = [op for op in _ops(rounds) if any(_share(one, op) > 0 for one in rounds)]
+    main = sorted(used, key=lambda op: -sum(_share(one, op) for one in rounds))[:4]
+    series = [
+        Series(op.lower(), tuple((one.round + 1.0, _exact(_share(one, op))) for one in rounds))
+        for op in main
+    ]
+    rows = [
+        (str(one.round + 1), count.op.lower(), str(count.chosen), str(count.executed),
+         str(count.legal), number(count.probability, ".3f"))
+        for one in rounds
+        for count in one.ops
+        if count.chosen or count.legal
+    ]  # fmt: skip
+    slots = [
+        (str(one.round + 1), slot.slot, str(slot.chosen), str(slot.executed), number(slot.reward))
+        for one in rounds
+        for slot in one.slots
+    ]
+    label = f"Share of decisions by operation over {len(rounds)} rounds; the table has the values"
+    return "What the controller did", [
+        picture(line_plot(series, "round", "share of decisions", label),
+                "The operations that were chosen most."),
+        as_table("Operations", ("round", "operation", "chosen", "executed", "legal",
+                                "mean probability"), rows, (0, 2, 3, 4, 5)),
+        as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward"), slots,
+                 (0, 2, 3, 4)),
+    ]  # fmt: skip
+
+
+def _ops(rounds: Sequence[views.RoundActions]) -> list[str]:
+    return list(dict.fromkeys(count.op for one in rounds for count in one.ops))
+
+
+def _share(one: views.RoundActions, op: str) -> float:
+    total = sum(count.chosen for count in one.ops)
+    return sum(count.chosen for count in one.ops if count.op == op) / total if total else 0.0
+
+
+def _exact(value: float) -> Estimate:
+    return Estimate(value, math.nan, math.nan)
+
+
+def learner(run: Path) -> Section:
+    """Health of PPO."""
+    points = views.read_ppo(run)
+    if not points:
+        return "Learner", [tag("p", "Nothing learns under this policy.")]
+
+    def line(name: str, label: str) -> Series:
+        found = ((p.round + 1.0, _exact(getattr(p, name))) for p in points)
+        return Series(label, tuple(found))
+
+    plots = [
+        (("entropy", "entropy"), "entropy, nats"),
+        (("approx_kl", "KL divergence"), "KL divergence"),
+        (("explained_variance", "explained variance"), "explained variance"),
+    ]
+    drawn = [
+        picture(line_plot([line(*what)], "round", title, f"{title} of {len(points)} updates; the "
+                          f"table below has the values", 220.0), f"{title.capitalize()}.")
+        for what, title in plots
+    ]  # fmt: skip
+    head = ("round", "policy loss", "value loss", "entropy", "KL", "clipped", "explained variance",
+            "gradient norm", "learning rate")  # fmt: skip
+    rows = [
+        (str(p.round + 1), number(p.policy_loss), number(p.value_loss), number(p.entropy, ".3f"),
+         number(p.approx_kl), number(p.clip_fraction, ".3f"), number(p.explained_variance, ".3f"),
+         number(p.grad_norm, ".3f"), number(p.learning_rate, ".2g"))
+        for p in points
+    ]  # fmt: skip
+    found = [(str(a.round + 1), a.kind.lower(), a.detail) for a in views.read_anomalies(run)]
+    odd = (
+        as_table("Anomalies", ("round", "kind", "what"), found, (0,))
+        if found
+        else tag("p", "No anomaly was found.")
+    )
+    return "Learner", [*drawn, as_table("Updates", head, rows), odd]
+
+
+def speed(run: Path) -> Section:
+    """Throughput and phases."""
+    points = views.read_throughput(run)
+    series = Series("", tuple((p.round + 1.0, _exact(p.member_steps_per_second)) for p in points))
+    head = ("round", "member-steps/s", "samples/s", "step p50, s", "step p95, s", "rows per member",
+            "GPU utilisation", "phases, s")  # fmt: skip
+    rows = [
+        (str(p.round + 1), number(p.member_steps_per_second, ".1f"),
+         number(p.samples_per_second, ",.0f"), number(p.step_seconds_p50, ".3f"),
+         number(p.step_seconds_p95, ".3f"), number(p.rows_per_member, ".2f"),
+         number(p.gpu_utilization, ".0%"),
+         ", ".join(f"{name.lower()} {seconds:.2f}" for name, seconds in p.phases))
+        for p in points
+    ]  # fmt: skip
+    label = f"Member-steps a second of {len(points)} rounds; the table below has the values"
+    return "Throughput", [
+        picture(line_plot([series], "round", "member-steps/s", label, 220.0),
+                "Steps of members a second, set-up left out."),
+        as_table("Speed", head, rows, range(7)),
+    ]  # fmt: skip
+
+
+def best_network(run: Path) -> Section:
+    """The best member that was kept, before and after."""
+    setup, path = views.read_setup(run), run / f.MEMBERS / f.MEMBER_LIST
+    kept = objects(read_entries(path), "members") if path.exists() else []
+    if setup is None or not kept:
+        return "Best network", [tag("p", "No member was kept.")]
+    pairs = [word.partition("=") for word in texts(kept[0], "topology")]
+    held = {slot: seed for slot, _, seed in pairs}
+    placed = [held.get(slot, "") for slot in setup.slots]
+    params = real(kept[0], "parameters")
+    rows = [
+        (slot, "nothing", seed or "nothing") for slot, seed in zip(setup.slots, placed, strict=True)
+    ]
+    drawn = before_and_after(setup.slots, placed, f"the host, {setup.host_params:,}",
+                             f"the best member, {params:,.0f}")  # fmt: skip
+    caption = (
+        f"Member {real(kept[0], 'member'):.0f} of round {real(kept[0], 'round'):.0f}: score "
+        f"{real(kept[0], 'score'):.4f}, accuracy {real(kept[0], 'accuracy'):.4f}; numbers are "
+        f"parameters."
+    )
+    return "Best network", [
+        picture(drawn, caption),
+        table("Slots in order", ("slot", "the host", "the best member"), rows),
+    ]
+
+
+# ---- compare, audit, grow ----------------------------------------------------------------------
+
+
+def contenders(run: Path) -> Section:
+    """Policies with intervals, by score and size."""
+    found = views.read_contenders(run)
+    if not found:
+        return "Contenders", [tag("p", "None was judged yet.")]
+    dots = [
+        Dot(one.label, one.params, one.score, "host" if one.is_reference else "front")
+        for one in found
+    ]
+    reference = next((one.label for one in found if one.is_reference), "the reference")
+    head = ("policy", "score (95 %)", f"minus {reference} (95 %)", "test", "parameters",
+            "compute", "n")  # fmt: skip
+    rows = [
+        (one.label, interval(one.score),
+         "the reference" if one.is_reference else interval(one.difference, "+.4f"),
+         number(one.test.value), number(one.params, ",.0f"), number(one.compute, ".2f"),
+         str(one.n))
+        for one in found
+    ]  # fmt: skip
+    note = (
+        f"Mean score with 95 % intervals; the square is {reference}, which the others are compared "
+        f"with. Compute: training runs of the bare host."
+    )
+    return "Contenders", [
+        picture(frontier_plot(dots, "score", named=True), note),
+        table("Contenders, best first", head, rows, range(1, 7)),
+    ]
+
+
+def networks(run: Path) -> Section:
+    """Frontier of networks or topologies."""
+    found = views.read_frontier(run)
+    dots = [Dot(_seeds(one), one.params, one.score, _kind(one)) for one in found]
+    head = ("network", "test (interval)", "validation", "parameters", "MACs", "seeds")
+    rows = [
+        (one.label, interval(one.score), number(one.val_score), f"{one.params:,}",
+         f"{one.macs:,}", _seeds(one))
+        for one in found
+    ]  # fmt: skip
+    return "Frontier", [
+        picture(frontier_plot(dots, "test score"),
+                "Test score against size; the line joins those that no smaller one beats."),
+        as_table("Networks", head, rows, range(1, 5)),
+    ]  # fmt: skip
+
+
+def _kind(one: views.FrontierPoint) -> str:
+    if one.is_pick:
+        return "pick"
+    if one.is_host:
+        return "host"
+    return "front" if one.origin in ("grown", "pruned") else "static"
+
+
+def _seeds(one: views.FrontierPoint) -> str:
+    held = [name for name in one.topology if name]
+    parts = ([f"{one.variant} as wide"] if one.variant else []) + held
+    return ", ".join(parts) or "the bare host"
+
+
+def network_curves(run: Path) -> Section:
+    """Learning curves of networks."""
+    every = views.read_curves(run)
+    best = sorted(every, key=lambda one: -(one.points[-1].score if one.points else -1.0))
+    shown = sorted(best[:4], key=lambda one: one.params)
+    series = [
+        Series(f"{one.params:,}",
+               tuple((p.compute, Estimate(p.score, p.low, p.high)) for p in one.points))
+        for one in shown
+    ]  # fmt: skip
+    rows = [
+        (one.label, f"{one.params:,}", ", ".join(name or "-" for name in one.topology),
+         ", ".join(f"{p.compute:.2f}: {number(p.score)}" for p in one.points[-6:]))
+        for one in every
+    ]  # fmt: skip
+    label = f"Learning curves of {len(shown)} networks; the table below has the values"
+    return "Learning curves", [
+        picture(line_plot(series, "compute", "score", label),
+                "The best four of all networks, named by their parameters."),
+        as_table("Networks and their last scores by compute",
+                 ("network", "parameters", "seeds", "scores"), rows, (1,)),
+    ]  # fmt: skip

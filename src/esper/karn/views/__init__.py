@@ -1,0 +1,82 @@
+"""Read-only views of run folders, one module per question.
+
+from esper.karn.views import list_runs, read_rounds, to_plain
+
+Works on runs of `train`, `grow`, `compare` and `audit`, live, finished or killed; takes no lock,
+writes nothing, imports no torch. Records are frozen dataclasses; `to_plain` makes them JSON.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from esper.leyline.lazy import attach
+
+if TYPE_CHECKING:
+    from esper.karn.views.actions import ActionCount as ActionCount
+    from esper.karn.views.actions import RoundActions as RoundActions
+    from esper.karn.views.actions import read_actions as read_actions
+    from esper.karn.views.budget import Budget as Budget
+    from esper.karn.views.budget import read_budget as read_budget
+    from esper.karn.views.contenders import Contender as Contender
+    from esper.karn.views.contenders import read_contenders as read_contenders
+    from esper.karn.views.contributions import Contribution as Contribution
+    from esper.karn.views.contributions import read_contributions as read_contributions
+    from esper.karn.views.curves import NetworkCurve as NetworkCurve
+    from esper.karn.views.curves import read_curves as read_curves
+    from esper.karn.views.events import EventCursor as EventCursor
+    from esper.karn.views.events import EventLine as EventLine
+    from esper.karn.views.events import last_events as last_events
+    from esper.karn.views.follow import RunCursor as RunCursor
+    from esper.karn.views.follow import RunUpdate as RunUpdate
+    from esper.karn.views.frontier import FrontierPoint as FrontierPoint
+    from esper.karn.views.frontier import read_frontier as read_frontier
+    from esper.karn.views.health import Anomaly as Anomaly
+    from esper.karn.views.health import PPOPoint as PPOPoint
+    from esper.karn.views.health import read_anomalies as read_anomalies
+    from esper.karn.views.health import read_ppo as read_ppo
+    from esper.karn.views.kinds import RunKind as RunKind
+    from esper.karn.views.kinds import kind_of as kind_of
+    from esper.karn.views.members import MemberState as MemberState
+    from esper.karn.views.members import SlotState as SlotState
+    from esper.karn.views.members import read_members as read_members
+    from esper.karn.views.plain import to_plain as to_plain
+    from esper.karn.views.rounds import RoundPoint as RoundPoint
+    from esper.karn.views.rounds import read_rounds as read_rounds
+    from esper.karn.views.seeds import SeedLife as SeedLife
+    from esper.karn.views.seeds import StageSpan as StageSpan
+    from esper.karn.views.seeds import read_seeds as read_seeds
+    from esper.karn.views.setup import RunSetup as RunSetup
+    from esper.karn.views.setup import read_setup as read_setup
+    from esper.karn.views.steps import StepPoint as StepPoint
+    from esper.karn.views.steps import read_steps as read_steps
+    from esper.karn.views.summary import RunState as RunState
+    from esper.karn.views.summary import RunSummary as RunSummary
+    from esper.karn.views.summary import list_runs as list_runs
+    from esper.karn.views.summary import run_summary as run_summary
+    from esper.karn.views.throughput import SpeedPoint as SpeedPoint
+    from esper.karn.views.throughput import read_throughput as read_throughput
+else:
+    __getattr__, __dir__, __all__ = attach(
+        __name__,
+        {
+            ".actions": ("ActionCount", "RoundActions", "read_actions"),
+            ".budget": ("Budget", "read_budget"),
+            ".contenders": ("Contender", "read_contenders"),
+            ".contributions": ("Contribution", "read_contributions"),
+            ".curves": ("NetworkCurve", "read_curves"),
+            ".events": ("EventCursor", "EventLine", "last_events"),
+            ".follow": ("RunCursor", "RunUpdate"),
+            ".frontier": ("FrontierPoint", "read_frontier"),
+            ".health": ("Anomaly", "PPOPoint", "read_anomalies", "read_ppo"),
+            ".kinds": ("RunKind", "kind_of"),
+            ".members": ("MemberState", "SlotState", "read_members"),
+            ".plain": ("to_plain",),
+            ".rounds": ("RoundPoint", "read_rounds"),
+            ".seeds": ("SeedLife", "StageSpan", "read_seeds"),
+            ".setup": ("RunSetup", "read_setup"),
+            ".steps": ("StepPoint", "read_steps"),
+            ".summary": ("RunState", "RunSummary", "list_runs", "run_summary"),
+            ".throughput": ("SpeedPoint", "read_throughput"),
+        },
+    )

@@ -1,0 +1,112 @@
+"""Setup and rows of an audit folder, read for views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyarrow import parquet as pq
+
+from esper.karn.views.documents import listed, numbers, read_entries, text, whole
+from esper.leyline.errors import EsperError
+from esper.storage import run_files as f
+
+_COLUMNS: Final = ("context", "host", "topology", "accuracy", "compute", "test", "budget")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSetup:
+    """What an audit trains."""
+
+    task: str
+    seed: int | None
+    contexts: int
+    hosts: int
+    steps: int
+    device: str
+    slots: tuple[str, ...]
+    topologies: tuple[tuple[str, ...], ...]
+    params: tuple[int, ...]
+    macs: tuple[int, ...]
+    cost: tuple[float, ...]
+    """Training compute of a batch, over that of the bare host."""
+    grown: int
+    """Topologies that are grown as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """One topology on one host in one context."""
+
+    context: int
+    host: int
+    topology: int
+    budget: float
+    """Compute of the context, in training runs of the bare host."""
+    accuracies: tuple[float, ...]
+    """On `val_score`, before the first step and after each."""
+    computes: tuple[float, ...]
+    """Spent by then."""
+    test: float
+
+    @property
+    def accuracy(self) -> float:
+        """At the end."""
+        return self.accuracies[-1] if self.accuracies else math.nan
+
+
+def read_audit_setup(run: Path) -> AuditSetup:
+    """Setup of an audit."""
+    info = read_entries(run / f.AUDIT)
+    return AuditSetup(
+        task=text(info, "task"),
+        seed=whole(info, "seed"),
+        contexts=whole(info, "contexts") or 0,
+        hosts=whole(info, "hosts") or 0,
+        steps=whole(info, "steps") or 0,
+        device=text(info, "device"),
+        slots=tuple(str(one) for one in listed(info, "slots")),
+        topologies=tuple(
+            tuple(str(name) for name in one) if isinstance(one, list) else ()
+            for one in listed(info, "topologies")
+        ),
+        params=tuple(int(n) for n in numbers(info, "params")),
+        macs=tuple(int(n) for n in numbers(info, "macs")),
+        cost=tuple(numbers(info, "cost")),
+        grown=len(listed(info, "grown")),
+    )
+
+
+def context_files(run: Path) -> list[Path]:
+    """Files of the contexts that are done; one file if they are packed."""
+    packed = run / f.PACKED
+    return [packed] if packed.exists() else sorted((run / f.RECORDS).glob("context-*.parquet"))
+
+
+def read_audit_rows(run: Path) -> Iterator[AuditRow]:
+    """Rows of all contexts that are done, one file in memory at a time."""
+    for path in context_files(run):
+        for row in _read(path):
+            yield AuditRow(
+                context=row["context"],
+                host=row["host"],
+                topology=row["topology"],
+                budget=row["budget"],
+                accuracies=tuple(row["accuracy"]),
+                computes=tuple(row["compute"]),
+                test=row["test"],
+            )
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    try:
+        # pyarrow cannot open paths that are not UTF-8
+        with path.open("rb") as raw, pq.ParquetFile(raw) as file:
+            found: list[dict[str, Any]] = file.read(columns=list(_COLUMNS)).to_pylist()
+            return found
+    except (pa.ArrowException, KeyError) as error:
+        raise EsperError(f"{path}: not a file of an audit, or damaged ({error})") from None

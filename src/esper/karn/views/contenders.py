@@ -1,0 +1,150 @@
+"""Policies that were compared, with intervals: of a comparison, an audit, or a final evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from esper.karn.views.documents import (
+    Entries,
+    entries,
+    numbers,
+    objects,
+    read_entries,
+    real,
+    text,
+)
+from esper.karn.views.kinds import RunKind, kind_of
+from esper.leyline.errors import EsperError
+from esper.leyline.statistics import Estimate, student_estimate
+from esper.storage import run_files as f
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One policy; means over n hosts with 95 % intervals. NaN: not known."""
+
+    label: str
+    policy: str
+    """In the words of the command line."""
+    is_reference: bool
+    """What `difference` is to."""
+    n: int
+    """Hosts (compare), cases (audit)."""
+    score: Estimate
+    difference: Estimate
+    """Score minus that of the reference, paired; NaN for the reference."""
+    test: Estimate
+    """Test accuracy."""
+    accuracy: Estimate
+    """On `val_score`."""
+    params: float
+    macs: float
+    compute: float
+    """Training compute in runs of the bare host."""
+    seconds: float
+    """Wall time of its episodes."""
+
+
+_UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"))
+
+
+def read_contenders(run: Path) -> tuple[Contender, ...]:
+    """Policies of a comparison or an audit, best first; empty for other runs."""
+    kind = kind_of(run)
+    if kind is RunKind.COMPARE:
+        found = _compared(run)
+    else:
+        found = _audited(run) if kind is RunKind.AUDIT else []
+    return tuple(sorted(found, key=lambda one: -one.score.value))
+
+
+# ---- compare -----------------------------------------------------------------------------------
+
+
+def _compared(run: Path) -> list[Contender]:
+    """From the result files, which are there before the comparison is complete."""
+    files = sorted((run / f.POLICIES).glob("*.json"))
+    saved = [read_entries(path) for path in files]
+    reference = _reference(run, saved)
+    return [_policy(one, reference) for one in saved]
+
+
+def _reference(run: Path, saved: list[Entries]) -> Entries | None:
+    """The policy that others are compared with; None until the comparison is complete."""
+    try:
+        label = text(read_entries(run / f.COMPARISON), "reference")
+    except EsperError:  # not written yet
+        return None
+    return next((one for one in saved if text(one, "label") == label), None)
+
+
+def _policy(saved: Entries, reference: Entries | None) -> Contender:
+    result = entries(saved, "result")
+    search = entries(result, "search")
+    compute = numbers(search, "compute_N") or numbers(result, "flops_ratio_N")
+    return Contender(
+        label=text(saved, "label"),
+        policy=text(entries(saved, "identity"), "policy"),
+        is_reference=saved is reference,
+        n=len(numbers(result, "score_N")),
+        score=_estimate(numbers(result, "score_N")),
+        difference=_difference(result, reference, saved),
+        test=_estimate(numbers(result, "test_N")),
+        accuracy=_estimate(numbers(result, "accuracy_N")),
+        params=_mean(numbers(result, "parameters_N")),
+        macs=_mean(numbers(result, "macs_N")),
+        compute=_mean(compute),
+        seconds=float(sum(numbers(result, "seconds_G"))),
+    )
+
+
+def _difference(result: Entries, reference: Entries | None, saved: Entries) -> Estimate:
+    if reference is None or reference is saved:
+        return _UNKNOWN
+    ours, theirs = (numbers(one, "score_N") for one in (result, entries(reference, "result")))
+    if len(ours) != len(theirs):
+        return _UNKNOWN
+    return _estimate((np.array(ours) - np.array(theirs)).tolist())
+
+
+def _estimate(values: list[float]) -> Estimate:
+    return student_estimate(np.array(values)) if values else _UNKNOWN
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else float("nan")
+
+
+# ---- audit -------------------------------------------------------------------------------------
+
+
+def _audited(run: Path) -> list[Contender]:
+    if not (run / f.CONTENDERS).exists():
+        return []
+    return [_choice(one) for one in objects(read_entries(run / f.CONTENDERS), "contenders")]
+
+
+def _choice(one: Entries) -> Contender:
+    name = text(one, "name")
+    reference = name == "regression"
+    return Contender(
+        label=f"{name} (trained)" if one.get("live") is True else name,
+        policy=name,
+        is_reference=reference,
+        n=int(real(one, "n")),
+        score=_read_estimate(entries(one, "score")),
+        difference=_UNKNOWN if reference else _read_estimate(entries(one, "above")),
+        test=Estimate(real(one, "test"), float("nan"), float("nan")),
+        accuracy=_UNKNOWN,
+        params=real(one, "params"),
+        macs=float("nan"),
+        compute=real(one, "compute"),
+        seconds=float("nan"),
+    )
+
+
+def _read_estimate(found: Entries) -> Estimate:
+    return Estimate(*(real(found, name) for name in ("value", "low", "high")))

@@ -1,0 +1,70 @@
+"""What seeds contributed to accuracy, as counterfactual evaluations measured it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from esper.karn.views.seeds import newest_seed_round, step_of
+from esper.karn.views.setup import NO_SETUP, setup_of
+from esper.karn.views.tables import EventTables, Rounds
+from esper.leyline.telemetry import TelemetryEventType
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """One measurement of one seed, in accuracy (0..1)."""
+
+    round: int
+    step: int
+    member: int
+    slot: str
+    blueprint: str
+    contribution: float
+    """Leave-one-out."""
+    se: float
+    """Standard error, paired over images."""
+    shapley: float
+    interaction: float
+    """Sum of pairwise interactions with the member's other seeds."""
+    exact: bool
+    """All coalitions were evaluated."""
+
+
+_COLUMNS: Final = (
+    "member_N",
+    "slot_N",
+    "blueprint_N",
+    "contribution_N",
+    "contribution_se_N",
+    "shapley_N",
+    "interaction_N",
+    "exact_N",
+)
+
+
+def read_contributions(
+    run: Path, first_round: int | None = None, last_round: int | None = None
+) -> tuple[Contribution, ...]:
+    """Measurements of a training run in order; by default of its newest round."""
+    tables = EventTables.of(run)
+    if first_round is None and last_round is None:
+        first_round = last_round = newest_seed_round(tables)
+    setup = setup_of(tables) or NO_SETUP
+    kind = TelemetryEventType.COUNTERFACTUALS_MEASURED
+    return tuple(
+        Contribution(
+            round=row["round"],
+            step=step_of(row),
+            member=row["member_N"],
+            slot=setup.slot(row["slot_N"]),
+            blueprint=setup.blueprint(row["blueprint_N"]),
+            contribution=row["contribution_N"],
+            se=row["contribution_se_N"],
+            shapley=row["shapley_N"],
+            interaction=row["interaction_N"],
+            exact=row["exact_N"],
+        )
+        for row in tables.rows(kind, _COLUMNS, Rounds(first_round, last_round))
+    )

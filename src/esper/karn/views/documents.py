@@ -1,0 +1,104 @@
+"""Entries of JSON documents in run folders, without the classes that wrote them.
+
+Files of older and newer versions are read as far as they go: an entry that is missing or of another
+type counts as unknown. A file that is damaged raises.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from esper.leyline.codec import Json
+from esper.leyline.errors import EsperError
+from esper.storage.sealed_json import read_document
+
+Entries = Mapping[str, Json]
+_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def read_entries(path: Path) -> Entries:
+    """Entries of a JSON file; raises in one line if it cannot be read."""
+    document = read_document(path)
+    if not isinstance(document, dict):
+        raise EsperError(f"{path} is damaged: expected an object")
+    return document
+
+
+def entries(document: Entries, name: str) -> Entries:
+    """An object in a document; empty if there is none."""
+    found = document.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def listed(document: Entries, name: str) -> list[Json]:
+    """A list in a document; empty if there is none."""
+    found = document.get(name)
+    return found if isinstance(found, list) else []
+
+
+def objects(document: Entries, name: str) -> list[Entries]:
+    """The objects of a list in a document."""
+    return [one for one in listed(document, name) if isinstance(one, dict)]
+
+
+def text(document: Entries, name: str) -> str:
+    """A string in a document; empty if there is none."""
+    found = document.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def texts(document: Entries, name: str) -> tuple[str, ...]:
+    """The strings of a list in a document."""
+    return tuple(one for one in listed(document, name) if isinstance(one, str))
+
+
+def number(document: Entries, name: str) -> float | None:
+    """A number in a document; None if there is none."""
+    return _number(document.get(name))
+
+
+def real(document: Entries, name: str) -> float:
+    """A number in a document; NaN if there is none."""
+    found = number(document, name)
+    return math.nan if found is None else found
+
+
+def whole(document: Entries, name: str) -> int | None:
+    """An integer in a document; None if there is none."""
+    found = number(document, name)
+    return None if found is None or not math.isfinite(found) else int(found)
+
+
+def numbers(document: Entries, name: str) -> list[float]:
+    """The numbers of a list in a document; other entries are NaN."""
+    found = [_number(one) for one in listed(document, name)]
+    return [math.nan if one is None else one for one in found]
+
+
+def _number(value: Json) -> float | None:
+    if isinstance(value, str):
+        return _NON_FINITE.get(value)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def read_json_lines(path: Path) -> Iterator[Entries]:
+    """Objects of a JSON Lines file; an incomplete last line is left out."""
+    with path.open("rb") as file:
+        for at, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                yield parse_line(line, f"{path} line {at}")
+
+
+def parse_line(line: bytes, where: str) -> Entries:
+    """The object of one line; raises if it is not one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        raise EsperError(f"{where}: not JSON; not written by Esper, or damaged since") from None
+    if not isinstance(found, dict):
+        raise EsperError(f"{where}: expected an object, found {type(found).__name__}")
+    return found

@@ -1,0 +1,88 @@
+"""`RunCursor`: what is new in a run since the last look, of any kind of run."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from esper.karn.views.events import EventCursor, EventLine
+from esper.karn.views.kinds import RunKind, kind_of
+from esper.karn.views.rounds import RoundPoint, read_rounds
+from esper.karn.views.summary import RunState, RunSummary, run_summary
+from esper.storage import run_files as f
+
+_WATCHED = {
+    RunKind.TRAIN: (f.RUN,),
+    RunKind.GROW: (f.GROW, f.SEARCH, f.RESULT),
+    RunKind.COMPARE: (f.POLICIES, f.COMPARISON),
+    RunKind.AUDIT: (f.AUDIT, f.RECORDS, f.CONTENDERS),
+}
+"""Files and folders that change when there is something new."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdate:
+    """What is new."""
+
+    summary: RunSummary
+    events: tuple[EventLine, ...]
+    """New events of a training run; empty for other kinds."""
+    rounds: tuple[RoundPoint, ...]
+    """New or replaced rounds of a training run."""
+    changed: bool
+    """Whether anything is new: else nothing needs to be read or drawn again."""
+
+    @property
+    def ended(self) -> bool:
+        """No process writes to the run; it may be resumed later."""
+        return self.summary.state is not RunState.RUNNING
+
+
+class RunCursor:
+    """Follows a run while it is written, after its end, and after its writer was killed.
+
+    cursor = RunCursor(Path("runs/RUN"))
+    while not (update := cursor.poll()).ended:
+        ...
+        time.sleep(1)
+    """
+
+    def __init__(self, run: Path, from_end: bool = False) -> None:
+        """`from_end`: leave out the events that are there already."""
+        self.run, self.kind = run, kind_of(run)
+        self._events = EventCursor(run, from_end)
+        self._newest_round = -1
+        self._seen: tuple[tuple[int, int], ...] = ()
+        self._state: RunState | None = None
+
+    def poll(self) -> RunUpdate:
+        """What is new since the last call; the first call returns all there is."""
+        first = self._state is None
+        events, rounds = self._new_training()
+        summary = run_summary(self.run)
+        seen = tuple(_signature(self.run / name) for name in _WATCHED[self.kind])
+        changed = bool(events or rounds) or seen != self._seen or summary.state != self._state
+        self._seen, self._state = seen, summary.state
+        return RunUpdate(summary, events, rounds, changed or first)
+
+    def _new_training(self) -> tuple[tuple[EventLine, ...], tuple[RoundPoint, ...]]:
+        if self.kind is not RunKind.TRAIN:
+            return (), ()
+        events = self._events.read()
+        for event in events:
+            if event.type == "RUN_STARTED":  # a resumed run may repeat rounds
+                self._newest_round = -1
+        rounds = read_rounds(self.run, self._newest_round)
+        if rounds:
+            self._newest_round = rounds[-1].round
+        return events, rounds
+
+
+def _signature(path: Path) -> tuple[int, int]:
+    """Changes with a file or the entries of a folder; (0, 0) if there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,81 @@
+"""Accuracy within the episodes of a round: one point per step, over all members."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from esper.karn.views.documents import Entries, entries, listed, read_entries
+from esper.karn.views.rounds import numbered
+from esper.karn.views.seeds import newest_seed_round
+from esper.karn.views.tables import EventTables, Rounds
+from esper.leyline.errors import EsperError
+from esper.leyline.statistics import Estimate, t_interval
+from esper.leyline.telemetry import TelemetryEventType
+from esper.storage.run_files import ROUNDS
+
+
+@dataclass(frozen=True, slots=True)
+class StepPoint:
+    """One step of a round; NaN: not recorded."""
+
+    round: int
+    step: int
+    """From 0."""
+    accuracy: Estimate
+    """Held out; mean over members with its 95 % interval."""
+    score: Estimate
+    train_accuracy: float
+    spent: float
+    """Mean share of the budget spent, 0..1."""
+
+
+def read_steps(run: Path, round_index: int | None = None) -> tuple[StepPoint, ...]:
+    """Steps of a round, by default the newest; empty unless steps or the round were stored."""
+    tables = EventTables.of(run)
+    at = newest_seed_round(tables) if round_index is None else round_index
+    found = _from_events(tables, at)
+    return found or _from_store(run, at)
+
+
+def _from_events(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
+    names = ("val_accuracy_E", "score_E", "train_accuracy_E", "spent_E")
+    steps: dict[int, dict[int, Any]] = {}
+    for row in tables.rows(TelemetryEventType.STEP_COMPLETED, names, Rounds(at, at)):
+        steps.setdefault(row["step"], {})[row["row"]] = [row[name] for name in names]
+    points = []
+    for step, members in sorted(steps.items()):
+        values_EX = np.array(list(members.values()), dtype=np.float64)
+        mean, low, high = t_interval(values_EX)
+        estimates = [Estimate(*map(float, ends)) for ends in zip(mean, low, high, strict=True)]
+        accuracy, score, train, spent = estimates
+        points.append(StepPoint(at, step, accuracy, score, train.value, spent.value))
+    return tuple(points)
+
+
+def _from_store(run: Path, at: int) -> tuple[StepPoint, ...]:
+    """From the stored rounds of a policy that does not learn."""
+    path = dict(numbered(run / ROUNDS)).get(at + 1)
+    if path is None:
+        return ()
+    try:
+        result = entries(read_entries(path), "result")
+    except EsperError:  # damaged: the resumed run computes it again
+        return ()
+    accuracy, score = _intervals(result, "accuracy_TE"), _intervals(result, "score_TE")
+    return tuple(
+        StepPoint(at, step, one, other, math.nan, math.nan)
+        for step, (one, other) in enumerate(zip(accuracy, score, strict=False))
+    )
+
+
+def _intervals(result: Entries, name: str) -> list[Estimate]:
+    values_TE = np.array(listed(result, name)[1:], dtype=np.float64)  # the first: a fresh host
+    if values_TE.ndim != 2:
+        return []
+    ends = zip(*t_interval(values_TE.T), strict=True)
+    return [Estimate(*map(float, one)) for one in ends]

@@ -1,0 +1,43 @@
+"""Names of the files in run folders, of all kinds of runs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+REPORT_PAGE: Final = "report.html"
+"""Report of any run, one self-contained page."""
+
+# ---- esper train -------------------------------------------------------------------------------
+RUN: Final = "run.json"
+CONFIG: Final = "config.json"
+SESSION: Final = "session.json"
+FORMER_SESSION: Final = "surroundings.json"
+"""Name of `SESSION` in older run folders; still read."""
+CHECKPOINTS: Final = "checkpoints"
+CHECKPOINT: Final = "checkpoint.json"
+"""Manifest of a checkpoint."""
+HISTORY: Final = "history.jsonl"
+POLICY: Final = "policy.json"
+ROUNDS: Final = "rounds"
+MEMBERS: Final = "members"
+MEMBER_LIST: Final = "members.json"
+EVENTS: Final = "events.jsonl"
+
+# ---- esper grow --------------------------------------------------------------------------------
+GROW: Final = "grow.json"
+SEARCH: Final = "search.json"
+RESULT: Final = "result.json"
+GROWN_NETWORKS: Final = "networks"
+
+# ---- esper compare -----------------------------------------------------------------------------
+SETTINGS: Final = "settings.json"
+POLICIES: Final = "policies"
+COMPARISON: Final = "compare.json"
+
+# ---- esper audit -------------------------------------------------------------------------------
+AUDIT: Final = "audit.json"
+RECORDS: Final = "records"
+PACKED: Final = "records.parquet"
+"""File with all contexts of a packed folder."""
+CONTENDERS: Final = "contenders.json"
+"""Scores of the ways to choose, written with the audit's report."""

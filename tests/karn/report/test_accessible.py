@@ -1,0 +1,100 @@
+"""Report pages pass an HTML validator and axe's accessibility check, in light and dark.
+
+Needs chromium, and axe-core and html-validate in a folder that ESPER_NODE_MODULES names:
+
+    npm install --prefix /tmp/checks axe-core html-validate
+    ESPER_NODE_MODULES=/tmp/checks/node_modules pytest -m slow tests/karn/report/test_accessible.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from esper.growing.result import GrowResult
+from esper.karn.report.page import page
+from view_support import audit_run, compare_run, grow_run, policy_run
+
+MODULES = Path(os.environ.get("ESPER_NODE_MODULES", "node_modules"))
+CHROMIUM = shutil.which("chromium")
+RULES = {
+    "extends": ["html-validate:recommended"],
+    "rules": {
+        "long-title": "off",  # names of runs are long
+        "no-inline-style": "error",
+        "svg-focusable": "off",  # for Internet Explorer
+        "no-redundant-role": "error",
+    },
+}
+ASK = """
+<script>%s</script>
+<script>axe.run().then(found => {
+  const said = found.violations.map(one => one.id + ": " + one.nodes[0].html.slice(0, 200));
+  document.body.innerHTML = "<pre id=said>" + JSON.stringify(said).replace(/</g, "&lt;") + "</pre>";
+});</script>
+"""
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None or not (MODULES / "axe-core").exists(),
+    reason="needs chromium, and axe-core and html-validate in ESPER_NODE_MODULES",
+)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, ppo) -> Path:
+    root = tmp_path_factory.mktemp("accessible")
+    grown = grow_run(root / "grown")
+    texts = {
+        "ppo": page(ppo),
+        "policy": page(policy_run(root / "policy")),
+        "grow": page(grown),
+        "compare": page(compare_run(root / "compare")),
+        "audit": page(audit_run(root / "audit")),
+    }
+    (root / "pages").mkdir()
+    for name, text in texts.items():
+        (root / "pages" / f"{name}.html").write_text(text)
+    GrowResult.load(grown).report(root / "pages" / "grown.html")
+    return root / "pages"
+
+
+def violations(path: Path, dark: bool) -> list[str]:
+    """What axe complains about; the copy it runs in may run scripts."""
+    axe = (MODULES / "axe-core" / "axe.min.js").read_text()
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text())
+    copy = path.with_suffix(".axe.html")
+    copy.write_text(text.replace("</body>", f"{ASK % axe}</body>"))
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else []
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", *scheme,
+               "--virtual-time-budget=20000", "--dump-dom", f"file://{copy}"]  # fmt: skip
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    copy.unlink()
+    match = re.search(r'<pre id="said">(.*?)</pre>', said, re.DOTALL)
+    assert match, said[-500:]
+    found: list[str] = json.loads(unescape(match[1]))
+    return found
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_axe_finds_nothing(pages, dark):
+    found = {path.stem: violations(path, dark) for path in sorted(pages.glob("*.html"))}
+    assert found == {name: [] for name in found}
+
+
+def test_the_pages_are_valid_html(pages):
+    (pages / ".htmlvalidate.json").write_text(json.dumps(RULES | {"root": True}))
+    command = [str(MODULES / ".bin" / "html-validate"), *map(str, sorted(pages.glob("*.html")))]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=pages)
+    assert ran.returncode == 0, ran.stdout[-4000:]
+
+
+def test_the_pages_are_small(pages):
+    assert all(path.stat().st_size < 3_000_000 for path in pages.glob("*.html"))

@@ -1,0 +1,160 @@
+"""The report of a training run: whole, self-contained, escaped; every plot also a table."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from html import unescape
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from esper.karn import views
+from esper.karn.report.drawing import Series, line_plot, score_scale
+from esper.karn.report.frontier_plot import Dot, frontier_plot
+from esper.karn.report.life_lines import life_lines
+from esper.karn.report.network_picture import before_and_after
+from esper.karn.report.page import page, write_page
+from esper.karn.report.sections import MOST_ROWS, thinned
+from esper.leyline.statistics import Estimate
+from esper.scripts import report, show
+from esper.storage.sealed_json import read_document, seal
+
+EVIL = "<script>alert(1)</script>"
+
+
+class Checker(HTMLParser):
+    """Elements are closed in order, ids are unique, figures are followed by tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def run(ppo) -> Path:
+    return ppo
+
+
+@pytest.fixture(scope="module")
+def text(run) -> str:
+    return page(run)
+
+
+def test_the_page_is_well_formed_and_loads_nothing(text):
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert not re.search(r"(src|href)=|url\(|<script|@import", text)
+    assert "default-src 'none'" in unescape(text)
+    assert len(text) < 3_000_000
+
+
+def test_every_plot_is_also_a_table(text):
+    for part in text.split("<section>")[1:]:
+        assert part.count("<svg") == 0 or "<table" in part, part[:80]
+    assert text.count("<svg") >= 7
+
+
+def test_it_says_what_the_views_say(run, text):
+    last = views.read_rounds(run)[-1]
+    assert f"{last.score.value:.4f} ({last.score.low:.4f} to {last.score.high:.4f})" in text
+    for life in views.read_seeds(run):
+        assert life.blueprint in text
+    assert "Life lines of seeds" in text
+
+
+def test_names_are_escaped(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    info = read_document(tmp_path / "run" / "run.json")
+    info["task"] = EVIL
+    info["sessions"][-1] |= {"end": "FAILED", "failure": EVIL}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(seal(info)))
+    found = page(tmp_path / "run")
+    assert EVIL not in found
+    assert "&lt;script&gt;" in found
+
+
+def test_a_run_without_events_has_a_page(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "events")
+    (tmp_path / "run" / "events.jsonl").unlink()
+    assert "Learning curve" in page(tmp_path / "run")
+
+
+def test_commands_write_and_show(run, tmp_path, capsys):
+    assert report.main([str(run), "--out", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text().startswith("<!DOCTYPE html>")
+    shutil.copytree(run, tmp_path / "run")
+    assert write_page(tmp_path / "run") == tmp_path / "run" / "report.html"
+    capsys.readouterr()
+    assert show.main([str(run)]) == 0
+    assert "score" in capsys.readouterr().out.splitlines()[0]
+    assert show.main([str(run), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["rounds"]) == 3
+
+
+# ---- pictures ----------------------------------------------------------------------------------
+
+
+def spans(drawn: str) -> list[float]:
+    return [float(width) for width in re.findall(r'<rect[^>]* width="([\d.]+)"', drawn)]
+
+
+def test_a_life_line_is_as_long_as_its_stages(run):
+    life = views.read_seeds(run, 0, 1)[0]
+    one = replace(life, stages=(views.StageSpan("TRAINING", 2, 6),))
+    drawn = life_lines([one], [one.slot], length=8)
+    assert spans(drawn)[0] == pytest.approx((740 - 76) * 4 / 8, abs=0.1)
+    assert "incubating" in drawn
+    still = replace(life, stages=(views.StageSpan("HOLDING", 4, None),))
+    assert spans(life_lines([still], [one.slot], length=8))[0] == pytest.approx(332, abs=0.1)
+
+
+def test_life_lines_of_nothing_say_why():
+    assert "no seed" in life_lines([], ["r0c0"])
+
+
+def test_a_hopeless_interval_does_not_flatten_the_rest():
+    found = score_scale([Estimate(0.5, -90.0, 90.0), Estimate(0.6, 0.55, 0.65)], 100.0, 0.0)
+    assert found is not None
+    assert found.high - found.low < 1.0
+
+
+def test_the_frontier_joins_what_no_smaller_one_beats():
+    dots = [Dot(str(i), 100.0 * (i + 1), Estimate(v, v, v), "static")
+            for i, v in enumerate((0.5, 0.4, 0.9))]  # fmt: skip
+    (line,) = re.findall(r'<polyline points="([^"]+)"', frontier_plot(dots, "score"))
+    assert len(line.split()) == 2
+    assert "no network" in frontier_plot([], "score")
+
+
+def test_a_network_shows_its_seeds_where_they_are():
+    drawn = before_and_after(("a", "b"), ("", "conv"), "before", "after")
+    assert "2 slots, 1 of them with a seed" in drawn
+    assert drawn.count(">conv<") == 1
+
+
+def test_one_round_is_a_point_and_none_is_a_sentence():
+    one = Series("score", ((1.0, Estimate(0.5, 0.4, 0.6)),))
+    assert "<circle" in line_plot([one], "round", "score", "label")
+    assert "nothing was recorded" in line_plot([], "round", "score", "label")
+
+
+def test_long_tables_are_thinned_and_say_so():
+    rows = [(str(i),) for i in range(5 * MOST_ROWS)]
+    kept, note = thinned(rows)
+    assert (len(kept), kept[0], kept[-1]) == (MOST_ROWS, rows[0], rows[-1])
+    assert "2,000 rows" in note

@@ -1,0 +1,29 @@
+"""Runs that the tests of views share; tests only read them, or copy them first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from view_support import audit_run, compare_run, grow_run, policy_run
+
+
+@pytest.fixture(scope="session")
+def policy(tmp_path_factory) -> Path:
+    return policy_run(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="session")
+def grown(tmp_path_factory) -> Path:
+    return grow_run(tmp_path_factory.mktemp("grown"))
+
+
+@pytest.fixture(scope="session")
+def compared(tmp_path_factory) -> Path:
+    return compare_run(tmp_path_factory.mktemp("compared") / "cmp")
+
+
+@pytest.fixture(scope="session")
+def audited(tmp_path_factory) -> Path:
+    return audit_run(tmp_path_factory.mktemp("audited") / "audit")

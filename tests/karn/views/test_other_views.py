@@ -1,0 +1,116 @@
+"""Views of grow, compare, audit and policies that do not learn."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from esper.growing.result import GrowResult
+from esper.karn import views
+from esper.karn.views import RunKind, RunState, to_plain
+from esper.storage.sealed_json import read_document
+
+
+def test_a_policy_run_has_the_same_views(policy):
+    found = views.run_summary(policy)
+    assert (found.kind, found.policy, found.state) == (RunKind.TRAIN, "random", RunState.FINISHED)
+    assert (found.done, found.total) == (2, 2)
+    rounds = views.read_rounds(policy)
+    stored = read_document(policy / "rounds" / "round-000002.json")
+    assert found.score == pytest.approx(stored["summary"]["score"])
+    assert rounds[1].score.value == pytest.approx(found.score)
+    assert views.read_ppo(policy) == ()
+    assert views.read_seeds(policy, 0, 1)
+
+
+def test_stored_rounds_count_without_events(policy, tmp_path):
+    shutil.copytree(policy, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "events")
+    assert [one.score for one in views.read_rounds(tmp_path / "run")] == [
+        one.score for one in views.read_rounds(policy)
+    ]
+
+
+def test_a_search_tells_its_frontier_and_its_budget(grown):
+    result = GrowResult.load(grown)
+    found = views.run_summary(grown)
+    assert (found.kind, found.state, found.task) == (RunKind.GROW, RunState.FINISHED, "Sequential")
+    assert found.verdict == result.verdict
+    points = {point.label: point for point in views.read_frontier(grown)}
+    on_frontier = {label for label, point in points.items() if point.on_frontier}
+    assert on_frontier == {str(one.number) for one in result.record.networks}
+    pick = points[str(result.record.pick)]
+    assert pick.is_pick
+    assert pick.score.value == result.best.record.test_score
+    assert [point.params for point in points.values()] == sorted(p.params for p in points.values())
+    budget = views.read_budget(grown)
+    assert (budget.spent, budget.total) == (result.record.runs, result.info.runs)
+    curves = views.read_curves(grown)
+    assert any(curve.finished and curve.points for curve in curves)
+
+
+def test_a_search_without_a_result_was_killed(grown, tmp_path):
+    shutil.copytree(grown, tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    found = views.run_summary(tmp_path / "run")
+    assert (found.state, found.unit) == (RunState.KILLED, "host runs")
+    assert found.done > 0
+    assert views.read_frontier(tmp_path / "run") == ()
+    assert views.read_curves(tmp_path / "run")
+
+
+def test_a_comparison_tells_what_its_report_tells(compared):
+    found = views.run_summary(compared)
+    assert (found.kind, found.state, found.done) == (RunKind.COMPARE, RunState.FINISHED, 2)
+    told = {
+        one["label"]: one for one in json.loads((compared / "compare.json").read_text())["policies"]
+    }
+    for contender in views.read_contenders(compared):
+        standing = told[contender.label]["standings"][0]
+        assert contender.score.value == pytest.approx(standing["mean"]["value"])
+        assert contender.score.low == pytest.approx(standing["mean"]["low"])
+        assert contender.is_reference == (contender.label == "wait")
+        if not contender.is_reference:
+            student = standing["difference"]["student"]
+            assert contender.difference.value == pytest.approx(student["value"])
+
+
+def test_a_comparison_is_read_before_it_is_complete(compared, tmp_path):
+    shutil.copytree(compared, tmp_path / "run")
+    (tmp_path / "run" / "compare.json").unlink()
+    found = views.run_summary(tmp_path / "run")
+    assert (found.state, found.done, found.total) == (RunState.INTERRUPTED, 2, None)
+    assert len(views.read_contenders(tmp_path / "run")) == 2
+
+
+def test_an_audit_tells_topologies_and_contenders(audited):
+    found = views.run_summary(audited)
+    assert (found.kind, found.state, found.done) == (RunKind.AUDIT, RunState.FINISHED, 2)
+    points = views.read_frontier(audited)
+    assert len(points) == 4
+    assert sum(point.is_host for point in points) == 1
+    contenders = {one.label: one for one in views.read_contenders(audited)}
+    assert {"bare", "one", "regression"} <= contenders.keys()
+    text = (audited / "regrets.txt").read_text()
+    assert f"{contenders['bare'].score.value:.4f} (" in text
+    curves = views.read_curves(audited)
+    assert all(len(curve.points) == 4 for curve in curves)
+
+
+def test_half_an_audit_is_interrupted(audited, tmp_path):
+    shutil.copytree(audited, tmp_path / "run")
+    os.unlink(tmp_path / "run" / "records" / "context-0001.parquet")
+    found = views.run_summary(tmp_path / "run")
+    assert (found.state, found.progress) == (RunState.INTERRUPTED, 0.5)
+
+
+def test_every_view_reads_every_kind(policy, grown, compared, audited):
+    for run in (policy, grown, compared, audited):
+        for name in (name for name in views.__all__ if name.startswith("read_")):
+            json.dumps(to_plain(getattr(views, name)(run)), allow_nan=False)
+        cursor = views.RunCursor(run)
+        assert cursor.poll().changed
+        assert not cursor.poll().changed
