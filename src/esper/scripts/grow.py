@@ -38,7 +38,9 @@ class Grow:
     makes it. Data are also read from .npz (arrays x and y) and .csv (label in the last column).
     """
 
-    model: Annotated[str | None, tyro.conf.Positional] = None
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.py:MODEL")] = (
+        None
+    )
     """Your model, FILE.py:NAME."""
     train: str | None = None
     """Training data: FILE.py:NAME, FILE.npz or FILE.csv."""

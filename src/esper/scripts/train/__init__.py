@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import exit_status_of
+from esper.scripts.cli.help import HELP_FLAGS
 from esper.scripts.cli.signals import raise_signal_status
 from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
 
@@ -34,7 +35,7 @@ def train(words: Sequence[str]) -> int:
     if not words:
         raise EsperError(f"name a policy: {', '.join(names)}; --help describes them")
     policy, *flags = words
-    if policy in ("-h", "--help"):
+    if policy in HELP_FLAGS:
         print(overview())
     elif policy == LEARNER:
         train_learner(flags)

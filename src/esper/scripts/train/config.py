@@ -20,6 +20,7 @@ from esper.scripts.cli.flags import (
     int_flag_value,
     require_counts,
 )
+from esper.scripts.cli.help import HELP_FLAGS
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
@@ -231,7 +232,7 @@ def _absolute(path: Path | None) -> str | None:
 def read_train(policy: str, argv: Sequence[str]) -> Train:
     """Parse the command line, with a preset or file as defaults."""
     _reject_removed_flags(policy, argv)
-    if policy not in WORDS or not {"-h", "--help"} & set(argv):
+    if policy not in WORDS or not set(HELP_FLAGS) & set(argv):
         _require_known_policy(policy)
     base = Train(policy)
     named, file = flag_value(argv, "--preset"), flag_value(argv, "--config")
