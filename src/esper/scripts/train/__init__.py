@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(words: Sequence[str]) -> int:
     """Parse, check, run, report. Imports are local, so that --help is fast."""
-    from esper.scripts.train.config import LEARNER
+    from esper.simic.training.runs.resume_command import LEARNER
 
     names = [LEARNER, *WORDS]
     if not words:
@@ -48,7 +48,7 @@ def train(words: Sequence[str]) -> int:
 
 def overview() -> str:
     """Help text that lists the policies with an example of each."""
-    from esper.scripts.train.config import LEARNER
+    from esper.simic.training.runs.resume_command import LEARNER
 
     learner = ("learns a controller, then evaluates it on fresh hosts", "ppo --rounds 100")
     lines = ["usage: esper train POLICY [settings]", "", "Train a population of hosts.", ""]

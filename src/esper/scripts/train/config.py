@@ -36,6 +36,7 @@ from esper.simic.training.runs.folder import (
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.listing import newest_run
 from esper.simic.training.runs.policy_file import RunPolicy, read_policy
+from esper.simic.training.runs.resume_command import LEARNER
 from esper.simic.training.runs.task_source import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.heuristic import HeuristicConfig
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
 
 RUNS: Final = Path("runs")
 """Default folder of run folders."""
-LEARNER: Final = "ppo"
-"""The policy that learns; its settings are in `learner_config.py`."""
 _PLACES: Final = "BLUEPRINT:SLOT,SLOT"
 _SCHEDULE: Final = "fixed:BLUEPRINT@STEP:SLOT,SLOT"
 _TOPOLOGY: Final = "SLOT=BLUEPRINT,SLOT=BLUEPRINT"
