@@ -212,6 +212,7 @@ def try_model(name: str, config: TryModels) -> Outcome:
     """Grow one model by a step; any failure is part of the outcome."""
     began = time.perf_counter()
     torch.manual_seed(0)
+    torch.backends.cudnn.allow_tf32 = False  # 10 bits would hide or feign a difference
     found = Outcome(name)
     try:
         with _time_limit(config.seconds):

@@ -21,12 +21,19 @@ HOSTS = {  # task: parameters, slots, training samples, passes
     "fashion_resnet8_narrow": (4934, 6, 56_000, 8.78),
     "fashion_tiny8": (1622, 8, 56_000, 8.78),
     "digits_tiny8": (456, 8, 989, 62.12),
+    "digits_tiny8_lean": (456, 8, 989, 62.12),
     "mnist1d_signal8": (238, 8, 3200, 60.0),
     "digits_tabular": (858, 4, 989, 15.53),
     "clusters_tabular": (778, 4, 4000, 24.0),
     "clusters_tabular8": (1450, 8, 4000, 24.0),
 }
-BUILT_IN = ("digits_tiny8", "digits_tabular", "clusters_tabular", "clusters_tabular8")
+BUILT_IN = (
+    "digits_tiny8",
+    "digits_tiny8_lean",
+    "digits_tabular",
+    "clusters_tabular",
+    "clusters_tabular8",
+)
 TABLE = "clusters_tabular"
 
 

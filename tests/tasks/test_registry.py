@@ -23,9 +23,8 @@ ENTRIES = {
     "fashion_mnist", "cifar_baseline", "cifar_scale", "cifar_impaired", "cifar_minimal",
     "cifar_multichannel", "cifar_deep", "cifar_resnet8", "mnist1d_signal", "tinyshakespeare",
     "tinystories", "cifar_resnet8_narrow", "cifar_tiny10", "fashion_resnet8",
-    "fashion_resnet8_narrow", "fashion_tiny8", "digits_tiny8", "mnist1d_signal8",
-    "clusters_tabular",
-    "clusters_tabular8",
+    "fashion_resnet8_narrow", "fashion_tiny8", "digits_tiny8", "digits_tiny8_lean",
+    "mnist1d_signal8", "clusters_tabular", "clusters_tabular8",
 }  # fmt: skip
 
 

@@ -71,11 +71,10 @@ def test_executors_are_timed_under_fast_and_auto_alone(profile, executor, reason
     assert reason in engine.env.model.choice.reason
 
 
-def test_fused_blocks_are_never_chosen_by_themselves(monkeypatch):
-    """Until they have been measured on a GPU."""
+def test_fused_blocks_are_preferred_where_kernels_run(monkeypatch):
     monkeypatch.setattr("esper.tolaria.setup.can_use_kernels", lambda x: True)
     x = torch.zeros(2, 3)
-    assert candidate_kernels(EngineConfig(), "bf16", x) == ("own", "torch")
+    assert candidate_kernels(EngineConfig(), "bf16", x) == ("fused", "torch")
     assert candidate_kernels(EngineConfig(kernels="fused"), "bf16", x) == ("fused",)
 
 

@@ -46,5 +46,5 @@ def block_lines(network: StackedNetwork, x: Tensor) -> list[str]:
     shapes = block_shapes(network, x)
     taken = [shape.line() for shape in shapes if shape.obstacle() is None]
     others = [f"{shape.line()} ({reason})" for shape in shapes if (reason := shape.obstacle())]
-    lines = [f"fused blocks, with --kernels fused: {', '.join(taken)}"] if taken else []
+    lines = [f"fused blocks: {', '.join(taken)}"] if taken else []
     return lines + ([f"not fused: {', '.join(others)}"] if others else [])

@@ -25,6 +25,11 @@ LARGEST_KERNEL: Final = 3
 for a few shapes (`kernels.convolution._tile` explains and avoids it); until they are verified there
 again, torch's are used (docs/performance.md)."""
 
+MOST_CHANNELS: Final = 64
+"""Maximum channels that a convolution of ours reads or writes. Tiles of more spill their sums and
+take Triton minutes to compile; torch's kernels are the better ones there."""
+MOST_CHANNELS_ALONE: Final = 256
+"""The same where every channel is convolved alone."""
 LARGEST_IMAGE: Final = 2**29
 """Maximum elements of an image: offsets inside two of them fit 32 bits."""
 MOST_PIXELS: Final = 2**31 - 2**17
@@ -75,9 +80,10 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
     out_channels, group_channels, height, width = weight.shape
     channels = x.shape[1]
     alone = group_channels == 1 and groups == channels == out_channels
-    if height != width or max(channels, out_channels) > 256 or not (groups == 1 or alone):
+    if height != width or not (groups == 1 or alone):
         return None
-    if not alone and height > LARGEST_KERNEL:
+    most = max(channels, out_channels)
+    if most > MOST_CHANNELS_ALONE if alone else most > MOST_CHANNELS or height > LARGEST_KERNEL:
         return None
     widest = max(padded_channels(channels), out_channels)
     if not row_fits(x.shape[0], widest, *x.shape[2:]):

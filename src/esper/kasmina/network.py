@@ -83,6 +83,16 @@ class FusedRun:
             first = next((m for m in first if type(m) is not nn.Identity), nn.Identity())
         return vars(type(first)).get("new_grad") is True and not has_hooks(first)
 
+    def returns_new_output(self) -> bool:
+        """Whether a fused block ends the run, whose output nothing else refers to.
+
+        True if the last module says so itself (`new_output`) and has no hook.
+        """
+        last: nn.Module = self.segment.module
+        while isinstance(last, nn.Sequential) and len(last):
+            last = last[-1]
+        return vars(type(last)).get("new_output") is True and not has_hooks(last)
+
 
 class StackedNetwork:
     """E stacked hosts, with a bank of E seeds per (slot, blueprint) in use."""

@@ -37,8 +37,8 @@ class ComputeSettings:
     """Number type of members; `auto` is bf16 on a GPU that has it, else fp32."""
     kernels: KernelMode = "auto"
     """Kernels for members on a GPU in half precision: our `own`, `fused` (our own, with whole
-    blocks in one kernel where there is one; new, so never chosen by itself), or `torch`'s; `auto`
-    is our own (`exact`) or the faster of own and torch's (`fast`, executor `auto`)."""
+    blocks in one kernel where there is one), or `torch`'s; `auto` with vmap is fused (`exact`) or
+    the faster of fused and torch's (`fast`, executor `auto`)."""
     graphs: GraphMode = "auto"
     """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA with
     the vmap executor."""

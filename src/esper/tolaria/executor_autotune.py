@@ -1,7 +1,7 @@
 """Selection of the fastest executor and kernels by timing a few train batches.
 
 Runs once, before the first step. Timings vary from run to run, so only profile `fast` uses it;
-`exact` follows a fixed rule (vmap and our own kernels where supported). If the run replays CUDA
+`exact` follows a fixed rule (vmap and our fused blocks where supported). If the run replays CUDA
 graphs, graph replays are timed.
 """
 
@@ -49,7 +49,7 @@ def autotune_executor(
     candidates: dict[str, Executor] = {
         "vmap" if len(kernels) == 1 else KERNEL_LABELS[name]: VmapExecutor(name) for name in kernels
     }
-    candidates["loop"] = LoopExecutor(kernels[0])
+    candidates["loop"] = LoopExecutor(kernels[0] if len(kernels) == 1 else "own")
     runs = dict.fromkeys(candidates, train_batch)
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     start = perf_counter()

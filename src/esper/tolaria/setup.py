@@ -101,8 +101,9 @@ def prepare_executor(
     spec.check_outputs(tuple(outputs.shape[2:]), tuple(target.shape[2:]))
     population.check_user_blueprints()
     assert population.choice is not None, "set by the first forward pass"
-    if config.kernels != "auto":
-        population.choice.executor.kernels = config.kernels
+    kernels = candidate_kernels(config, precision, x)
+    if config.kernels != "auto" or population.choice.executor.name == "vmap":
+        population.choice.executor.kernels = kernels[0]
     measured = config.executor == "auto" and config.profile == "fast"
     if measured and population.choice.executor.name == "vmap":
         replayed = reason_against_graphs(config.graphs, device) is None
@@ -110,7 +111,7 @@ def prepare_executor(
             population,
             partial(_train_batch, env, x, target, device, precision),
             device,
-            candidate_kernels(config, precision, x),
+            kernels,
             CudaRecorder(device) if replayed else None,
         )
     population.reset(0)
@@ -121,10 +122,10 @@ def prepare_executor(
 def candidate_kernels(
     config: EngineConfig, precision: Precision, x: Tensor
 ) -> tuple[KernelName, ...]:
-    """Kernels to try with vmap: the configured ones, or all that run on this device."""
+    """Kernels to try with vmap, the preferred first: those asked for, or all that run here."""
     if config.kernels != "auto":
         return (config.kernels,)
-    return ("own", "torch") if precision != "fp32" and can_use_kernels(x) else ("own",)
+    return ("fused", "torch") if precision != "fp32" and can_use_kernels(x) else ("own",)
 
 
 def _train_batch(

@@ -121,7 +121,7 @@ def test_the_report_names_every_block_of_hosts_and_seeds():
     )
     fused, others = block_lines(population.network, torch.zeros(1, 3, 32, 32))
     assert fused == (
-        "fused blocks, with --kernels fused: 3->8 at 32x32, 8->16 at 16x16, 16->32 at 8x8, "
+        "fused blocks: 3->8 at 32x32, 8->16 at 16x16, 16->32 at 8x8, "
         "8->8 at 32x32, 16->16 at 16x16, 32->32 at 8x8"
     )
     assert others == (

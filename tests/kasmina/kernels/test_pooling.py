@@ -16,7 +16,7 @@ from kernel_support import DEVICE, examples, require_kernels
 require_kernels()
 
 from esper.kasmina.kernels.layout import laid_out  # noqa: E402
-from esper.kasmina.kernels.pooling import BLOCK, MaxPool  # noqa: E402
+from esper.kasmina.kernels.pooling import BLOCK, max_pool  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FEW = (-1.0, 0.0, 0.0, 1.0, 2.0)
@@ -47,7 +47,7 @@ def torches(x: torch.Tensor) -> torch.Tensor:
 
 def by_planes(x: torch.Tensor) -> torch.Tensor:
     """Leading axes are images of one channel each."""
-    out = MaxPool.apply(x.reshape(-1, 1, *x.shape[-2:]))
+    out = max_pool(x.reshape(-1, 1, *x.shape[-2:]))
     return out.reshape(*x.shape[:-2], *out.shape[-2:])
 
 
@@ -100,7 +100,7 @@ def test_planes_share_a_program_or_take_several(shape):
 )
 def test_rows_of_images_however_they_lie(shape, last, among):
     x = values(shape, torch.bfloat16, among)
-    assert_as_torch(laid_out(x, x.dtype)[0] if last else x, MaxPool.apply)
+    assert_as_torch(laid_out(x, x.dtype)[0] if last else x, max_pool)
 
 
 @pytest.mark.parametrize("dim", [0, 1, 2])
@@ -110,7 +110,7 @@ def test_vmapped_rows_equal_a_loop_over_them(dim):
     def looped(rows):
         return torch.stack([torches(row) for row in rows.unbind(dim)])
 
-    found = both_ways(vmap(MaxPool.apply, in_dims=dim), x)
+    found = both_ways(vmap(max_pool, in_dims=dim), x)
     for one, other in zip(found, both_ways(looped, x), strict=True):
         assert torch.equal(one, other)
 

@@ -19,6 +19,7 @@ from support import batch, bring_to, make_population
 
 require_kernels()
 
+from esper.kasmina.kernels.layout import Room, leave_room, output_activation  # noqa: E402
 from esper.kasmina.kernels.rows import fork, give_back, join  # noqa: E402
 
 
@@ -42,6 +43,57 @@ def torches(h, source, groups, alphas, seeds, detach):
         wide = alpha.view(-1, *[1] * (h.ndim - 1))
         h = h.index_copy(0, rows, part + wide * f(part))
     return h
+
+
+class Doubled(torch.autograd.Function):
+    """A kernel that allocates its output with the room that is asked for, as fused blocks do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return output_activation(x.shape, x).copy_(2 * x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_rows_are_joined_without_a_copy_where_room_was_left(detach):
+    """Seeds then change the rows in place; outputs and gradients are those of a copying join."""
+    source, groups = index([1, 1, 0]), [index([0, 3]), index([4, 2])]
+    alphas = [torch.tensor([0.5, 1.0], device=DEVICE)] * 2
+    results = []
+    for room in (Room(len(source)), None):
+        x = numbers((3, 2, 4, 3, 3)).requires_grad_(True)
+        with leave_room(room):
+            made = Doubled.apply(x)
+        whole = None if room is None else room.whole(made)
+        assert (whole is None) == (room is None)
+        h = join(made, source, detach, whole)
+        assert (h.data_ptr() == made.data_ptr()) == (room is not None)
+        h, *taken = fork(h, groups, alphas, True)
+        updates = [torch.square(part) for part in taken]
+        out = give_back(h, groups, alphas, updates, True)
+        out.backward(numbers(out.shape, seed=3).to(out.dtype))
+        results.append((out.detach(), x.grad))
+    for ours_, copied in zip(*results, strict=True):
+        assert torch.equal(ours_, copied)
+
+
+def test_room_is_only_taken_by_what_was_allocated_with_it():
+    room, like = Room(2), numbers((1, 1, 1, 1, 1))
+    with leave_room(room):
+        h = output_activation((3, 2, 4, 3, 3), like)
+        assert room.whole(h).shape[0] == 5
+        assert room.whole(h.clone()) is None
+        assert room.whole(h[:2]) is None
+        assert room.whole(h.transpose(3, 4)) is None
+        later = output_activation((3, 2, 4, 3, 3), like)
+    assert room.whole(h) is None
+    assert room.whole(later) is not None
+    assert output_activation((3, 2, 4, 3, 3), like).untyped_storage().nbytes() < (
+        later.untyped_storage().nbytes()
+    )
 
 
 @settings(max_examples=examples(12), deadline=None)

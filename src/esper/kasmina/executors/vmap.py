@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +36,9 @@ from esper.kasmina.rows import BufferUpdates, RowPlan, SeedGroup
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName
+
+if TYPE_CHECKING:
+    from esper.kasmina.kernels.layout import Room
 
 Named = dict[str, Tensor]
 
@@ -94,16 +99,19 @@ class VmapExecutor:
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
             h = _run_samplewise(run, h)
-            with row_draws(run.site, streams, slice(active)):
+            room = _room_behind(run, plan, slot) if fused.asked_for_blocks() else None
+            with row_draws(run.site, streams, slice(active)), _leaving(room):
                 h = _run_segment(run.segment, params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
-                h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot)
+                whole = None if room is None else room.whole(h)
+                h = _join_rows(h.expand(active, *h.shape[1:]), plan, slot, whole)
                 active = plan.active_S[slot]
                 own = Ownership(
-                    activation=plan.source_S[slot] is not None,
+                    activation=plan.source_S[slot] is not None or whole is not None,
                     gradient=network.tap is None and after is not None and after.returns_new_grad(),
                 )
+                room = None
                 h = _apply_slot(network, plan.groups_S[slot], h, training, streams, own)
                 if network.tap is not None:
                     network.tap(slot, h)
@@ -177,15 +185,36 @@ def vmap_module(
     return out
 
 
-def _join_rows(h: Tensor, plan: RowPlan, slot: int) -> Tensor:
-    """Append the rows that start at this slot; shadow rows start from a detached activation."""
+def _room_behind(run: FusedRun, plan: RowPlan, slot: int) -> Room | None:
+    """Return room for the rows that start at the slot behind a run, if its kernel can use it."""
+    if slot == len(plan.source_S) or not run.returns_new_output():
+        return None
+    from esper.kasmina.kernels.layout import Room
+
+    source = plan.source_S[slot]
+    return Room(0 if source is None else len(source))
+
+
+def _leaving(room: Room | None) -> AbstractContextManager[None]:
+    if room is None:
+        return contextlib.nullcontext()
+    from esper.kasmina.kernels.layout import leave_room
+
+    return leave_room(room)
+
+
+def _join_rows(h: Tensor, plan: RowPlan, slot: int, whole: Tensor | None) -> Tensor:
+    """Append the rows that start at this slot; shadow rows start from a detached activation.
+
+    `whole`: `h` with room for them behind it, if it has any.
+    """
     source = plan.source_S[slot]
     if source is None:
         return h
     if fused.half_type(h) == h.dtype:
         from esper.kasmina.kernels.rows import join
 
-        return join(h, source, detach=plan.shadow_R is not None)
+        return join(h, source, plan.shadow_R is not None, whole)
     begun = h.detach() if plan.shadow_R is not None else h
     return torch.cat([h, begun.index_select(0, source)])
 
@@ -195,7 +224,7 @@ class Ownership:
     """Buffers around a slot that nothing else refers to, so that rows are added in place."""
 
     activation: bool = False
-    """The activation: rows were joined, which made a copy."""
+    """The activation: rows were joined, which made a copy, or a fused block has just made it."""
     gradient: bool = False
     """The gradient that arrives."""
 

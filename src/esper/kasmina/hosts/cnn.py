@@ -20,6 +20,8 @@ class ConvBlock(nn.Module):
 
     new_grad = True
     """See `network.FusedRun.returns_new_grad`."""
+    new_output = True
+    """See `network.FusedRun.returns_new_output`."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
         super().__init__()

@@ -25,6 +25,7 @@ from esper.kasmina.kernels.layout import (
     empty_activation,
     laid_out,
     launched,
+    output_activation,
     row_stride,
     stacked,
 )
@@ -134,7 +135,7 @@ class Block(torch.autograd.Function):
             )
             return y[0], statistics[0]
         x = _aligned(laid_out(x, HALF)[0])
-        y = empty_activation((len(weight), x.shape[1], weight.shape[1], *x.shape[3:]), x)
+        y = output_activation((len(weight), x.shape[1], weight.shape[1], *x.shape[3:]), x)
         return y, run_forward(x, BlockParameters(weight, scale, shift, groups, relu), y)
 
     @staticmethod

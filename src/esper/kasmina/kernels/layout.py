@@ -9,7 +9,9 @@ Shape letters: R rows, B batch, C channels, H W.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -41,6 +43,52 @@ def laid_out(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, int]:
     out = buffer[..., :channels].permute(0, 1, 4, 2, 3)
     out.copy_(x)
     return out, step
+
+
+class Room:
+    """Space for rows that will be joined to an activation, behind those a kernel writes.
+
+    Whoever allocates the activation inside `leave_room` takes the space along, so that joining
+    copies only the new rows. Only for kernels whose output nothing else refers to, not even their
+    backward pass.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._buffer: Tensor | None = None
+
+    def allocate(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Allocate an activation with room behind it."""
+        rows, *inside = shape
+        self._buffer = empty_activation((rows + self.rows, *inside), like)
+        return self._buffer[:rows]
+
+    def whole(self, h: Tensor) -> Tensor | None:
+        """Return `h` with the room behind it; None if it is not what was allocated here last."""
+        buffer = self._buffer
+        if buffer is None or h.data_ptr() != buffer.data_ptr():
+            return None
+        same = h.shape[1:] == buffer.shape[1:] and h.stride() == buffer.stride()
+        return buffer if same and len(h) + self.rows == len(buffer) else None
+
+
+_room: ContextVar[Room | None] = ContextVar("room", default=None)
+
+
+@contextmanager
+def leave_room(room: Room | None) -> Iterator[None]:
+    """Let activations inside the block have this room behind them."""
+    token = _room.set(room)
+    try:
+        yield
+    finally:
+        _room.reset(token)
+
+
+def output_activation(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Allocate the output of a kernel, with the room that is asked for."""
+    room = _room.get()
+    return empty_activation(shape, like) if room is None else room.allocate(shape, like)
 
 
 def empty_activation(

@@ -1,7 +1,8 @@
 """2x2 max pool with stride 2, channels last; a last odd row or column is pooled alone.
 
-Forward reads 2 bytes a number and writes a quarter of them. Backward finds the winner again from
-the input (the first of equals, as in torch; NaN wins) and writes every gradient once.
+Forward reads 2 bytes a number and writes a quarter of them, and where a backward pass may follow a
+byte for each: which of the four won (the first of equals, as in torch; NaN wins). Backward reads
+these instead of the input, and writes every gradient once.
 
 Shape letters: R rows, B batch, C channels, H W.
 """
@@ -37,26 +38,28 @@ def _outputs(
 
 
 @triton.jit
-def _four(
-    x, n, inside,
+def _places(
+    n, inside,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
 ):  # fmt: skip
-    """Load the four values under output n, -inf beyond the edge, and the index of the first."""
+    """Return the index of the first value under output n, and whether it has a right and a lower
+    neighbour."""
     c, column, row, sample = n % C, (n // C) % WO, (n // (C * WO)) % HO, n // (C * WO * HO)
     first = ((sample * H + 2 * row) * W + 2 * column) * C + c
-    wide = inside & (2 * column + 1 < W)
-    tall = inside & (2 * row + 1 < H)
+    return first, inside & (2 * column + 1 < W), inside & (2 * row + 1 < H)
+
+
+@triton.jit
+def _winner(x, first, inside, wide, tall, C: tl.constexpr, W: tl.constexpr):
+    """Return value and index of the first maximum of the four; beyond the edge is -inf.
+
+    NaN is larger than all, the last NaN wins.
+    """
     low = float("-inf")
     a = tl.load(x + first, mask=inside, other=0.0).to(tl.float32)
     b = tl.load(x + first + C, mask=wide, other=low).to(tl.float32)
     d = tl.load(x + first + W * C, mask=tall, other=low).to(tl.float32)
     e = tl.load(x + first + W * C + C, mask=wide & tall, other=low).to(tl.float32)
-    return a, b, d, e, first, wide, tall
-
-
-@triton.jit
-def _winner(a, b, d, e):
-    """Return value and index of the first maximum; NaN is larger than all, the last NaN wins."""
     best, who = a, tl.zeros_like(a).to(tl.int32)
     take = (b > best) | (b != b)
     best, who = tl.where(take, b, best), tl.where(take, 1, who)
@@ -69,29 +72,30 @@ def _winner(a, b, d, e):
 
 @triton.jit
 def _forward(
-    x, y, first_row, x_row, outputs,
+    x, y, winners, first_row, x_row, outputs,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = (first_row + tl.program_id(1)).to(tl.int64)
     start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
     x += at * x_row + sample * (H * W * C)
-    a, b, d, e, _first, _wide, _tall = _four(x, n, inside, C, H, W, HO, WO)
-    best, _who = _winner(a, b, d, e)
+    first, wide, tall = _places(n, inside, C, H, W, HO, WO)
+    best, who = _winner(x, first, inside, wide, tall, C, W)
     tl.store(y + (at * outputs + start) + offset, best.to(y.dtype.element_ty), mask=inside)
+    if KEEP:
+        tl.store(winners + (at * outputs + start) + offset, who.to(tl.uint8), mask=inside)
 
 
 @triton.jit
 def _backward(
-    x, dy, dx, first_row, x_row, dy_row, outputs, size,
+    winners, dy, dx, first_row, dy_row, outputs, size,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = (first_row + tl.program_id(1)).to(tl.int64)
     start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
-    x += at * x_row + sample * (H * W * C)
-    a, b, d, e, first, wide, tall = _four(x, n, inside, C, H, W, HO, WO)
-    _best, who = _winner(a, b, d, e)
+    first, wide, tall = _places(n, inside, C, H, W, HO, WO)
+    who = tl.load(winners + (at * outputs + start) + offset, mask=inside, other=0)
     back = tl.load(dy + (at * dy_row + start) + offset, mask=inside, other=0.0)
     none = tl.zeros_like(back)
     target = dx + (at * size + sample * (H * W * C)) + first
@@ -101,66 +105,73 @@ def _backward(
     tl.store(target + W * C + C, tl.where(who == 3, back, none), mask=wide & tall)
 
 
-def _sizes(x: Tensor) -> dict[str, int]:
-    _, _, channels, height, width = x.shape
-    out_height, out_width = -(-height // 2), -(-width // 2)
-    return {"C": channels, "H": height, "W": width, "HO": out_height, "WO": out_width}
+def _sizes(height: int, width: int, channels: int) -> dict[str, int]:
+    return {"C": channels, "H": height, "W": width, "HO": -(-height // 2), "WO": -(-width // 2)}
 
 
 @launched
-def _pooled(x: Tensor) -> Tensor:
+def _pooled(x: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
+    """Return the pooled rows and the winners `[R, outputs]`, empty unless they are kept."""
     x = dense_pixels(x, x.dtype)
-    sizes = _sizes(x)
-    rows, batch, channels = x.shape[:3]
+    rows, batch, channels, height, width = x.shape
+    sizes = _sizes(height, width, channels)
     y = empty_activation((rows, batch, channels, sizes["HO"], sizes["WO"]), x)
     outputs = y[0].numel()
+    winners = torch.empty(rows, outputs if keep else 0, dtype=torch.uint8, device=x.device)
     for first, count in row_launches(rows):
         _forward[(triton.cdiv(outputs, BLOCK), count)](
-            x, y, first, x.stride(0), outputs, **sizes, BLOCK=BLOCK, num_warps=4
+            x, y, winners, first, x.stride(0), outputs, **sizes, KEEP=keep, BLOCK=BLOCK, num_warps=4
         )
-    return y
+    return y, winners
 
 
 class MaxPool(torch.autograd.Function):
-    """`[R, B, C, H, W]` -> `[R, B, C, ceil(H / 2), ceil(W / 2)]`; or one row of it."""
+    """`[R, B, C, H, W]`, keep -> `[R, B, C, ceil(H / 2), ceil(W / 2)]` and the winners of each row,
+    which backward needs; or one row of it all."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
+    def forward(x: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
         if x.ndim == 4:
-            return MaxPool.forward(x[None])[0]
-        return _pooled(x)
+            y, winners = _pooled(x[None], keep)
+            return y[0], winners[0]
+        return _pooled(x, keep)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[0])
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.size = inputs[0].shape[-2:]
+        ctx.save_for_backward(output[1])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        if x.ndim == 4:
-            return _gradient(x[None], dy[None])[0]
-        return _gradient(x, dy)
+    def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
+        (winners,) = ctx.saved_tensors
+        if dy.ndim == 4:
+            return _gradient(winners[None], dy[None], *ctx.size)[0], None
+        return _gradient(winners, dy, *ctx.size), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor) -> tuple[Tensor, int]:
-        return MaxPool.apply(stacked(x, in_dims[0], info.batch_size)), 0
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], x: Tensor, keep: bool
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return MaxPool.apply(stacked(x, in_dims[0], info.batch_size), keep), (0, 0)
 
 
 @launched
-def _gradient(x: Tensor, dy: Tensor) -> Tensor:
-    x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
-    dx = empty_activation(x.shape, x)
+def _gradient(winners: Tensor, dy: Tensor, height: int, width: int) -> Tensor:
+    dy = dense_pixels(dy, dy.dtype)
+    rows, batch, channels = dy.shape[:3]
+    dx = empty_activation((rows, batch, channels, height, width), dy)
     outputs = dy[0].numel()
-    for first, count in row_launches(len(x)):
+    for first, count in row_launches(rows):
         _backward[(triton.cdiv(outputs, BLOCK), count)](
-            x, dy, dx, first, x.stride(0), dy.stride(0), outputs, dx[0].numel(), **_sizes(x),
-            BLOCK=BLOCK, num_warps=4,
+            winners, dy, dx, first, dy.stride(0), outputs, dx[0].numel(),
+            **_sizes(height, width, channels), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return dx
 
 
 def max_pool(x: Tensor) -> Tensor:
-    """Typed `MaxPool.apply`."""
-    out: Tensor = MaxPool.apply(x)
+    """Pool images of one row, or of all; winners are kept where gradients are computed."""
+    out: Tensor = MaxPool.apply(x, torch.is_grad_enabled())[0]
     return out

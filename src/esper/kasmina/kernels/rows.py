@@ -164,13 +164,20 @@ class Return(torch.autograd.Function):
 
 
 class Join(torch.autograd.Function):
-    """(h, index, detach) -> h with copies of rows appended, optionally detached."""
+    """(h, index, detach, room) -> h with copies of rows appended, optionally detached.
+
+    `room`: the memory of `h` with as many rows behind it, which nothing else refers to; None: `h`
+    is copied.
+    """
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, index: Tensor, detach: bool) -> Tensor:
+    def forward(ctx: Any, h: Tensor, index: Tensor, detach: bool, room: Tensor | None) -> Tensor:
         h = dense(h)
-        out = like_rows(h, len(h) + len(index))
-        out[: len(h)].copy_(h)
+        if room is None:
+            out = like_rows(h, len(h) + len(index))
+            out[: len(h)].copy_(h)
+        else:
+            out = room.view_as(room)
         take_rows(h, index, out[len(h) :])
         ctx.layout = h.stride(), h.dtype
         ctx.rows, ctx.index, ctx.detach = len(h), index, detach
@@ -178,19 +185,19 @@ class Join(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         grad = same_layout(grad, *ctx.layout)
         own = grad[: ctx.rows]
         if not ctx.detach:
             # several rows may begin from the same one
             flat = own.clone()
-            return flat.index_add_(0, ctx.index, grad[ctx.rows :]), None, None
-        return own, None, None
+            return flat.index_add_(0, ctx.index, grad[ctx.rows :]), None, None, None
+        return own, None, None, None
 
 
-def join(h: Tensor, source: Tensor, detach: bool) -> Tensor:
+def join(h: Tensor, source: Tensor, detach: bool, room: Tensor | None = None) -> Tensor:
     """Typed `Join.apply`."""
-    out: Tensor = Join.apply(h, source, detach)
+    out: Tensor = Join.apply(h, source, detach, room)
     return out
 
 
