@@ -29,7 +29,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow test test-slow guardrail lint dist bench clean
+.PHONY: help setup run grow test test-slow guardrail lint docs dist bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -67,6 +67,22 @@ test-slow: setup ## the slow tests alone; those that need an extra say so and sk
 guardrail: setup ## the fast tests of names and contracts
 	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)
 
+# The tools of the extra `docs` alone: docstrings are read, not imported, so no torch is needed.
+DOCS_VENV  := .venv-docs
+DOCS_STAMP := $(DOCS_VENV)/.installed
+EXTRA_DOCS := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])
+
+$(DOCS_STAMP): pyproject.toml constraints.txt
+	@echo "docs: installing mkdocs into $(DOCS_VENV) at the versions of constraints.txt"
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install -qq -c constraints.txt $$($(PYTHON) -c '$(EXTRA_DOCS)')
+	@touch $@
+
+docs: $(DOCS_STAMP) ## build the documentation into site/ and check its links
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict --clean
+	$(DOCS_VENV)/bin/python scripts/check_site.py site
+	@echo "open site/index.html; with search: $(PYTHON) -m http.server --directory site"
+
 # Tools that only building needs; none of them is installed beside the package.
 DIST_TOOLS := build==1.6.1 twine==7.0.0
 DIST_VENV  := .venv-dist
@@ -87,5 +103,5 @@ bench: setup ## measure how fast populations step
 	$(BIN)/python scripts/benchmark_hot_path.py
 
 clean: ## remove .venv, caches and build output
-	rm -rf $(VENV) $(DIST_VENV) $(WHEEL_VENV) .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(DOCS_VENV) $(DIST_VENV) $(WHEEL_VENV) site .site build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -215,7 +215,7 @@ _HEAD = (
 )
 _LEGEND = (
     "M: training batches per step. V: samples of val_control. CPU ms: process CPU time per "
-    "member-step. rows/m: rows per member. us/row-b: "
+    "member-step. rows/m: rows (forward passes) per member. us/row-b: "
     "training time of one row on one batch. x floor: training time over the time its memory "
     "traffic takes. train, val, rest: shares of the time by the device's clock; rest is Python and "
     "transfers. empty: time of the same step with minimal data, relative to this one."

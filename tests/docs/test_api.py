@@ -14,7 +14,7 @@ MODULES = tuple(found[1] for found in BLOCK.finditer(PAGE.read_text()))
 
 def test_tables_are_those_of_the_docstrings():
     page = PAGE.read_text()
-    assert written(page) == page, "python tests/api_tables.py writes docs/api.md anew"
+    assert written(page) == page, "python scripts/api_tables.py writes docs/api.md anew"
 
 
 def test_every_class_and_function_has_a_sentence():

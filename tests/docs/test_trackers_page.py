@@ -40,8 +40,6 @@ def test_commands_are_read():
     assert tracked == [("tensorboard", "wandb", "mlflow"), ("tensorboard",), ("mlflow",)]
 
 
-def test_every_tracker_is_on_the_page_and_links_lead_somewhere():
+def test_every_tracker_is_on_the_page():
     for name in LIBRARIES:
         assert re.search(rf"^\| `{name}` \|", TEXT, re.MULTILINE)
-    for link in re.findall(r"\]\(([^)#]+)\)", TEXT):
-        assert (PAGE.parent / link).exists()

@@ -71,21 +71,6 @@ def test_there_are_four_tutorials():
     assert names == {"image_classifier", "sensor_signal", "table", "text_model"}
 
 
-@pytest.mark.parametrize("page", [*PAGES, DOCS / "data.md"], ids=lambda page: page.stem)
-def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        if not link.startswith("http"):
-            path, _, anchor = link.partition("#")
-            target = page.parent / path if path else page
-            assert target.exists(), link
-            assert not anchor or anchor in headings(target), link
-
-
-def headings(page: Path) -> set[str]:
-    found = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in found}
-
-
 def test_every_argument_and_limit_is_on_the_page():
     text = (DOCS / "grow.md").read_text()
     limits = [field.name for field in dataclasses.fields(esper.Budget)]

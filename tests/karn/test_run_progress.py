@@ -152,7 +152,7 @@ def test_heading_says_what_a_member_step_consists_of():
     (line,) = screen.lines
     assert line == (
         "ppo on digits_[bold], seed 7: 4 members, 3 rounds of 10 steps; a step is 8 batches of 64, "
-        "then 300 + 200 validation images; cpu, profile fast, executor vmap (measured faster)"
+        "then 300 + 200 validation samples; cpu, profile fast, executor vmap (measured faster)"
     )
 
 
@@ -194,7 +194,7 @@ def test_rows_of_a_member_are_shown_once_known():
     screen = Screen()
     speed = TelemetryEvent.of(build(Throughput, {"rows_per_member": 1.75}), 0)
     screen.tell(started(), speed, round_done(0))
-    assert "1.8 rows per member" in screen.progress[-1]
+    assert "1.8 rows (forward passes) per member" in screen.progress[-1]
 
 
 def test_seeds_by_stage_follow_the_slots():

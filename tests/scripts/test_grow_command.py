@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -156,10 +157,11 @@ def test_an_interrupted_run_returns_the_best_and_resumes(place, tmp_path, monkey
         assert grow.main(words) == 0
     said = capsys.readouterr()
     assert "test accuracy" in said.out
-    assert "interrupted; to go on, repeat the command with --resume" in said.err
+    pasted = shlex.split(said.err.partition("interrupted; resume with: ")[2])
     (begun,) = tmp_path.iterdir()
     assert states(tmp_path, capsys) == ["interrupted"]
-    assert grow.main([*words, "--resume", str(begun)]) == 0
+    assert pasted == ["esper", "grow", *words, "--resume", str(begun)]
+    assert grow.main(pasted[2:]) == 0
     assert "interrupted" not in capsys.readouterr().err
     assert states(tmp_path, capsys) == ["finished"]
     assert list(tmp_path.iterdir()) == [begun]

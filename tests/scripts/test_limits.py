@@ -49,7 +49,7 @@ HUGE = 10**400
         (("ppo", "--lr", "3"), "did you mean --learning-rate?"),
         (("ppo", "--n-envs", "3"), "did you mean --envs?"),
         (("ppo", "--learning_rat", "3"), "did you mean --learning-rate?"),
-        (("wait", "--lr", "3"), "Unrecognized options: --lr, 3: --help lists the flags"),
+        (("wait", "--lr", "3"), "--lr: unknown; --help lists the flags"),
     ],
     ids=lambda it: " ".join(str(word)[:24] for word in it[:3]) if isinstance(it, tuple) else "",
 )

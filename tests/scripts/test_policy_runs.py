@@ -176,7 +176,7 @@ def require_loadable(run: Path) -> None:
 def test_ctrl_c_keeps_the_finished_rounds_and_their_best_members(ends):
     run, status, err = ends["Ctrl-C"]
     assert status == 130, err
-    assert f"resume with esper train fixed:norm@1 --resume {run}" in err
+    assert f"resume with: esper train fixed:norm@1 --resume {run}" in err
     require_loadable(run)
     assert list_runs(run.parent)[0].state is RunState.INTERRUPTED
 

@@ -214,7 +214,7 @@ def test_a_signal_ends_a_command_as_ctrl_c_does(commands, tmp_path, number):
     assert job.wait() == 128 + number
     said = job.errors.read_text()
     assert said.endswith(f"\ninterrupted by {number.name}\n")
-    assert "rounds are saved; resume with esper train random --resume" in said
+    assert "rounds are saved; resume with: esper train random --resume" in said
     kinds = [event.type.name for event in read_jsonl(tmp_path / "events" / "events.jsonl")]
     assert kinds[-1] == "RUN_FINISHED"
 

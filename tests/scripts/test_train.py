@@ -594,7 +594,7 @@ def test_a_learner_that_is_stopped_saves_and_says_how_to_go_on(tmp_path):
     _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     run = only_run(tmp_path)
-    assert f"resume with --resume {run}" in err
+    assert f"resume with: esper train ppo --resume {run}" in err
     kinds = [event.type.name for event in read_jsonl(run / "events.jsonl")]
     assert kinds[-1] == "RUN_FINISHED"
     assert read_info(run).sessions[-1].end.value == "interrupted"

@@ -193,7 +193,8 @@ class GrowRun:
         others = ", ".join(variant.name for variant in self.variants[1:])
         say(
             f"{trace.name}: {costs.host_params:,} parameters, {costs.host_macs:,} MACs; "
-            f"{len(trace.slots)} places to grow ({', '.join(trace.places.values())}), blueprints "
+            f"{len(trace.slots)} {'place' if len(trace.slots) == 1 else 'places'} to grow "
+            f"({', '.join(trace.places.values())}), blueprints "
             f"{', '.join(trace.blueprints)}; other widths: {others or 'none'}"
         )
         if trace.hooked:

@@ -122,7 +122,7 @@ def _draw_curves(axes: Axes, curves: Sequence[Curve], each: str) -> None:
         label = f"{curve.label}: {mean[-1]:.1f} % at the end"
         axes.plot(steps, mean, color=colour, linewidth=2.4, label=label)
     axes.set_title(
-        f"Accuracy on held-out images (thin: one {each}; thick: mean, band: 95 % interval)",
+        f"Accuracy on held-out samples (thin: one {each}; thick: mean, band: 95 % interval)",
         fontsize=TITLE_POINTS,
         loc="left",
         color=INK,

@@ -266,7 +266,7 @@ class RunProgressSink:
         if not math.isnan(view.best):
             words.append(f"best {view.best:.3f}")
         if not math.isnan(view.rows_per_member):
-            words.append(f"{view.rows_per_member:.1f} rows per member")
+            words.append(f"{view.rows_per_member:.1f} rows (forward passes) per member")
         unknown = view.live_seeds and not (view.over or view.knows_stages)
         seeds = f"seeds: {view.live_seeds} live" if unknown else format_seeds(view.seeds)
         return f"{', '.join(words)}; {seeds}"
@@ -290,7 +290,7 @@ def heading(started: RunStarted) -> str:
         f"{s.policy} on {s.task}, seed {s.seed}: {_count(s.members, 'member')}, "
         f"{_count(s.rounds, 'round')} of {_count(s.episode_length, 'step')}; a step is "
         f"{_count(s.batches_per_step, 'batch', 'batches')} of {s.batch_size}, then "
-        f"{s.control_images} + {s.score_images} validation images; {s.device}, profile "
+        f"{s.control_images} + {s.score_images} validation samples; {s.device}, profile "
         f"{s.profile}, executor {s.executor} ({s.executor_reason})"
     )
 

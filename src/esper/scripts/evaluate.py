@@ -18,6 +18,7 @@ import tyro
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import exit_status_of, read_command_line
 from esper.scripts.cli.flags import flag_value
+from esper.scripts.cli.help import HELP_FLAGS
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
@@ -84,7 +85,7 @@ def evaluate(words: Sequence[str]) -> None:
 
 def read_evaluate(words: Sequence[str]) -> tuple[Evaluate, TrainingConfig]:
     """Parse the command line with the checkpoint's settings as defaults."""
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in HELP_FLAGS:
         config = read_command_line(Evaluate, words, prog="esper eval")
         return config, TrainingConfig()  # not reached: raises without a checkpoint, exits on --help
     if words[0].startswith("-"):

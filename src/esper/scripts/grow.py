@@ -10,6 +10,7 @@ makes it. Ctrl-C ends the search with the best so far.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +39,9 @@ class Grow:
     makes it. Data are also read from .npz (arrays x and y) and .csv (label in the last column).
     """
 
-    model: Annotated[str | None, tyro.conf.Positional] = None
+    model: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE.py:MODEL")] = (
+        None
+    )
     """Your model, FILE.py:NAME."""
     train: str | None = None
     """Training data: FILE.py:NAME, FILE.npz or FILE.csv."""
@@ -98,11 +101,15 @@ class Grow:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
-    return run_command(Grow, grow, argv)
+    words = sys.argv[1:] if argv is None else argv
+    return run_command(Grow, lambda config: grow(config, words), words)
 
 
-def grow(config: Grow) -> None:
-    """Check, load, grow, print. Imports are local, so that --help is fast."""
+def grow(config: Grow, words: Sequence[str]) -> None:
+    """Check, load, grow, print. Imports are local, so that --help is fast.
+
+    `words`: the command line, to be repeated when the search is interrupted.
+    """
     from esper.growing.budget import Budget
     from esper.growing.folder import require_grow_folder
     from esper.scripts.cli.run_paths import find_run
@@ -117,7 +124,7 @@ def grow(config: Grow) -> None:
         require_grow_folder(resume)
     with user_files() as files:
         result = _grow(config, budget, resume, files)
-    _print(result)
+    _print(result, words)
 
 
 def _check(config: Grow) -> None:
@@ -188,16 +195,27 @@ def _slots(words: Sequence[str]) -> int | Sequence[str]:
     return int(words[0]) if len(words) == 1 and words[0].isdecimal() else words
 
 
-def _print(result: GrowResult) -> None:
+def _resume_command(folder: Path, words: Sequence[str]) -> str:
+    """The same command for the run in `folder`.
+
+    >>> _resume_command(Path("runs/a b"), ["mine.py:model", "--resume", "runs/old", "--quiet"])
+    "esper grow mine.py:model --quiet --resume 'runs/a b'"
+    """
+    resumed = [number for number, word in enumerate(words) if word == "--resume"]
+    dropped = {number + after for number in resumed for after in (0, 1)}
+    kept = [word for number, word in enumerate(words) if number not in dropped]
+    kept = [word for word in kept if not word.startswith("--resume=")]
+    return shlex.join(["esper", "grow", *kept, "--resume", str(folder)])
+
+
+def _print(result: GrowResult, words: Sequence[str]) -> None:
     from esper.growing.folder import REPORT
 
     print(result)
     print(f"report: {result.folder / REPORT}")
     if not result.record.complete:
-        print(
-            f"interrupted; to go on, repeat the command with --resume {result.folder}",
-            file=sys.stderr,
-        )
+        command = _resume_command(result.folder, words)
+        print(f"interrupted; resume with: {command}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from typing import Final
 import esper
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import REFUSED, exit_status_of
+from esper.scripts.cli.help import HELP_FLAGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ def main() -> int:
 
 def dispatch(words: list[str]) -> int:
     """As `main`, with the arguments after `esper`."""
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words[0] in HELP_FLAGS:
         print(_help())
         return 0 if words else REFUSED
     if words[0] == "--version":

@@ -59,7 +59,7 @@ def test_asked_once_it_saves_and_exits_with_0(tmp_path, server, number):
     assert whole(job.folder)[-1] == f"round-{done:06d}"
     (line,) = job.lines("stopped")
     assert f"stopped by {number.name}: round-{done:06d} is saved" in line
-    assert line.endswith(f"resume with --resume {job.folder}")
+    assert line.endswith(f"resume with: esper train ppo --resume {job.folder}")
     (run,) = list_runs(tmp_path)
     assert run.state is RunState.INTERRUPTED
     rest = server.done("resume", job.folder, done + 1)

@@ -100,13 +100,21 @@ def read_command_line(
     """Parse `argv` into a config with `default` values; raises a one-line `EsperError`."""
     import tyro
 
-    from esper.scripts.cli.flags import REGISTRY, hint_for
+    from esper.scripts.cli.flags import REGISTRY, unknown_flag
+    from esper.scripts.cli.help import read_help, render, wanted_help
 
+    def parse(words: Sequence[str]) -> C:
+        read = tyro.cli(config, args=words, default=default, prog=prog, registry=REGISTRY)
+        return cast(C, read)
+
+    wanted = wanted_help(argv)
+    if wanted is not None:
+        print(render(read_help(lambda: parse(["--help"])), wanted))
+        raise SystemExit(0)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            read = tyro.cli(config, args=argv, default=default, prog=prog, registry=REGISTRY)
-            return cast(C, read)
+            return parse(argv)
     except SystemExit as stop:
         if stop.code != REFUSED:
             raise
@@ -114,20 +122,8 @@ def read_command_line(
     if short != list(argv):
         read_command_line(config, short, default, prog)  # raises the same error, shorter
     message = one_line(complaint.getvalue())
-    hint = hint_for(message, lambda: help_text(config, default))
-    raise EsperError(f"{message}: {hint}--help lists the flags")
-
-
-def help_text(config: type[C], default: C | None = None) -> str:
-    """The --help text of a command."""
-    import tyro
-
-    from esper.scripts.cli.flags import REGISTRY
-
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        tyro.cli(config, args=["--help"], default=default, registry=REGISTRY)
-    return said.getvalue()
+    unknown = unknown_flag(message, lambda: read_help(lambda: parse(["--help"])).flags())
+    raise EsperError(f"{unknown or message + ':'} --help lists the flags")
 
 
 def one_line(boxed: str) -> str:

@@ -155,17 +155,17 @@ def require_counts(most: int = MAX_COUNT, **counts: int) -> None:
             raise EsperError(f"{flag} {value}: must be 1 or more")
 
 
-def hint_for(message: str, help_text: Callable[[], str]) -> str:
-    """`did you mean` hint for an unknown flag; empty if there is no close match.
+def unknown_flag(message: str, flags: Callable[[], Sequence[str]]) -> str:
+    """What to write instead of an unknown flag; empty if tyro complains about something else.
 
-    >>> hint_for("Unrecognized options: --lr, 3", lambda: "--learning-rate START  --epochs INT")
-    'did you mean --learning-rate? '
+    >>> unknown_flag("Unrecognized options: --lr, 3", lambda: ["learning-rate", "epochs"])
+    '--lr: unknown; did you mean --learning-rate?'
     """
     unknown = re.match(r"Unrecognized options?: --([\w.-]+)", message)
     if unknown is None:
         return ""
-    known = re.findall(r"(?<![\w-])--([\w.-]*\w)", help_text())
+    known = flags()
     name = unknown[1].replace("_", "-").lower()
     near = [other for other in (OTHER_NAMES.get(name),) if other in known]
     near += get_close_matches(name, known, n=1)
-    return f"did you mean --{near[0]}? " if near else ""
+    return f"--{unknown[1]}: unknown;" + (f" did you mean --{near[0]}?" if near else "")

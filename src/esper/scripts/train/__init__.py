@@ -18,11 +18,10 @@ from typing import Final
 
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import exit_status_of
+from esper.scripts.cli.help import HELP_FLAGS
 from esper.scripts.cli.signals import raise_signal_status
 from esper.simic.distributed.environment import world_size
 from esper.tamiyo.grammar import DESCRIPTIONS, WORDS
-
-_HELP: Final = frozenset({"-h", "--help"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,13 +31,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def train(words: Sequence[str]) -> int:
     """Parse, check, run, report. Imports are local, so that --help is fast."""
-    from esper.scripts.train.config import LEARNER
+    from esper.simic.training.runs.resume_command import LEARNER
 
     names = [LEARNER, *WORDS]
     if not words:
         raise EsperError(f"name a policy: {', '.join(names)}; --help describes them")
     policy, *flags = words
-    if policy in _HELP:
+    if policy in HELP_FLAGS:
         print(overview())
     elif policy == LEARNER:
         train_learner(flags)
@@ -51,7 +50,7 @@ def train(words: Sequence[str]) -> int:
 
 def overview() -> str:
     """Help text that lists the policies with an example of each."""
-    from esper.scripts.train.config import LEARNER
+    from esper.simic.training.runs.resume_command import LEARNER
 
     learner = ("learns a controller, then evaluates it on fresh hosts", "ppo --rounds 100")
     lines = ["usage: esper train POLICY [settings]", "", "Train a population of hosts.", ""]
@@ -63,7 +62,7 @@ def overview() -> str:
 
 def train_learner(flags: Sequence[str]) -> None:
     """Run `esper train ppo`, under torchrun as one of its ranks."""
-    if world_size() > 1 and not _HELP & set(flags):
+    if world_size() > 1 and not set(HELP_FLAGS) & set(flags):
         return _train_on_ranks(flags)
     from esper.scripts.train.learner_config import read_train_ppo
 
@@ -109,7 +108,7 @@ def _train_on_ranks(flags: Sequence[str]) -> None:
 
 def train_baseline(policy: str, flags: Sequence[str]) -> None:
     """Run `esper train` with a policy that does not learn."""
-    if world_size() > 1 and not _HELP & set(flags):
+    if world_size() > 1 and not set(HELP_FLAGS) & set(flags):
         raise EsperError(
             f"esper train {policy} under torchrun: only ppo trains on several processes; start it "
             f"without torchrun"

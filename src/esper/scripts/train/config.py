@@ -20,6 +20,7 @@ from esper.scripts.cli.flags import (
     int_flag_value,
     require_counts,
 )
+from esper.scripts.cli.help import HELP_FLAGS
 from esper.scripts.cli.trust import require_trust
 from esper.simic.agent.config import NO_PREFIX
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
@@ -35,6 +36,7 @@ from esper.simic.training.runs.folder import (
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.listing import newest_run
 from esper.simic.training.runs.policy_file import RunPolicy, read_policy
+from esper.simic.training.runs.resume_command import LEARNER
 from esper.simic.training.runs.task_source import require_task_file
 from esper.tamiyo.grammar import WORDS, ParsedPolicy, parse, parse_all
 from esper.tamiyo.heuristic import HeuristicConfig
@@ -55,8 +57,6 @@ if TYPE_CHECKING:
 
 RUNS: Final = Path("runs")
 """Default folder of run folders."""
-LEARNER: Final = "ppo"
-"""The policy that learns; its settings are in `learner_config.py`."""
 _PLACES: Final = "BLUEPRINT:SLOT,SLOT"
 _SCHEDULE: Final = "fixed:BLUEPRINT@STEP:SLOT,SLOT"
 _TOPOLOGY: Final = "SLOT=BLUEPRINT,SLOT=BLUEPRINT"
@@ -254,7 +254,7 @@ def _absolute(path: Path | None) -> str | None:
 def read_train(policy: str, argv: Sequence[str]) -> Train:
     """Parse the command line, with a preset or file as defaults."""
     _reject_removed_flags(policy, argv)
-    if policy not in WORDS or not {"-h", "--help"} & set(argv):
+    if policy not in WORDS or not set(HELP_FLAGS) & set(argv):
         _require_known_policy(policy)
     base = Train(policy)
     named, file = flag_value(argv, "--preset"), flag_value(argv, "--config")

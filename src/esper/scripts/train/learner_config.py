@@ -33,6 +33,7 @@ from esper.simic.training.runs.folder import (
 )
 from esper.simic.training.runs.kept_members import KEEP_MEMBERS
 from esper.simic.training.runs.policy_file import is_policy_run, read_policy
+from esper.simic.training.runs.resume_command import resume_command
 
 if TYPE_CHECKING:
     from esper.tasks.spec import TaskSpec
@@ -131,10 +132,8 @@ def _require_learner(folder: Path) -> None:
     """Raise if the run in `folder` does not learn."""
     if is_policy_run(folder):
         policy = read_policy(folder).policy
-        raise EsperError(
-            f"{folder} is a run of {shown(policy)}: resume it with esper train {policy} --resume "
-            f"{folder}"
-        )
+        command = resume_command(folder, "", policy)
+        raise EsperError(f"{folder} is a run of {shown(policy)}: resume it with: {command}")
 
 
 def _last_session_defaults(folder: Path, training: TrainingConfig) -> TrainPPO:

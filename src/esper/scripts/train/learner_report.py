@@ -5,6 +5,7 @@ Shape letters: E members, U updates.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from esper.scripts.compare.judging import EVALUATION_SEED, LEARNED, judgement_ta
 from esper.scripts.train.learner import Learnt
 from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.history import RoundRecord
+from esper.simic.training.runs.resume_command import resume_command
 
 
 class ReportPaths(NamedTuple):
@@ -58,9 +60,16 @@ def report_learner(config: TrainPPO, learnt: Learnt) -> None:
             ("learning curve", places.curve),
             ("history", places.history),
             ("run folder", learnt.folder.path),
-            ("evaluate again with", f"esper eval {learnt.folder.path}"),
+            ("evaluate again with", shlex.join(["esper", "eval", str(learnt.folder.path)])),
+            ("train on with", _more_rounds(learnt)),
         ):
             say(console, f"{word}: {what}")
+
+
+def _more_rounds(learnt: Learnt) -> str:
+    """The command for as many rounds again."""
+    training = learnt.training
+    return resume_command(learnt.folder.path, training.task.name, rounds=2 * training.rounds)
 
 
 def curves_of(history: list[RoundRecord]) -> LearningCurves:

@@ -22,6 +22,7 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -183,10 +184,11 @@ class CheckpointStore:
         return final
 
     def _unwritable(self, number: int, error: OSError) -> EsperError:
+        folder = shlex.quote(str(self.path.parent))
         return EsperError(
             f"cannot save round {number} to {self.path}: {error.strerror or error}; "
-            f"{write_advice(error)}, then continue with --resume {self.path.parent} (older "
-            f"checkpoints are unchanged)"
+            f"{write_advice(error)}, then resume with --resume {folder} (older checkpoints are "
+            f"unchanged)"
         )
 
     def _prepare_folder(self) -> None:

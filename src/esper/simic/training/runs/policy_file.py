@@ -9,6 +9,7 @@ from pathlib import Path
 
 from esper.leyline.codec import read_record, to_json
 from esper.leyline.errors import EsperError, shown
+from esper.simic.training.runs.resume_command import resume_command
 from esper.storage.atomic import write_atomic
 from esper.storage.run_files import POLICY as POLICY
 from esper.storage.sealed_json import read_document, seal
@@ -45,7 +46,7 @@ def read_policy(folder: Path) -> RunPolicy:
     """Read `policy.json` of a run."""
     path = folder / POLICY
     if not path.exists():
-        raise EsperError(f"{folder} is a run of ppo: resume it with esper train ppo --resume")
+        raise EsperError(f"{folder} is a run of ppo: resume it with: {resume_command(folder, '')}")
     return read_record(RunPolicy, read_document(path), str(path))
 
 
@@ -60,10 +61,8 @@ def check_policy(folder: Path, policy: RunPolicy) -> None:
     """Raise unless the run in `folder` was trained under this policy."""
     before = read_policy(folder)
     if before.policy != policy.policy:
-        raise EsperError(
-            f"{folder} is a run of {shown(before.policy)}: resume it with esper train "
-            f"{before.policy} --resume {folder}"
-        )
+        command = resume_command(folder, "", before.policy)
+        raise EsperError(f"{folder} is a run of {shown(before.policy)}: resume it with: {command}")
     if before.file != policy.file:
         raise EsperError(
             f"resume of {folder}: the file of policy {shown(policy.policy)} has changed: start a "

@@ -35,6 +35,7 @@ from esper.simic.training.runs.resume import (
     task_file_change,
     version_notes,
 )
+from esper.simic.training.runs.resume_command import resume_command
 from esper.simic.training.runs.round_store import RoundStore
 from esper.tolaria.round_results import RoundResult
 
@@ -175,7 +176,5 @@ class PolicySession:
         done, rounds, path = len(self.rounds), self._config.rounds, self._folder.path
         if done >= rounds:
             return f"stopped by {stopped}: all {rounds} rounds are done and saved in {path}"
-        return (
-            f"stopped by {stopped}: {done} of {rounds} rounds are saved; resume with "
-            f"esper train {self._policy.policy} --resume {path}"
-        )
+        command = resume_command(path, self._config.task.name, self._policy.policy)
+        return f"stopped by {stopped}: {done} of {rounds} rounds are saved; resume with: {command}"

@@ -20,6 +20,7 @@ from esper.simic.training.runs.folder import (
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 from esper.simic.training.runs.kept_members import KeptMembers
 from esper.simic.training.runs.resume import Resumed, emit_resumed, find_resume_point, restore
+from esper.simic.training.runs.resume_command import resume_command
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig
@@ -103,7 +104,7 @@ class FolderSession:
                 self.members.export(trainer.engine)
                 done = trainer.engine.round >= trainer.rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
-                raise Interrupted(_stopped(interrupted, trainer, folder)) from None
+                raise Interrupted(self._stopped(interrupted, trainer)) from None
             except BaseException as error:
                 self._save_last_round(trainer, error)
                 raise
@@ -119,11 +120,11 @@ class FolderSession:
             end = SessionEnd.FAILED if failed else SessionEnd.INTERRUPTED
             self._folder.end(end, one_line(error) if failed else "")
 
-
-def _stopped(interrupted: Interrupted, trainer: VectorizedPPOTrainer, folder: RunFolder) -> str:
-    done, rounds = trainer.engine.round, trainer.rounds
-    if done >= rounds:
-        return f"stopped by {interrupted}: all {rounds} rounds are done and saved in {folder.path}"
-    found = CheckpointStore(folder.checkpoints).paths()
-    saved = f"{found[-1].name} is saved" if found else "no round was complete"
-    return f"stopped by {interrupted}: {saved}; resume with --resume {folder.path}"
+    def _stopped(self, stopped: Interrupted, trainer: VectorizedPPOTrainer) -> str:
+        done, rounds, folder = trainer.engine.round, trainer.rounds, self._folder
+        if done >= rounds:
+            return f"stopped by {stopped}: all {rounds} rounds are done and saved in {folder.path}"
+        found = CheckpointStore(folder.checkpoints).paths()
+        saved = f"{found[-1].name} is saved" if found else "no round was complete"
+        command = resume_command(folder.path, self._config.task.name)
+        return f"stopped by {stopped}: {saved}; resume with: {command}"

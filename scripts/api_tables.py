@@ -1,6 +1,6 @@
 """Generates the tables of docs/api.md from what modules offer and its docstrings.
 
-python tests/api_tables.py       writes them anew
+python scripts/api_tables.py       writes them anew
 """
 
 from __future__ import annotations

@@ -1,0 +1,139 @@
+"""Code on pages without a test of their own runs; no page has code that nothing runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from audit_support import FinishedAudit
+from esper import bench
+from esper.leyline import ActionMasks, LifecycleOp
+from esper.scripts.audit import RunAudit
+from esper.scripts.cli.command import read_command_line
+from esper.scripts.compare.config import Compare
+from esper.scripts.train.config import read_train
+from esper.scripts.train.learner_config import read_train_ppo
+from esper.tamiyo import Observation
+from esper.tamiyo.closed_loop import ClosedLoop
+from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+def blocks(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if "```python\n" in p.read_text()], ids=lambda p: p.stem
+)
+def test_every_page_with_code_has_a_test_that_runs_it(page):
+    tests = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
+    name = page.relative_to(DOCS).as_posix()
+    named = (f'"{name}"', f"docs/{name}", f'"{page.name}"')
+    folder = page.parent == DOCS / "tutorials" and "TUTORIALS = sorted"
+    assert any(any(n in text for n in named) or (folder and folder in text) for text in tests)
+
+
+def test_contexts_page():
+    (block,) = blocks("docs/contexts.md")
+    names: dict[str, object] = {}
+    exec(block, names)
+    assert names["spec"].context.capped == 0.5
+
+
+def test_bench_page():
+    first, entry = blocks("docs/bench.md")
+    small = "{n: bench.BUILT_IN[n] for n in ('one', 'oracle')}, episodes_per_context=1"
+    names: dict[str, object] = {}
+    exec(first.replace("leaderboard(records)", f"leaderboard(records, {small})"), names)
+    assert names["curve"].accuracy.shape[-1] > 1
+    exec(entry.replace('"mine": Mine}', '"mine": Mine}, episodes_per_context=1'), names)
+    assert "mine" in {row.name for row in names["rows"]}
+    assert len(bench.names()) > 4
+
+
+@pytest.mark.slow
+def test_audit_pages(tmp_path, monkeypatch):
+    """docs/audit.md and docs/audit-analysis.md on a small audit in the folder that they name."""
+    small = FinishedAudit(tmp_path / "small")
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tmp_path / "small", tmp_path / "out" / "audit_digits_impaired_small")
+    made = small.made
+    plan = lambda obs: np.zeros(obs.slots.stage_ES.shape, dtype=np.int64)  # noqa: E731
+    names: dict[str, object] = {
+        "folder": tmp_path / "live", "audit": small.audit, "spec": made.spec, "info": made.info,
+        "settings": replace(made.settings, envs=8), "data": made.data, "policy": ClosedLoop(plan),
+    }  # fmt: skip
+    for block in [*blocks("docs/audit.md"), *blocks("docs/audit-analysis.md")]:
+        exec(block, names)
+    assert names["score"].shape == names["final"].shape
+
+
+def test_ppo_page():
+    """docs/ppo.md: its round, with observations drawn at random."""
+    (block,) = blocks("docs/ppo.md")
+    rng, ops = np.random.default_rng(0), len(LifecycleOp)
+
+    def observe() -> tuple[Observation, ActionMasks]:
+        obs = Observation(
+            rng.normal(size=(64, 60)).astype(np.float32),
+            rng.normal(size=(64, 5, 40)).astype(np.float32),
+            rng.normal(size=(64, 5, 8, 9)).astype(np.float32),
+            rng.integers(-1, 8, size=(64, 5)),
+        )
+        fixed = np.split(np.ones(FIXED_CHOICES, dtype=bool), np.cumsum(FIXED_SIZES)[:-1])
+        op, slot = np.ones((64, ops), dtype=bool), np.ones((64, ops, 5), dtype=bool)
+        return obs, ActionMasks(op, slot, np.ones((64, 5, 8), dtype=bool), *fixed)
+
+    names = {
+        "observe": observe, "round_index": 0, "reward_E": np.ones(64), "value_E": np.zeros(64),
+        "terminal_E": np.zeros(64, dtype=bool),
+    }  # fmt: skip
+    exec(block.replace("50", "2"), names)
+    assert np.isfinite(names["metrics"].value_loss)
+
+
+def test_contributing_shows_a_blueprint():
+    (block,) = blocks("CONTRIBUTING.md")
+    compile(block, "CONTRIBUTING.md", "exec")  # running it would register an empty blueprint
+
+
+COMMANDS = {
+    "compare": lambda words: read_command_line(Compare, words).check(),
+    "audit": lambda words: read_command_line(RunAudit, words).check(),
+    "train": lambda words: (
+        read_train_ppo(words[1:]).check() if words[0] == "ppo" else read_train(words[0], words[1:])
+    ),
+}
+
+
+def shell_lines(page: Path) -> list[list[str]]:
+    """Commands in blocks for the shell; lines that end in a backslash are joined."""
+    found = re.findall(r"```sh\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    lines = "".join(found).replace("\\\n", " ").splitlines()
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+@pytest.mark.parametrize("name", ["results.md", "gallery.md"])
+def test_commands_of_pages_with_results_are_understood(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "RUN").mkdir()
+    read = 0
+    for words in shell_lines(DOCS / name):
+        if words[:2] == ["python", "-m"]:
+            words = ["esper", words[2].removeprefix("esper.scripts."), *words[3:]]
+        if words[:1] == ["python"]:
+            assert (ROOT / words[1]).is_file(), words[1]
+        if words[:1] == ["esper"] and words[1] in COMMANDS:
+            COMMANDS[words[1]](words[2:])
+            read += 1
+    assert read > 3

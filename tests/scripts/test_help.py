@@ -1,0 +1,64 @@
+"""The help of commands: by topic, short by default, complete on request."""
+
+from __future__ import annotations
+
+import pytest
+
+from command_tables import help_of
+from esper.leyline.errors import EsperError
+from esper.scripts.cli.help import FITS, RUN, TOPICS, USUAL, render
+
+LONG = ["esper train ppo", "esper train wait", "esper compare", "esper audit", "esper grow"]
+SCREEN = 56
+"""Lines of a tall terminal."""
+
+
+@pytest.fixture(scope="module")
+def ppo():
+    return help_of("esper train ppo")
+
+
+@pytest.mark.parametrize("command", LONG)
+def test_short_help_fits_a_screen_and_names_every_flag(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    shown = help_of(command)
+    said = render(shown, "")
+    assert len(said.splitlines()) <= SCREEN
+    assert max(map(len, said.splitlines())) <= 100
+    assert [s.name for s in shown.settings if s.name and f"--{s.name}" not in said] == []
+    assert "--help-all" in said
+
+
+def test_a_command_with_few_settings_shows_them_in_full():
+    shown = help_of("esper bench")
+    assert sum(bool(setting.name) for setting in shown.settings) <= FITS
+    assert render(shown, "") == render(shown, "all")
+
+
+def test_all_is_every_sentence_and_default(ppo, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    said = " ".join(render(ppo, "all").split())
+    for setting in ppo.settings:
+        assert setting.says.rstrip(".")[:70] in said, setting.form
+    assert "--clip FLOAT PPO clip range of the joint action's probability ratio [0.2]" in said
+
+
+def test_a_topic_is_shown_alone(ppo):
+    said = render(ppo, "reward")
+    assert "--reward.mode" in said
+    assert "--rounds" not in said
+    assert "run:" not in said
+
+
+def test_an_unknown_topic_has_a_hint(ppo):
+    with pytest.raises(EsperError, match=r"--help lerner: no such topic; did you mean learner\?"):
+        render(ppo, "lerner")
+
+
+def test_topics_name_settings_that_exist_once():
+    names = [name for topic in TOPICS.values() for name in topic]
+    assert len(names) == len(set(names))
+    shown = [help_of(command) for command in (*LONG, "esper eval")]
+    known = {setting.name for each in shown for setting in each.settings}
+    assert set(names) | USUAL <= known
+    assert all(RUN in each.topics() for each in shown)
