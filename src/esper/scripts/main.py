@@ -38,6 +38,7 @@ COMMANDS: Final = {
     "doctor": Command("doctor", "show the environment: device, versions, executor, data"),
     "grow": Command("grow", "grow your model on your data within a budget"),
     "show": Command("show", "show the outcome of a run"),
+    "tui": Command("tui", "watch runs in the terminal, live or after their end"),
     "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
     "report": Command("report", "write the report of a grow run as one HTML page"),
 }
