@@ -17,7 +17,7 @@ class EsperTUI(App[None]):
     """Shows runs; writes nothing and never touches what trains."""
 
     TITLE = "esper"
-    CSS_PATH = "style.tcss"
+    CSS_PATH = Path(__file__).with_name("style.tcss")
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q", "quit", "Quit")]
 
