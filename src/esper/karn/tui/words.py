@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from esper.karn.display import format_duration
+from esper.karn.durations import format_duration
 from esper.karn.views import RunKind, RunState, RunSummary
 from esper.leyline.statistics import Estimate
 
