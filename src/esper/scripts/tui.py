@@ -46,9 +46,14 @@ def watch(config: Tui) -> None:
     else:
         path = find_run(config.run)
         root, run = (path.parent, path) if find_kind(path) is not None else (path, None)
-    if not (sys.stdin.isatty() and sys.__stdout__ is not None and sys.__stdout__.isatty()):
+    if not is_terminal():
         raise EsperError("esper tui needs a terminal; esper show RUN prints a run anywhere")
     EsperTUI(root, run).run()
+
+
+def is_terminal() -> bool:
+    """Whether there is a terminal to draw on and to read keys from."""
+    return sys.stdin.isatty() and sys.__stdout__ is not None and sys.__stdout__.isatty()
 
 
 if __name__ == "__main__":
