@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 # Extras the default tests need; everything else is installed by whoever wants it.
-EXTRAS := dev,export
+EXTRAS := dev,export,tui
 
 # Fast tests that guard the fixed names and contracts; add a file here when it is written.
 GUARDRAIL_TESTS := \

@@ -6,6 +6,7 @@ import importlib
 import re
 import shlex
 import shutil
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from command_tables import written
+from esper.karn.tui.app import EsperTUI
 from esper.scripts import grow, train
 from esper.scripts import main as cli
 from esper.scripts.evaluate import read_evaluate
@@ -98,6 +100,10 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
         flags += ["--episodes", "1", "--quiet"]
         flags += [] if "--policies" in flags else ["--policies", "bare"]
     module = importlib.import_module(f"esper.scripts.{cli.COMMANDS[command].module}")
+    if command == "tui":
+        monkeypatch.setattr("esper.scripts.tui.is_terminal", lambda: True)
+        monkeypatch.setattr(EsperTUI, "run", partialmethod(EsperTUI.run, headless=True))
+        monkeypatch.setattr(EsperTUI, "on_ready", lambda app: app.exit(), raising=False)
     assert module.main(flags) == 0
 
 

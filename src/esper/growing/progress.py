@@ -127,7 +127,8 @@ class ProgressPrinter:
         if not self._terminal:
             print(line, file=self._stream, flush=True)
             return
-        print(f"\r{line:<{self._width}}", end="", file=self._stream, flush=True)
+        # The cursor goes back, so that whoever prints next writes over the line.
+        print(f"\r{line:<{self._width}}\r", end="", file=self._stream, flush=True)
         self._width = len(line)
 
     def _end_line(self) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from esper.karn.durations import format_duration
 from esper.karn.stages import STAGE_WORDS
 from esper.leyline.stages import SeedStage
 
@@ -51,15 +52,6 @@ def format_speed(member_steps_per_second: float, left: str) -> str:
     unknown = math.isnan(member_steps_per_second)
     shown = "-" if unknown else f"{member_steps_per_second:.1f}"
     return f"{shown} member-steps/s, {left} left"
-
-
-def format_duration(seconds: float) -> str:
-    """Format as m:ss, or h:mm:ss from an hour on."""
-    if not math.isfinite(seconds):
-        return "-:--"
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def format_seeds(seeds: Mapping[SeedStage, int]) -> str:

@@ -25,11 +25,11 @@ from esper.karn.display import (
     Clock,
     Display,
     Pace,
-    format_duration,
     format_seeds,
     format_speed,
     say,
 )
+from esper.karn.durations import format_duration
 from esper.leyline.arrays import Codes, Doubles, Floats
 from esper.leyline.payloads import (
     RunFinished,

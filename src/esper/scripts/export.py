@@ -15,6 +15,7 @@ from typing import Annotated
 
 import tyro
 
+from esper.karn.heartbeat import phase
 from esper.scripts.cli.command import run_command
 
 
@@ -47,7 +48,8 @@ def export(config: Export) -> None:
     result = GrowResult.load(find_run(config.run))
     limited = config.params is not None or config.macs is not None
     network = result.pick(config.params, config.macs) if limited else result.best
-    network.export(config.out)
+    with phase(f"writing {config.out}"):
+        network.export(config.out)
     print(
         f"{config.out}: {network.params:,} parameters, {network.macs:,} MACs, "
         f"test {result.info.metric} {network.test_score:.4f}"

@@ -6,8 +6,10 @@ esper train ppo --task digits_impaired
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
@@ -16,6 +18,7 @@ import esper
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import REFUSED, exit_status_of
 from esper.scripts.cli.help import HELP_FLAGS
+from esper.scripts.cli.streams import shows_life
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +43,20 @@ COMMANDS: Final = {
     "grow": Command("grow", "grow your model on your data within a budget"),
     "show": Command("show", "show the outcome of a run"),
     "query": Command("query", "ask a run with SQL: rounds, seeds, members, events"),
+    "tui": Command("tui", "watch runs in the terminal, live or after their end"),
     "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
     "report": Command("report", "write the report of a run as one HTML page"),
 }
 """Subcommands by name."""
+LONG: Final = ("train", "eval", "compare", "audit", "bench", "grow", "export", "report")
+"""Those that work for long: on a terminal they show a clock while they print nothing."""
 
 
 def main() -> int:
     """Run the subcommand named on the command line; returns its exit status."""
-    return exit_status_of(lambda: dispatch(sys.argv[1:]))
+    status = exit_status_of(lambda: dispatch(sys.argv[1:]))
+    gc.freeze()  # else collecting all that torch holds takes seconds after the last line
+    return status
 
 
 def dispatch(words: list[str]) -> int:
@@ -64,8 +72,10 @@ def dispatch(words: list[str]) -> int:
         hint = f"did you mean {near[0]}? " if near else ""
         raise EsperError(f"unknown command {words[0]!r}: {hint}valid: {', '.join(COMMANDS)}")
     sys.argv = [f"esper {words[0]}", *words[1:]]
-    command = importlib.import_module(f"esper.scripts.{COMMANDS[words[0]].module}")
-    status: int = command.main()
+    shown = words[0] in LONG and "--quiet" not in words
+    with shows_life(words[0]) if shown else nullcontext():
+        command = importlib.import_module(f"esper.scripts.{COMMANDS[words[0]].module}")
+        status: int = command.main()
     return status
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from esper.karn.heartbeat import phase
 from esper.storage.atomic import write_atomic
 
 ReportFile = tuple[Path, Callable[[Path], None]]
@@ -29,7 +30,8 @@ def write_before_printing(*files: ReportFile) -> Iterator[None]:
     If a file cannot be written, the others and the block still run; the first error is raised at
     the end.
     """
-    errors = [error for file in files if (error := _write(*file)) is not None]
+    with phase("writing the report"):
+        errors = [error for file in files if (error := _write(*file)) is not None]
     yield
     if errors:
         raise errors[0]

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, Final, TextIO
 
+from esper.karn.heartbeat import LOOKED_AT, SILENCE, TICK, Heartbeat
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
@@ -30,11 +32,19 @@ class _Descriptor(io.FileIO):
     """A descriptor whose writes never raise; `lost` is the first error."""
 
     lost: OSError | None = None
+    heartbeat: Heartbeat | None = None
+    """Is told about everything that is written."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number, "w", closefd=False)
 
     def write(self, data: ReadableBuffer, /) -> int:
+        if self.heartbeat is not None:
+            self.heartbeat.before_write(bytes(memoryview(data)[-LOOKED_AT:]))
+        return self.write_silently(data)
+
+    def write_silently(self, data: ReadableBuffer, /) -> int:
+        """As `write`, behind the back of the heartbeat."""
         try:
             return self._write_some(data)
         except OSError as error:  # keep trying: a full disk may have room for the next line
@@ -46,6 +56,13 @@ class _Descriptor(io.FileIO):
         while (count := super().write(data)) is None:  # the descriptor is non-blocking
             select.select((), (self,), ())
         return count
+
+    def columns(self) -> int:
+        """Width of the terminal."""
+        try:
+            return os.get_terminal_size(self.fileno()).columns
+        except OSError:  # it was closed
+            return 1
 
     def reader_left(self) -> bool:
         """Whether output was lost because the pipe or terminal was closed."""
@@ -77,6 +94,32 @@ def with_robust_output(work: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return INCOMPLETE
+
+
+@contextmanager
+def shows_life(label: str, silence: float = SILENCE, tick: float = TICK) -> Iterator[None]:
+    """Show a line with a clock on the terminal whenever the block is silent for a while."""
+    terminals = [found for stream in (sys.stderr, sys.stdout) if (found := _terminal(stream))]
+    if not terminals or os.environ.get("TERM", "dumb") == "dumb":
+        yield
+        return
+    last = terminals[-1]
+    with Heartbeat(label, last.write_silently, last.columns, silence, tick) as beat:
+        for one in terminals:
+            one.heartbeat = beat
+        try:
+            yield
+        finally:
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            for one in terminals:
+                one.heartbeat = None
+
+
+def _terminal(stream: TextIO) -> _Descriptor | None:
+    """The descriptor of a robust stream, if it is a terminal."""
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return raw if isinstance(raw, _Descriptor) and raw.isatty() else None
 
 
 def _plug_closed_descriptors() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from esper.karn.heartbeat import phase
 from esper.leyline.arrays import Doubles
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
@@ -97,6 +98,7 @@ class Judged:
         }
 
 
+@phase("judging on fresh hosts")
 def judge(
     training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, data: TaskData, members: int
 ) -> Judged:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Final
 
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.command import exit_status_of

@@ -14,7 +14,8 @@ from typing import Final
 
 import torch
 
-from esper.karn.display import format_duration, say
+from esper.karn.display import say
+from esper.karn.durations import format_duration
 from esper.scripts.cli.console import console_for_report
 from esper.scripts.compare.judging import BASELINES, SEARCH
 from esper.scripts.train.config import Train

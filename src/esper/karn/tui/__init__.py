@@ -1,0 +1,1 @@
+"""Terminal interface of run folders (`esper tui`), one widget per file; needs the extra `tui`."""

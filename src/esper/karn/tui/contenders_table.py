@@ -1,0 +1,93 @@
+"""Policies that are compared: score with its interval, drawn on one scale, and what each cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from esper.karn.tui.chart import Axis
+from esper.karn.tui.learning_curve import INTERVAL_STYLE, MEAN_STYLE
+from esper.karn.tui.panel import Panel, hint, plain_table
+from esper.karn.tui.reader import RunShot
+from esper.karn.tui.words import count, figure, interval, known
+from esper.karn.views import Contender, RunState
+from esper.leyline.statistics import Estimate
+
+_FIGURES_WIDTH = 70
+"""Columns of everything but the drawn interval."""
+
+
+class ContendersTable(Panel):
+    """One row per policy, best first."""
+
+    TITLE = "Policies"
+
+    def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
+        """The table, and what differences are to."""
+        found = shot.contenders
+        if not found:
+            running = shot.summary.state is RunState.RUNNING
+            return hint("no policy is complete yet" if running else "no policy was evaluated")
+        room = max(12, min(60, width - _FIGURES_WIDTH))
+        scale = _scale(found)
+        table = plain_table("policy", "n", "score", _ends(scale, room), "difference", "params",
+                            "compute", right=(1, 5, 6))  # fmt: skip
+        for one in found:
+            name = Text(one.label, style="bold" if one.is_reference else "")
+            name.truncate(24, overflow="ellipsis")
+            difference = "reference" if one.is_reference else _signed(one.difference)
+            table.add_row(name, str(one.n), figure(one.score.value), _drawn(one, scale, room),
+                          difference, count(one.params), figure(one.compute, 2))  # fmt: skip
+        return Group(table, Text(""), *_best(found))
+
+
+def _best(found: Sequence[Contender]) -> list[RenderableType]:
+    best = found[0]
+    said = f"best: {best.label}, score {interval(best.score)}, n = {best.n}; intervals are 95 %"
+    return [Text(said, style="dim")]
+
+
+def _scale(found: Sequence[Contender]) -> Axis:
+    """From the lowest to the highest end, but not far beyond the means."""
+    means = [one.score.value for one in found]
+    spread = 3 * max(max(means) - min(means), 0.05)
+    low, high = min(means) - spread, max(means) + spread
+    ends = [end for one in found for end in (one.score.low, one.score.high)]
+    return Axis.around([*means, *(min(high, max(low, end)) for end in ends if known(end))])
+
+
+def _ends(scale: Axis, room: int) -> str:
+    low, high = figure(scale.low, 2), figure(scale.high, 2)
+    return f"{low}{'':>{room - len(low) - len(high)}}{high}"
+
+
+def _drawn(one: Contender, scale: Axis, room: int) -> Text:
+    """`  ├───●───┤  `"""
+    if not math.isfinite(one.score.value):
+        return Text("")
+
+    def column(value: float) -> int:
+        return round(min(1.0, max(0.0, scale.share(value))) * (room - 1))
+
+    cells = [" "] * room
+    middle = column(one.score.value)
+    if known(one.score.low) and known(one.score.high):
+        low, high = column(one.score.low), column(one.score.high)
+        for at in range(low, high + 1):
+            cells[at] = "─"
+        cells[low], cells[high] = "├", "┤"
+    return Text.assemble(
+        ("".join(cells[:middle]), INTERVAL_STYLE), ("●", MEAN_STYLE),
+        ("".join(cells[middle + 1 :]), INTERVAL_STYLE),
+    )  # fmt: skip
+
+
+def _signed(difference: Estimate) -> str:
+    ends = (difference.low, difference.high)
+    if not all(map(known, ends)):
+        return figure(difference.value, sign=True)
+    low, high = (figure(end, sign=True) for end in ends)
+    return f"{figure(difference.value, sign=True)} ({low} to {high})"

@@ -1,0 +1,92 @@
+"""Networks by size and score: the frontier of a search or an audit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from esper.karn.tui.chart import Axis, Chart
+from esper.karn.tui.panel import Panel, hint
+from esper.karn.tui.reader import RunShot
+from esper.karn.tui.words import count
+
+PICK_STYLE: Final = "bold #e69f00"
+FRONT_STYLE: Final = "bold #56b4e9"
+_MARKS: Final = {
+    "pick": ("◆", PICK_STYLE),
+    "host": ("H", "bold"),
+    "frontier": ("●", FRONT_STYLE),
+    "other": ("○", "dim"),
+}
+_WORDS: Final = {
+    "pick": "pick",
+    "host": "host",
+    "frontier": "on the frontier",
+    "other": "another network",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    params: float
+    score: float
+    role: str
+
+
+class FrontierChart(Panel):
+    """Score against parameters."""
+
+    TITLE = "Frontier"
+
+    def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
+        """Chart of all networks; before the result, those that are being trained."""
+        points = _judged(shot) or _in_training(shot)
+        if not points:
+            return hint("no network is measured yet")
+        judged = bool(shot.frontier)
+        return Group(_legend(points, judged), _chart(points, width, max(5, height - 1)))
+
+
+def _judged(shot: RunShot) -> list[_Point]:
+    found = []
+    for one in shot.frontier:
+        role = "frontier" if one.on_frontier else "other"
+        role = "host" if one.is_host else role
+        role = "pick" if one.is_pick else role
+        found.append(_Point(one.params, one.score.value, role))
+    return [one for one in found if math.isfinite(one.score) and one.params > 0]
+
+
+def _in_training(shot: RunShot) -> list[_Point]:
+    """Last validation score of each network that is being searched."""
+    found = [
+        _Point(one.params, one.points[-1].score, "host" if one.origin == "host" else "other")
+        for one in shot.curves
+        if one.points
+    ]
+    return [one for one in found if math.isfinite(one.score) and one.params > 0]
+
+
+def _legend(points: Sequence[_Point], judged: bool) -> Text:
+    roles = [role for role in _MARKS if any(one.role == role for one in points)]
+    parts = [Text.assemble(_MARKS[role], f" {_WORDS[role]}") for role in roles]
+    return Text.assemble(
+        Text("test score" if judged else "validation score so far", style="dim"), "  ",
+        Text("  ").join(parts), no_wrap=True,
+    )  # fmt: skip
+
+
+def _chart(points: Sequence[_Point], width: int, height: int) -> Text:
+    sizes = [one.params for one in points]
+    y = Axis.around([one.score for one in points], least=0.02)
+    x = Axis(min(sizes) / 1.1, max(sizes) * 1.1, logarithmic=True)
+    chart = Chart(width, height, x, y)
+    order = list(reversed(_MARKS))  # the pick last, so that nothing hides it
+    for one in sorted(points, key=lambda one: order.index(one.role)):
+        chart.put(one.params, one.score, *_MARKS[one.role])
+    return chart.text(f"{count(min(sizes))} parameters", f"{count(max(sizes))}")

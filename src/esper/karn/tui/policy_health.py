@@ -1,0 +1,77 @@
+"""Health of the policy: metrics of its updates, operations it chose, anomalies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from esper.karn.tui.panel import Panel, hint, plain_table
+from esper.karn.tui.reader import RunShot
+from esper.karn.tui.words import figure, sparkline
+from esper.karn.views import PPOPoint
+
+_METRICS: Final[tuple[tuple[str, Callable[[PPOPoint], float]], ...]] = (
+    ("entropy", lambda one: one.entropy),
+    ("KL divergence", lambda one: one.approx_kl),
+    ("clipped share", lambda one: one.clip_fraction),
+    ("explained variance", lambda one: one.explained_variance),
+    ("value loss", lambda one: one.value_loss),
+    ("policy loss", lambda one: one.policy_loss),
+    ("gradient norm", lambda one: one.grad_norm),
+    ("ratio, largest", lambda one: one.ratio_max),
+    ("mean return", lambda one: one.return_mean),
+)
+WARNING_STYLE: Final = "bold #e69f00"
+_SHOWN_ANOMALIES: Final = 5
+
+
+class PolicyHealth(Panel):
+    """What the learner does, and what was found unusual."""
+
+    TITLE = "Policy"
+
+    def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
+        """Anomalies first, then metrics and operations."""
+        parts = [*_anomalies(shot), *_metrics(shot, width), *_operations(shot)]
+        return Group(*parts) if parts else hint("no update yet")
+
+
+def _anomalies(shot: RunShot) -> list[RenderableType]:
+    found = shot.anomalies[-_SHOWN_ANOMALIES:]
+    return [
+        Text(f"! round {one.round + 1}: {one.detail or one.kind.lower()}", style=WARNING_STYLE)
+        for one in reversed(found)
+    ]
+
+
+def _metrics(shot: RunShot, width: int) -> list[RenderableType]:
+    if not shot.ppo:
+        policy = shot.summary.policy
+        learns = policy == "ppo"
+        return [hint("no update yet" if learns else f"{policy} does not learn")]
+    last = shot.ppo[-1]
+    table = plain_table(f"update of round {last.round + 1}", "now", "over rounds", right=(1,))
+    for name, metric in _METRICS:
+        line = sparkline([metric(one) for one in shot.ppo], max(4, width - 30))
+        table.add_row(name, figure(metric(last)), Text(line))
+    return [table]
+
+
+def _operations(shot: RunShot) -> list[RenderableType]:
+    if not shot.actions:
+        return []
+    last = shot.actions[-1]
+    total = max(1, sum(one.chosen for one in last.ops))
+    table = plain_table("operation", "chosen", "executed", "probability", right=(1, 2, 3))
+    for one in last.ops:
+        if one.chosen or one.legal:
+            table.add_row(
+                one.op.lower().replace("_", " "),
+                f"{100 * one.chosen / total:.0f} %",
+                str(one.executed),
+                figure(one.probability),
+            )
+    return [Text(""), table]

@@ -1,0 +1,100 @@
+"""Budget and speed of a run, where its time goes, and what it was set up with."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from esper.karn.tui.panel import Panel, plain_table
+from esper.karn.tui.reader import RunShot
+from esper.karn.tui.words import UNKNOWN, amount, count, duration, figure, known, sparkline
+
+_BAR = 20
+_LABEL = 15
+
+
+class RunFacts(Panel):
+    """What a run spent of what, how fast it is, and its setup."""
+
+    TITLE = "Budget and speed"
+    SHORT = "Budget"
+
+    def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
+        """Budget, speed, phases, setup."""
+        table = plain_table("", "")
+        table.show_header = False
+        table.columns[0].min_width = _LABEL
+        for name, value in (*_budget(shot), *_speed(shot, width), *_setup(shot)):
+            table.add_row(Text(name, style="dim"), _shortened(value, width - _LABEL - 1))
+        phases = _phases(shot)
+        return table if phases is None else Group(table, Text(""), phases)
+
+
+def _shortened(value: str, width: int) -> Text:
+    """The end of a long path says more than its beginning."""
+    return Text(value if len(value) <= width else f"…{value[1 - max(width, 2) :]}")
+
+
+def _budget(shot: RunShot) -> list[tuple[str, str]]:
+    budget, run = shot.budget, shot.summary
+    spent = amount(budget.spent)
+    of = f" of {amount(budget.total)}" if budget.total else ""
+    rows = [("done", f"{spent}{of} {budget.unit}"), ("time", duration(budget.seconds))]
+    if budget.seconds_left is not None:
+        rows.append(("time left", duration(budget.seconds_left)))
+    if run.score is not None:
+        rows.append(("score", figure(run.score, 4)))
+    if run.best_score is not None:
+        rows.append(("best score", figure(run.best_score, 4)))
+    return rows
+
+
+def _speed(shot: RunShot, width: int) -> list[tuple[str, str]]:
+    if not shot.speeds:
+        return []
+    last = shot.speeds[-1]
+    line = sparkline([one.member_steps_per_second for one in shot.speeds], max(4, width - 16))
+    return [
+        ("member-steps/s", figure(last.member_steps_per_second, 1)),
+        ("over rounds", line),
+        ("samples/s", count(last.samples_per_second)),
+        ("step, p50 / p95", f"{figure(last.step_seconds_p50)} / {figure(last.step_seconds_p95)} s"),
+        ("device busy", _percent(last.gpu_utilization)),
+    ]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if known(share) else UNKNOWN
+
+
+def _setup(shot: RunShot) -> list[tuple[str, str]]:
+    run, setup = shot.summary, shot.setup
+    rows = [("task", run.task)] if run.task else []
+    if run.seed is not None:
+        rows.append(("seed", str(run.seed)))
+    if setup is not None:
+        rows += [
+            ("members", f"{setup.members}, {setup.episode_length} steps an episode"),
+            ("host", f"{count(setup.host_params)} parameters, {count(setup.host_macs)} MACs"),
+            ("device", setup.device),
+            ("executor", setup.executor),
+        ]
+    rows += [("created (UTC)", run.created)] if run.created else []
+    return [*rows, ("folder", str(run.path))]
+
+
+def _phases(shot: RunShot) -> Table | None:
+    """Where the time of the newest round went."""
+    if not shot.speeds or not shot.speeds[-1].phases:
+        return None
+    phases = sorted(shot.speeds[-1].phases, key=lambda one: -one[1])
+    total = sum(seconds for _, seconds in phases) or 1.0
+    table = plain_table("phase", "seconds", "share", right=(1,))
+    for name, seconds in phases:
+        share = seconds / total
+        bar = "█" * round(share * _BAR)
+        table.add_row(
+            name.lower().replace("_", " "), figure(seconds, 2), f"{bar} {100 * share:.0f} %"
+        )
+    return table

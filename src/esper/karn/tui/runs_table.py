@@ -1,0 +1,58 @@
+"""Table of runs with their state and progress; Enter chooses one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.binding import Binding, BindingType
+from textual.widgets import DataTable
+
+from esper.karn.tui.words import STATE_STYLES, STATE_WORDS, UNKNOWN, amount, figure
+from esper.karn.views import RunSummary
+
+_COLUMNS = ("state", "kind", "done", "score", "run", "created (UTC)")
+
+
+class RunsTable(DataTable[Text]):
+    """One row per run; the cursor stays on its run when others are added."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter", "select_cursor", "Open"),
+        Binding("up", "cursor_up", "Up", key_display="↑"),
+        Binding("down", "cursor_down", "Down", key_display="↓"),
+    ]
+
+    def __init__(self) -> None:
+        super().__init__(cursor_type="row", zebra_stripes=True)
+        self._names: list[str] = []
+
+    def on_mount(self) -> None:
+        """Name the columns."""
+        for name in _COLUMNS:
+            self.add_column(name, key=name)
+
+    def show(self, runs: Sequence[RunSummary]) -> None:
+        """Show these runs."""
+        at = self.cursor_row
+        chosen = self._names[at] if 0 <= at < len(self._names) else ""
+        self.clear()
+        for run in runs:
+            self.add_row(*_row(run), key=str(run.path))
+        self._names = [run.name for run in runs]
+        if chosen in self._names:
+            self.move_cursor(row=self._names.index(chosen))
+
+
+def _row(run: RunSummary) -> tuple[Text, ...]:
+    of = f"/{amount(run.total)}" if run.total else ""
+    score = run.score if run.score is not None else run.best_score
+    return (
+        Text(STATE_WORDS[run.state], style=STATE_STYLES[run.state]),
+        Text(run.kind.value),
+        Text(f"{amount(run.done)}{of}" if run.unit else UNKNOWN, justify="right"),
+        Text(figure(score), justify="right"),
+        Text(run.name),
+        Text(run.created or UNKNOWN),
+    )

@@ -1,0 +1,51 @@
+"""Two lines above a run: which one in which state, and how far it is."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.text import Text
+from textual.widgets import Static
+
+from esper.karn.tui.reader import RunShot
+from esper.karn.tui.words import STATE_STYLES, STATE_WORDS, amount, duration, figure
+
+_BAR = 24
+_SHORT_BAR = 10
+
+
+class TitleBar(Static):
+    """Name, kind, state; progress, time, score and speed."""
+
+    def show(self, shot: RunShot) -> None:
+        """Show the run as it is now."""
+        self.update(Group(_name(shot, self.app.size.width), _progress(shot, self.app.size.width)))
+
+
+def _name(shot: RunShot, width: int) -> Text:
+    run = shot.summary
+    state = Text(STATE_WORDS[run.state], style=STATE_STYLES[run.state])
+    kind = f"  {run.kind.value}  "
+    name = Text(run.name, style="bold")
+    name.truncate(max(10, width - 2 - len(kind) - len(state)), overflow="ellipsis")
+    return Text.assemble(name, kind, state, no_wrap=True)
+
+
+def _progress(shot: RunShot, width: int) -> Text:
+    run, budget = shot.summary, shot.budget
+    line = Text(no_wrap=True, overflow="ellipsis")
+    if run.progress is not None:
+        bar = _BAR if width >= 100 else _SHORT_BAR
+        full = round(run.progress * bar)
+        line.append("█" * full, style="#56b4e9").append("░" * (bar - full), style="dim")
+        line.append(" ")
+    of = f"/{amount(run.total)}" if run.total else ""
+    words = [f"{amount(run.done)}{of} {run.unit}", duration(run.seconds)]
+    if budget.seconds_left is not None:
+        words.append(f"{duration(budget.seconds_left)} left")
+    if run.score is not None:
+        words.append(f"score {figure(run.score)}")
+    if run.best_score is not None:
+        words.append(f"best {figure(run.best_score)}")
+    if shot.speeds:
+        words.append(f"{figure(shot.speeds[-1].member_steps_per_second, 1)} member-steps/s")
+    return line.append("  ".join(words))

@@ -1,0 +1,132 @@
+"""Words and figures as the terminal interface writes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from esper.karn.durations import format_duration
+from esper.karn.views import RunKind, RunState, RunSummary
+from esper.leyline.statistics import Estimate
+
+STATE_WORDS: Final = {
+    RunState.RUNNING: "▶ running",
+    RunState.FINISHED: "✓ finished",
+    RunState.INTERRUPTED: "‖ stopped",
+    RunState.FAILED: "✗ failed",
+    RunState.KILLED: "✗ writer gone",
+    RunState.BROKEN: "! unreadable",
+}
+STATE_STYLES: Final = {
+    RunState.RUNNING: "bold #56b4e9",
+    RunState.FINISHED: "bold",
+    RunState.INTERRUPTED: "bold #e69f00",
+    RunState.FAILED: "bold #e69f00",
+    RunState.KILLED: "bold #e69f00",
+    RunState.BROKEN: "bold #e69f00",
+}
+"""Blue and orange, which every eye tells apart; the mark says the same without colour."""
+UNKNOWN: Final = "-"
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+
+
+def notice(run: RunSummary) -> str:
+    """One calm sentence about a run that nobody writes to; empty while it runs."""
+    if run.state is RunState.FINISHED:
+        return run.verdict and f"Finished: {run.verdict}."
+    if run.state is RunState.INTERRUPTED:
+        return f"Stopped, with everything saved. {_resume(run)}"
+    if run.state is RunState.FAILED:
+        return f"Ended by an error: {run.problem}. {_resume(run)}"
+    if run.state is RunState.KILLED:
+        return f"Its process is gone without a word; this is what it saved. {_resume(run)}"
+    if run.state is RunState.BROKEN:
+        return f"Cannot be read: {run.problem}"
+    return ""
+
+
+def _resume(run: RunSummary) -> str:
+    path = Path(run.path)
+    if run.kind is RunKind.TRAIN:
+        return f"esper train {run.policy} --resume {path} continues."
+    if run.kind is RunKind.GROW:
+        return f"The same command with --resume {path} continues."
+    return "The same command continues."
+
+
+def known(value: float | None) -> bool:
+    """Whether there is a figure."""
+    return value is not None and math.isfinite(value)
+
+
+def figure(value: float | None, digits: int = 3, sign: bool = False) -> str:
+    """A figure with decimals, or a dash.
+
+    >>> figure(0.51234), figure(float("nan")), figure(0.02, sign=True)
+    ('0.512', '-', '+0.020')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value:{'+' if sign else ''}.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    """A number of things.
+
+    >>> count(12345.0), count(1_234_567.0), count(None)
+    ('12,345', '1.23M', '-')
+    """
+    if value is None or not math.isfinite(value):
+        return UNKNOWN
+    return f"{value / 1e6:.3g}M" if abs(value) >= 1e6 else f"{value:,.0f}"
+
+
+def amount(value: float) -> str:
+    """A number without needless decimals.
+
+    >>> amount(3.0), amount(2.866)
+    ('3', '2.87')
+    """
+    return f"{value:.0f}" if value == int(value) else f"{value:.2f}"
+
+
+def interval(estimate: Estimate) -> str:
+    """A mean with its interval.
+
+    >>> interval(Estimate(0.5, 0.4, 0.6)), interval(Estimate(0.5, float("nan"), float("nan")))
+    ('0.500 (0.400 to 0.600)', '0.500')
+    """
+    if not known(estimate.low) or not known(estimate.high):
+        return figure(estimate.value)
+    return f"{figure(estimate.value)} ({figure(estimate.low)} to {figure(estimate.high)})"
+
+
+def duration(seconds: float | None) -> str:
+    """m:ss or h:mm:ss."""
+    return UNKNOWN if seconds is None else format_duration(seconds)
+
+
+def topology(blueprints: Iterable[str]) -> str:
+    """Blueprint of every slot.
+
+    >>> topology(("norm", "")), topology(("", ""))
+    ('norm, empty', 'none')
+    """
+    found = tuple(blueprints)
+    return ", ".join(name or "empty" for name in found) if any(found) else "none"
+
+
+def sparkline(values: Iterable[float], width: int) -> str:
+    """The last `width` values as bars of one line.
+
+    >>> sparkline((0.0, 1.0, 2.0), 10)
+    '▁▅█'
+    """
+    last = [value for value in values if math.isfinite(value)][-width:]
+    if not last:
+        return ""
+    low, high = min(last), max(last)
+    scale = (len(_LEVELS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_LEVELS[round((value - low) * scale)] for value in last)

@@ -1,0 +1,141 @@
+"""What the terminal interface shows of a run, at the sizes people have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper.karn import views
+from esper.karn.stages import STAGE_WORDS
+from esper.karn.tui.reader import RunShot
+from esper.karn.tui.stage_marks import STAGE_MARKS
+from esper.leyline.statistics import Estimate
+from tui_support import ShotApp, normalised, screen_text, training_shot
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+SMALL, LARGE = (80, 24), (200, 60)
+RENEW = "ESPER_RENEW_SNAPSHOTS"
+"""Set to write the snapshots anew, then look at them."""
+
+Check = Callable[[ShotApp, Any], Coroutine[Any, Any, str]]
+
+
+def shown(shot: RunShot, size: tuple[int, int], keys: tuple[str, ...] = (), svg: bool = False):
+    """Text or picture of a run on a terminal of this size, after some keys."""
+
+    async def look() -> str:
+        app = ShotApp(shot)
+        async with app.run_test(size=size) as pilot:
+            await app.workers.wait_for_complete()
+            await pilot.press(*keys)
+            await pilot.pause()
+            return app.export_screenshot(simplify=True) if svg else screen_text(app)
+
+    return asyncio.run(look())
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_training_run_looks_as_committed(size):
+    keys = ("3",) if size == SMALL else ()
+    found = normalised(shown(training_shot(), size, keys, svg=True))
+    kept = SNAPSHOTS / f"train_{size[0]}x{size[1]}.svg"
+    if RENEW in os.environ:
+        kept.write_text(found)
+    assert found == kept.read_text(), f"{kept} differs; {RENEW}=1 pytest writes it anew"
+
+
+def test_large_terminal_shows_every_panel_at_once():
+    text = shown(training_shot(), LARGE)
+    for title in ("Learning curve", "Members", "Life lines", "Policy", "Budget", "Events"):
+        assert title in text
+    assert "8/10 rounds" in text
+    assert "37.0 member-steps/s" in text
+    assert "KL divergence 0.1, above 0.05" in text
+
+
+@pytest.mark.parametrize(
+    ("key", "word"),
+    [("1", "95 % interval"), ("2", "conv_light"), ("3", "incubating"), ("4", "entropy"),
+     ("5", "member-steps/s"), ("6", "no event is recorded yet")],
+)  # fmt: skip
+def test_small_terminal_shows_one_panel_by_number(key, word):
+    text = shown(training_shot(), SMALL, (key,))
+    assert word in text
+    assert all(len(line) <= SMALL[0] for line in text.splitlines())
+    assert "q Quit" in text
+
+
+def test_life_lines_read_without_colour():
+    lines = shown(training_shot(), SMALL, ("3",)).splitlines()
+    (line,) = [one for one in lines if "norm" in one]
+    assert line.split()[-1] == "ssiiiibbbboooooo" + "P" * 24  # two columns a step
+    assert len(set(STAGE_MARKS.values())) == len(STAGE_WORDS)
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [(views.RunState.KILLED, "Its process is gone"), (views.RunState.INTERRUPTED, "Stopped"),
+     (views.RunState.FAILED, "Ended by an error")],
+)  # fmt: skip
+def test_ended_run_says_so_and_how_to_continue(state, word):
+    text = " ".join(shown(training_shot(state), LARGE).split())
+    assert word in text
+    assert "esper train ppo --resume runs/digits__ppo__0 continues" in text
+
+
+def test_names_of_runs_are_never_markup():
+    shot = training_shot()
+    odd = replace(shot.summary, name="[bold]x[/nothing]", task="[red]")
+    assert "[bold]x[/nothing]" in shown(replace(shot, summary=odd), SMALL)
+
+
+def grow_shot() -> RunShot:
+    summary = replace(training_shot().summary, kind=views.RunKind.GROW, unit="host runs",
+                      state=views.RunState.FINISHED, verdict="conv_light helps")  # fmt: skip
+    points = tuple(
+        views.FrontierPoint(str(i), ("", "conv_light" if i else ""), "x0.5", "grown", 100 * (i + 1),
+                            900, Estimate(0.7 + i / 10, 0.6, 0.9), 0.8, True, i == 0, i == 2)
+        for i in range(3)
+    )  # fmt: skip
+    return RunShot(summary, views.Budget(3, 3, "host runs", 40.0, None), frontier=points)
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_search_shows_frontier_and_pick(size):
+    text = shown(grow_shot(), size)
+    assert "◆ pick" in text
+    assert "conv_light helps" in text
+    networks = shown(grow_shot(), size, ("2",))
+    assert "empty, conv_light" in networks
+
+
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_comparison_draws_intervals_on_one_scale(size):
+    summary = replace(training_shot().summary, kind=views.RunKind.COMPARE, unit="policies")
+    unknown = Estimate(float("nan"), float("nan"), float("nan"))
+    policies = tuple(
+        views.Contender(name, name, name == "wait", 4, Estimate(at, at - 0.1, at + 0.1), unknown,
+                        unknown, unknown, 500.0, 3e3, 1.0, 2.0)
+        for name, at in (("ppo", 0.8), ("wait", 0.6))
+    )  # fmt: skip
+    shot = RunShot(summary, views.Budget(2, None, "policies", 4.0, None), contenders=policies)
+    lines = shown(shot, size).splitlines()
+    first, second = (
+        [one for one in lines if "├" in one and name in one] for name in ("ppo", "wait")
+    )
+    assert first[0].index("●") > second[0].index("●")
+    assert "reference" in second[0]
+
+
+def test_interface_never_imports_torch():
+    code = (
+        "import sys; import esper.karn.tui.app, esper.scripts.tui; sys.exit('torch' in sys.modules)"
+    )
+    assert os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-c", code]) == 0
