@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "show": Command("show", "show the outcome of a run"),
     "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
     "report": Command("report", "write the report of a grow run as one HTML page"),
+    "serve": Command("serve", "show runs in the browser, also while they are written"),
 }
 """Subcommands by name."""
 
