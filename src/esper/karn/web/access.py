@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import ipaddress
 import os
+import re
 import secrets
 import socket
 import stat
@@ -103,7 +104,7 @@ def read_token(path: Path) -> str:
         raise EsperError(f"--token-file {path}: {reason}; give a file with one token") from None
     if mode & (stat.S_IRGRP | stat.S_IROTH) and os.name == "posix":
         raise EsperError(f"--token-file {path}: others can read it; chmod 600 {path}")
-    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
+    if not re.fullmatch(rf"[!-~]{{{SHORTEST_TOKEN},}}", token):
         raise EsperError(
             f"--token-file {path}: a token is {SHORTEST_TOKEN} or more ASCII characters without "
             f"spaces; `openssl rand -hex 32` makes one"

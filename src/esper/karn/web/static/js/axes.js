@@ -113,7 +113,7 @@ export function valueRange(estimates) {
   const values = estimates.map((one) => one.value);
   const low = Math.min(...values);
   const high = Math.max(...values);
-  const room = Math.max((high - low) * 1.5, Math.abs(high) * 0.1, 1e-3);
+  const room = Math.max(high - low, Math.abs(high) * 0.35, 1e-3);
   const ends = estimates.flatMap((one) => [one.low, one.high]).filter((end) => end !== null);
   const from = Math.max(low - room, Math.min(low, ...ends));
   const to = Math.min(high + room, Math.max(high, ...ends));

@@ -8,6 +8,7 @@ import { colour, DASHES, onTheme, seriesColour } from "./theme.js";
 
 const HEIGHT = 240;
 const FEW_POINTS = 60;
+const WHOLE = Array.from({ length: 9 }, (_, power) => [1, 2, 5].map((n) => n * 10 ** power)).flat();
 
 // series: [{label, x, y, low?, high?, place?}] with arrays of equal length; null: no value.
 export class Curves {
@@ -87,7 +88,8 @@ export class Curves {
       scales: { x: { time: false, range: (u, min, max) => spread(min, max) }, y: { range: padded } },
       axes: [
         { ...axis, label: this.xLabel, labelFont: axis.font, labelSize: 20, size: 34,
-          values: (u, ticks) => ticks.map((tick) => (this.whole() && tick % 1 ? "" : short(tick))) },
+          incrs: this.xLabel === "round" ? WHOLE : undefined,
+          values: (u, ticks) => ticks.map(short) },
         { ...axis, size: 52, values: (u, ticks) => ticks.map(short) },
       ],
       series: [{}, ...this.data.columns.map((column) => this.column(column))],
@@ -95,10 +97,6 @@ export class Curves {
       cursor: { drag: { x: true, y: false }, points: { size: 7 } },
       hooks: { setCursor: [(u) => this.read(u.cursor.idx)] },
     };
-  }
-
-  whole() {
-    return this.xLabel === "round";
   }
 
   column({ one, part, place }) {

@@ -65,6 +65,7 @@ export function progressText(run) {
 }
 
 export function topologyText(point) {
-  const seeds = (point.topology || []).map((name) => name || "-").join(" ");
-  return [point.variant, seeds].filter(Boolean).join(" ") || point.label;
+  const slots = point.topology || [];
+  const seeds = slots.some(Boolean) ? slots.map((name) => name || "-").join(" ") : "host alone";
+  return [`#${point.label}`, point.variant, seeds].filter(Boolean).join(" ");
 }

@@ -4,7 +4,8 @@ import { el, svg } from "./dom.js";
 import { ask } from "./api.js";
 import { Drawing, linear, xAxis } from "./axes.js";
 import { emptyPlot, Figure } from "./figure.js";
-import { interval, number, words } from "./format.js";
+import { number } from "./format.js";
+import { allStages, stageColour, stageWord } from "./stages.js";
 
 const LANE = 24;
 const BAR = 10;
@@ -29,7 +30,6 @@ export class LifeLines {
     ];
     this.figure = new Figure("life-lines", "Life lines of seeds", { controls, wide: true });
     this.drawing = new Drawing((width) => this.paint(width));
-    this.stages = null;
     this.busy = false;
   }
 
@@ -56,7 +56,6 @@ export class LifeLines {
     }
     this.busy = true;
     try {
-      this.stages ??= await ask("/api/stages");
       const round = this.at === null ? "" : this.at;
       this.found = await ask(`/api/runs/${this.id}/seeds?round=${round}&member=${this.first}`);
       this.show("");
@@ -128,12 +127,11 @@ export class LifeLines {
     const group = svg("g", {});
     const y = top + 12;
     for (const span of seed.stages) {
-      const look = this.stages.find((one) => one.stage === span.stage);
       const end = span.end ?? this.found.steps;
-      const said = `${seed.blueprint} in ${seed.slot} of member ${seed.member}: ${look.word}, steps ${span.first} to ${end}`;
+      const said = `${seed.blueprint} in ${seed.slot} of member ${seed.member}: ${stageWord(span.stage)}, steps ${span.first} to ${end}`;
       group.append(svg("rect", {
         x: x(span.first), y, width: Math.max(1.5, x(end) - x(span.first)), height: BAR,
-        fill: look.colour, class: "span",
+        fill: stageColour(span.stage), class: "span",
       }, svg("title", {}, said)));
     }
     const last = seed.stages.at(-1);
@@ -145,7 +143,7 @@ export class LifeLines {
 
   legend() {
     const used = new Set(this.found.seeds.flatMap((seed) => seed.stages.map((span) => span.stage)));
-    const entries = this.stages.filter((one) => used.has(one.stage)).map((one) => el("li", {},
+    const entries = allStages().filter((one) => used.has(one.stage)).map((one) => el("li", {},
       svg("svg", { width: 20, height: 12, "aria-hidden": "true" },
         svg("rect", { x: 1, y: 1, width: 18, height: 10, fill: one.colour, class: "span" })), one.word));
     const cross = svg("svg", { width: 14, height: 12, "aria-hidden": "true" },
@@ -155,10 +153,9 @@ export class LifeLines {
   }
 
   table() {
-    const word = (stage) => this.stages?.find((one) => one.stage === stage)?.word ?? words(stage);
-    const life = (seed) => seed.stages.map((span) => `${word(span.stage)} ${span.first}-${span.end ?? "end"}`).join(", ");
+    const life = (seed) => seed.stages.map((span) => `${stageWord(span.stage)} ${span.first}-${span.end ?? "end"}`).join(", ");
     const spread = (seed) => (seed.contribution === null ? "-"
-      : `${interval({ value: seed.contribution, low: null, high: null })} ± ${number(seed.contribution_se, 2)}`);
+      : `${number(seed.contribution)} ± ${number(seed.contribution_se, 2)}`);
     return {
       columns: [{ label: "member and slot" }, { label: "blueprint" }, { label: "stages by step" }, { label: "end" },
         { label: "parameters", number: true }, { label: "contribution ± s.e.", number: true }],

@@ -43,8 +43,8 @@ class Row {
     this.bar.hidden = run.progress === null;
     if (run.progress !== null) this.bar.value = run.progress;
     setText(this.done, run.unit ? progressText(run) : "");
-    setText(this.score, number(run.score));
-    setText(this.best, number(run.best_score));
+    setText(this.score, run.score === null ? "" : number(run.score));
+    setText(this.best, run.best_score === null ? "" : number(run.best_score));
     setText(this.what, [run.task, run.policy].filter(Boolean).join(", "));
     setText(this.time, duration(run.seconds));
     setText(this.created, run.created || "-");

@@ -5,6 +5,7 @@ import { el, main, setText } from "./dom.js";
 import { duration, number, progressText, STATE_MARKS, stateSentence } from "./format.js";
 import { RunData } from "./rundata.js";
 import { searchFigures } from "./search_figures.js";
+import { loadStages } from "./stages.js";
 import { startTheme } from "./theme.js";
 import { trainingFigures } from "./training_figures.js";
 
@@ -58,7 +59,7 @@ class RunPage {
     setText(this.done, run.unit ? `${progressText(run)}, ${duration(run.seconds)}${left}` : "");
     this.report.hidden = !run.report;
     this.showFacts([
-      ["kind", run.kind], ["task", run.task], ["policy", run.policy], ["seed", number(run.seed)],
+      ["kind", run.kind], ["task", run.task], ["policy", run.policy], ["seed", run.seed === null ? "" : String(run.seed)],
       ["created (UTC)", run.created], ["score", run.score === null ? "" : number(run.score)],
       ["best score", run.best_score === null ? "" : number(run.best_score)],
       ["members", setup ? number(setup.members) : ""], ["steps", setup ? number(setup.episode_length) : ""],
@@ -85,4 +86,5 @@ class RunPage {
 
 startTheme();
 const page = new RunPage();
+await loadStages().catch(() => {}); // names of stages will do
 follow(id, (message, first) => page.take(message, first), (state, reason) => page.connected(state, reason));

@@ -34,7 +34,7 @@ class NetworkCurveFigure {
   // Of many, the plot has the best; the table has all that were sent.
   update(data) {
     const series = data.curves.filter((curve) => curve.points.length).map((curve) => ({
-      label: `${curve.label} ${topologyText(curve)}`,
+      label: topologyText(curve),
       x: curve.points.map((p) => p.compute), y: curve.points.map((p) => p.score),
     }));
     const best = (one) => Math.max(...one.y.filter((value) => value !== null));
@@ -59,7 +59,8 @@ class ContenderFigure {
     const groups = [{ label: "", contenders: data.contenders, place: 0 }];
     const rows = contenderRows(groups, this.name);
     this.figure.show(this.plot.source(rows, () => contenderTable(groups)), { problem: data.problems.contenders });
-    this.node.hidden = !data.problems.contenders && this.name !== "score"
+    const awaited = this.name === "score" && data.run.kind === "compare";
+    this.node.hidden = !data.problems.contenders && !awaited
       && !rows.some((row) => row.estimate.value !== null);
   }
 }

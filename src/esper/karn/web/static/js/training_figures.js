@@ -5,6 +5,7 @@ import { clear, el } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { clock, number, words } from "./format.js";
 import { LifeLines } from "./lifelines.js";
+import { stageWord } from "./stages.js";
 
 const rounds = (points) => points.map((point) => point.round);
 const field = (points, name) => points.map((point) => point[name]);
@@ -32,6 +33,7 @@ const CURVES = [
     line("pruned", d.rounds, "pruned")]],
   ["rounds", "size", "Added parameters per member", "parameters", (d) => [
     line("added parameters", d.rounds, "added_params")]],
+  ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
   ["actions", "actions", "Operations chosen", "share of member-steps", (d) => shares(d.actions)],
   ["learner", "entropy", "PPO: entropy", "entropy", (d) => [line("all heads", d.learner, "entropy")]],
   ["learner", "kl", "PPO: KL and clipping", "", (d) => [
@@ -58,6 +60,15 @@ function shares(points) {
   };
   return [...names].map((name) => ({
     label: words(name), x: rounds(points), y: points.map((point) => share(point, name)),
+  }));
+}
+
+function stages(points) {
+  const names = new Set();
+  for (const point of points) for (const [name, count] of point.stages) if (count) names.add(name);
+  const count = (point, name) => (point.stages.find(([one]) => one === name) ?? [name, null])[1];
+  return [...names].map((name) => ({
+    label: stageWord(name), x: rounds(points), y: points.map((point) => count(point, name)),
   }));
 }
 

@@ -1,0 +1,109 @@
+"""A server of `esper serve` and a real browser, for tests and screenshots."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome")
+                 if (path := shutil.which(name))), None)  # fmt: skip
+TRAIN = ("--task", "synthetic", "--envs", "4", "--episode-length", "12", "--batches-per-step", "1",
+         "--batch-size", "16", "--device", "cpu", "--quiet")  # fmt: skip
+
+HOSTILE = '<img src=x onerror="alert(1)"> & ün\udcffiçode'
+"""Name of a run folder: markup, spaces, bytes that are no UTF-8."""
+
+REPORT = "<script>document.title = 'script ran'</script><h1>Report</h1>"
+"""A report page whose script must not run."""
+ADDRESS, SOCKETS = "http://127.0.0.1:8642", "ws://127.0.0.1:8642"
+"""Of a client in the same process."""
+
+
+def comparison(path: Path) -> Path:
+    """The files of a comparison of two policies that go on, and a report page."""
+    (path / "policies").mkdir(parents=True)
+    (path / "settings.json").write_text(json.dumps({"task": "synthetic"}))
+    for place, label in enumerate(("wait", "random")):
+        result = {"score_N": [0.5 + place / 10, 0.6], "accuracy_N": [0.5, 0.6]}
+        saved = {"label": label, "identity": {"policy": label}, "result": result}
+        (path / "policies" / f"{label}.json").write_text(json.dumps(saved))
+    (path / "report.html").write_text(REPORT)
+    return path
+
+
+def command(*words: str, **how: Any) -> subprocess.Popen[str]:
+    """A process of `esper`, with pipes for its output."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "esper", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        **how,
+    )
+
+
+@contextmanager
+def server(runs: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """(address, process) of a server on a free port; the address holds the token, if any."""
+    process = command("serve", str(runs), "--port", "0", *words)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r"http://\S+", line)
+        assert found, line
+        yield found[0], process
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+        process.stdout.close()
+
+
+@contextmanager
+def browser(
+    width: int = 1280, scheme: str = "light", messages: list[str] | None = None
+) -> Iterator[Any]:
+    """A page of a headless Chromium; its errors and foreign requests are added to `messages`."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        # Chromium's own sandbox needs rights that containers lack.
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        context = chromium.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        page = context.new_page()
+        if messages is not None:
+            listen(page, messages)
+        try:
+            yield page
+        finally:
+            chromium.close()
+
+
+def listen(page: Any, messages: list[str]) -> None:
+    """Note errors of a page, and requests to any server but its own."""
+    page.on("pageerror", lambda error: messages.append(f"error: {error}"))
+    page.on(
+        "console",
+        lambda said: messages.append(f"console: {said.text}") if said.type == "error" else None,
+    )
+    page.on(
+        "request",
+        lambda asked: (
+            None if "://127.0.0.1" in asked.url else messages.append(f"asked for {asked.url}")
+        ),
+    )
+
+
+def train(runs: Path, rounds: int, words: Sequence[str] = ()) -> subprocess.Popen[str]:
+    """A small training run in a process of its own."""
+    return command("train", "ppo", *TRAIN, "--rounds", str(rounds), "--runs", str(runs), *words)
