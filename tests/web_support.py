@@ -1,20 +1,19 @@
-"""A server of `esper serve` and a real browser, for tests and screenshots."""
+"""Runs and browser pages for tests of the dashboard."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser", "google-chrome")
-                 if (path := shutil.which(name))), None)  # fmt: skip
+import serve_browser
+from serve_browser import CHROMIUM as CHROMIUM
+from serve_browser import command
+from serve_browser import server as server
+
 TRAIN = ("--task", "synthetic", "--envs", "4", "--episode-length", "12", "--batches-per-step", "1",
          "--batch-size", "16", "--device", "cpu", "--quiet")  # fmt: skip
 
@@ -39,54 +38,15 @@ def comparison(path: Path) -> Path:
     return path
 
 
-def command(*words: str, **how: Any) -> subprocess.Popen[str]:
-    """A process of `esper`, with pipes for its output."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "esper", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
-        **how,
-    )
-
-
-@contextmanager
-def server(runs: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """(address, process) of a server on a free port; the address holds the token, if any."""
-    process = command("serve", str(runs), "--port", "0", *words)
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()
-        found = re.search(r"http://\S+", line)
-        assert found, line
-        yield found[0], process
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-        process.stdout.close()
-
-
 @contextmanager
 def browser(
     width: int = 1280, scheme: str = "light", messages: list[str] | None = None
 ) -> Iterator[Any]:
-    """A page of a headless Chromium; its errors and foreign requests are added to `messages`."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        # Chromium's own sandbox needs rights that containers lack.
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        context = chromium.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme
-        )
-        page = context.new_page()
+    """A page; its errors and foreign requests are added to `messages`."""
+    with serve_browser.browser(width, scheme=scheme) as page:
         if messages is not None:
             listen(page, messages)
-        try:
-            yield page
-        finally:
-            chromium.close()
+        yield page
 
 
 def listen(page: Any, messages: list[str]) -> None:

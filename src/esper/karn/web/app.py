@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Final
 
 from fastapi import FastAPI, Request, Response, WebSocket
@@ -60,6 +61,7 @@ def _add_pages(app: FastAPI, assets: dict[str, Asset], folder: RunsFolder) -> No
 
 def _add_records(app: FastAPI, folder: RunsFolder) -> None:
     runs, sockets = RunList(folder), LiveSockets()
+    threading.Thread(target=runs.read, name="first list of runs", daemon=True).start()
 
     @app.get("/api/runs")
     def run_list() -> Response:
