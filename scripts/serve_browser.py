@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM: Final = next((path for name in _NAMES if (path := shutil.which(name))), None)
@@ -46,15 +46,19 @@ def server(runs: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]
 
 
 @contextmanager
-def browser(width: int = 1280, height: int = 900, scheme: str = "light") -> Iterator[Any]:
+def browser(
+    width: int = 1280, height: int = 900, scheme: Literal["light", "dark"] = "light"
+) -> Iterator[Any]:
     """A page of a headless Chromium."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
         # Chromium's own sandbox needs rights that containers lack.
         chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        size = {"width": width, "height": height}
+        context = chromium.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
         try:
-            yield chromium.new_context(viewport=size, color_scheme=scheme).new_page()
+            yield context.new_page()
         finally:
             chromium.close()

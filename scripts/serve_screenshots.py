@@ -26,21 +26,21 @@ def main(runs: Path) -> None:
         sys.exit(f"{runs} has {len(ids)} training runs: two are needed")
     compared = f"compare?run={ids[-1]}&run={ids[0]}"
     with server(runs) as (address, _):
-        for name, path, size, scheme in (
-            ("list", "", WIDE, "light"),
-            ("run", f"runs/{ids[-1]}", WIDE, "light"),
-            ("compare", compared, WIDE, "dark"),
-            ("phone", f"runs/{ids[-1]}", NARROW, "dark"),
-        ):
-            with browser(*size, scheme) as page:
-                page.goto(address + path)
-                _settle(page)
-                page.screenshot(path=PICTURES / f"serve_{name}.png")
+        with browser(*WIDE) as page:
+            shoot(page, address, "list")
+            shoot(page, f"{address}runs/{ids[-1]}", "run")
+        with browser(*WIDE, "dark") as page:
+            shoot(page, address + compared, "compare")
+        with browser(*NARROW, "dark") as page:
+            shoot(page, f"{address}runs/{ids[-1]}", "phone")
 
 
-def _settle(page: Any) -> None:
+def shoot(page: Any, address: str, name: str) -> None:
+    """Write `serve_NAME.png`."""
+    page.goto(address)
     page.locator("main canvas, main tbody tr").first.wait_for()
-    page.wait_for_timeout(1500)  # plots follow one after the other
+    page.wait_for_timeout(3000)  # plots follow one after the other
+    page.screenshot(path=PICTURES / f"serve_{name}.png")
 
 
 if __name__ == "__main__":
