@@ -46,6 +46,7 @@ COMMANDS: Final = {
     "tui": Command("tui", "watch runs in the terminal, live or after their end"),
     "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
     "report": Command("report", "write the report of a run as one HTML page"),
+    "serve": Command("serve", "show runs in the browser, also while they are written"),
 }
 """Subcommands by name."""
 LONG: Final = ("train", "eval", "compare", "audit", "bench", "grow", "export", "report")

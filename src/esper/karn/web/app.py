@@ -1,0 +1,109 @@
+"""`make_app`: the routes of the dashboard. All read, none writes."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Final
+
+from fastapi import FastAPI, Request, Response, WebSocket
+
+from esper.karn.web.access import Access
+from esper.karn.web.assets import Asset, read_assets
+from esper.karn.web.feed import RunFeed
+from esper.karn.web.guard import REPORT_POLICY, Application, Guard
+from esper.karn.web.life_lines import read_life_lines, stage_look
+from esper.karn.web.listing import RunList
+from esper.karn.web.live import LiveSockets
+from esper.karn.web.places import NotServedError, RunsFolder
+from esper.leyline.errors import EsperError
+
+_HUGE: Final = 1 << 40
+"""Rounds and members in addresses are cut to this."""
+
+
+def make_app(folder: RunsFolder, access: Access) -> Application:
+    """The application for the runs of a folder, behind its guard."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    _add_pages(app, read_assets(), folder)
+    _add_records(app, folder)
+    app.add_exception_handler(EsperError, _refuse)
+    return Guard(app, access)
+
+
+def _add_pages(app: FastAPI, assets: dict[str, Asset], folder: RunsFolder) -> None:
+    @app.get("/")
+    def list_page(request: Request) -> Response:
+        return _asset(request, assets["list.html"])
+
+    @app.get("/compare")
+    def compare_page(request: Request) -> Response:
+        return _asset(request, assets["compare.html"])
+
+    @app.get("/runs/{run_id}")
+    def run_page(request: Request, run_id: str) -> Response:
+        return _asset(request, assets["run.html"])
+
+    @app.get("/runs/{run_id}/report")
+    def report_page(run_id: str) -> Response:
+        return Response(
+            folder.report_of(run_id),
+            media_type="text/html; charset=utf-8",
+            headers={"content-security-policy": REPORT_POLICY},
+        )
+
+    @app.get("/static/{path:path}")
+    def static_file(request: Request, path: str) -> Response:
+        if path not in assets:
+            raise NotServedError("no such file")
+        return _asset(request, assets[path])
+
+
+def _add_records(app: FastAPI, folder: RunsFolder) -> None:
+    runs, sockets = RunList(folder), LiveSockets()
+    threading.Thread(target=runs.read, name="first list of runs", daemon=True).start()
+
+    @app.get("/api/runs")
+    def run_list() -> Response:
+        return as_json({"folder": str(folder.root), "runs": runs.read()})
+
+    @app.get("/api/stages")
+    def stages() -> Response:
+        return as_json(stage_look())
+
+    @app.get("/api/runs/{run_id}")
+    def run_record(run_id: str) -> Response:
+        return as_json(RunFeed(folder.path_of(run_id)).first())
+
+    @app.get("/api/runs/{run_id}/seeds")
+    def life_lines(run_id: str, round: str = "", member: str = "") -> Response:
+        at = None if round == "" else _count("round", round)
+        return as_json(read_life_lines(folder.path_of(run_id), at, _count("member", member or "0")))
+
+    @app.websocket("/api/runs/{run_id}/live")
+    async def live(socket: WebSocket, run_id: str) -> None:
+        await sockets.follow(socket, lambda: RunFeed(folder.path_of(run_id)))
+
+
+def as_json(value: object) -> Response:
+    """Strict JSON in ASCII: names of folders need not be Unicode."""
+    return Response(json.dumps(value, allow_nan=False), media_type="application/json")
+
+
+def _asset(request: Request, asset: Asset) -> Response:
+    headers = {"etag": asset.etag, "cache-control": "no-cache"}
+    if request.headers.get("if-none-match") == asset.etag:
+        return Response(status_code=304, headers=headers)
+    return Response(asset.body, media_type=asset.media_type, headers=headers)
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise EsperError(f"{name}: a whole number from 0")
+    return int(text[:13]) if len(text) <= 13 else _HUGE
+
+
+def _refuse(request: Request, error: Exception) -> Response:
+    answer = as_json({"error": str(error)})
+    answer.status_code = 404 if isinstance(error, NotServedError) else 400
+    return answer

@@ -1,0 +1,152 @@
+"""`RunFeed`: what the page of a run shows. First all of it, then what is new.
+
+A message is one JSON object. `run` and `budget` are in every one. Series (`rounds`, `learner`, ...)
+hold points by round that replace those from their first round on; `frontier`, `curves` and
+`contenders` replace what was there; `events` are added. A part that cannot be read is named in
+`problems` with the reason, and the others are there all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from esper.karn import views
+from esper.karn.views.events import EventLine
+from esper.karn.views.follow import RunCursor, RunUpdate
+from esper.karn.views.kinds import RunKind
+from esper.karn.views.plain import to_plain
+from esper.karn.views.rounds import RoundPoint
+from esper.karn.web.event_text import payload_text
+from esper.karn.web.listing import run_entry
+from esper.leyline.codec import Json
+from esper.leyline.errors import EsperError
+
+MOST_POINTS: Final = 2000
+"""Points of a series in a message; of more, evenly spaced ones are sent."""
+MOST_CURVES: Final = 60
+"""Curves of networks in a message, those with the highest scores."""
+MOST_EVENTS: Final = 100
+"""Events in a message, the newest."""
+
+Point = TypeVar("Point")
+Series = Callable[[Path, int], Sequence[Any]]
+_SERIES: Final[dict[str, Series]] = {
+    "learner": views.read_ppo,
+    "speed": views.read_throughput,
+    "actions": views.read_actions,
+    "anomalies": views.read_anomalies,
+}
+"""Of training runs, besides their rounds."""
+
+
+class RunFeed:
+    """Reads one run for one page."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._cursor = RunCursor(run, from_end=True)
+        self._newest = dict.fromkeys(("rounds", *_SERIES), -1)
+        self._problems: dict[str, Json] = {}
+
+    def first(self) -> dict[str, Json]:
+        """Everything there is."""
+        update = self._cursor.poll()
+        message = self._message(update)
+        if self._cursor.kind is RunKind.TRAIN:
+            events = self._read("events", lambda: views.last_events(self._run, MOST_EVENTS))
+            message["events"] = [event_entry(event) for event in events]
+        return message
+
+    def next(self) -> dict[str, Json] | None:
+        """What is new since the last message; None: nothing."""
+        update = self._cursor.poll()
+        return self._message(update) if update.changed else None
+
+    def _message(self, update: RunUpdate) -> dict[str, Json]:
+        self._problems = {}
+        message: dict[str, Json] = {
+            "run": run_entry(update.summary),
+            "budget": to_plain(views.read_budget(self._run)),
+        }
+        if self._cursor.kind is RunKind.TRAIN:
+            message |= self._training(update)
+        else:
+            message |= self._search()
+        return message | {"problems": self._problems}
+
+    def _training(self, update: RunUpdate) -> dict[str, Json]:
+        if _repeats(update.rounds, self._newest["rounds"]):
+            self._newest = dict.fromkeys(self._newest, update.rounds[0].round - 1)
+        found: dict[str, Json] = {
+            "setup": to_plain(self._read("setup", lambda: [views.read_setup(self._run)])[:1]),
+            "events": [event_entry(event) for event in update.events[-MOST_EVENTS:]],
+            "rounds": self._points("rounds", update.rounds),
+        }
+        for name, reader in _SERIES.items():
+            found[name] = self._points(name, self._read_after(name, reader))
+        return found
+
+    def _read_after(self, name: str, reader: Series) -> Sequence[Any]:
+        return self._read(name, lambda: reader(self._run, self._newest[name]))
+
+    def _points(self, name: str, points: Sequence[Any]) -> Json:
+        if points:
+            self._newest[name] = points[-1].round
+        return to_plain(thinned(points))
+
+    def _search(self) -> dict[str, Json]:
+        run = self._run
+        curves = self._read("curves", lambda: views.read_curves(run))
+        return {
+            "frontier": to_plain(self._read("frontier", lambda: views.read_frontier(run))),
+            "curves": to_plain(_best(curves)),
+            "curves_total": len(curves),
+            "contenders": to_plain(self._read("contenders", lambda: views.read_contenders(run))),
+        }
+
+    def _read(self, name: str, reader: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """A part of the run; empty, with the reason in `problems`, if it cannot be read."""
+        try:
+            return reader()
+        except (EsperError, OSError) as error:
+            self._problems[name] = str(error)
+            return ()
+
+
+def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most `most` evenly spaced points, the last one among them.
+
+    >>> thinned(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    if len(points) <= most:
+        return list(points)
+    last = len(points) - 1
+    return [points[round(i * last / (most - 1))] for i in range(most)]
+
+
+def event_entry(event: EventLine) -> Json:
+    """An event as JSON, its payload as one short line."""
+    return {
+        "type": event.type,
+        "round": event.round,
+        "step": event.step,
+        "time": to_plain(event.time),
+        "text": payload_text(event.payload),
+    }
+
+
+def _repeats(rounds: Sequence[RoundPoint], newest: int) -> bool:
+    """Whether a resumed run has recorded rounds anew."""
+    return bool(rounds) and rounds[0].round <= newest
+
+
+def _best(curves: Sequence[views.NetworkCurve]) -> list[views.NetworkCurve]:
+    """The curves that are sent, in their order."""
+    if len(curves) <= MOST_CURVES:
+        return list(curves)
+    scores = [max((p.score for p in curve.points), default=-1.0) for curve in curves]
+    chosen = sorted(range(len(curves)), key=lambda i: -scores[i])[:MOST_CURVES]
+    return [curves[i] for i in sorted(chosen)]

@@ -1,0 +1,95 @@
+"""`RunList`: the list of runs, read anew at most once a second whoever asks.
+
+A run that no process writes is read again only when its folder has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from esper.karn.views.kinds import find_kind
+from esper.karn.views.plain import to_plain
+from esper.karn.views.summary import RunState, RunSummary, run_summary
+from esper.karn.web.places import RunsFolder, id_of
+from esper.leyline.codec import Json
+from esper.storage.folder_lock import is_locked
+from esper.storage.run_files import REPORT_PAGE
+
+_FRESH_SECONDS: Final = 1.0
+Signature = tuple[tuple[str, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An ended run, as it was read."""
+
+    signature: Signature
+    summary: RunSummary
+
+
+class RunList:
+    """The runs of a folder, newest first."""
+
+    def __init__(self, folder: RunsFolder) -> None:
+        self._folder = folder
+        self._known: dict[str, _Known] = {}
+        self._lock = threading.Lock()
+        self._listed: list[Json] = []
+        self._read_at = -_FRESH_SECONDS
+
+    def read(self) -> list[Json]:
+        """All runs as JSON."""
+        with self._lock:  # those who wait get the list that the first one reads
+            if time.monotonic() - self._read_at >= _FRESH_SECONDS:
+                self._listed = [run_entry(run) for run in self._summaries()]
+                self._read_at = time.monotonic()
+            return self._listed
+
+    def _summaries(self) -> list[RunSummary]:
+        names = self._folder.names()
+        self._known = {name: self._known[name] for name in names if name in self._known}
+        found = [run for name in names if (run := self._summary(name)) is not None]
+        return sorted(found, key=lambda run: (run.created, run.name), reverse=True)
+
+    def _summary(self, name: str) -> RunSummary | None:
+        path = self._folder.root / name
+        signature = _signature(path)
+        known = self._known.get(name)
+        if known is not None and known.signature == signature and not is_locked(path):
+            return known.summary
+        if find_kind(path) is None:
+            return None
+        summary = run_summary(path)
+        if summary.state is RunState.RUNNING:
+            self._known.pop(name, None)
+        else:
+            self._known[name] = _Known(signature, summary)
+        return summary
+
+
+def run_entry(run: RunSummary) -> Json:
+    """A run as JSON: its summary, id, progress, and whether it has a report page."""
+    plain = to_plain(run)
+    assert isinstance(plain, dict)
+    return {
+        **plain,
+        "path": str(run.path),
+        "id": id_of(run.name),
+        "progress": run.progress,
+        "report": (run.path / REPORT_PAGE).is_file(),
+    }
+
+
+def _signature(path: Path) -> Signature:
+    """Names, times and sizes of what is in a folder; empty if it is gone."""
+    try:
+        with os.scandir(path) as entries:
+            found = [(one.name, one.stat(follow_symlinks=False)) for one in entries]
+    except OSError:
+        return ()
+    return tuple(sorted((name, at.st_mtime_ns, at.st_size) for name, at in found))

@@ -1,0 +1,71 @@
+// Numbers, times and states as people read them.
+
+export function number(value, digits = 4) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "-";
+  if (Number.isInteger(value)) return value.toLocaleString("en");
+  const size = Math.abs(value);
+  if (size >= 10000) return Math.round(value).toLocaleString("en");
+  if (size !== 0 && size < 1e-3) return value.toExponential(2);
+  return String(Number(value.toPrecision(digits)));
+}
+
+export function interval(estimate) {
+  if (!estimate || estimate.value === null) return "-";
+  if (estimate.low === null || estimate.high === null) return number(estimate.value);
+  return `${number(estimate.value)} [${number(estimate.low, 3)}, ${number(estimate.high, 3)}]`;
+}
+
+export function short(value) {
+  const size = Math.abs(value);
+  for (const [unit, letter] of [[1e9, "G"], [1e6, "M"], [1e3, "k"]]) {
+    if (size >= unit) return `${Number((value / unit).toPrecision(3))}${letter}`;
+  }
+  return String(Number(value.toPrecision(3)));
+}
+
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "-";
+  const whole = Math.max(0, Math.round(seconds));
+  if (whole < 60) return `${whole} s`;
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  return `${Math.floor(whole / 3600)} h ${Math.floor((whole % 3600) / 60)} min`;
+}
+
+export function clock(seconds) {
+  return seconds === null ? "-" : new Date(seconds * 1000).toISOString().slice(11, 19);
+}
+
+export function words(name) {
+  return name.replaceAll("_", " ").toLowerCase();
+}
+
+export const STATE_MARKS = {
+  running: "●", finished: "✓", interrupted: "‖", failed: "✕", killed: "○", broken: "!",
+};
+
+// One calm sentence on the state of a run.
+export function stateSentence(run) {
+  const problem = run.problem ? ` ${run.problem}` : "";
+  switch (run.state) {
+    case "running": return "Running; the page follows it.";
+    case "finished": return "Finished.";
+    case "interrupted":
+      return "Not complete, and no process writes it now. What is saved is shown; it can be resumed.";
+    case "failed": return `Ended by an error.${problem}`;
+    case "killed":
+      return "The process that wrote this run is gone: killed, or the machine went down. " +
+        "What it had written is shown; it can be resumed.";
+    default: return `This folder cannot be read.${problem}`;
+  }
+}
+
+export function progressText(run) {
+  const done = `${number(run.done, 3)}`;
+  return run.total ? `${done} of ${number(run.total, 3)} ${run.unit}` : `${done} ${run.unit}`;
+}
+
+export function topologyText(point) {
+  const slots = point.topology || [];
+  const seeds = slots.some(Boolean) ? slots.map((name) => name || "-").join(" ") : "host alone";
+  return [`#${point.label}`, point.variant, seeds].filter(Boolean).join(" ");
+}

@@ -1,0 +1,167 @@
+// Life lines: which seed was in which slot of which member, its stages over the steps of a round.
+
+import { el, svg } from "./dom.js";
+import { ask } from "./api.js";
+import { Drawing, linear, xAxis } from "./axes.js";
+import { emptyPlot, Figure } from "./figure.js";
+import { number } from "./format.js";
+import { allStages, stageColour, stageWord } from "./stages.js";
+
+const LANE = 24;
+const BAR = 10;
+
+export class LifeLines {
+  constructor(id) {
+    this.id = id;
+    this.at = null;
+    this.first = 0;
+    this.found = null;
+    this.slots = [];
+    this.round = el("input", {
+      type: "number", min: 0, step: 1, class: "round", change: () => this.choose(this.round.value),
+    });
+    this.newest = el("button", { type: "button", click: () => this.choose("") }, "Newest");
+    this.before = el("button", { type: "button", click: () => this.turn(-1), "aria-label": "Members before" }, "◀");
+    this.after = el("button", { type: "button", click: () => this.turn(1), "aria-label": "Members after" }, "▶");
+    this.window = el("span", { class: "control" });
+    const controls = [
+      el("label", { class: "control" }, "round ", this.round), this.newest,
+      el("span", { class: "control" }, this.before, this.window, this.after),
+    ];
+    this.figure = new Figure("life-lines", "Life lines of seeds", { controls, wide: true });
+    this.drawing = new Drawing((width) => this.paint(width));
+    this.busy = false;
+  }
+
+  choose(text) {
+    this.at = text === "" ? null : Math.max(0, Math.floor(Number(text) || 0));
+    this.load();
+  }
+
+  turn(by) {
+    this.first = Math.max(0, this.first + by * this.found.window);
+    this.load();
+  }
+
+  // The newest round is loaded again when the run has moved on.
+  async moved(slots) {
+    this.slots = slots;
+    if (this.at === null || !this.found) await this.load();
+  }
+
+  async load() {
+    if (this.busy) {
+      this.again = true;
+      return;
+    }
+    this.busy = true;
+    try {
+      const round = this.at === null ? "" : this.at;
+      this.found = await ask(`/api/runs/${this.id}/seeds?round=${round}&member=${this.first}`);
+      this.show("");
+    } catch (error) {
+      this.show(error.message);
+    }
+    this.busy = false;
+    if (this.again) {
+      this.again = false;
+      await this.load();
+    }
+  }
+
+  show(problem) {
+    const found = this.found;
+    if (!found) {
+      this.figure.show({ draw: (node) => emptyPlot(node, ""), table: () => this.table() }, { problem });
+      return;
+    }
+    if (document.activeElement !== this.round) this.round.value = Math.max(0, found.round);
+    this.round.max = Math.max(0, found.newest);
+    this.first = found.first;
+    this.window.textContent = ` members ${found.first}-${found.first + found.window - 1} of ${found.members} `;
+    this.before.disabled = found.first === 0;
+    this.after.disabled = found.first + found.window >= found.members;
+    this.figure.show({ draw: (node) => this.draw(node), table: () => this.table() }, { problem });
+  }
+
+  draw(node) {
+    if (this.found.round < 0) emptyPlot(node, "No round is recorded yet.");
+    else if (!this.found.seeds.length) emptyPlot(node, "No seed germinated in these members in this round.");
+    else this.drawing.show(node);
+  }
+
+  lanes() {
+    const slots = this.slots.length ? this.slots : [...new Set(this.found.seeds.map((s) => s.slot))].sort();
+    const lanes = [];
+    for (let m = this.found.first; m < this.found.first + this.found.window; m += 1) {
+      for (const slot of slots) lanes.push({ member: m, slot, first: slot === slots[0] });
+    }
+    return lanes;
+  }
+
+  paint(width) {
+    const lanes = this.lanes();
+    const height = lanes.length * LANE + 52;
+    const box = { left: 84, right: width - 14, top: 6, bottom: height - 44 };
+    const x = linear([0, this.found.steps], [box.left, box.right]);
+    const picture = svg("svg", {
+      width, height, role: "img",
+      "aria-label": `Life lines of ${this.found.seeds.length} seeds in round ${this.found.round}; the table has them.`,
+    }, xAxis(x, box, `step of round ${this.found.round}`));
+    const tops = new Map();
+    lanes.forEach((lane, i) => {
+      const top = box.top + i * LANE;
+      tops.set(`${lane.member} ${lane.slot}`, top);
+      if (lane.first) picture.append(svg("line", { class: "divider", x1: 0, x2: box.right, y1: top, y2: top }));
+      const text = lane.first ? `${lane.member} ${lane.slot}` : lane.slot;
+      picture.append(svg("text", { class: "label", x: box.left - 6, y: top + 18, "text-anchor": "end" }, text));
+    });
+    for (const seed of this.found.seeds) {
+      const top = tops.get(`${seed.member} ${seed.slot}`);
+      if (top !== undefined) picture.append(this.life(seed, top, x));
+    }
+    return [picture, this.legend()];
+  }
+
+  life(seed, top, x) {
+    const group = svg("g", {});
+    const y = top + 12;
+    for (const span of seed.stages) {
+      const end = span.end ?? this.found.steps;
+      const said = `${seed.blueprint} in ${seed.slot} of member ${seed.member}: ${stageWord(span.stage)}, steps ${span.first} to ${end}`;
+      group.append(svg("rect", {
+        x: x(span.first), y, width: Math.max(1.5, x(end) - x(span.first)), height: BAR,
+        fill: stageColour(span.stage), class: "span",
+      }, svg("title", {}, said)));
+    }
+    const last = seed.stages.at(-1);
+    const end = x(last.end ?? this.found.steps);
+    if (seed.end === "pruned") group.append(svg("path", { class: "cross", d: `M${end - 8} ${y + 2}l6 6m0 -6l-6 6` }));
+    group.append(svg("text", { class: "seed", x: x(seed.stages[0].first) + 1, y: y - 2 }, seed.blueprint));
+    return group;
+  }
+
+  legend() {
+    const used = new Set(this.found.seeds.flatMap((seed) => seed.stages.map((span) => span.stage)));
+    const entries = allStages().filter((one) => used.has(one.stage)).map((one) => el("li", {},
+      svg("svg", { width: 20, height: 12, "aria-hidden": "true" },
+        svg("rect", { x: 1, y: 1, width: 18, height: 10, fill: one.colour, class: "span" })), one.word));
+    const cross = svg("svg", { width: 14, height: 12, "aria-hidden": "true" },
+      svg("path", { class: "cross", d: "M4 3l6 6m0 -6l-6 6" }));
+    entries.push(el("li", {}, cross, "pruned by its end"));
+    return el("ul", { class: "legend" }, ...entries);
+  }
+
+  table() {
+    const life = (seed) => seed.stages.map((span) => `${stageWord(span.stage)} ${span.first}-${span.end ?? "end"}`).join(", ");
+    const spread = (seed) => (seed.contribution === null ? "-"
+      : `${number(seed.contribution)} ± ${number(seed.contribution_se, 2)}`);
+    return {
+      columns: [{ label: "member and slot" }, { label: "blueprint" }, { label: "stages by step" }, { label: "end" },
+        { label: "parameters", number: true }, { label: "contribution ± s.e.", number: true }],
+      rows: (this.found?.seeds ?? []).map((seed) => [
+        `${seed.member} ${seed.slot}`, seed.blueprint, life(seed), seed.end, number(seed.params), spread(seed),
+      ]),
+    };
+  }
+}

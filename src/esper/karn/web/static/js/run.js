@@ -1,0 +1,90 @@
+// The page of one run.
+
+import { follow } from "./api.js";
+import { el, main, setText } from "./dom.js";
+import { duration, number, progressText, STATE_MARKS, stateSentence } from "./format.js";
+import { RunData } from "./rundata.js";
+import { searchFigures } from "./search_figures.js";
+import { loadStages } from "./stages.js";
+import { startTheme } from "./theme.js";
+import { trainingFigures } from "./training_figures.js";
+
+const id = location.pathname.split("/")[2];
+
+class RunPage {
+  constructor() {
+    this.data = new RunData();
+    this.parts = [];
+    this.title = el("h1", {}, "Run");
+    this.state = el("span", { class: "state" });
+    this.sentence = el("p", { class: "sentence", role: "status" }, "Reading the run ...");
+    this.connection = el("p", { class: "problem", role: "status", hidden: true });
+    this.bar = el("progress", { max: 1, "aria-label": "Progress", hidden: true });
+    this.done = el("span", {});
+    this.facts = el("dl", { class: "facts" });
+    this.report = el("a", { class: "button", hidden: true, href: `/runs/${id}/report` }, "Report");
+    this.compare = el("a", { class: "button", href: `/compare?run=${id}` }, "Compare with ...");
+    this.figures = el("div", { class: "figures" });
+    main().append(
+      el("div", { class: "run-head" }, this.title, this.state, el("span", { class: "spacer" }), this.report, this.compare),
+      this.sentence, this.connection, el("div", { class: "run-progress" }, this.bar, this.done),
+      this.facts, this.figures);
+  }
+
+  take(message, first) {
+    this.data.apply(message, first);
+    this.head();
+    if (!this.parts.length) this.addFigures();
+    for (const part of this.parts) part.update(this.data);
+  }
+
+  addFigures() {
+    const make = this.data.run.kind === "train" ? trainingFigures : searchFigures;
+    this.parts = make(id, this.data);
+    this.figures.append(...this.parts.map((part) => part.node));
+  }
+
+  head() {
+    const { run, budget, setup } = this.data;
+    document.title = `${run.name} - Esper`;
+    setText(this.title, run.name);
+    if (this.state.dataset.state !== run.state) {
+      this.state.dataset.state = run.state;
+      this.state.replaceChildren(el("span", { "aria-hidden": "true", class: "state-mark" }, STATE_MARKS[run.state]), ` ${run.state}`);
+    }
+    setText(this.sentence, stateSentence(run));
+    this.bar.hidden = run.progress === null;
+    if (run.progress !== null) this.bar.value = run.progress;
+    const left = budget.seconds_left === null ? "" : `, about ${duration(budget.seconds_left)} left`;
+    setText(this.done, run.unit ? `${progressText(run)}, ${duration(run.seconds)}${left}` : "");
+    this.report.hidden = !run.report;
+    this.showFacts([
+      ["kind", run.kind], ["task", run.task], ["policy", run.policy], ["seed", run.seed === null ? "" : String(run.seed)],
+      ["created (UTC)", run.created], ["score", run.score === null ? "" : number(run.score)],
+      ["best score", run.best_score === null ? "" : number(run.best_score)],
+      ["members", setup ? number(setup.members) : ""], ["steps", setup ? number(setup.episode_length) : ""],
+      ["device", setup ? setup.device : ""], ["executor", setup ? setup.executor : ""],
+      ["verdict", run.verdict],
+    ]);
+  }
+
+  showFacts(pairs) {
+    const known = pairs.filter(([, value]) => value && value !== "-");
+    const text = JSON.stringify(known);
+    if (text === this.shown) return;
+    this.shown = text;
+    this.facts.replaceChildren(...known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  }
+
+  connected(state, reason) {
+    const said = reason ? ` (${reason})` : "";
+    if (state === "refused") setText(this.sentence, `This run cannot be shown${said}.`);
+    this.connection.hidden = state !== "lost";
+    setText(this.connection, state === "lost" ? `esper serve does not answer${said}; trying again. What is shown may be old.` : "");
+  }
+}
+
+startTheme();
+const page = new RunPage();
+await loadStages().catch(() => {}); // names of stages will do
+follow(id, (message, first) => page.take(message, first), (state, reason) => page.connected(state, reason));

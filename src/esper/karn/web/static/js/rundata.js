@@ -1,0 +1,50 @@
+// What is known of a run, from the messages of its feed.
+
+const SERIES = ["rounds", "learner", "speed", "actions", "anomalies"];
+const REPLACED = ["run", "budget", "frontier", "curves", "curves_total", "contenders"];
+const MOST_EVENTS = 200;
+const MOST_POINTS = 4000;
+
+export class RunData {
+  constructor() {
+    this.run = null;
+    this.reset();
+  }
+
+  reset() {
+    this.budget = null;
+    this.setup = null;
+    this.problems = {};
+    for (const name of SERIES) this[name] = [];
+    this.frontier = [];
+    this.curves = [];
+    this.curves_total = 0;
+    this.contenders = [];
+    this.events = [];
+  }
+
+  // `first`: the message holds everything.
+  apply(message, first) {
+    if (first) this.reset();
+    for (const name of REPLACED) if (message[name] !== undefined) this[name] = message[name];
+    if (message.setup && message.setup[0]) this.setup = message.setup[0];
+    for (const name of SERIES) if (message[name]) this[name] = merged(this[name], message[name]);
+    if (message.events) this.addEvents(message.events);
+    this.problems = message.problems || {};
+  }
+
+  addEvents(events) {
+    const key = (event) => `${event.time} ${event.type} ${event.round} ${event.step}`;
+    const known = new Set(this.events.map(key));
+    this.events = [...this.events, ...events.filter((event) => !known.has(key(event)))]
+      .slice(-MOST_EVENTS);
+  }
+}
+
+// Points by round; the new ones replace those from their first round on.
+export function merged(points, added) {
+  if (!added.length) return points;
+  const kept = points.filter((point) => point.round < added[0].round);
+  const all = [...kept, ...added];
+  return all.length <= MOST_POINTS ? all : all.filter((_, i) => i % 2 === 0 || i > all.length - 100);
+}

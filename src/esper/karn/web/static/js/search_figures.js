@@ -1,0 +1,76 @@
+// The figures of searches, comparisons and audits. Each has a `node` and `update(data)`.
+
+import { contenderRows, contenderTable, IntervalPlot } from "./contenders.js";
+import { Curves, curveSource } from "./curves.js";
+import { Figure } from "./figure.js";
+import { topologyText } from "./format.js";
+import { FrontierPlot } from "./frontier.js";
+
+const FEW = 8;
+
+class FrontierFigure {
+  constructor(kind) {
+    const note = kind === "grow"
+      ? "Test score with one standard error." : "Test score with its 95 % interval over contexts.";
+    this.figure = new Figure("frontier", "Score against size", { note, wide: true });
+    this.plot = new FrontierPlot();
+    this.node = this.figure.node;
+  }
+
+  update(data) {
+    const groups = [{ label: "", points: data.frontier, place: 0 }];
+    this.figure.show(this.plot.source(groups), { problem: data.problems.frontier });
+  }
+}
+
+class NetworkCurveFigure {
+  constructor(kind) {
+    const x = kind === "grow" ? "training runs of the host" : "share of the budget";
+    this.curves = new Curves({ xLabel: x, yLabel: "validation score" });
+    this.figure = new Figure("curves", "Learning curves of networks", { wide: true });
+    this.node = this.figure.node;
+  }
+
+  // Of many, the plot has the best; the table has all that were sent.
+  update(data) {
+    const series = data.curves.filter((curve) => curve.points.length).map((curve) => ({
+      label: topologyText(curve),
+      x: curve.points.map((p) => p.compute), y: curve.points.map((p) => p.score),
+    }));
+    const best = (one) => Math.max(...one.y.filter((value) => value !== null));
+    const top = series.slice().sort((a, b) => best(b) - best(a)).slice(0, FEW);
+    const source = curveSource(this.curves, series);
+    const note = series.length > FEW
+      ? `The ${FEW} with the best scores; the table has ${series.length} of ${data.curves_total}.` : "";
+    this.figure.show({ draw: (node) => this.curves.show(node, top), table: source.table },
+      { problem: data.problems.curves, note });
+  }
+}
+
+class ContenderFigure {
+  constructor(name, title, options) {
+    this.name = name;
+    this.figure = new Figure(`contenders-${name}`, title, { note: "Mean with its 95 % interval." });
+    this.plot = new IntervalPlot(title.toLowerCase(), options);
+    this.node = this.figure.node;
+  }
+
+  update(data) {
+    const groups = [{ label: "", contenders: data.contenders, place: 0 }];
+    const rows = contenderRows(groups, this.name);
+    this.figure.show(this.plot.source(rows, () => contenderTable(groups)), { problem: data.problems.contenders });
+    const awaited = this.name === "score" && data.run.kind === "compare";
+    this.node.hidden = !data.problems.contenders && !awaited
+      && !rows.some((row) => row.estimate.value !== null);
+  }
+}
+
+export function searchFigures(id, data) {
+  const kind = data.run.kind;
+  const frontier = () => [new FrontierFigure(kind), new NetworkCurveFigure(kind)];
+  const contenders = () => [new ContenderFigure("score", "Score"),
+    new ContenderFigure("difference", "Score minus that of the reference", { zero: true }),
+    new ContenderFigure("test", "Test accuracy")];
+  if (kind === "grow") return frontier();
+  return kind === "compare" ? contenders() : [...contenders(), ...frontier()];
+}

@@ -1,0 +1,171 @@
+// The figures of a training run. Each has a `node` and `update(data)`.
+
+import { Curves, curveSource } from "./curves.js";
+import { clear, el } from "./dom.js";
+import { emptyPlot, Figure } from "./figure.js";
+import { clock, number, words } from "./format.js";
+import { LifeLines } from "./lifelines.js";
+import { stageWord } from "./stages.js";
+
+const rounds = (points) => points.map((point) => point.round);
+const field = (points, name) => points.map((point) => point[name]);
+const part = (points, name, end) => points.map((point) => point[name][end]);
+
+function line(label, points, name, place) {
+  return { label, x: rounds(points), y: field(points, name), place };
+}
+
+function banded(label, points, name) {
+  return {
+    label, x: rounds(points), y: part(points, name, "value"),
+    low: part(points, name, "low"), high: part(points, name, "high"),
+  };
+}
+
+// name of the series, title, y label, curves of the data
+const CURVES = [
+  ["rounds", "score", "Score by round", "score", (d) => [
+    banded("mean of members", d.rounds, "score"), line("best member", d.rounds, "best_member_score")]],
+  ["rounds", "accuracy", "Accuracy by round", "accuracy", (d) => [
+    banded("validation", d.rounds, "accuracy"), line("training", d.rounds, "train_accuracy")]],
+  ["rounds", "growth", "Seeds per member", "seeds", (d) => [
+    line("germinated", d.rounds, "germinated"), line("made permanent", d.rounds, "fossilized"),
+    line("pruned", d.rounds, "pruned")]],
+  ["rounds", "size", "Added parameters per member", "parameters", (d) => [
+    line("added parameters", d.rounds, "added_params")]],
+  ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
+  ["actions", "actions", "Operations chosen", "share of member-steps", (d) => shares(d.actions)],
+  ["learner", "entropy", "PPO: entropy", "entropy", (d) => [line("all heads", d.learner, "entropy")]],
+  ["learner", "kl", "PPO: KL and clipping", "", (d) => [
+    line("approximate KL", d.learner, "approx_kl"), line("clipped share", d.learner, "clip_fraction")]],
+  ["learner", "variance", "PPO: explained variance", "explained variance", (d) => [
+    line("explained variance", d.learner, "explained_variance")]],
+  ["learner", "losses", "PPO: losses", "loss", (d) => [
+    line("policy", d.learner, "policy_loss"), line("value", d.learner, "value_loss")]],
+  ["learner", "ratio", "PPO: probability ratio", "ratio", (d) => [
+    line("mean", d.learner, "ratio_mean"), line("lowest", d.learner, "ratio_min"),
+    line("highest", d.learner, "ratio_max")]],
+  ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")]],
+  ["speed", "speed", "Throughput", "member-steps/s", (d) => [
+    line("member-steps/s", d.speed, "member_steps_per_second")]],
+];
+
+function shares(points) {
+  const names = new Set();
+  for (const point of points) for (const one of point.ops) if (one.chosen) names.add(one.op);
+  const share = (point, name) => {
+    const all = point.ops.reduce((sum, one) => sum + one.chosen, 0);
+    const found = point.ops.find((one) => one.op === name);
+    return all && found ? found.chosen / all : 0;
+  };
+  return [...names].map((name) => ({
+    label: words(name), x: rounds(points), y: points.map((point) => share(point, name)),
+  }));
+}
+
+function stages(points) {
+  const names = new Set();
+  for (const point of points) for (const [name, count] of point.stages) if (count) names.add(name);
+  const count = (point, name) => (point.stages.find(([one]) => one === name) ?? [name, null])[1];
+  return [...names].map((name) => ({
+    label: stageWord(name), x: rounds(points), y: points.map((point) => count(point, name)),
+  }));
+}
+
+class CurveFigure {
+  constructor([source, id, title, yLabel, series]) {
+    this.source = source;
+    this.series = series;
+    this.curves = new Curves({ xLabel: "round", yLabel: yLabel || title });
+    this.figure = new Figure(id, title);
+    this.node = this.figure.node;
+  }
+
+  update(data) {
+    this.node.hidden = this.source === "learner" && !data.learner.length && !data.problems.learner;
+    this.figure.show(curveSource(this.curves, this.series(data)), { problem: data.problems[this.source] });
+  }
+}
+
+class LifeLineFigure {
+  constructor(id) {
+    this.lines = new LifeLines(id);
+    this.node = this.lines.figure.node;
+    this.newest = null;
+  }
+
+  update(data) {
+    const newest = data.rounds.length ? data.rounds.at(-1).round : -1;
+    if (newest === this.newest) return;
+    this.newest = newest;
+    this.lines.moved(data.setup ? data.setup.slots : []);
+  }
+}
+
+class PhaseFigure {
+  constructor() {
+    this.figure = new Figure("phases", "Where the time of a round goes");
+    this.node = this.figure.node;
+  }
+
+  update(data) {
+    const last = data.speed.at(-1);
+    const total = last ? last.phases.reduce((sum, [, seconds]) => sum + seconds, 0) : 0;
+    this.figure.show({ draw: (node) => draw(node), table: () => table() });
+
+    function draw(node) {
+      if (!last || !total) {
+        emptyPlot(node, "Nothing recorded yet.");
+        return;
+      }
+      clear(node).append(el("p", { class: "note" }, `round ${last.round}, ${number(total, 3)} s`),
+        el("ul", { class: "bars" }, ...last.phases.map(([name, seconds]) => el("li", {},
+          el("span", { class: "bar-name" }, words(name)), el("meter", { max: total, value: seconds, "aria-hidden": "true" }),
+          el("span", { class: "bar-value" }, `${number(seconds, 2)} s, ${Math.round((100 * seconds) / total)} %`)))));
+    }
+
+    function table() {
+      return {
+        columns: [{ label: "phase" }, { label: "seconds", number: true }, { label: "share", number: true }],
+        rows: (last ? last.phases : []).map(([name, seconds]) => [
+          words(name), number(seconds, 3), `${Math.round((100 * seconds) / total)} %`]),
+      };
+    }
+  }
+}
+
+class AnomalyFigure {
+  constructor() {
+    this.list = el("ul", { class: "problems" });
+    this.node = el("section", { class: "figure wide", id: "anomalies" }, el("h2", {}, "Anomalies"), this.list);
+  }
+
+  update(data) {
+    this.node.hidden = !data.anomalies.length;
+    this.list.replaceChildren(...data.anomalies.slice(-20).reverse().map((one) =>
+      el("li", {}, `round ${one.round}: ${words(one.kind)}, ${one.detail}`)));
+  }
+}
+
+class EventFigure {
+  constructor() {
+    this.body = el("tbody", {});
+    this.box = el("div", { class: "table-box events", tabindex: "0", role: "region", "aria-label": "Last events" },
+      el("table", {}, el("thead", {}, el("tr", {}, ...["time (UTC)", "round", "step", "event", "what"]
+        .map((text) => el("th", { scope: "col" }, text)))), this.body));
+    this.node = el("section", { class: "figure wide", id: "events" }, el("h2", {}, "Last events"),
+      el("p", { class: "note" }, "Newest first."), this.box);
+  }
+
+  update(data) {
+    this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", {},
+      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round)),
+      el("td", { class: "num" }, number(event.step)), el("th", { scope: "row" }, words(event.type)), el("td", {}, event.text))));
+  }
+}
+
+export function trainingFigures(id) {
+  const curves = CURVES.map((row) => new CurveFigure(row));
+  return [...curves.slice(0, 4), new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
+    new AnomalyFigure(), new EventFigure()];
+}

@@ -1,0 +1,152 @@
+"""The dashboard in a real browser, over a run that is being written and then killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from esper.karn.web.places import id_of
+from web_support import CHROMIUM, HOSTILE, browser, server, train
+
+pytest.importorskip("playwright", reason="needs playwright (extra test-extra)")
+pytest.importorskip("uvicorn", reason="needs the extra serve")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+
+PATIENCE = 60_000
+"""Milliseconds; a process imports torch before it trains."""
+
+
+@pytest.fixture
+def own(runs, tmp_path) -> Path:
+    """A folder of runs of the test's own."""
+    return shutil.copytree(runs, tmp_path / "runs", symlinks=True)
+
+
+def wait_for_more(page, selector: str, n: int) -> None:
+    """Wait for more than `n` elements; the policy of the pages forbids scripts of the test."""
+    page.locator(selector).nth(n).wait_for(state="attached")
+
+
+def test_list_run_live_curves_kill_compare_report(own):
+    messages: list[str] = []
+    run = train(own, rounds=100_000)
+    try:
+        with server(own) as (address, _), browser(messages=messages) as page:
+            page.set_default_timeout(PATIENCE)
+            page.goto(address)
+            live = page.locator("tr", has=page.locator('[data-state="running"]'))
+            live.get_by_role("link").first.click()
+            page.locator("#score canvas").wait_for()
+            assert "Running" in page.locator(".sentence").inner_text()
+
+            page.locator("#score .toggle").click()
+            wait_for_more(page, "#score tbody tr", 1)
+            wait_for_more(page, "#score tbody tr", page.locator("#score tbody tr").count() + 1)
+            page.locator("#score .toggle").click()
+            before = page.locator("#score canvas").screenshot()
+            deadline = time.monotonic() + PATIENCE / 1000
+            while page.locator("#score canvas").screenshot() == before:
+                assert time.monotonic() < deadline, "the curve does not move"
+            page.locator("#life-lines svg[role=img]").wait_for()
+            assert page.locator("#events tbody tr").count() > 5
+
+            os.kill(run.pid, signal.SIGKILL)
+            run.wait()
+            page.get_by_text("The process that wrote this run is gone").wait_for()
+            assert page.locator(".run-head .state").inner_text().strip().endswith("killed")
+
+            page.goto(address)
+            boxes = page.locator("tbody tr input[type=checkbox]")
+            page.get_by_label("Compare ppo").check()
+            page.get_by_label("Compare synthetic__ppo").first.check()
+            assert boxes.count() == 5
+            page.get_by_role("link", name="Compare 2 selected").click()
+            page.locator("#curves canvas").wait_for()
+            wait_for_more(page, "#curves .legend li", 1)
+            assert "is gone" in page.locator("main > .note").inner_text()
+
+            page.goto(address)
+            page.get_by_label("Report of ppo").click()
+            page.get_by_role("heading", name="Report").wait_for()
+            assert page.title() != "script ran"
+    finally:
+        run.kill()
+        run.wait()
+        assert run.stdout is not None
+        run.stdout.close()
+    # Chromium itself reports the script of the report page that its policy blocked.
+    assert [m for m in messages if "/report" not in m and "sandboxed" not in m] == []
+
+
+def test_names_with_markup_are_text_everywhere(own):
+    messages: list[str] = []
+    with server(own) as (address, _), browser(messages=messages) as page:
+        page.on("dialog", lambda dialog: messages.append(f"dialog {dialog.message}"))
+        page.goto(address)
+        page.get_by_role("link", name="onerror", exact=False).first.click()
+        page.locator("#score canvas").wait_for()
+        assert "<img src=x onerror" in page.locator("h1").inner_text()
+        assert page.locator("main img").count() == 0
+        page.goto(f"{address}compare?run={id_of(HOSTILE)}&run=ppo")
+        page.locator("#curves .legend li").nth(1).wait_for()
+        assert page.locator("main img").count() == 0
+    assert messages == []
+
+
+def test_every_plot_is_also_a_table_by_keyboard_alone(own):
+    messages: list[str] = []
+    with server(own) as (address, _), browser(messages=messages) as page:
+        page.goto(f"{address}runs/ppo")
+        page.locator("#score canvas").wait_for()
+        page.locator("#life-lines svg[role=img]").wait_for()
+        for figure in page.locator("section.figure:visible:has(.toggle)").all():
+            button = figure.locator(".toggle")
+            button.focus()
+            page.keyboard.press("Enter")
+            assert figure.locator("table tbody tr").count() > 0, figure.get_attribute("id")
+            page.keyboard.press("Enter")
+            assert button.get_attribute("aria-pressed") == "false"
+        page.locator("#score .curves").focus()
+        page.keyboard.press("End")
+        assert page.locator("#score .readout").inner_text().startswith("round 1")
+    assert messages == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone(own, scheme):
+    wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    with server(own) as (address, _), browser(400, scheme) as page:
+        for path in ("", "runs/ppo", "runs/cmp", "compare?run=ppo&run=cmp"):
+            page.goto(address + path)
+            page.locator("main table, main svg, main canvas").first.wait_for()
+            assert not page.evaluate(wide), path
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == ("rgb(251, 251, 249)" if scheme == "light" else "rgb(20, 24, 26)")
+
+
+def test_a_page_opens_with_the_token_alone(own, tmp_path):
+    (tmp_path / "token").write_text("0123456789abcdef")
+    (tmp_path / "token").chmod(0o600)
+    words = ("--token-file", str(tmp_path / "token"))
+    with server(own, *words) as (address, _), browser() as page:
+        address = address.partition("?")[0]
+        assert page.goto(address).status == 401
+        page.goto(f"{address}?token=0123456789abcdef")
+        page.get_by_role("link", name="ppo", exact=True).wait_for()
+        assert "token" not in page.url
+        page.get_by_role("link", name="ppo", exact=True).click()
+        page.locator("#score canvas").wait_for()  # the socket has the cookie, too
+
+
+def test_the_page_says_calmly_that_the_server_is_gone(own):
+    with browser() as page:
+        with server(own) as (address, _):
+            page.goto(f"{address}runs/ppo")
+            page.locator("#score canvas").wait_for()
+        page.get_by_text("esper serve does not answer").wait_for()
+        assert page.locator("#score canvas").is_visible()

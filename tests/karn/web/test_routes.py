@@ -1,0 +1,210 @@
+"""What the dashboard answers: pages, the list, a run, its life lines, its report, live updates."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from itertools import pairwise
+
+import pytest
+from fastapi.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from esper.karn.stages import STAGE_WORDS
+from esper.karn.views import RunCursor
+from esper.karn.web import listing
+from esper.karn.web.access import access_for
+from esper.karn.web.app import make_app
+from esper.karn.web.assets import STATIC
+from esper.karn.web.feed import MOST_POINTS, RunFeed, thinned
+from esper.karn.web.places import RunsFolder, id_of
+from esper.storage.folder_lock import FolderLock
+from web_support import HOSTILE, SOCKETS
+
+
+@pytest.mark.parametrize("path", ["/", "/compare", "/runs/ppo", "/runs/no-such-run"])
+def test_pages_are_static_and_hold_no_names(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.text.count("<script") == answer.text.count('<script type="module" src="/static/')
+    assert "style=" not in answer.text
+
+
+def test_every_file_that_pages_and_modules_name_is_there(client):
+    named = set()
+    for path in STATIC.rglob("*"):
+        if path.suffix == ".html":
+            named |= set(re.findall(r'(?:src|href)="(/static/[^"]+)"', path.read_text()))
+        if path.parent.name == "js":
+            for part in re.findall(r'from "(\.[^"]+)"', path.read_text()):
+                named.add(f"/static/{(path.parent / part).resolve().relative_to(STATIC)}")
+    assert len(named) > 15
+    for path in sorted(named):
+        assert client.get(path).status_code == 200, path
+
+
+def test_an_unchanged_file_is_not_sent_again(client):
+    etag = client.get("/static/style.css").headers["etag"]
+    again = client.get("/static/style.css", headers={"if-none-match": etag})
+    assert (again.status_code, again.content) == (304, b"")
+
+
+def test_the_list_has_every_run_with_its_state(client, runs):
+    found = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
+    assert len(found) == 4
+    ppo = found["ppo"]
+    assert (ppo["kind"], ppo["state"], ppo["done"], ppo["progress"]) == (
+        "train", "finished", 2, 1.0,
+    )  # fmt: skip
+    assert ppo["report"] is True
+    assert found["broken"]["state"] == "broken"
+    assert "run.json" in found["broken"]["problem"]
+    assert (found["cmp"]["kind"], found["cmp"]["total"]) == ("compare", None)
+
+
+def test_a_run_has_its_series_and_events(client):
+    found = client.get("/api/runs/ppo").json()
+    assert [point["round"] for point in found["rounds"]] == [0, 1]
+    assert [point["round"] for point in found["learner"]] == [0, 1]
+    assert [point["round"] for point in found["speed"]] == [0, 1]
+    assert found["setup"][0]["members"] == 2
+    assert found["events"][-1]["type"] == "RUN_FINISHED"
+    assert found["problems"] == {}
+
+
+def test_a_comparison_has_its_contenders(client):
+    found = client.get("/api/runs/cmp").json()
+    assert [one["label"] for one in found["contenders"]] == ["random", "wait"]
+    assert "rounds" not in found
+
+
+def test_a_part_that_cannot_be_read_does_not_hide_the_others(runs, tmp_path):
+    run = shutil.copytree(runs / "ppo", tmp_path / "ppo")
+    (part,) = (run / "events" / "PPO_UPDATED").glob("*.parquet")
+    part.write_bytes(b"damaged")
+    found = RunFeed(run).first()
+    assert list(found["problems"]) == ["learner"]
+    assert str(part) in found["problems"]["learner"]
+    assert len(found["rounds"]) == 2
+
+
+def test_life_lines_are_of_the_newest_round_or_the_one_asked_for(client):
+    newest = client.get("/api/runs/ppo/seeds").json()
+    assert (newest["round"], newest["members"], newest["window"]) == (1, 2, 2)
+    first = client.get("/api/runs/ppo/seeds?round=0&member=1").json()
+    assert first["round"] == 0
+    assert {seed["round"] for seed in first["seeds"]} <= {0}
+    beyond = client.get("/api/runs/ppo/seeds?round=99999999999999999999&member=7").json()
+    assert (beyond["round"], beyond["first"]) == (1, 0)
+
+
+@pytest.mark.parametrize("query", ["round=-1", "round=x", "member=1.5", "round=٣"])
+def test_a_round_that_is_none_is_refused(client, query):
+    answer = client.get(f"/api/runs/ppo/seeds?{query}")
+    assert answer.status_code == 400
+    assert "whole number" in answer.json()["error"]
+
+
+def test_stages_have_the_words_and_colours_of_karn(client):
+    found = client.get("/api/stages").json()
+    assert [one["stage"] for one in found] == [stage.name for stage in STAGE_WORDS]
+
+
+def test_a_long_run_is_thinned_evenly_and_keeps_its_last_round():
+    kept = thinned(range(10 * MOST_POINTS))
+    assert len(kept) == MOST_POINTS
+    assert (kept[0], kept[-1]) == (0, 10 * MOST_POINTS - 1)
+    assert {b - a for a, b in pairwise(kept)} == {10, 11}
+
+
+def test_a_socket_sends_everything_then_what_is_new_and_says_when_the_writer_is_gone(
+    runs, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("esper.karn.web.live.POLL_SECONDS", 0.02)
+    run = shutil.copytree(runs / "ppo", tmp_path / "runs" / "ppo")
+    info = json.loads((run / "run.json").read_text())
+    lock = FolderLock(run)
+    app = make_app(RunsFolder(run.parent), access_for("127.0.0.1", None))
+    client = TestClient(app, base_url="http://127.0.0.1:8642")
+    with client.websocket_connect(f"{SOCKETS}/api/runs/ppo/live") as socket:
+        first = socket.receive_json()
+        assert first["run"]["state"] == "running"
+        assert len(first["rounds"]) == 2
+        line = {"type": "ANOMALY_DETECTED", "round_index": 1, "payload": {"kind": "<b>"}}
+        with (run / "events.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        new = socket.receive_json()
+        assert [(event["type"], event["text"]) for event in new["events"]] == [
+            ("ANOMALY_DETECTED", "kind <b>")
+        ]
+        assert new["rounds"] == []
+        lock.release()
+        assert socket.receive_json()["run"]["state"] in ("finished", "killed")
+    assert json.loads((run / "run.json").read_text()) == info
+
+
+def test_a_socket_of_no_run_is_closed_with_the_reason(client):
+    with (
+        client.websocket_connect(f"{SOCKETS}/api/runs/nothing/live") as socket,
+        pytest.raises(WebSocketDisconnect) as closed,
+    ):
+        socket.receive_json()
+    assert closed.value.code == 1008
+    assert "no run" in closed.value.reason
+
+
+def test_only_so_many_pages_follow_runs_at_once(client, monkeypatch):
+    monkeypatch.setattr("esper.karn.web.live.MOST_SOCKETS", 1)
+    with client.websocket_connect(f"{SOCKETS}/api/runs/cmp/live") as one:
+        one.receive_json()
+        with (
+            client.websocket_connect(f"{SOCKETS}/api/runs/cmp/live") as other,
+            pytest.raises(WebSocketDisconnect) as closed,
+        ):
+            other.receive_json()
+    assert closed.value.code == 1013
+
+
+def test_reading_changes_nothing_in_a_run(client, runs):
+    before = {path: path.stat().st_mtime_ns for path in (runs / "ppo").rglob("*")}
+    for path in ("", "/seeds"):
+        client.get(f"/api/runs/ppo{path}")
+    client.get("/api/runs")
+    assert {path: path.stat().st_mtime_ns for path in (runs / "ppo").rglob("*")} == before
+
+
+def test_an_ended_run_is_read_again_only_after_it_changed(runs, tmp_path, monkeypatch):
+    run = shutil.copytree(runs / "ppo", tmp_path / "runs" / "ppo")
+    read = []
+    monkeypatch.setattr(listing, "_FRESH_SECONDS", 0.0)
+    real = listing.run_summary
+    monkeypatch.setattr(listing, "run_summary", lambda path: read.append(path) or real(path))
+    found = listing.RunList(RunsFolder(run.parent))
+    found.read()
+    found.read()
+    assert read == [run]
+    (run / "run.json").write_text("{")
+    assert found.read()[0]["state"] == "broken"
+
+
+def test_rounds_recorded_anew_replace_the_lost_ones(runs, tmp_path, monkeypatch):
+    run = shutil.copytree(runs / "ppo", tmp_path / "ppo")
+    feed = RunFeed(run)
+    feed.first()
+    again = RunCursor(run).poll()
+    monkeypatch.setattr(feed._cursor, "poll", lambda: again)
+    new = feed.next()
+    for name in ("rounds", "learner", "speed"):
+        assert [point["round"] for point in new[name]] == [0, 1]
+
+
+def test_hostile_names_reach_the_page_as_data_only(client, runs):
+    run_id = id_of(HOSTILE)
+    assert run_id.startswith("~")
+    assert run_id[1:].replace("-", "").replace("_", "").isalnum()
+    listed = client.get("/api/runs")
+    assert listed.headers["content-type"] == "application/json"
+    assert run_id in [run["id"] for run in listed.json()["runs"]]
+    assert client.get(f"/api/runs/{run_id}").json()["run"]["name"] == HOSTILE
