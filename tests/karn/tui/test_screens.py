@@ -33,9 +33,11 @@ def shown(shot: RunShot, size: tuple[int, int], keys: tuple[str, ...] = (), svg:
     async def look() -> str:
         app = ShotApp(shot)
         async with app.run_test(size=size) as pilot:
-            await app.workers.wait_for_complete()
+            while app.screen.shot is None:  # the runs below it are listed, too
+                await pilot.pause(0.01)
             await pilot.press(*keys)
             await pilot.pause()
+            await pilot.wait_for_scheduled_animations()
             return app.export_screenshot(simplify=True) if svg else screen_text(app)
 
     return asyncio.run(look())
