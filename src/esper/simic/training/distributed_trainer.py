@@ -56,9 +56,9 @@ class DistributedTrainer(VectorizedPPOTrainer):
         hooks: Sequence[RoundHook] = (),
     ) -> None:
         """See `VectorizedPPOTrainer`; `KeptMembers` among the hooks keep members of all ranks."""
-        saves = [hook for hook in hooks if not isinstance(hook, KeptMembers)]
-        super().__init__(engine, client, rounds, listeners, saves)
+        super().__init__(engine, client, rounds, listeners, [self._end_round])
         self.world = world
+        self._own_hooks = [hook for hook in hooks if not isinstance(hook, KeptMembers)]
         self.kept = next((hook for hook in hooks if isinstance(hook, KeptMembers)), None)
         self._during_round = _WithoutRoundEnd(self._all_listeners.listeners)
         self._whole: Rollout[PolicyState] | None = None
@@ -100,7 +100,8 @@ class DistributedTrainer(VectorizedPPOTrainer):
             )
         self.engine.load_state_dict(state | {"members": self.engine.env.members})
 
-    def _run_rollout(self) -> Rollout[PolicyState]:
+    def run_rollout(self) -> Rollout[PolicyState]:
+        """The next rollout of this rank, once all ranks have theirs."""
         run = partial(self.engine.run_rollout, self.client, self._during_round)
         rollout: Rollout[PolicyState] = self._agree(run)
         self._whole = gather_rollout(rollout, self.world)
@@ -110,30 +111,32 @@ class DistributedTrainer(VectorizedPPOTrainer):
     def _record(
         self, rollout: Rollout[PolicyState], metrics: PPOUpdateMetrics, seconds: float
     ) -> RoundRecord:
-        assert self._whole is not None  # set by `_run_rollout`
+        assert self._whole is not None  # set by `run_rollout`
         record = super()._record(self._whole, metrics, seconds)
         counts = np.array([[record.waited, record.stopped, *record.chosen_OZ.ravel()]])
         waited, stopped, *chosen = self.world.gather(counts).sum(axis=0).tolist()
         chosen_OZ = np.array(chosen, dtype=np.int64).reshape(record.chosen_OZ.shape)
         return replace(record, waited=waited, stopped=stopped, chosen_OZ=chosen_OZ)
 
-    def _call_hooks(self, record: RoundRecord) -> None:
+    def _end_round(self, trainer: VectorizedPPOTrainer, record: RoundRecord, /) -> None:
+        """The hook of all ranks: best members, then each rank's own hooks."""
         members = {} if self.engine.step else self._collect_members()
         self._agree(partial(self._save_round, record, members))
 
     def _save_round(self, record: RoundRecord, members: dict[int, bytes]) -> None:
         """Rank 0 saves the best members, then every rank calls its hooks."""
         if self.kept is not None and not self.engine.step:
-            assert self._whole is not None  # set by `_run_rollout`
+            assert self._whole is not None  # set by `run_rollout`
             outcome = self._whole.outcome
             self.kept.add_round(self.engine, outcome, partial(_write_member, members))
-        super()._call_hooks(record)
+        for hook in self._own_hooks:
+            hook(self, record)
 
     def _collect_members(self) -> dict[int, bytes]:
         """Saves of the members of this round that rank 0 keeps, by number, on every rank."""
         wanted: list[KeptMember] = []
         if self.kept is not None:
-            assert self._whole is not None  # set by `_run_rollout`
+            assert self._whole is not None  # set by `run_rollout`
             best = self.kept.best(self.engine, self._whole.outcome)
             wanted = [kept for kept in best if kept.round == self.engine.round]
         numbers = json.dumps([kept.member for kept in wanted]).encode()
@@ -184,11 +187,11 @@ def gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[Polic
 def gather_struct(struct: StructT, world: World) -> StructT:
     """Join the arrays over members of all ranks, in one message."""
     arrays: list[npt.NDArray[Any]] = []
-
-    def collect(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        arrays.append(array)
-        return array
-
-    map_member_arrays(struct, collect)
+    map_member_arrays(struct, partial(_collect, arrays))
     joined = iter(world.gather_arrays(arrays))
     return map_member_arrays(struct, lambda array: next(joined))
+
+
+def _collect(arrays: list[npt.NDArray[Any]], array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    arrays.append(array)
+    return array

@@ -32,18 +32,18 @@ def own_engine_config(config: TrainingConfig, ranks: Ranks) -> EngineConfig:
 
 def agree_on_config(world: World, config: TrainingConfig | None) -> TrainingConfig:
     """The settings of rank 0, on every rank; raises if a rank was given others."""
-    from esper.simic.training.runs.resume import setting_differences
-
     mine = json.dumps(None if config is None else to_json(config)).encode()
     lead = read_record(TrainingConfig, json.loads(world.broadcast_bytes(mine)), "rank 0's settings")
-
-    def require_equal() -> None:
-        found = () if config is None else setting_differences(lead, config)
-        if found:
-            raise EsperError(
-                f"settings differ from rank 0's ({'; '.join(found)}): start every rank with the "
-                f"same ones"
-            )
-
-    world.together(require_equal)
+    world.together(lambda: _require_equal(lead, lead if config is None else config))
     return lead
+
+
+def _require_equal(lead: TrainingConfig, own: TrainingConfig) -> None:
+    from esper.simic.training.runs.resume import setting_differences
+
+    found = setting_differences(lead, own)
+    if found:
+        raise EsperError(
+            f"settings differ from rank 0's ({'; '.join(found)}): start every rank with the same "
+            f"ones"
+        )

@@ -61,8 +61,7 @@ def train_ppo_vectorized(
 ) -> tuple[PPOAgent, list[RoundRecord]]:
     """Train a controller with PPO; returns the agent and one record per round.
 
-    run_dir: folder to create, or an open `RunFolder`; None writes nothing. With a folder, SIGINT,
-        SIGTERM and SIGHUP stop the run after the current step; it is saved, then `Interrupted`.
+    run_dir: folder to create, or an open `RunFolder` (a stop signal: save, raise `Interrupted`).
     resume: continue from the newest valid checkpoint; `config=None` uses the run's saved config.
     sinks, telemetry: event sinks and recording level; events also go to the process-wide hub.
     checkpoint_every, keep: rounds between checkpoints, and how many are kept besides the best.
@@ -72,8 +71,7 @@ def train_ppo_vectorized(
     on_round: called with the record of every round, once it is saved; what it raises ends the run.
     track: trackers that get the figures of every round: tensorboard, wandb, mlflow.
     reward, spec, data: override the config's reward and task, and the task's data.
-    world: the processes that train together (`join_world`), each with a share of the members. Rank
-        0 writes, records and calls all of the above; the others need only what overrides.
+    world: the processes that train together (`join_world`); rank 0 alone writes and calls.
 
     >>> from esper.simic.training.config import PopulationConfig, TaskConfig
     >>> task = TaskConfig("synthetic", episode_length=4, batches_per_step=1)
@@ -90,21 +88,16 @@ def train_ppo_vectorized(
     if world is not None and world.rank:
         return _follow(world, config, reward, spec, data)
     with _open_folder(run_dir, resume, config) as folder:
-        config, spec = _config_and_spec(config, spec, folder if resume else None)
-        if world is not None:
-            config = agree_on_config(world, config)
-        session = None
-        if folder is not None:
-            session = FolderSession(folder, config, resume, checkpoint_every, keep, keep_members)
+        config, spec = _config_and_spec(config, spec, folder if resume else None, world)
+        kept = (checkpoint_every, keep, keep_members)
+        session = None if folder is None else FolderSession(folder, config, resume, *kept)
         tally = None if session is None else session.tally
         device, level = parse_device(config.population.device), telemetry or TelemetryConfig()
         feed = RoundFeed(config, on_round, track, folder)
         with feed, run_telemetry(sinks, level, spec, device, config.rounds, tally) as events:
-            stops = [] if session is None else [session.interrupts]
-            saves = () if session is None else session.hooks
-            listeners = [*listeners, *events.listeners, *stops]
-            hooks = [*saves, *hooks, feed, *stops]
-            trainer = make_trainer(config, reward, listeners, hooks, spec, data, world)
+            saves, stops = ((), ()) if session is None else (session.hooks, (session.interrupts,))
+            hooks, ears = [*saves, *hooks, feed, *stops], [*listeners, *events.listeners, *stops]
+            trainer = make_trainer(config, reward, ears, hooks, spec, data, world)
             return _train(trainer, session, events, feed, on_begin)
 
 
@@ -225,13 +218,17 @@ def _open_folder(
 
 
 def _config_and_spec(
-    config: TrainingConfig | None, spec: TaskSpec | None, resumed: RunFolder | None
+    config: TrainingConfig | None,
+    spec: TaskSpec | None,
+    resumed: RunFolder | None,
+    world: World | None,
 ) -> tuple[TrainingConfig, TaskSpec]:
     """What is trained; `resumed`: the folder whose settings are the defaults."""
+    config = config or (TrainingConfig() if resumed is None else resumed.config)
+    if world is not None:
+        config = agree_on_config(world, config)
     if resumed is None:
-        config = config or TrainingConfig()
         return config, spec or config.task.spec()
-    config = config or resumed.config
     if spec is None and is_file_reference(config.task.name):
         # A run folder may come from others: code it names runs only if the caller asks for it.
         raise EsperError(

@@ -59,7 +59,7 @@ class VectorizedPPOTrainer:
         self.engine = engine
         self.client = client
         self.rounds = rounds
-        self.hooks = tuple(hooks)
+        self.hooks: tuple[RoundHook, ...] = tuple(hooks)
         self.history: list[RoundRecord] = []
         self.listeners = tuple(it for it in listeners if isinstance(it, TelemetryListener))
         """Telemetry listeners; also notified of updates."""
@@ -72,7 +72,7 @@ class VectorizedPPOTrainer:
         self._set_run_updates()
         while self.engine.round < last:
             self._configure_telemetry()
-            rollout = self._run_rollout()
+            rollout = self.run_rollout()
 
             began = perf_counter()
             metrics = self.client.update(rollout)
@@ -80,8 +80,10 @@ class VectorizedPPOTrainer:
             assert metrics is not None  # the client is in LEARN mode: checked in __init__
 
             self._report(rollout.round_index, metrics, seconds)
-            self.history.append(self._record(rollout, metrics, seconds))
-            self._call_hooks(self.history[-1])
+            record = self._record(rollout, metrics, seconds)
+            self.history.append(record)
+            for hook in self.hooks:
+                hook(self, record)
         return self.history
 
     # ---- what `DistributedTrainer` changes ------------------------------------------------------
@@ -102,17 +104,14 @@ class VectorizedPPOTrainer:
         """Resume from `engine_state`; raises if the run differs."""
         self.engine.load_state_dict(state)
 
-    def _run_rollout(self) -> Rollout[PolicyState]:
+    def run_rollout(self) -> Rollout[PolicyState]:
+        """The next rollout, all listeners notified."""
         return self.engine.run_rollout(self.client, self._all_listeners)
 
     def _record(
         self, rollout: Rollout[PolicyState], metrics: PPOUpdateMetrics, seconds: float
     ) -> RoundRecord:
         return self._tally.record(rollout, metrics, self.engine.round * self.members, seconds)
-
-    def _call_hooks(self, record: RoundRecord) -> None:
-        for hook in self.hooks:
-            hook(self, record)
 
     # ---- details --------------------------------------------------------------------------------
 
