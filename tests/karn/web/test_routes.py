@@ -139,7 +139,7 @@ def test_a_socket_sends_everything_then_what_is_new_and_says_when_the_writer_is_
         assert [(event["type"], event["text"]) for event in new["events"]] == [
             ("ANOMALY_DETECTED", "kind <b>")
         ]
-        assert new["rounds"] == []
+        assert [point["round"] for point in new["rounds"]] == [0, 1]
         lock.release()
         assert socket.receive_json()["run"]["state"] in ("finished", "killed")
     assert json.loads((run / "run.json").read_text()) == info
@@ -187,6 +187,19 @@ def test_an_ended_run_is_read_again_only_after_it_changed(runs, tmp_path, monkey
     assert read == [run]
     (run / "run.json").write_text("{")
     assert found.read()[0]["state"] == "broken"
+
+
+def test_a_round_whose_parts_came_one_after_the_other_is_completed(runs, tmp_path):
+    run = shutil.copytree(runs / "ppo", tmp_path / "ppo")
+    (part,) = (run / "events" / "ROUND_COMPLETED").glob("*.parquet")
+    whole = part.read_bytes()
+    part.unlink()
+    feed = RunFeed(run)
+    assert feed.first()["rounds"][-1]["train_accuracy"] is None
+    part.write_bytes(whole)
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"type": "RUN_FINISHED", "payload": {}}\n')
+    assert feed.next()["rounds"][-1]["train_accuracy"] > 0
 
 
 def test_rounds_recorded_anew_replace_the_lost_ones(runs, tmp_path, monkeypatch):

@@ -25,6 +25,8 @@ from esper.leyline.errors import EsperError
 
 MOST_POINTS: Final = 2000
 """Points of a series in a message; of more, evenly spaced ones are sent."""
+OVERLAP: Final = 2
+"""Newest rounds that are read again: parts of a round reach the disk one after the other."""
 MOST_CURVES: Final = 60
 """Curves of networks in a message, those with the highest scores."""
 MOST_EVENTS: Final = 100
@@ -33,12 +35,13 @@ MOST_EVENTS: Final = 100
 Point = TypeVar("Point")
 Series = Callable[[Path, int], Sequence[Any]]
 _SERIES: Final[dict[str, Series]] = {
+    "rounds": views.read_rounds,
     "learner": views.read_ppo,
     "speed": views.read_throughput,
     "actions": views.read_actions,
     "anomalies": views.read_anomalies,
 }
-"""Of training runs, besides their rounds."""
+"""Of training runs, by round."""
 
 
 class RunFeed:
@@ -47,7 +50,7 @@ class RunFeed:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._cursor = RunCursor(run, from_end=True)
-        self._newest = dict.fromkeys(("rounds", *_SERIES), -1)
+        self._newest = dict.fromkeys(_SERIES, -1)
         self._problems: dict[str, Json] = {}
 
     def first(self) -> dict[str, Json]:
@@ -82,14 +85,14 @@ class RunFeed:
         found: dict[str, Json] = {
             "setup": to_plain(self._read("setup", lambda: [views.read_setup(self._run)])[:1]),
             "events": [event_entry(event) for event in update.events[-MOST_EVENTS:]],
-            "rounds": self._points("rounds", update.rounds),
         }
         for name, reader in _SERIES.items():
             found[name] = self._points(name, self._read_after(name, reader))
         return found
 
     def _read_after(self, name: str, reader: Series) -> Sequence[Any]:
-        return self._read(name, lambda: reader(self._run, self._newest[name]))
+        after = max(-1, self._newest[name] - OVERLAP)
+        return self._read(name, lambda: reader(self._run, after))
 
     def _points(self, name: str, points: Sequence[Any]) -> Json:
         if points:

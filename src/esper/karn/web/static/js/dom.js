@@ -18,6 +18,11 @@ function fill(node, attributes, children) {
   return node;
 }
 
+// A name that may break after its double underscores.
+export function breakable(name) {
+  return name.split(/(?<=__)/).flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
+}
+
 // Changes the text only if it differs, so that screen readers do not repeat it.
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;

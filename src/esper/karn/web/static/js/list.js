@@ -1,7 +1,7 @@
 // The list of runs, read again every few seconds while the page is visible.
 
 import { ask } from "./api.js";
-import { el, main, setText } from "./dom.js";
+import { breakable, el, main, setText } from "./dom.js";
 import { duration, number, progressText, STATE_MARKS } from "./format.js";
 import { startTheme } from "./theme.js";
 
@@ -12,7 +12,7 @@ class Row {
   constructor(run, onSelect) {
     this.id = run.id;
     this.check = el("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, change: onSelect });
-    this.link = el("a", { href: `/runs/${run.id}` }, run.name);
+    this.link = el("a", { href: `/runs/${run.id}` }, ...breakable(run.name));
     this.kind = el("td", { class: "kind" });
     this.state = el("span", { class: "state" });
     this.mark = el("span", { "aria-hidden": "true", class: "state-mark" });
