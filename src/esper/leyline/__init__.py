@@ -127,6 +127,8 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "Floats",
         "Doubles",
         "Ints",
+        "StructT",
+        "map_member_arrays",
         "Codes",
         "Bools",
         "ArrayStruct",
@@ -270,6 +272,8 @@ if TYPE_CHECKING:
     from esper.leyline.arrays import Doubles as Doubles
     from esper.leyline.arrays import Floats as Floats
     from esper.leyline.arrays import Ints as Ints
+    from esper.leyline.arrays import StructT as StructT
+    from esper.leyline.arrays import map_member_arrays as map_member_arrays
     from esper.leyline.arrays import require_choice as require_choice
     from esper.leyline.arrays import require_equal_lengths as require_equal_lengths
     from esper.leyline.codec import ALWAYS_WRITTEN as ALWAYS_WRITTEN
