@@ -95,7 +95,7 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
         saved = read_document(path)
         if isinstance(saved, dict):  # missing in folders of older versions
             saved = {"kernels": "auto", "context": to_json(FIXED), **saved}
-        different = next(_differences(saved, wanted, ""), None)
+        different = next(differences(saved, wanted), None)
         if different is not None:
             raise EsperError(
                 f"{folder} holds a comparison with other settings: {different}; set it back or "
@@ -108,12 +108,12 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
         raise unwritable(folder, error) from error
 
 
-def _differences(found: Json, wanted: Json, name: str) -> Iterator[str]:
+def differences(found: Json, wanted: Json, name: str = "") -> Iterator[str]:
     """Yield the differing entries by dotted name."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in (*wanted, *(key for key in found if key not in wanted)):
             inner = f"{name}.{key}" if name else key
-            yield from _differences(found.get(key), wanted.get(key), inner)
+            yield from differences(found.get(key), wanted.get(key), inner)
     elif found != wanted:
         yield f"{name} is {json.dumps(found)} there and {json.dumps(wanted)} here"
 
