@@ -16,6 +16,8 @@ from command_tables import written
 from esper.scripts import grow, train
 from esper.scripts import main as cli
 from esper.scripts.evaluate import read_evaluate
+from esper.scripts.sweep.config import read_sweep
+from esper.scripts.sweep.space import read_space
 from esper.scripts.train.learner_config import read_train_ppo
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,11 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
     command, *flags = words
     if words[:2] == ["train", "ppo"]:
         read_train_ppo(flags[1:]).check()
+        return
+    if command == "sweep":
+        sweep = read_sweep(flags)
+        for name, axis in read_space(sweep.settings, sweep.space).items():
+            sweep.trial_training({name: axis.ends[0]}).check()
         return
     if command == "eval":
         read_evaluate(flags)[1].check()
