@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from esper.jobs.settings import JobSettings
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import EVALUATION_SEEDS
@@ -367,3 +368,13 @@ def test_help_is_quick_and_names_every_setting():
     assert " torch\n" not in done.stderr, "help does not load torch"
     for flag in ("--task", "--seeds", "--first-seed", "--rent", "--out", "static-final"):
         assert flag in done.stdout
+
+
+def test_two_processes_give_the_results_of_one(tmp_path):
+    policies = ("wait", "static-final:random")
+    one, two = (
+        compared(tmp_path / str(n), *policies, envs=1, jobs=JobSettings(processes=n))
+        for n in (1, 2)
+    )
+    for ours, theirs in zip(one.policies, two.policies, strict=True):
+        assert replace(ours.result, seconds_G=theirs.result.seconds_G) == theirs.result
