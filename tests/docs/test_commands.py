@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import re
 import shlex
@@ -18,6 +19,8 @@ from esper.karn.tui.app import EsperTUI
 from esper.scripts import grow, train
 from esper.scripts import main as cli
 from esper.scripts.evaluate import read_evaluate
+from esper.scripts.sweep.config import read_sweep
+from esper.scripts.sweep.space import read_space
 from esper.scripts.train.learner_config import read_train_ppo
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +75,22 @@ def test_the_pages_show_every_command():
     assert len(COMMANDS) > 20
 
 
+def smaller(command: str, flags: list[str]) -> list[str]:
+    """Flags that make a command of the pages cheap."""
+    if command == "eval":
+        read_evaluate(flags)[1].check()
+    if command == "bench":
+        policies = [] if "--policies" in flags else ["--policies", "bare"]
+        return ["--episodes", "1", "--quiet", *policies] if flags else []
+    return {
+        "eval": ["--envs", "1", "--device", "cpu", "--episode-length", "3"],
+        "grow": list(GROW),
+        "train": [*SMALL, "--quiet"],
+        "compare": ["--seeds", "2", *SMALL[2:], "--quiet"],
+        "audit": ["--contexts", "1", "--topologies", "3", "--hosts", "1", *SMALL[2:], "--quiet"],
+    }.get(command, [])
+
+
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch):
     """Cheap ones are run, made smaller; what trains a controller is read and checked."""
@@ -83,27 +102,21 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
     if words[:2] == ["train", "ppo"]:
         read_train_ppo(flags[1:]).check()
         return
-    if command == "eval":
-        read_evaluate(flags)[1].check()
-        flags += ["--envs", "1", "--device", "cpu", "--episode-length", "3"]
-    elif command == "query" and len(flags) > 1:
+    if command == "sweep":
+        sweep = read_sweep(flags)
+        for name, axis in read_space(sweep.settings, sweep.space).items():
+            sweep.trial_training({name: axis.ends[0]}).check()
+        return
+    if command == "query" and len(flags) > 1:
         pytest.importorskip("duckdb")
-    elif command == "grow":
-        flags += GROW
-    elif command == "train":
-        flags += [*SMALL, "--quiet"]
-    elif command == "compare":
-        flags += ["--seeds", "2", *SMALL[2:], "--quiet"]
-    elif command == "audit":
-        flags += ["--contexts", "1", "--topologies", "3", "--hosts", "1", *SMALL[2:], "--quiet"]
-    elif command == "bench" and flags:
-        flags += ["--episodes", "1", "--quiet"]
-        flags += [] if "--policies" in flags else ["--policies", "bare"]
+    flags += smaller(command, flags)
     module = importlib.import_module(f"esper.scripts.{cli.COMMANDS[command].module}")
     if command == "tui":
         monkeypatch.setattr("esper.scripts.tui.is_terminal", lambda: True)
         monkeypatch.setattr(EsperTUI, "run", partialmethod(EsperTUI.run, headless=True))
         monkeypatch.setattr(EsperTUI, "on_ready", lambda app: app.exit(), raising=False)
+    if command == "serve":
+        monkeypatch.setattr("uvicorn.Server.serve", lambda server, sockets: asyncio.sleep(0))
     assert module.main(flags) == 0
 
 

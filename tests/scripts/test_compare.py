@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from esper.jobs.settings import JobSettings
 from esper.leyline import statistics
 from esper.leyline.errors import EsperError
 from esper.leyline.seeds import EVALUATION_SEEDS
-from esper.scripts.compare import Compare, compare_policies, main
-from esper.scripts.compare import run as compare_run
+from esper.scripts.compare import Compare, compare_policies, main, policy_jobs
+from esper.scripts.compare import folder as compare_folder
 from esper.scripts.compare.comparison import METRICS, Comparison
+from esper.scripts.compare.folder import result_path
 from esper.scripts.compare.policies import make_entry
-from esper.scripts.compare.run import result_path
 from esper.simic.training.config import TaskConfig
 from esper.storage.sealed_json import seal
 from esper.tamiyo import HeuristicConfig, WaitPolicy
@@ -53,13 +54,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seeds: list[int] = []
-        real = compare_run._run_population
+        real = policy_jobs.run_population
 
         def counting(*inputs):
             self.seeds.append(inputs[4])
             return real(*inputs)
 
-        monkeypatch.setattr(compare_run, "_run_population", counting)
+        monkeypatch.setattr(policy_jobs, "run_population", counting)
 
 
 @pytest.fixture
@@ -193,17 +194,17 @@ def test_a_comparison_that_was_cut_off_goes_on_where_it_stopped(tmp_path, monkey
     """Cut at the third policy; the first two are not computed again, and nothing differs."""
     policies = ("wait", "random", "static-full:norm")
     whole = compared(tmp_path / "whole", *policies)
-    real = compare_run.run_policy
+    real = policy_jobs.run_population
 
     def cut(config, contender, *rest):
         if contender.label == "static-full:norm":
             raise KeyboardInterrupt
         return real(config, contender, *rest)
 
-    monkeypatch.setattr(compare_run, "run_policy", cut)
+    monkeypatch.setattr(policy_jobs, "run_population", cut)
     with pytest.raises(KeyboardInterrupt):
         compared(tmp_path / "cut", *policies)
-    monkeypatch.setattr(compare_run, "run_policy", real)
+    monkeypatch.setattr(policy_jobs, "run_population", real)
     counted.seeds.clear()
     resumed = compared(tmp_path / "cut", *policies)
     assert len(counted.seeds) == 1, "only the third"
@@ -251,7 +252,7 @@ def test_a_comparison_that_was_killed_goes_on_where_it_stopped(tmp_path):
     ],
 )
 def test_other_settings_are_not_mixed_in(tmp_path, changes, words):
-    compare_run.open_folder(tmp_path, compare_run.settings_of_comparison(TINY, TASK.spec()))
+    compare_folder.open_folder(tmp_path, compare_folder.settings_of_comparison(TINY, TASK.spec()))
     with pytest.raises(EsperError, match=words) as refused:
         compared(tmp_path, "wait", **changes)
     assert "choose another --out" in str(refused.value)
@@ -295,17 +296,17 @@ def test_a_result_of_another_policy_under_its_name_is_refused(tmp_path):
 
 
 def test_a_full_disk_is_one_line_and_loses_no_policy(tmp_path, monkeypatch, counted):
-    real = compare_run.write_atomic
+    real = compare_folder.write_atomic
 
     def full(path, content):
         if path.name.startswith("random"):
             raise OSError(28, "No space left on device")
         real(path, content)
 
-    monkeypatch.setattr(compare_run, "write_atomic", full)
+    monkeypatch.setattr(compare_folder, "write_atomic", full)
     with pytest.raises(EsperError, match="No space left on device"):
         compared(tmp_path, "wait", "random")
-    monkeypatch.setattr(compare_run, "write_atomic", real)
+    monkeypatch.setattr(compare_folder, "write_atomic", real)
     counted.seeds.clear()
     compared(tmp_path, "wait", "random")
     assert len(counted.seeds) == 1, "only random was run again"
@@ -367,3 +368,13 @@ def test_help_is_quick_and_names_every_setting():
     assert " torch\n" not in done.stderr, "help does not load torch"
     for flag in ("--task", "--seeds", "--first-seed", "--rent", "--out", "static-final"):
         assert flag in done.stdout
+
+
+def test_two_processes_give_the_results_of_one(tmp_path):
+    policies = ("wait", "static-final:random")
+    one, two = (
+        compared(tmp_path / str(n), *policies, envs=1, jobs=JobSettings(processes=n))
+        for n in (1, 2)
+    )
+    for ours, theirs in zip(one.policies, two.policies, strict=True):
+        assert replace(ours.result, seconds_G=theirs.result.seconds_G) == theirs.result

@@ -14,9 +14,9 @@ from esper.leyline.context import PLANNED, VARIED, ContextSpec, Range
 from esper.leyline.errors import EsperError
 from esper.scripts.compare import Compare, compare_policies, main
 from esper.scripts.compare.comparison import Comparison
+from esper.scripts.compare.folder import SETTINGS
 from esper.scripts.compare.matching import first_reaching, matching_compute
 from esper.scripts.compare.policies import make_entry
-from esper.scripts.compare.run import SETTINGS
 from esper.simic.training.config import TaskConfig
 from esper.tamiyo.grammar import parse
 from esper.tamiyo.topology_table import TableRow, TopologyTable, write_table

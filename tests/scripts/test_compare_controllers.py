@@ -15,8 +15,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.streams import stream_seed
 from esper.scripts import train
 from esper.scripts.compare import Compare, compare_policies
+from esper.scripts.compare.folder import result_path
 from esper.scripts.compare.policies import make_entry
-from esper.scripts.compare.run import result_path
 from esper.simic.agent import PPOAgent, PPOConfig
 from esper.simic.client import ActingMode, SimicClient, policy_spec
 from esper.simic.rewards.score import ScoreReward

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import tyro
 
+from esper.jobs.settings import JobSettings
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.limits import MAX_MEMBERS
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.console import moving
+from esper.simic.agent.config import NO_PREFIX
 
 if TYPE_CHECKING:
     from esper.audit.folder import AuditFolder
@@ -31,12 +33,12 @@ if TYPE_CHECKING:
     from esper.audit.records import Audit, AuditInfo
     from esper.audit.rows import ContextRows
     from esper.audit.run import AuditSettings, Piece
-    from esper.audit.workers import Reporter, StepDone
+    from esper.jobs.messages import StepDone
+    from esper.jobs.worker import Reporter
     from esper.karn.audit_progress import AuditProgress
     from esper.tasks.spec import TaskData, TaskSpec
 
 MAX_NUMBER: Final = 9999
-MAX_PROCESSES: Final = 256
 """Most contexts and topologies; files of contexts have four digits."""
 
 
@@ -54,8 +56,8 @@ class RunAudit(ComputeSettings):
     """Hosts per topology, each with its own initial weights and batches."""
     envs: int = 32
     """Members of a population; on a GPU results depend on it by rounding."""
-    processes: int = 1
-    """Processes, each training other contexts; on a GPU start NVIDIA's MPS first."""
+    jobs: Annotated[JobSettings, NO_PREFIX] = field(default_factory=JobSettings)
+    """Where contexts are trained; each is a job."""
     preset: str = "small"
     """Contexts: small (2 to 8 host runs, all that is hidden differs), harder (stronger
     corruptions), fixed (the task as it is at 1, 2, 4 and 8 host runs), a JSON file or JSON text of
@@ -103,7 +105,7 @@ class RunAudit(ComputeSettings):
 
         require_counts(MAX_NUMBER, contexts=self.contexts, topologies=self.topologies)
         require_counts(MAX_MEMBERS, hosts=self.hosts, envs=self.envs)
-        require_counts(MAX_PROCESSES, processes=self.processes)
+        self.jobs.check()
         if self.grown < 0:
             raise EsperError(f"--grown {self.grown}: must be 0 or more")
         require_training_seed(self.seed, "--seed")
@@ -226,7 +228,10 @@ def _announce(config: RunAudit, spec: TaskSpec, preset: Preset) -> None:
 
 
 def _processes(config: RunAudit) -> str:
-    return "" if config.processes == 1 else f" in each of {config.processes} processes"
+    if config.jobs.inline:
+        return ""
+    place = "" if config.jobs.on == "local" else f" on {config.jobs.on}"
+    return f" in each of {config.jobs.processes} processes{place}"
 
 
 def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) -> None:
@@ -265,11 +270,11 @@ def _train(
 ) -> None:
     """Train the pieces, in one process or in several."""
     from esper.audit.run import AuditRunner, grouped_pieces, run_pieces
-    from esper.audit.workers import run_in_processes
+    from esper.jobs.run import JobList, run_jobs
 
     listener = None if shown is None else _Listener(shown, folder.info.contexts)
     done = None if listener is None else listener.on_context_end
-    if config.processes == 1:
+    if config.jobs.inline:
         runner = AuditRunner(spec, folder.info, config.settings(), data)
         run_pieces(runner, folder, pieces, listener, done)
         return
@@ -281,8 +286,9 @@ def _train(
 
     groups = grouped_pieces(pieces)
     groups.sort(key=lambda group: -sum(piece.work for piece in group))  # the longest first
+    jobs = JobList(groups, lambda group: _label(group[0], folder.info.contexts), keep)
     worker = partial(_RecordWorker, config)
-    run_in_processes(worker, groups, config.processes, keep, _shower(shown))
+    run_jobs(worker, jobs, config.jobs, _shower(shown), None if shown is None else shown.say)
 
 
 def _shower(shown: AuditProgress | None) -> Callable[[StepDone], None] | None:
@@ -312,7 +318,7 @@ def _run_live(
     """Train the live policies, as far as they are missing; `static`: what they ended with."""
     from esper.audit.live import LiveRunner
     from esper.audit.records import read_audit
-    from esper.audit.workers import run_in_processes
+    from esper.jobs.run import JobList, run_jobs
     from esper.karn.audit_progress import AuditProgress
     from esper.scripts.cli.console import console_for_report
 
@@ -325,14 +331,18 @@ def _run_live(
     shown = AuditProgress(work, len(pieces), audit.info.steps, console_for_report())
     with nullcontext() if config.quiet else shown:
         try:
-            if config.processes == 1:
+            if config.jobs.inline:
                 runner = LiveRunner(spec, folder.info, config.settings(), data)
                 listener = None if config.quiet else _LiveListener(shown, audit.info.contexts)
                 live.run(runner, listener)
             else:
                 worker = partial(_LiveWorker, config, static)
-                show = _shower(None if config.quiet else shown)
-                run_in_processes(worker, pieces, config.processes, live.keep, show)
+                jobs = JobList(
+                    pieces, partial(_live_label, contexts=audit.info.contexts), live.keep
+                )
+                loud = None if config.quiet else shown
+                say = None if config.quiet else shown.say
+                run_jobs(worker, jobs, config.jobs, _shower(loud), say)
         except KeyboardInterrupt:
             shown.say(
                 f"{len(live.missing())} of {len(pieces)} live runs are missing, the others are "

@@ -25,6 +25,8 @@ PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "
 EXTRAS: Final = {
     "onnx": "export to ONNX (pip install 'esper-morph[export]')",
     "gymnasium": "learner on Gymnasium environments (pip install 'esper-morph[gym]')",
+    "ray": "jobs on a cluster (pip install 'esper-morph[ray]')",
+    "optuna": "esper sweep (pip install 'esper-morph[sweep]')",
     "tensorboard": "tracking with TensorBoard (pip install 'esper-morph[tensorboard]')",
     "wandb": "tracking with W&B (pip install 'esper-morph[wandb]')",
     "mlflow-skinny": "tracking with MLflow (pip install 'esper-morph[mlflow]')",

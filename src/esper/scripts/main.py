@@ -36,6 +36,7 @@ COMMANDS: Final = {
     "eval": Command("evaluate", "evaluate a saved controller on fresh hosts"),
     "compare": Command("compare", "compare policies and controllers on the same fresh hosts"),
     "audit": Command("audit", "train many topologies in many contexts: what is deciding worth"),
+    "sweep": Command("sweep", "search settings of train ppo with Optuna"),
     "bench": Command("bench", "judge policies on the records of audits, without training"),
     "tasks": Command("tasks", "list tasks and the location of their data"),
     "runs": Command("runs", "list runs and their progress"),

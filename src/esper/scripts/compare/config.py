@@ -10,6 +10,7 @@ from typing import Annotated
 
 import tyro
 
+from esper.jobs.settings import JobSettings
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MAX_MEMBERS
@@ -58,6 +59,8 @@ class Compare(ComputeSettings):
     """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     out: Path | None = None
     """Output folder; default out/compare_TASK. Results already in it are reused."""
+    jobs: Annotated[JobSettings, NO_PREFIX] = field(default_factory=JobSettings)
+    """Where hosts are trained; the --envs hosts of a run seed are a job."""
     quiet: bool = False
     """Show no progress."""
     track: tuple[TrackerName, ...] = ()
@@ -72,6 +75,7 @@ class Compare(ComputeSettings):
                 flag = rule.replace("_", "-")
                 raise EsperError(f"--heuristic.{flag}: heuristic is not among the policies")
         require_counts(seeds=self.seeds)
+        self.jobs.check()
         require_trackers(self.track, "--track")
         require_counts(MAX_MEMBERS, envs=self.envs)
         runs = math.ceil(self.seeds / self.envs)

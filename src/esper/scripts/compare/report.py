@@ -21,8 +21,8 @@ from esper.plotting.labels import shorten_label
 from esper.scripts.cli.console import console_for_report
 from esper.scripts.cli.report_files import ReportFile, json_file, write_before_printing
 from esper.scripts.compare.comparison import METRICS, ComparedPolicy, Comparison, Metric
+from esper.scripts.compare.folder import ReportPaths, report_paths, unwritable
 from esper.scripts.compare.matching import matching_compute
-from esper.scripts.compare.run import ReportPaths, report_paths, unwritable
 from esper.storage.atomic import write_atomic
 
 TOPOLOGIES_SHOWN: Final = 3
