@@ -85,6 +85,7 @@ def smaller(command: str, flags: list[str]) -> list[str]:
     return {
         "eval": ["--envs", "1", "--device", "cpu", "--episode-length", "3"],
         "grow": list(GROW),
+        "serve": ["--port", "0"],
         "train": [*SMALL, "--quiet"],
         "compare": ["--seeds", "2", *SMALL[2:], "--quiet"],
         "audit": ["--contexts", "1", "--topologies", "3", "--hosts", "1", *SMALL[2:], "--quiet"],
