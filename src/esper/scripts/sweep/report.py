@@ -155,12 +155,28 @@ def draw(path: Path, config: Sweep, space: Space, rows: Sequence[TrialRow]) -> N
     _draw_history(grid[0], rows)
     for axes, (name, axis) in zip(grid[1:], space.items(), strict=False):
         _draw_points(axes, [row.values[name] for row in complete], complete)
-        if isinstance(axis, Range) and axis.log:
-            axes.set_xscale("log")
+        if isinstance(axis, Range):
+            _scale(axes, axis)
         axes.set_xlabel(name)
         axes.set_ylabel("score")
         style_axes(axes, name)
     write_png(path, figure)
+
+
+def _scale(axes: Any, axis: Range) -> None:
+    """The whole range, also where no trial is."""
+    from matplotlib.ticker import MaxNLocator, NullFormatter
+
+    if axis.log:
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        room = (axis.high / axis.low) ** 0.03
+        axes.set_xlim(axis.low / room, axis.high * room)
+        return
+    room = 0.03 * (axis.high - axis.low)
+    axes.set_xlim(axis.low - room, axis.high + room)
+    if axis.whole:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def _draw_history(axes: Any, rows: Sequence[TrialRow]) -> None:
