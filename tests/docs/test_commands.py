@@ -15,7 +15,9 @@ import pytest
 from command_tables import written
 from esper.scripts import grow, train
 from esper.scripts import main as cli
+from esper.scripts.cli.command import read_command_line
 from esper.scripts.evaluate import read_evaluate
+from esper.scripts.serve import Serve
 from esper.scripts.train.learner_config import read_train_ppo
 
 ROOT = Path(__file__).parents[2]
@@ -80,6 +82,9 @@ def test_every_command_on_the_pages_works(words, trained, tmp_path, monkeypatch)
     command, *flags = words
     if words[:2] == ["train", "ppo"]:
         read_train_ppo(flags[1:]).check()
+        return
+    if command == "serve":  # it would not end
+        assert read_command_line(Serve, flags).runs == Path("runs")
         return
     if command == "eval":
         read_evaluate(flags)[1].check()
