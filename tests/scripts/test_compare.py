@@ -23,6 +23,7 @@ from esper.scripts.compare.comparison import METRICS, Comparison
 from esper.scripts.compare.folder import result_path
 from esper.scripts.compare.policies import make_entry
 from esper.simic.training.config import TaskConfig
+from esper.storage.folder_lock import FolderLock
 from esper.storage.sealed_json import seal
 from esper.tamiyo import HeuristicConfig, WaitPolicy
 from esper.tamiyo.grammar import parse
@@ -368,6 +369,17 @@ def test_help_is_quick_and_names_every_setting():
     assert " torch\n" not in done.stderr, "help does not load torch"
     for flag in ("--task", "--seeds", "--first-seed", "--rent", "--out", "static-final"):
         assert flag in done.stdout
+
+
+def test_a_folder_that_another_command_writes_is_refused_and_then_complete(tmp_path):
+    lock = FolderLock(tmp_path)
+    with pytest.raises(EsperError, match="is in use"):
+        compared(tmp_path, "wait")
+    lock.release()
+    compared(tmp_path, "wait")
+    held = FolderLock(tmp_path)
+    compared(tmp_path, "wait")  # nothing is missing: read alone
+    held.release()
 
 
 def test_two_processes_give_the_results_of_one(tmp_path):

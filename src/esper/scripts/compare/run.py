@@ -45,6 +45,7 @@ from esper.scripts.compare.policy_jobs import (
     make_worker,
     with_sources,
 )
+from esper.storage.folder_lock import FolderLock
 from esper.tasks.spec import TaskSpec
 
 OnRound = Callable[[PolicyDone], None]
@@ -72,13 +73,23 @@ def _compare_all(
     open_folder(folder, settings)
     missing = _entries_to_run(folder, entries)
     if missing:
-        with _reported(config, folder, settings, on_round) as report:
+        with _locked(folder), _reported(config, folder, settings, on_round) as report:
             _run_all(config, spec, folder, missing, console, report)
     results = []
     for entry in entries:
         saved = read_result(result_path(folder, entry.identity), entry.identity)
         results.append((entry.label, entry.identity.policy, saved.result))
     return compare_results(settings, results)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock: one command writes it, and views see that it runs."""
+    lock = FolderLock(folder)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _entries_to_run(folder: Path, entries: list[PolicyEntry]) -> list[PolicyEntry]:
