@@ -37,8 +37,8 @@ def member(number: int, *slots: tuple[str, str]) -> views.MemberState:
         for name, (stage, blueprint) in zip(SLOTS, slots, strict=True)
     )
     return views.MemberState(
-        7, 11, number, 0.6 + number / 50, 0.62, 1.1, 1.0, 0.6, 0.2, 0.13, "GERMINATE", "r0c1", "",
-        0.01, 0.4, held,
+        7, 11, number, 0.6 + number / 50, 0.62, 1.1, 1.0, 0.6, 0.2, 0.5, 0.13, "GERMINATE", "r0c1",
+        "", 0.01, 0.4, held,
     )  # fmt: skip
 
 
@@ -48,7 +48,8 @@ def round_point(at: int) -> views.RoundPoint:
     return views.RoundPoint(
         round=at, members=2, score=near, accuracy=near, best_member_score=score, train_accuracy=NAN,
         mean_return=0.4, added_params=60.0, added_macs=900.0, flops_ratio=1.3, germinated=2.0,
-        fossilized=1.0, pruned=0.0, rollbacks=0, stages=(), seconds=3.0, time=1.0e9 + at,
+        fossilized=1.0, pruned=0.0, rollbacks=0, stages=(), budget=1.0, spent=1.0, seconds=3.0,
+        time=1.0e9 + at,
     )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def ppo_point(at: int) -> views.PPOPoint:
 
 def speed_point(at: int) -> views.SpeedPoint:
     phases = (("TRAIN", 2.0), ("VALIDATION", 0.5), ("UPDATE", 0.25))
-    return views.SpeedPoint(at, 30.0 + at, 1.0, 90.0, 5000.0, 0.8, 2.3, 0.14, 0.2, phases)
+    return views.SpeedPoint(at, 30.0 + at, 1.0, 90.0, 5000.0, NAN, 0.8, 2.3, 0.14, 0.2, phases)
 
 
 def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:

@@ -22,6 +22,7 @@ from esper.scripts.train.learner_config import read_train_ppo
 from esper.tamiyo import Observation
 from esper.tamiyo.closed_loop import ClosedLoop
 from esper.tamiyo.inputs import FIXED_CHOICES, FIXED_SIZES
+from view_support import ppo_run
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -48,6 +49,16 @@ def test_contexts_page():
     names: dict[str, object] = {}
     exec(block, names)
     assert names["spec"].context.capped == 0.5
+
+
+def test_records_page(tmp_path, monkeypatch, capsys):
+    run = ppo_run(tmp_path / "runs" / "run", rounds=2, events=False)
+    (block,) = blocks("docs/records.md")
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    first, *rounds = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{run.name} train finished 2 2 rounds")
+    assert len(rounds) == 2
 
 
 def test_bench_page():

@@ -60,7 +60,7 @@ def _speed(shot: RunShot, width: int) -> list[tuple[str, str]]:
         ("over rounds", line),
         ("samples/s", count(last.samples_per_second)),
         ("step, p50 / p95", f"{figure(last.step_seconds_p50)} / {figure(last.step_seconds_p95)} s"),
-        ("device busy", _percent(last.gpu_utilization)),
+        ("device busy", _percent(last.device_share)),
     ]
 
 

@@ -196,11 +196,12 @@ class World(Ranks):
             length = torch.tensor([len(message)])
             lengths = [torch.zeros_like(length) for _ in range(self.size)]
             dist.all_gather(lengths, length)
-            sizes = [int(one) for one in lengths]
+            sizes = [int(one) for one in lengths]  # SYNC: host memory, between rounds
             padded = message.ljust(max(*sizes, 1), b"\0")
             mine = torch.frombuffer(bytearray(padded), dtype=torch.uint8)
             found = [torch.empty_like(mine) for _ in range(self.size)]
             dist.all_gather(found, mine)
+        # SYNC: host memory, between rounds
         return [one[:size].numpy().tobytes() for one, size in zip(found, sizes, strict=True)]
 
     def broadcast_bytes(self, message: bytes, source: int = 0) -> bytes:
@@ -210,11 +211,11 @@ class World(Ranks):
         with _lost_ranks(self.rank):
             length = torch.tensor([len(message)])
             dist.broadcast(length, source)
-            size = int(length)
+            size = int(length)  # SYNC: host memory, between rounds
             mine = bytearray(message if self.rank == source else bytes(size)).ljust(1, b"\0")
             body = torch.frombuffer(mine, dtype=torch.uint8)
             dist.broadcast(body, source)
-        return body[:size].numpy().tobytes()
+        return body[:size].numpy().tobytes()  # SYNC: host memory, between rounds
 
     def together(self, work: Callable[[], T]) -> T:
         """Run `work` on every rank; if it fails on one, all ranks raise.

@@ -114,6 +114,7 @@ class DistributedTrainer(VectorizedPPOTrainer):
         assert self._whole is not None  # set by `run_rollout`
         record = super()._record(self._whole, metrics, seconds)
         counts = np.array([[record.waited, record.stopped, *record.chosen_OZ.ravel()]])
+        # SYNC: arrays of numpy, between rounds
         waited, stopped, *chosen = self.world.gather(counts).sum(axis=0).tolist()
         chosen_OZ = np.array(chosen, dtype=np.int64).reshape(record.chosen_OZ.shape)
         return replace(record, waited=waited, stopped=stopped, chosen_OZ=chosen_OZ)
@@ -179,6 +180,7 @@ def gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[Polic
     The recurrent state and the bootstrap targets stay this rank's: only the learner needs them.
     """
     whole = gather_struct(rollout, world)
+    # SYNC: arrays of numpy, between rounds
     seconds = float(world.gather(np.array([rollout.seconds])).max())
     members = np.arange(len(whole.outcome.score_E), dtype=np.int64)
     return replace(whole, outcome=replace(whole.outcome, member_E=members), seconds=seconds)

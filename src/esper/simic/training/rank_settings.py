@@ -25,7 +25,7 @@ def own_engine_config(config: TrainingConfig, ranks: Ranks) -> EngineConfig:
     if ranks.size == 1:
         return settings
     members = ranks.share_members(settings.members)
-    numbers = tuple(ranks.numbers(members).tolist())
+    numbers = tuple(ranks.numbers(members).tolist())  # SYNC: an array of numpy, at set-up
     device = ranks.device_of(settings.device)
     return replace(settings, members=members, member_ids=numbers, device=device)
 
