@@ -67,7 +67,7 @@ class JobList(Generic[J, R]):
         self._keep(result)
 
     def answer(self, job: J, question: Any) -> Any:
-        """Raise."""
+        """Jobs of a plain list ask nothing; a subclass whose jobs do answers here."""
         raise NotImplementedError(f"{self.label(job)} asked {question}")
 
 

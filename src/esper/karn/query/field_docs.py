@@ -16,8 +16,8 @@ def field_docs(cls: Any) -> dict[str, str]:
     assert isinstance(node, ast.ClassDef)
     found: dict[str, str] = {}
     for field, below in zip(node.body, node.body[1:], strict=False):
-        told = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(field, ast.AnnAssign) and told:
+        documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if isinstance(field, ast.AnnAssign) and documented:
             found[ast.unparse(field.target)] = " ".join(_text(below).split())
     return found
 
