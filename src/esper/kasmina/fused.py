@@ -40,6 +40,7 @@ LARGEST_ROW: Final = 2**36
 row, fit 32 bits. All other offsets are 64-bit (`kernels.grids`)."""
 
 _kernels: ContextVar[KernelName] = ContextVar("kernels", default="own")
+_active: ContextVar[Tensor | None] = ContextVar("active", default=None)
 
 
 @contextmanager
@@ -50,6 +51,21 @@ def use_kernels(name: KernelName) -> Iterator[None]:
         yield
     finally:
         _kernels.reset(token)
+
+
+@contextmanager
+def training_only(active_E: Tensor | None) -> Iterator[None]:
+    """Compute rows of these members only, where kernels can skip the others; None: all."""
+    token = _active.set(active_E)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def active_members() -> Tensor | None:
+    """Return which members are to be computed `[E]`; None: all."""
+    return _active.get()
 
 
 def half_type(x: Tensor) -> torch.dtype | None:

@@ -2,9 +2,11 @@
 
 A captured graph is valid for one plan shape only. Row counts are therefore rounded up to a bucket,
 a plan uses existing buffers if it fits, and new buffers are made large enough for the previous plan
-too; both only if that wastes little. Fine buckets keep a steady population cheap; shared buffers
-avoid a capture at every step while it changes. The loop executor reads its plan on the host, so
-there a graph belongs to one table, and plans are not padded.
+too; both only if that wastes little. Fine buckets keep a steady population cheap. Where new shapes
+keep coming (a policy that acts at every step), new buffers have room for all recent plans and some
+more, and more waste is accepted: a capture costs as much as many padding rows, which fused blocks
+skip. The loop executor reads its plan on the host, so there a graph belongs to one table, and plans
+are not padded.
 
 The buckets for E members: 0; 4; multiples of E/16 (of 4, if that is more) up to E; then growing by
 a quarter each time. If seeds are live, one padding row is always reserved, because the unused
@@ -13,8 +15,9 @@ entries of a group must point to a row that no member uses.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Hashable
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from functools import reduce
 from typing import Final
 
 import torch
@@ -28,6 +31,7 @@ from esper.kasmina.rows import (
     plan_content,
     shape_of,
 )
+from esper.leyline.actions import BlendStyle
 
 SMALLEST: Final = 4
 """Smallest non-zero bucket."""
@@ -37,6 +41,15 @@ GROWTH: Final = 1.25
 """Ratio of consecutive buckets above E."""
 SLACK: Final = 1.25
 """Largest waste, in rows relative to the exact bucket, at which existing buffers are reused."""
+RESTLESS_SLACK: Final = 3.0
+"""The same while new shapes keep coming."""
+RESTLESS: Final = 2.0
+"""New shapes, each weighted by MEMORY for each plan since, from which on more waste is accepted."""
+MEMORY: Final = 0.98
+RECENT: Final = 32
+"""Plans that new buffers have room for while new shapes keep coming."""
+HEADROOM: Final = 1.25
+"""Room for rows relative to the largest of those plans."""
 MAX_BUFFERS: Final = 192
 """Capacity of the cache; the least recently used buffers are evicted."""
 
@@ -105,6 +118,44 @@ def merged(one: RowShape, other: RowShape) -> RowShape:
     return RowShape(one.first, begin, tuple(groups))
 
 
+def covering(shapes: Sequence[RowShape]) -> RowShape:
+    """Return a shape with headroom over all of them, in which any seed may have any blend style."""
+    both = reduce(merged, shapes)
+    members = both.first
+    styles = frozenset[BlendStyle]().union(
+        *(group.present for at_slot in both.groups_S for group in at_slot)
+    )
+
+    def roomy(count: int) -> int:
+        return bucket(int(HEADROOM * count) + 1, members) if count else 0
+
+    groups = tuple(
+        tuple(GroupShape(g.blueprint, roomy(g.rows), styles) for g in at_slot)
+        for at_slot in both.groups_S
+    )
+    return RowShape(members, tuple(roomy(count) for count in both.begin_S), groups)
+
+
+class _History:
+    """Recent plans of one use, and how often they needed a new shape."""
+
+    def __init__(self) -> None:
+        self.recent: deque[RowShape] = deque(maxlen=RECENT)
+        self.misses = 0.0
+
+    @property
+    def slack(self) -> float:
+        """Largest waste that is accepted."""
+        return RESTLESS_SLACK if self.misses >= RESTLESS else SLACK
+
+    def candidates(self, wanted: RowShape, last: RowShape | None) -> list[RowShape]:
+        """Return shapes for new buffers, the preferred first; the exact bucket fits always."""
+        found = [] if last is None else [merged(last, wanted)]
+        if self.misses >= RESTLESS:
+            found.insert(0, covering(self.recent))
+        return [*found, wanted]
+
+
 class PlanBufferCache:
     """LRU cache of the buffers of a population's padded plans."""
 
@@ -112,6 +163,7 @@ class PlanBufferCache:
         self._limit = limit
         self._buffers: OrderedDict[tuple[str, RowShape], PlanBuffers] = OrderedDict()
         self._exact: OrderedDict[Hashable, PlanBuffers] = OrderedDict()
+        self._histories: dict[str, _History] = {}
 
     def __len__(self) -> int:
         return len(self._buffers)
@@ -143,14 +195,20 @@ class PlanBufferCache:
         return self._exact[key]
 
     def _shape(self, name: str, need: RowShape) -> RowShape:
-        """Return the smallest known shape that fits, else one that also fits the previous plan."""
+        """Return the smallest known shape that fits, else one that also fits earlier plans."""
         wanted = bucketed(need)
         if torch.are_deterministic_algorithms_enabled():  # `exact`: independent of history
             return wanted
-        most = SLACK * rows_of(wanted)
+        history = self._histories.setdefault(name, _History())
+        history.recent.append(wanted)
+        history.misses *= MEMORY
         known = [shape for owner, shape in self._buffers if owner == name]
-        fitting = [shape for shape in known if rows_of(shape) <= most and covers(shape, need)]
+
+        def fits(shape: RowShape) -> bool:
+            return rows_of(shape) <= history.slack * rows_of(wanted) and covers(shape, need)
+
+        fitting = [shape for shape in known if fits(shape)]
         if fitting:
             return min(fitting, key=rows_of)
-        both = merged(known[-1], wanted) if known else wanted
-        return both if rows_of(both) <= most and covers(both, need) else wanted
+        history.misses += 1
+        return next(filter(fits, history.candidates(wanted, known[-1] if known else None)))

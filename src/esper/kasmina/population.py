@@ -266,7 +266,7 @@ class Population:
     ) -> TrainBatch:
         """Train on one batch with a `train_plan`; does not read the lifecycle."""
         self._check_batch(x, target)
-        with self.trainer.keeping_inactive_buffers():
+        with self.trainer.leaving_inactive():
             self.trainer.drop_gradients()  # left by the caller or by a failed batch
             target_R = row_targets(target, plan.member_R, plan.table.rows)
             scale_R = None if scaler is None else scaler.scales(plan.member_R)

@@ -177,6 +177,8 @@ class RowPlan:
     members: int
     real_R: Ints | None
     """Indices of the requested rows (None: all rows, no padding)."""
+    live_R: Tensor | None
+    """0 for padding rows, else 1 (float32); None: no padding."""
     buffers: PlanBuffers | None
     """Shared buffers that hold its tensors; None if they are its own."""
     member_R: Tensor | None
@@ -358,6 +360,8 @@ def _arrays(
     """Build all arrays to upload; with buffers, their layout depends only on the shape."""
     table, members = info.table, len(info.trained_ES)
     out: _HostArrays = {}
+    if buffers is not None:
+        out["live_R"] = (~info.padding_R).astype(np.float32)
     if table.rows != members or (table.member_R != np.arange(members)).any():
         out["member_R"] = table.member_R
     if table.shadow_R.any():
@@ -461,6 +465,7 @@ def _assemble(
         keeps_RS=info.keeps_RS,
         members=len(info.trained_ES),
         real_R=real_R,
+        live_R=tensors.get("live_R"),
         buffers=buffers,
         member_R=tensors.get("member_R"),
         in_order=_in_order(info),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from esper.device.upload import upload
+from esper.kasmina import fused
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
@@ -132,8 +133,9 @@ class Trainer:
         self.active_E = self._active_buffer.copy_(active_E)
 
     @contextlib.contextmanager
-    def keeping_inactive_buffers(self) -> Iterator[None]:
-        """Undo what the body does to buffers (running statistics) of inactive members.
+    def leaving_inactive(self) -> Iterator[None]:
+        """Compute no rows of inactive members where kernels can skip them, and undo what the body
+        does to their buffers (running statistics).
 
         The body includes the backward pass, which may read them.
         """
@@ -142,7 +144,8 @@ class Trainer:
             return
         stores = (self.network.host, *self.network.banks.values())
         before = [(value, value.clone()) for store in stores for value in store.fixed.values()]
-        yield
+        with fused.training_only(self.active_E):
+            yield
         for value, old in before:
             active = self.active_E.view(-1, *([1] * (value.ndim - 1)))
             value.copy_(torch.where(active, value, old))

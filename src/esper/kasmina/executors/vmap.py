@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.kasmina import fused
 from esper.kasmina.batch_norm import batch_norms_for_vmap
-from esper.kasmina.blending import update_rows
+from esper.kasmina.blending import Gate, update_rows
 from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.executors.base import (
     ObjectiveOfRows,
@@ -92,6 +91,7 @@ class VmapExecutor:
         params = network.host.gather(plan.member_R, plan.shadow_R)
         fixed = network.host.gather_fixed(plan.member_R)
         h = _input_rows(x, plan)
+        live_R = _live_rows(plan) if fused.half_type(h) is not None else None
         active = plan.first_active
         slot = 0
         following = (*network.fused_runs[1:], None)
@@ -100,7 +100,8 @@ class VmapExecutor:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
             h = _run_samplewise(run, h)
             room = _room_behind(run, plan, slot) if fused.asked_for_blocks() else None
-            with row_draws(run.site, streams, slice(active)), _leaving(room):
+            live = None if live_R is None else live_R[:active]
+            with row_draws(run.site, streams, slice(active)), _leaving(room, live):
                 h = _run_segment(run.segment, params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
@@ -112,7 +113,8 @@ class VmapExecutor:
                     gradient=network.tap is None and after is not None and after.returns_new_grad(),
                 )
                 room = None
-                h = _apply_slot(network, plan.groups_S[slot], h, training, streams, own)
+                groups = _live_groups(plan.groups_S[slot], live_R)
+                h = _apply_slot(network, groups, h, training, streams, own)
                 if network.tap is not None:
                     network.tap(slot, h)
                 slot += 1
@@ -195,12 +197,32 @@ def _room_behind(run: FusedRun, plan: RowPlan, slot: int) -> Room | None:
     return Room(0 if source is None else len(source))
 
 
-def _leaving(room: Room | None) -> AbstractContextManager[None]:
-    if room is None:
-        return contextlib.nullcontext()
-    from esper.kasmina.kernels.layout import leave_room
+@contextlib.contextmanager
+def _leaving(room: Room | None, live_R: Tensor | None) -> Iterator[None]:
+    """Let kernels leave room behind their output, and skip rows that nobody needs."""
+    if room is None and live_R is None:
+        yield
+        return
+    from esper.kasmina.kernels.layout import leave_room, only_live
 
-    return leave_room(room)
+    with leave_room(room), only_live(live_R):
+        yield
+
+
+def _live_rows(plan: RowPlan) -> Tensor | None:
+    """Return 1 for the rows that count, 0 for padding and inactive members; None: all count."""
+    active_E = fused.active_members()
+    if active_E is None:
+        return plan.live_R
+    active = active_E if plan.member_R is None else active_E.index_select(0, plan.member_R)
+    return active.float() if plan.live_R is None else active * plan.live_R
+
+
+def _live_groups(groups: Sequence[SeedGroup], live_R: Tensor | None) -> Sequence[SeedGroup]:
+    """Give seeds of inactive members alpha 0, at which kernels skip them; padding has it anyway."""
+    if live_R is None or fused.active_members() is None:
+        return groups
+    return [replace(g, alpha_G=g.alpha_G * live_R.index_select(0, g.rows_G)) for g in groups]
 
 
 def _join_rows(h: Tensor, plan: RowPlan, slot: int, whole: Tensor | None) -> Tensor:
@@ -270,17 +292,63 @@ def _apply_slot_by_kernels(
     whole = [(group, blocks) for group, blocks in fused_seeds if blocks]
     copied = [group for group, blocks in fused_seeds if not blocks]
     if copied:
-        from esper.kasmina.kernels.rows import fork, give_back
-
-        index, alpha = [group.rows_G for group in copied], [group.alpha_G for group in copied]
-        # Behind fused seeds a gradient is theirs, so ours.
-        h, *taken = fork(h, index, alpha, own.gradient or bool(whole))
-        updates = [
-            _seed_update(network, group, h_G, training, streams)
-            for group, h_G in zip(copied, taken, strict=True)
-        ]
-        h = give_back(h, index, alpha, updates, own.activation)
+        owned = replace(own, gradient=own.gradient or bool(whole))
+        h = _apply_copied_seeds(network, copied, h, training, streams, owned)
     return _add_whole_seeds(h, whole, own.activation or bool(copied), own.gradient)
+
+
+def _apply_copied_seeds(
+    network: StackedNetwork,
+    groups: Sequence[SeedGroup],
+    h: Tensor,
+    training: bool,
+    streams: RowStreams | None,
+    own: Ownership,
+) -> Tensor:
+    """Copy the rows of all groups, run the seeds, add or blend in what they return."""
+    from esper.kasmina.kernels.blend import blend_rows
+    from esper.kasmina.kernels.layout import only_live
+    from esper.kasmina.kernels.rows import dense, fork, give_back
+
+    h = dense(h)
+    blended = [_blends_by_kernel(network, group, h) for group in groups]
+    index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
+    # What a blend returns backward is its own, or was ours before.
+    h, *taken = fork(h, index, alpha, own.gradient or any(blended))
+    added: list[tuple[SeedGroup, Tensor]] = []
+    later: list[tuple[SeedGroup, Tensor, Tensor]] = []
+    for group, h_G, by_kernel in zip(groups, taken, blended, strict=True):
+        with only_live(group.alpha_G):
+            if by_kernel:
+                delta = _seed_delta(network, group, h_G, h_G, training, streams)
+                later.append((group, h_G, delta))
+            else:
+                added.append((group, _seed_update(network, group, h_G, training, streams)))
+    if added:
+        index, alpha = [g.rows_G for g, _ in added], [g.alpha_G for g, _ in added]
+        h = give_back(h, index, alpha, [update for _, update in added], own.activation)
+    for number, (group, h_G, delta) in enumerate(later):
+        gates = None
+        if BlendStyle.GATE in group.present:
+            gate = network.gate(group.slot).gather(group.members_G, group.frozen_G)
+            gates = gate["weight"], gate["bias"]
+        owned = own.activation or bool(added) or number > 0
+        own_gradient = own.gradient or number < len(later) - 1
+        places = group.rows_G, group.alpha_G, group.style_G
+        h = blend_rows(h, h_G.detach(), delta, *places, gates, owned, own_gradient)
+    return h
+
+
+def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> bool:
+    """Whether one kernel blends a group in; groups that only add have a simpler one."""
+    if group.present == {BlendStyle.ADD} or group.detached_G is not None:
+        return False
+    if BlendStyle.GATE not in group.present:
+        return True
+    from esper.kasmina.kernels.blend import gates_fit
+
+    gate = network.gate(group.slot).template
+    return type(gate) is Gate and not has_hooks(gate) and gates_fit(h)
 
 
 def _add_whole_seeds(
@@ -328,6 +396,22 @@ def _seed_update(
     seed_in = h_G
     if group.detached_G is not None:
         seed_in = torch.where(_rowwise(group.detached_G, h_G), h_G.detach(), h_G)
+    delta = _seed_delta(network, group, h_G, seed_in, training, streams)
+    gate = None
+    if BlendStyle.GATE in group.present:
+        gate = _vmap_store(network.gate(group.slot), group, {}, seed_in)
+    return update_rows(h_G, delta, _rowwise(group.style_G, h_G), gate, group.present)
+
+
+def _seed_delta(
+    network: StackedNetwork,
+    group: SeedGroup,
+    h_G: Tensor,
+    seed_in: Tensor,
+    training: bool,
+    streams: RowStreams | None,
+) -> Tensor:
+    """Run the blueprint on `seed_in`, which is `h_G`, for some rows perhaps detached."""
     bank = network.bank(group.slot, group.blueprint)
     fixed = bank.gather_fixed(group.members_G)
     own_in = seed_in.clone() if bank.writes_input else seed_in
@@ -336,10 +420,7 @@ def _seed_update(
     if training and fixed:
         _write_back_buffers(bank, fixed, group.kept)
     check_delta(network, group.slot, group.blueprint, delta, h_G)
-    gate = None
-    if BlendStyle.GATE in group.present:
-        gate = _vmap_store(network.gate(group.slot), group, {}, seed_in)
-    return update_rows(h_G, delta, _rowwise(group.style_G, h_G), gate, group.present)
+    return delta
 
 
 def _vmap_store(store: ParameterStore, group: SeedGroup, fixed: Named, seed_in: Tensor) -> Tensor:

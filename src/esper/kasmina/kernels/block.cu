@@ -39,7 +39,8 @@ struct Block {
   i64 y_row;
   const i64 *y_index;          // row of y; null: its own
   const float *alpha;          // null, or: forward adds alpha times the result to y
-  const float *live;           // null, or: 0 where an entry is unused; it touches no row that it names
+  const float *live;           // null, or: 0 where a row is unused: it touches no row that it names by
+                               // an index; its own rows of y and dx, and its sums, become 0
   float *statistics;           // [rows][batch][GROUPS][2]: mean, inverse deviation
   bf16 *kept;                  // forward: null, or a copy of the rows of x, dense
   bf16 *dx;                    // backward: null, or the gradient of x
@@ -129,12 +130,15 @@ KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
   const Lane me;
   const i64 row = (i64)a.first_row + grid_row();
   const float alpha = a.alpha ? a.alpha[row] : 1.f;
-  if (a.live && a.live[row] == 0.f) return;  // the rows that it names belong to others
+  const int begin = part_id() * a.steps * IMAGES;
+  if (a.live && a.live[row] == 0.f) {
+    if (!a.y_index) clear_part<CO>(a.y + row * a.y_row, begin, a.steps, a.batch);
+    return;
+  }
   const u32 tile = shared_base(), weights = tile + 2 * X_BYTES, sums = weights + W_BYTES;
   const bf16 *x = a.x + row_of(a.x_index, row) * a.x_row;
   bf16 *y = a.y + row_of(a.y_index, row) * a.y_row;
   bf16 *kept = a.kept ? a.kept + row * (i64)a.batch * PIXELS * CS : a.kept;
-  const int begin = part_id() * a.steps * IMAGES;
   float scale[PLANES_OUT][2], shift[PLANES_OUT][2];
 #pragma unroll
   for (int n = 0; n < PLANES_OUT; n++) load_norm(scale[n], shift[n], a, row, n, me);
@@ -360,9 +364,7 @@ KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
   }
   if (a.live && a.live[row] == 0.f) {  // perhaps of a row that is NaN: no gradient
     for (int j = me.thread; j < PART; j += THREADS) part[j] = 0.f;
-    const int end = begin + a.steps * IMAGES < a.batch ? begin + a.steps * IMAGES : a.batch;
-    if (dx && !a.dx_index)
-      for (i64 j = (i64)begin * PIXELS * CS + me.thread; j < (i64)end * PIXELS * CS; j += THREADS) store_global_half(dx + j, 0);
+    if (dx && !a.dx_index) clear_part<CS>(dx, begin, a.steps, a.batch);
     return;
   }
   clear(tile, 2 * X_BYTES + D_BYTES + W_BYTES);

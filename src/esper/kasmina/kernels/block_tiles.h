@@ -126,6 +126,15 @@ DEVICE void clear_beyond(u32 tile, int first, int batch) {
   const int images = images_left(first, batch);
   if (images < IMAGES) clear(tile + images * PLANES_OUT * PLANE * 16, (IMAGES - images) * PLANES_OUT * PLANE * 16);
 }
+// Write zeros to this thread block's images of a row.
+template <int CHANNELS> DEVICE void clear_part(bf16 *row, int begin, int steps, int batch) {
+  const int images = steps * IMAGES, end = batch - begin < images ? batch : begin + images;
+  constexpr int IMAGE = PIXELS * CHANNELS, SIZE = IMAGE % 8 ? 1 : 8;
+  for (i64 j = (i64)begin * IMAGE + thread_id() * SIZE; j < (i64)end * IMAGE; j += THREADS * SIZE) {
+    if (SIZE == 8) store_global(row + j, quad{0, 0, 0, 0});
+    else store_global_half(row + j, 0);
+  }
+}
 // Write this thread's part of `fetch` to global memory.
 DEVICE void keep(u32 tile, bf16 *kept, int first, int batch) {
   using C = Chunks<CS>;

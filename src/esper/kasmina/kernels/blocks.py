@@ -25,6 +25,7 @@ from esper.kasmina.kernels.layout import (
     empty_activation,
     laid_out,
     launched,
+    live_rows,
     output_activation,
     row_stride,
     stacked,
@@ -136,13 +137,15 @@ class Block(torch.autograd.Function):
             return y[0], statistics[0]
         x = _aligned(laid_out(x, HALF)[0])
         y = output_activation((len(weight), x.shape[1], weight.shape[1], *x.shape[3:]), x)
-        return y, run_forward(x, BlockParameters(weight, scale, shift, groups, relu), y)
+        own = BlockParameters(weight, scale, shift, groups, relu)
+        return y, run_forward(x, own, y, live=live_rows(len(weight)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.groups, ctx.relu = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(*tensors, output[1])
+        ctx.live = live_rows(1 if tensors[0].ndim == 4 else len(tensors[1]))
 
     @staticmethod
     @once_differentiable
@@ -157,7 +160,7 @@ class Block(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = empty_activation((len(weight), x.shape[1], stored, *x.shape[3:]), x)
         own = BlockParameters(weight, scale, shift, ctx.groups, ctx.relu)
-        rest = run_backward(x, dy, own, statistics, dx)
+        rest = run_backward(x, dy, own, statistics, dx, live=ctx.live)
         if dx is not None:
             dx = dx[:, :, : x.shape[2]].to(given.dtype)
             dx = dx.sum(dim=0, keepdim=True) if len(x) < len(dx) else dx

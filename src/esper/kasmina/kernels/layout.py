@@ -85,6 +85,28 @@ def leave_room(room: Room | None) -> Iterator[None]:
         _room.reset(token)
 
 
+_live: ContextVar[Tensor | None] = ContextVar("live", default=None)
+
+
+@contextmanager
+def only_live(live_R: Tensor | None) -> Iterator[None]:
+    """Let kernels inside the block skip rows where `live_R` (float32) is 0: zeros come out.
+
+    None: all rows are computed. What a kernel saves for backward includes it.
+    """
+    token = _live.set(live_R)
+    try:
+        yield
+    finally:
+        _live.reset(token)
+
+
+def live_rows(rows: int) -> Tensor | None:
+    """Return which of a kernel's rows are computed; None: all."""
+    live = _live.get()
+    return live if live is not None and len(live) == rows else None
+
+
 def output_activation(shape: Sequence[int], like: Tensor) -> Tensor:
     """Allocate the output of a kernel, with the room that is asked for."""
     room = _room.get()
