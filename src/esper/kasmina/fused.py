@@ -138,6 +138,20 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, relu: bool)
     return normalise(x, weight, bias, groups, relu)
 
 
+def squeeze(x: Tensor) -> Tensor:
+    """Return the mean of each channel `[B, C]`, for `excite`; `norm_fits(x, 1)` must hold."""
+    from esper.kasmina.kernels import excite as kernels
+
+    return kernels.squeeze(x)
+
+
+def excite(x: Tensor, factor: Tensor) -> Tensor:
+    """Return the channels of images times factors `[B, C]`; `norm_fits(x, 1)` must hold."""
+    from esper.kasmina.kernels import excite as kernels
+
+    return kernels.excite(x, factor)
+
+
 def asked_for_blocks() -> bool:
     """Whether blocks (convolution, norm, ReLU) are to be one kernel where there is one."""
     return _kernels.get() == "fused"

@@ -30,7 +30,7 @@ from esper.kasmina.hosts.cnn import ConvBlock
 from esper.kasmina.kernels import block_plan, blocks
 from esper.kasmina.kernels.block_args import BlockArgs
 from esper.kasmina.kernels.block_plan import MOST_SHARED, plan
-from esper.kasmina.kernels.layout import empty_activation
+from esper.kasmina.kernels.layout import empty_activation, only_live
 from esper.kasmina.kernels.seed_blocks import add_seeds
 from esper.kasmina.layers import Conv2d
 from kernel_support import choose_kernels
@@ -69,6 +69,20 @@ def test_every_shape_of_a_task_is_torchs(block):
     assert block.obstacle() is None
     given = case(block, rows=2, batch=plan(block).images + 1)
     assert_near(computed(given, True), reference(given, True))
+
+
+@pytest.mark.parametrize("block", QUICK, ids=lambda s: s.line())
+def test_a_skipped_row_is_zero_and_the_others_are_as_ever(block):
+    """Even if what it would read is NaN."""
+    given = case(block, rows=3, batch=plan(block).images + 1)
+    expected = computed(given, True)
+    with torch.no_grad():
+        given.leaves[0][1] = torch.nan
+    with only_live(torch.tensor([1.0, 0.0, 0.5])):
+        found = computed(given, True)
+    for mine, wanted in zip(found, expected, strict=True):
+        assert torch.equal(mine[[0, 2]], wanted[[0, 2]])
+        assert not mine[1].any()
 
 
 def test_rows_of_many_parts_are_summed_and_none_depends_on_the_others(monkeypatch):

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.kasmina import fused
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import LayerScale, Linear
 
@@ -25,7 +26,11 @@ class SqueezeExcite(nn.Module):
         self.scale = LayerScale(width, space=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled = x.mean(dim=(-2, -1))
-        weights = torch.tanh(self.excite(F.silu(self.squeeze(pooled))))
-        out: Tensor = self.scale(x * weights[..., None, None])
+        if isinstance(x, Tensor) and fused.norm_fits(x, 1):  # a tracer must see all modules
+            weights = self._weights(fused.squeeze(x))
+            return fused.excite(x, weights * self.scale.gamma.flatten())
+        out: Tensor = self.scale(x * self._weights(x.mean(dim=(-2, -1)))[..., None, None])
         return out
+
+    def _weights(self, pooled: Tensor) -> Tensor:
+        return torch.tanh(self.excite(F.silu(self.squeeze(pooled))))

@@ -27,7 +27,9 @@ from esper.kasmina.kernels.rows import same_layout
 from esper.leyline.actions import BlendStyle
 
 BLOCK: Final = 2048
-"""Elements per program."""
+"""Elements per program forward, and of a block backward."""
+BLOCKS: Final = 8
+"""Blocks per program backward: fewer parts of the gates' sums."""
 MOST_CHANNELS: Final = 256
 """Maximum channels of a gate."""
 
@@ -66,41 +68,49 @@ def _blend(
 @triton.jit
 def _blend_back(
     grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, first, size, parts,
-    GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the delta, of the gate (a part of its sums), and in place that of the row."""
     at = (first + tl.program_id(1)).to(tl.int64)
     row, factor = tl.load(index + at).to(tl.int64), tl.load(alpha + at)
     kind = tl.load(style + at).to(tl.int32)
-    start, offset, inside = block_of(size, BLOCK)
-    live = offset < left_of(tl.where(factor != 0, size, 0), start, BLOCK)
-    place = grad + (row * size + start) + offset
-    mine = (at * size + start) + offset
-    arrived = tl.load(place, mask=live, other=0.0).to(tl.float32)
-    back = arrived * factor
+    offset = tl.arange(0, BLOCK)
+    read_size = tl.where(factor != 0, size, 0)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
-    if kind == _MULTIPLY:
-        strength = _tanh(tl.load(delta + mine, mask=live, other=0.0).to(tl.float32))
-        value = tl.load(kept + mine, mask=live, other=0.0).to(tl.float32)
-        total = arrived + back * strength
-        tl.store(place, total.to(grad.dtype.element_ty), mask=live)
-        back = back * value * (1.0 - strength * strength)
+    w, b = dw, dw
     if GATED:
-        if kind == _GATE:
-            channel = offset % C
-            w, b = tl.load(weight + at * C + channel), tl.load(bias + at * C + channel)
+        w = tl.load(weight + at * C + offset % C)  # a block starts at a multiple of C
+        b = tl.load(bias + at * C + offset % C)
+    for block in range(BLOCKS):
+        start = (tl.program_id(0).to(tl.int64) * BLOCKS + block) * BLOCK
+        inside = offset < left_of(size, start, BLOCK)
+        live = offset < left_of(read_size, start, BLOCK)
+        place = grad + (row * size + start) + offset
+        mine = (at * size + start) + offset
+        arrived = tl.load(place, mask=live, other=0.0).to(tl.float32)
+        back = arrived * factor
+        if kind == _MULTIPLY:
+            strength = _tanh(tl.load(delta + mine, mask=live, other=0.0).to(tl.float32))
             value = tl.load(kept + mine, mask=live, other=0.0).to(tl.float32)
-            gate = tl.sigmoid(w * value + b)
-            seed = tl.load(delta + mine, mask=live, other=0.0).to(tl.float32)
-            db = back * seed * gate * (1.0 - gate)
-            dw = db * value
-            tl.store(place, (arrived + db * w).to(grad.dtype.element_ty), mask=live)
-            back = back * gate
+            total = arrived + back * strength
+            tl.store(place, total.to(grad.dtype.element_ty), mask=live)
+            back = back * value * (1.0 - strength * strength)
+        if GATED:  # noqa: SIM102 - a constant, apart from what is known on the device
+            if kind == _GATE:
+                value = tl.load(kept + mine, mask=live, other=0.0).to(tl.float32)
+                gate = tl.sigmoid(w * value + b)
+                seed = tl.load(delta + mine, mask=live, other=0.0).to(tl.float32)
+                slope = back * seed * gate * (1.0 - gate)
+                dw += slope * value
+                db += slope
+                tl.store(place, (arrived + slope * w).to(grad.dtype.element_ty), mask=live)
+                back = back * gate
+        tl.store(ddelta + mine, back.to(ddelta.dtype.element_ty), mask=inside)
+    if GATED:
         sums = partial + (at * parts + tl.program_id(0)) * (2 * C) + tl.arange(0, C)
         tl.store(sums, tl.sum(tl.reshape(dw, (BLOCK // C, C)), axis=0))
         tl.store(sums + C, tl.sum(tl.reshape(db, (BLOCK // C, C)), axis=0))
-    tl.store(ddelta + mine, back.to(ddelta.dtype.element_ty), mask=inside)
 
 
 def gates_fit(h: Tensor) -> bool:
@@ -186,12 +196,12 @@ def _launch_blend_back(
     """Change `grad` in place; return the gradients of delta, and of weight and bias of gates."""
     size, ddelta = grad[0].numel(), torch.empty_like(delta)
     weight, bias = gates or (alpha, alpha)
-    channels, parts = weight[0].numel(), triton.cdiv(size, BLOCK)
+    channels, parts = weight[0].numel(), triton.cdiv(size, BLOCK * BLOCKS)
     partial = alpha.new_empty((len(index), parts, 2, channels)) if gates else alpha
     for first, count in row_launches(len(index)):
         _blend_back[(parts, count)](
             grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, first, size,
-            parts, GATED=bool(gates), C=channels, BLOCK=BLOCK, num_warps=4,
+            parts, GATED=bool(gates), C=channels, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=4,
         )  # fmt: skip
     if not gates:
         return ddelta, None, None

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
+from esper.kasmina.kernels.grids import if_live
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -26,6 +27,7 @@ from esper.kasmina.kernels.layout import (
     launched,
     next_power,
     row_stride,
+    skipping,
 )
 
 PIXELS: Final = 256
@@ -88,7 +90,7 @@ def _tile(
 
 @triton.jit
 def _convolve(
-    x, packed, y, first_row, x_row, pixels, inputs,
+    x, packed, y, live, first_row, x_row, pixels, inputs, SKIPS: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     OUT: tl.constexpr, OUTPUTS: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
     TAPS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
@@ -100,9 +102,10 @@ def _convolve(
     x += row * x_row + start.to(tl.int64) * STEP
     packed += row * K * OUTPUTS
     total = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
+    seen = if_live(live, row, pixels, SKIPS)
     for chunk in tl.static_range(0, K, CHUNK):
         k = chunk + tl.arange(0, CHUNK)
-        tile = _tile(x, start, offset, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
+        tile = _tile(x, start, offset, k, seen, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
         weight = tl.load(packed + k[:, None] * OUTPUTS + n[None, :])
         total = tl.dot(tile, weight, total)
     m = start + offset
@@ -113,7 +116,7 @@ def _convolve(
 
 @triton.jit
 def _weight_gradient(
-    x, dy, partial, first_row, x_row, dy_row, pixels, inputs, tiles,
+    x, dy, partial, live, first_row, x_row, dy_row, pixels, inputs, tiles, SKIPS: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     OUT: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr, TAPS: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
@@ -126,7 +129,7 @@ def _weight_gradient(
     x += row * x_row + start.to(tl.int64) * STEP
     dy += row * dy_row + start.to(tl.int64) * OUT
     total = tl.zeros((OUTPUTS, CHUNK), dtype=tl.float32)
-    for tile in range(tiles):
+    for tile in range(if_live(live, row, tiles, SKIPS)):
         offset = tile * BLOCK + tl.arange(0, BLOCK)
         seen = _tile(x, start, offset, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
         inside = (start + offset < pixels)[:, None] & (n < OUT)[None, :]
@@ -169,10 +172,10 @@ def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tenso
     outputs = weight.shape[2] if backward else weight.shape[1]
     packed, in_width, chunk = _packed(weight, dtype, backward)
     y = empty_activation((rows, batch, outputs, height, width), x)
-    pixels = batch * height * width
+    pixels, (live, skips) = batch * height * width, skipping(rows, packed)
     for first, count in row_launches(rows):
         _convolve[(triton.cdiv(pixels, PIXELS), count)](
-            x, packed, y, first, row_stride(x), pixels, inputs,
+            x, packed, y, live, first, row_stride(x), pixels, inputs, SKIPS=skips,
             H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=packed.shape[2],
             K=packed.shape[1], CHUNK=chunk, TAPS=side * side, SIDE=side, BLOCK=PIXELS, num_warps=4,
         )  # fmt: skip
@@ -195,9 +198,11 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     partial = torch.empty(
         rows, parts, outputs, inputs, side, side, dtype=torch.float32, device=x.device
     )
+    live, skips = skipping(rows, partial)
     for first, count in row_launches(rows):
         _weight_gradient[(chunks, parts, count)](
-            x, dy, partial, first, row_stride(x), dy.stride(0), pixels, inputs, tiles,
+            x, dy, partial, live, first, row_stride(x), dy.stride(0), pixels, inputs, tiles,
+            SKIPS=skips,
             H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
             CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=GRADIENT_PIXELS, num_warps=4, num_stages=2,
         )  # fmt: skip

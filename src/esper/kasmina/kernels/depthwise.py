@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
+from esper.kasmina.kernels.grids import if_live
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -24,6 +25,7 @@ from esper.kasmina.kernels.layout import (
     launched,
     next_power,
     row_stride,
+    skipping,
 )
 
 NUMBERS: Final = 2048
@@ -53,7 +55,7 @@ def _neighbours(
 
 @triton.jit
 def _convolve(
-    x, weight, y, first_row, x_row, weight_row, pixels,
+    x, weight, y, live, first_row, x_row, weight_row, pixels, SKIPS: tl.constexpr,
     C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     SIDE: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -64,6 +66,7 @@ def _convolve(
     c = tl.arange(0, CHANNELS)
     TAPS: tl.constexpr = SIDE * SIDE
     total = tl.zeros((BLOCK, CHANNELS), dtype=tl.float32)
+    read = if_live(live, at, pixels, SKIPS)
     for tap in tl.static_range(TAPS):
         place = tap
         if FLIP:
@@ -71,7 +74,7 @@ def _convolve(
         factor = tl.load(weight + at * weight_row + c * TAPS + place, mask=c < C, other=0.0)
         # weights are rounded as autocast would
         factor = factor.to(y.dtype.element_ty).to(tl.float32)
-        seen = _neighbours(x, start, offset, c, tap, pixels, C, H, W, SIDE)
+        seen = _neighbours(x, start, offset, c, tap, read, C, H, W, SIDE)
         total += seen * factor[None, :]
     mask = (start + offset < pixels)[:, None] & (c < C)[None, :]
     target = y + (at * pixels + start) * C + (offset[:, None] * C + c[None, :])
@@ -80,7 +83,7 @@ def _convolve(
 
 @triton.jit
 def _weight_gradient(
-    x, dy, partial, first_row, x_row, dy_row, pixels, tiles,
+    x, dy, partial, live, first_row, x_row, dy_row, pixels, tiles, SKIPS: tl.constexpr,
     C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -91,7 +94,7 @@ def _weight_gradient(
     dy += at * dy_row + start.to(tl.int64) * C
     c = tl.arange(0, CHANNELS)
     total = tl.zeros((BLOCK, CHANNELS), dtype=tl.float32)
-    for tile in range(tiles):
+    for tile in range(if_live(live, at, tiles, SKIPS)):
         offset = tile * BLOCK + tl.arange(0, BLOCK)
         seen = _neighbours(x, start, offset, c, tap, pixels, C, H, W, SIDE)
         mask = (start + offset < pixels)[:, None] & (c < C)[None, :]
@@ -116,10 +119,11 @@ def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tenso
     rows, (_, batch, channels, height, width) = len(weight), x.shape
     y = empty_activation((rows, batch, channels, height, width), x)
     sizes, pixels = _sizes(x, weight.shape[-1]), batch * height * width
+    live, skips = skipping(rows, weight)
     for first, count in row_launches(rows):
         _convolve[(triton.cdiv(pixels, sizes["BLOCK"]), count)](
-            x, weight, y, first, row_stride(x), weight.stride(0), pixels, **sizes, FLIP=backward,
-            num_warps=4,
+            x, weight, y, live, first, row_stride(x), weight.stride(0), pixels, SKIPS=skips,
+            **sizes, FLIP=backward, num_warps=4,
         )  # fmt: skip
     return y
 
@@ -135,10 +139,11 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     partial = torch.empty(
         rows, parts, channels, 1, side, side, dtype=torch.float32, device=x.device
     )
+    live, skips = skipping(rows, partial)
     for first, count in row_launches(rows):
         _weight_gradient[(side * side, parts, count)](
-            x, dy, partial, first, row_stride(x), dy.stride(0), pixels, triton.cdiv(most, parts),
-            **sizes, num_warps=4,
+            x, dy, partial, live, first, row_stride(x), dy.stride(0), pixels,
+            triton.cdiv(most, parts), SKIPS=skips, **sizes, num_warps=4,
         )  # fmt: skip
     return partial.sum(dim=1)
 

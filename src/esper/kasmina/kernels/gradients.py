@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.layout import dense_pixels, stacked
+from esper.kasmina.kernels.layout import dense_pixels, live_rows, only_live, stacked
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionKernels:
-    """Kernels of a convolution; activations may have any layout, gradients have dense pixels."""
+    """Kernels of a convolution; activations may have any layout, gradients have dense pixels.
+
+    They skip the rows that `layout.only_live` names: zeros come out.
+    """
 
     run: Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]
     """(`x` `[R or 1, B, C, H, W]`, weights, what to compute in, False) -> `[R, B, O, H, W]`;
@@ -45,10 +48,16 @@ class Convolution(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, ctx.dtype, ctx.kernels = inputs
         ctx.save_for_backward(x, weight)
+        ctx.live = live_rows(1 if x.ndim == 4 else len(weight))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        with only_live(ctx.live):
+            return Convolution._gradients(ctx, dy)
+
+    @staticmethod
+    def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
         alone = x.ndim == 4
         if alone:

@@ -24,3 +24,11 @@ def block_of(size, BLOCK: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = tl.arange(0, BLOCK)
     return start, offset, offset < left_of(size, start, BLOCK)
+
+
+@triton.jit
+def if_live(live, row, count, SKIPS: tl.constexpr):
+    """Return `count` for a row that is computed, 0 for one that is skipped (`layout.only_live`)."""
+    if SKIPS:
+        count = tl.where(tl.load(live + row) != 0, count, 0)
+    return count

@@ -107,6 +107,12 @@ def live_rows(rows: int) -> Tensor | None:
     return live if live is not None and len(live) == rows else None
 
 
+def skipping(rows: int, like: Tensor) -> tuple[Tensor, bool]:
+    """Return arguments of a kernel: which rows are computed (any tensor, if all), and whether."""
+    live = live_rows(rows)
+    return (like, False) if live is None else (live, True)
+
+
 def output_activation(shape: Sequence[int], like: Tensor) -> Tensor:
     """Allocate the output of a kernel, with the room that is asked for."""
     room = _room.get()

@@ -18,14 +18,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import left_of
+from esper.kasmina.kernels.grids import if_live, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
     dense_pixels,
     empty_activation,
     launched,
+    live_rows,
     next_power,
+    only_live,
+    skipping,
     stacked,
 )
 
@@ -39,7 +42,7 @@ EPSILON: Final = 1e-5
 
 
 @triton.jit
-def _samples(first_row, batch, SAMPLES: tl.constexpr):
+def samples_of(first_row, batch, SAMPLES: tl.constexpr):
     """Return the program's first sample, the number of samples (SAMPLES at most), and its row."""
     first = tl.program_id(0).to(tl.int64) * SAMPLES
     row = (first_row + tl.program_id(1)).to(tl.int64)
@@ -47,7 +50,7 @@ def _samples(first_row, batch, SAMPLES: tl.constexpr):
 
 
 @triton.jit
-def _places(
+def places_of(
     left,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr,
     GROUPS: tl.constexpr, WIDTH: tl.constexpr,
@@ -69,14 +72,17 @@ def _mean(value, count):
 
 @triton.jit
 def _forward(
-    x, weight, bias, y, means, inverses, first_row, x_row, weight_row, bias_row, batch,
+    x, weight, bias, y, means, inverses, live, first_row, x_row, weight_row, bias_row, batch,
+    SKIPS: tl.constexpr,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, EPS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    first, left, row = _samples(first_row, batch, SAMPLES)
-    place, c, inside = _places(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
+    first, left, row = samples_of(first_row, batch, SAMPLES)
+    place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     size = PLACES * GROUPS * WIDTH
-    value = tl.load(x + (row * x_row + first * size) + place, mask=inside, other=0.0)
+    s = tl.arange(0, SAMPLES)[:, None, None, None]
+    read = inside & (s < if_live(live, row, left, SKIPS))
+    value = tl.load(x + (row * x_row + first * size) + place, mask=read, other=0.0)
     value = value.to(tl.float32)
     mean = _mean(value, PLACES * WIDTH)
     apart = tl.where(inside, value - mean, 0.0)
@@ -88,7 +94,6 @@ def _forward(
         out = tl.where(out <= 0, 0.0, out)  # NaN stays NaN
     sample = row * batch + first
     tl.store(y + sample * size + place, out.to(y.dtype.element_ty), mask=inside)
-    s = tl.arange(0, SAMPLES)[:, None, None, None]
     g = tl.arange(0, GROUPS)[None, None, :, None]
     kept = sample * GROUPS + (s * GROUPS + g)
     tl.store(means + kept, mean, mask=s < left)
@@ -97,19 +102,21 @@ def _forward(
 
 @triton.jit
 def _backward(
-    x, dy, weight, bias, means, inverses, dx, scale_sums, shift_sums, first_row, x_row, dy_row,
-    weight_row, bias_row, batch,
+    x, dy, weight, bias, means, inverses, dx, scale_sums, shift_sums, live, first_row, x_row,
+    dy_row, weight_row, bias_row, batch,
+    SKIPS: tl.constexpr,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
-    first, left, row = _samples(first_row, batch, SAMPLES)
-    place, c, inside = _places(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
+    first, left, row = samples_of(first_row, batch, SAMPLES)
+    place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     size = PLACES * GROUPS * WIDTH
-    value = tl.load(x + (row * x_row + first * size) + place, mask=inside, other=0.0)
-    back = tl.load(dy + (row * dy_row + first * size) + place, mask=inside, other=0.0)
+    s = tl.arange(0, SAMPLES)[:, None, None, None]
+    read = inside & (s < if_live(live, row, left, SKIPS))
+    value = tl.load(x + (row * x_row + first * size) + place, mask=read, other=0.0)
+    back = tl.load(dy + (row * dy_row + first * size) + place, mask=read, other=0.0)
     value, back = value.to(tl.float32), back.to(tl.float32)
     sample = row * batch + first
-    s = tl.arange(0, SAMPLES)[:, None, None, None]
     g = tl.arange(0, GROUPS)[None, None, :, None]
     kept = sample * GROUPS + (s * GROUPS + g)
     mean = tl.load(means + kept, mask=s < left, other=0.0)
@@ -136,7 +143,7 @@ def supported(x: Tensor, groups: int) -> bool:
     return powers and next_power(height * width) * channels <= LARGEST
 
 
-def _sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
+def sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
     """Return the constants of a launch, programs per row, and number of warps."""
     channels, places = x.shape[2], x.shape[3] * x.shape[4]
     up = next_power(places)
@@ -156,11 +163,12 @@ def _normalised(
     rows, batch = x.shape[:2]
     y = empty_activation(x.shape, x)
     kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
-    constants, programs, warps = _sizes(x, groups)
+    (constants, programs, warps), (live, skips) = sizes(x, groups), skipping(rows, x)
     for first, count in row_launches(rows):
         _forward[(programs, count)](
-            x, weight, bias, y, kept[0], kept[1], first, x.stride(0), weight.stride(0),
-            bias.stride(0), batch, **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
+            x, weight, bias, y, kept[0], kept[1], live, first, x.stride(0), weight.stride(0),
+            bias.stride(0), batch, SKIPS=skips, **constants, EPS=EPSILON, RELU=relu,
+            num_warps=warps,
         )  # fmt: skip
     return y, kept.movedim(0, 1)
 
@@ -182,20 +190,19 @@ class Normalise(torch.autograd.Function):
         x, weight, bias, ctx.groups, ctx.relu = inputs
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(x, weight, bias, output[1])
+        ctx.live = live_rows(1 if x.ndim == 4 else len(x))
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, dy: Tensor, _: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        x, weight, bias, statistics = ctx.saved_tensors
-        if x.ndim == 4:
-            parts = _gradients(
-                x[None], dy[None], weight[None], bias[None], statistics[None], ctx.groups, ctx.relu
-            )
-            dx, dw, db = (part[0] for part in parts)
-        else:
-            dx, dw, db = _gradients(x, dy, weight, bias, statistics, ctx.groups, ctx.relu)
+        given = x, weight, bias, statistics = ctx.saved_tensors
+        alone = x.ndim == 4
+        x, weight, bias, statistics, dy = (v[None] if alone else v for v in (*given, dy))
+        with only_live(ctx.live):
+            parts = _gradients(x, dy, weight, bias, statistics, ctx.groups, ctx.relu)
+        dx, dw, db = (part[0] for part in parts) if alone else parts
         return dx, dw, db, None, None
 
     @staticmethod
@@ -230,14 +237,14 @@ def _gradients(
     weight, bias = dense_inside(weight), dense_inside(bias)
     rows, batch, channels = x.shape[:3]
     dx = empty_activation(x.shape, x)
-    constants, programs, warps = _sizes(x, groups)
+    (constants, programs, warps), (live, skips) = sizes(x, groups), skipping(rows, x)
     sums = torch.empty(2, rows, programs, channels, dtype=torch.float32, device=x.device)
     means, inverses = statistics.movedim(1, 0)
     for first, count in row_launches(rows):
         _backward[(programs, count)](
-            x, dy, weight, bias, means, inverses, dx, sums[0], sums[1], first, x.stride(0),
-            dy.stride(0), weight.stride(0), bias.stride(0), batch, **constants, RELU=relu,
-            num_warps=warps,
+            x, dy, weight, bias, means, inverses, dx, sums[0], sums[1], live, first, x.stride(0),
+            dy.stride(0), weight.stride(0), bias.stride(0), batch, SKIPS=skips, **constants,
+            RELU=relu, num_warps=warps,
         )  # fmt: skip
     dw, db = sums.sum(dim=2)
     return dx, dw, db

@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import block_of
+from esper.kasmina.kernels.grids import block_of, if_live, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
 
@@ -36,12 +36,16 @@ BLOCK: Final = 4096
 
 
 @triton.jit
-def _take(source, index, scale, target, first, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    """target[g] = source[index[g]] (times scale[g])"""
+def _take(
+    source, index, scale, target, first, size,
+    SKIPS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """target[g] = source[index[g]] (times scale[g]), or 0 where scale[g] is 0"""
     at = (first + tl.program_id(1)).to(tl.int64)
     start, offset, inside = block_of(size, BLOCK)
     row = tl.load(index + at).to(tl.int64)
-    value = tl.load(source + (row * size + start) + offset, mask=inside)
+    read = offset < left_of(if_live(scale, at, size, SKIPS), start, BLOCK)
+    value = tl.load(source + (row * size + start) + offset, mask=read, other=0.0)
     if SCALED:
         value = value.to(tl.float32) * tl.load(scale + at)
     tl.store(target + (at * size + start) + offset, value.to(target.dtype.element_ty), mask=inside)
@@ -92,15 +96,20 @@ def same_layout(grad: Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> Te
 
 @launched
 def take_rows(
-    h: Tensor, index: Tensor, out: Tensor | None = None, scale: Tensor | None = None
+    h: Tensor,
+    index: Tensor,
+    out: Tensor | None = None,
+    scale: Tensor | None = None,
+    live: Tensor | None = None,
 ) -> Tensor:
-    """Return copies of rows, optionally scaled."""
+    """Return copies of rows, optionally scaled; of rows with scale or `live` 0: zeros."""
     out = like_rows(h, len(index)) if out is None else out
-    size = h[0].numel()
+    size, skip = h[0].numel(), scale if live is None else live
     for first, count in row_launches(len(index)):
         _take[(triton.cdiv(size, BLOCK), count)](
-            h, index, scale, out, first, size, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4
-        )
+            h, index, skip, out, first, size,
+            SKIPS=skip is not None, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
     return out
 
 
@@ -126,7 +135,8 @@ class Fork(torch.autograd.Function):
         ctx.own_gradient = own_gradient
         ctx.places = parts[0::2], parts[1::2]
         ctx.layout = h.stride(), h.dtype
-        return (h.view_as(h), *(take_rows(h, index) for index in parts[0::2]))
+        taken = (take_rows(h, i, live=a) for i, a in zip(*ctx.places, strict=True))
+        return (h.view_as(h), *taken)
 
     @staticmethod
     @once_differentiable

@@ -1,0 +1,85 @@
+"""Kernels compute only the rows that count; the others are finite and have no gradient."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.func import vmap
+
+from kernel_support import DEVICE, HALF, close, numbers, require_kernels
+
+require_kernels()
+
+from esper.kasmina.kernels.convolution import convolve  # noqa: E402
+from esper.kasmina.kernels.depthwise import convolve_alone  # noqa: E402
+from esper.kasmina.kernels.excite import excite, squeeze  # noqa: E402
+from esper.kasmina.kernels.layout import live_rows, only_live  # noqa: E402
+from esper.kasmina.kernels.normalise import normalise  # noqa: E402
+from esper.kasmina.kernels.rows import fork  # noqa: E402
+
+ROWS, CHANNELS = 3, 4
+LIVE = torch.tensor([1.0, 0.0, 0.5], device=DEVICE)
+
+KERNELS = {
+    "convolution": (lambda x, w: convolve(x, w, HALF), (CHANNELS, CHANNELS, 3, 3)),
+    "depthwise": (lambda x, w: convolve_alone(x, w, HALF), (CHANNELS, 1, 3, 3)),
+    "norm": (lambda x, w: normalise(x, w, w, 1, True), (CHANNELS,)),
+    "excite": (lambda x, w: excite(x, squeeze(x) * w), (1, CHANNELS)),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_skipped_row_has_no_gradient_and_the_others_are_as_ever(name):
+    """Even if what it would read is NaN."""
+    run, shape = KERNELS[name]
+    x = numbers((ROWS, 2, CHANNELS, 3, 3)).requires_grad_(True)
+    weight = numbers((ROWS, *shape), seed=1, dtype=torch.float32).requires_grad_(True)
+    sick = x.detach().clone()
+    sick[1] = torch.nan
+    sick.requires_grad_(True)
+    back = numbers((ROWS, 2, CHANNELS, 3, 3), seed=2)
+    results = []
+    for live, given in ((None, x), (LIVE, sick)):
+        with only_live(live):
+            out = vmap(run)(given, weight)
+        results.append((out, *torch.autograd.grad(out, [given, weight], back)))
+    for expected, found in zip(*results, strict=True):
+        assert torch.equal(found[[0, 2]], expected[[0, 2]])
+    out, *gradients = results[1]
+    assert out[1].isfinite().all()
+    for gradient in gradients:
+        assert not gradient[1].any()
+
+
+def test_rows_are_counted_before_they_are_skipped():
+    """A kernel over another number of rows is none of those that the mask is about."""
+    with only_live(LIVE):
+        assert live_rows(ROWS) is LIVE
+        assert live_rows(ROWS + 1) is None
+    assert live_rows(ROWS) is None
+
+
+def test_rows_of_unused_seeds_are_zeros():
+    h = numbers((3, 2, 4))
+    h[2] = torch.nan
+    index, alpha = torch.tensor([1, 2], device=DEVICE), torch.tensor([0.5, 0.0], device=DEVICE)
+    _, taken = fork(h, [index], [alpha])
+    assert torch.equal(taken[0], h[1])
+    assert not taken[1].any()
+
+
+def test_squeeze_and_excite_are_torchs():
+    x = numbers((2, 3, 8, 5, 3)).requires_grad_(True)
+    factor = numbers((2, 3, 8), seed=1, dtype=torch.float32).requires_grad_(True)
+    leaf = x.detach().float().requires_grad_(True)
+    means, out = vmap(squeeze)(x), vmap(excite)(x, factor)
+    expected = leaf.mean(dim=(-2, -1)), leaf * factor[..., None, None]
+    close(means, expected[0], terms=15)
+    close(out, expected[1])
+    back = numbers(means.shape, seed=2, dtype=torch.float32), numbers(out.shape, seed=3)
+    found = torch.autograd.grad([means, out], [x, factor], back)
+    wanted = torch.autograd.grad(expected, [leaf, factor], [b.float() for b in back])
+    close(found[0], wanted[0])
+    close(found[1], wanted[1], terms=15)
+    close(squeeze(x[0]), expected[0][0], terms=15)
+    close(excite(x[0], factor[0]), expected[1][0])
