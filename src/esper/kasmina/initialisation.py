@@ -96,6 +96,7 @@ class Initialiser:
         random = [name for name, value in self._start.items() if not value.equal(other[name])]
         self._draws = {name: declared[name] for name in random if name in declared}
         self._built = [name for name in random if name not in declared]
+        self._constants: dict[tuple[str, torch.device], Tensor] = {}
 
     def rebuild(self) -> nn.Module:
         """Build another module equal to the initial template."""
@@ -111,13 +112,20 @@ class Initialiser:
                 flat = self._draws[name].sample(name_keys, value.numel(), device)
                 out[name] = flat.view(count, *value.shape).to(value.dtype)
             else:
-                out[name] = to_device(value, device).expand(count, *value.shape).clone()
+                constant = self._constant(name, device)
+                out[name] = constant.expand(count, *value.shape).clone()
         if self._built:
             built = (build(self._factory, int(key), self._what) for key in keys)
             states = [self._state_of(module) for module in built]
             for name in self._built:
                 out[name] = to_device(torch.stack([state[name] for state in states]), device)
         return out
+
+    def _constant(self, name: str, device: torch.device) -> Tensor:
+        """Return an initial value that is the same for all members, uploaded once."""
+        if (name, device) not in self._constants:
+            self._constants[name, device] = to_device(self._start[name], device)
+        return self._constants[name, device]
 
     def _state_of(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the values of another module; raises unless it is laid out as the template."""

@@ -233,9 +233,16 @@ class MaxPool2d(nn.MaxPool2d):
     def forward(self, x: Tensor) -> Tensor:
         return max_pool2d(x)
 
-    def pool_rows(self, x: Tensor) -> Tensor:
+    def pool_rows(self, x: Tensor, rows: int) -> Tensor:
         """Pool the samples of many rows as one batch."""
-        return max_pool2d(x, many_rows=True)
+        return max_pool2d(x, many_rows=rows)
+
+
+def channel_means(x: Tensor) -> Tensor:
+    """Return the mean of each channel of images `[B, C, H, W]`, before a linear layer."""
+    if isinstance(x, Tensor) and fused.norm_fits(x, 1):
+        return fused.squeeze(x)
+    return x.mean(dim=(-2, -1))
 
 
 class LayerScale(nn.Module):

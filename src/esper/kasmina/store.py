@@ -11,14 +11,36 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from esper.kasmina.binding import Binding
 from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.random_layers import Site
 from esper.leyline.streams import UInt64Array
+
+
+class _FrozenRows(torch.autograd.Function):
+    """(values `[E, P]`, member, frozen) -> rows; frozen ones pass no gradient, whatever it is.
+
+    As indexing and `torch.where`, in fewer operations.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, flat: Tensor, member_R: Tensor, frozen_R: Tensor) -> Tensor:
+        ctx.save_for_backward(member_R, frozen_R)
+        ctx.members = len(flat)
+        return flat.index_select(0, member_R)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        member_R, frozen_R = ctx.saved_tensors
+        kept = grad.masked_fill(frozen_R[:, None], 0.0)
+        return grad.new_zeros(ctx.members, grad.shape[1]).index_add_(0, member_R, kept), None, None
 
 
 class ParameterStore:
@@ -135,7 +157,12 @@ class ParameterStore:
 
         Rows in `frozen_R` have the same values but pass no gradient.
         """
-        flat = self.flat_EP if member_R is None else self.flat_EP.index_select(0, member_R)
+        flat = self.flat_EP
+        if member_R is not None and frozen_R is not None:
+            rows: Tensor = _FrozenRows.apply(flat, member_R, frozen_R)  # type: ignore[no-untyped-call]
+            return self.named(rows)
+        if member_R is not None:
+            flat = flat.index_select(0, member_R)
         if frozen_R is not None:
             flat = torch.where(frozen_R[:, None], flat.detach(), flat)
         return self.named(flat)

@@ -152,8 +152,8 @@ def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
         noting(module, "_gradient_of_weights")
         kernels = ConvolutionKernels(module._run, module._gradient_of_weights)
         monkeypatch.setattr(module, "KERNELS", kernels)
-    for module in (normalise, pooling):
-        noting(module, "_sizes")
+    noting(normalise, "sizes")
+    noting(pooling, "_sizes")
     pixels = np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), dtype=np.uint8)
     iterator = SharedBatchIterator(pixels, np.arange(8) % 5, 2, 4, 1, device="cuda")
     population = Population(tiny_host, ["r0c0"], ["depthwise"], 2, device="cuda")
@@ -165,7 +165,7 @@ def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
     asked |= {
         f"{m}.{n}" for m in ("convolution", "depthwise") for n in ("_run", "_gradient_of_weights")
     }
-    assert opened == asked | {"normalise._sizes", "pooling._sizes"}
+    assert opened == asked | {"normalise.sizes", "pooling._sizes"}
 
 
 def test_a_plain_host_has_torchs_pooling_with_the_same_output():

@@ -98,10 +98,10 @@ class VmapExecutor:
         for run, after in zip(network.fused_runs, following, strict=True):
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
-            h = _run_samplewise(run, h)
             room = _room_behind(run, plan, slot) if fused.asked_for_blocks() else None
             live = None if live_R is None else live_R[:active]
             with row_draws(run.site, streams, slice(active)), _leaving(room, live):
+                h = _run_samplewise(run, h)
                 h = _run_segment(run.segment, params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
@@ -152,7 +152,7 @@ def _run_samplewise(run: FusedRun, h: Tensor) -> Tensor:
         return h
     rows, out = h.shape[0], h.flatten(0, 1)
     for module in run.samplewise:
-        out = module.pool_rows(out) if isinstance(module, MaxPool2d) else module(out)
+        out = module.pool_rows(out, rows) if isinstance(module, MaxPool2d) else module(out)
     return out.view(rows, -1, *out.shape[1:])
 
 
@@ -327,16 +327,32 @@ def _apply_copied_seeds(
     if added:
         index, alpha = [g.rows_G for g, _ in added], [g.alpha_G for g, _ in added]
         h = give_back(h, index, alpha, [update for _, update in added], own.activation)
+    gates_of = _gather_gates(network, [group for group, *_ in later])
     for number, (group, h_G, delta) in enumerate(later):
-        gates = None
-        if BlendStyle.GATE in group.present:
-            gate = network.gate(group.slot).gather(group.members_G, group.frozen_G)
-            gates = gate["weight"], gate["bias"]
+        gates = gates_of.get(group.blueprint)
         owned = own.activation or bool(added) or number > 0
         own_gradient = own.gradient or number < len(later) - 1
         places = group.rows_G, group.alpha_G, group.style_G
         h = blend_rows(h, h_G.detach(), delta, *places, gates, owned, own_gradient)
     return h
+
+
+def _gather_gates(
+    network: StackedNetwork, groups: Sequence[SeedGroup]
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return weight and bias of the gates of groups in one slot, by blueprint: one gather."""
+    gated = [group for group in groups if BlendStyle.GATE in group.present]
+    if not gated:
+        return {}
+    frozen_G = [
+        torch.zeros_like(g.members_G, dtype=torch.bool) if g.frozen_G is None else g.frozen_G
+        for g in gated
+    ]
+    members = torch.cat([group.members_G for group in gated])
+    found = network.gate(gated[0].slot).gather(members, torch.cat(frozen_G))
+    sizes = [len(group.members_G) for group in gated]
+    parts = zip(*(torch.split(found[name], sizes) for name in ("weight", "bias")), strict=True)
+    return {group.blueprint: part for group, part in zip(gated, parts, strict=True)}
 
 
 def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> bool:

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, conv_norm_relu
+from esper.kasmina.layers import ChannelNorm, Conv2d, Linear, channel_means, conv_norm_relu
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
 
@@ -78,12 +78,15 @@ class BasicBlock(nn.Module):
 class Head(nn.Module):
     """Mean over space, then a linear layer."""
 
+    new_grad = True
+    """See `network.FusedRun.returns_new_grad`."""
+
     def __init__(self, channels: int, num_classes: int) -> None:
         super().__init__()
         self.linear = Linear(channels, num_classes, gain=HEAD_GAIN)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(x.mean(dim=(-2, -1)))
+        out: Tensor = self.linear(channel_means(x))
         return out
 
 

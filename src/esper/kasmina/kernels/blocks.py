@@ -144,6 +144,7 @@ class Block(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         *tensors, ctx.groups, ctx.relu = inputs
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # of statistics
         ctx.save_for_backward(*tensors, output[1])
         ctx.live = live_rows(1 if tensors[0].ndim == 4 else len(tensors[1]))
 

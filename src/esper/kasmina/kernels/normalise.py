@@ -189,6 +189,7 @@ class Normalise(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         x, weight, bias, ctx.groups, ctx.relu = inputs
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # of statistics
         ctx.save_for_backward(x, weight, bias, output[1])
         ctx.live = live_rows(1 if x.ndim == 4 else len(x))
 

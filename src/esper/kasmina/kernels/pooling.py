@@ -17,9 +17,17 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import block_of
+from esper.kasmina.kernels.grids import block_of, if_live
 from esper.kasmina.kernels.launches import row_launches
-from esper.kasmina.kernels.layout import dense_pixels, empty_activation, launched, stacked
+from esper.kasmina.kernels.layout import (
+    dense_pixels,
+    empty_activation,
+    launched,
+    live_rows,
+    only_live,
+    skipping,
+    stacked,
+)
 
 BLOCK: Final = 1024
 """Outputs per program."""
@@ -72,15 +80,16 @@ def _winner(x, first, inside, wide, tall, C: tl.constexpr, W: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, y, winners, first_row, x_row, outputs,
+    x, y, winners, live, first_row, x_row, outputs, SKIPS: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = (first_row + tl.program_id(1)).to(tl.int64)
     start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
     x += at * x_row + sample * (H * W * C)
-    first, wide, tall = _places(n, inside, C, H, W, HO, WO)
-    best, who = _winner(x, first, inside, wide, tall, C, W)
+    read = inside & (offset < if_live(live, at, BLOCK, SKIPS))
+    first, wide, tall = _places(n, read, C, H, W, HO, WO)
+    best, who = _winner(x, first, read, wide, tall, C, W)
     tl.store(y + (at * outputs + start) + offset, best.to(y.dtype.element_ty), mask=inside)
     if KEEP:
         tl.store(winners + (at * outputs + start) + offset, who.to(tl.uint8), mask=inside)
@@ -88,15 +97,16 @@ def _forward(
 
 @triton.jit
 def _backward(
-    winners, dy, dx, first_row, dy_row, outputs, size,
+    winners, dy, dx, live, first_row, dy_row, outputs, size, SKIPS: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = (first_row + tl.program_id(1)).to(tl.int64)
     start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
     first, wide, tall = _places(n, inside, C, H, W, HO, WO)
-    who = tl.load(winners + (at * outputs + start) + offset, mask=inside, other=0)
-    back = tl.load(dy + (at * dy_row + start) + offset, mask=inside, other=0.0)
+    read = inside & (offset < if_live(live, at, BLOCK, SKIPS))
+    who = tl.load(winners + (at * outputs + start) + offset, mask=read, other=0)
+    back = tl.load(dy + (at * dy_row + start) + offset, mask=read, other=0.0)
     none = tl.zeros_like(back)
     target = dx + (at * size + sample * (H * W * C)) + first
     tl.store(target, tl.where(who == 0, back, none), mask=inside)
@@ -118,10 +128,12 @@ def _pooled(x: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
     y = empty_activation((rows, batch, channels, sizes["HO"], sizes["WO"]), x)
     outputs = y[0].numel()
     winners = torch.empty(rows, outputs if keep else 0, dtype=torch.uint8, device=x.device)
+    live, skips = skipping(rows, x)
     for first, count in row_launches(rows):
         _forward[(triton.cdiv(outputs, BLOCK), count)](
-            x, y, winners, first, x.stride(0), outputs, **sizes, KEEP=keep, BLOCK=BLOCK, num_warps=4
-        )
+            x, y, winners, live, first, x.stride(0), outputs, SKIPS=skips, **sizes, KEEP=keep,
+            BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
     return y, winners
 
 
@@ -139,16 +151,19 @@ class MaxPool(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)  # of winners
         ctx.size = inputs[0].shape[-2:]
+        ctx.live = live_rows(1 if inputs[0].ndim == 4 else len(inputs[0]))
         ctx.save_for_backward(output[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, _: Tensor | None) -> tuple[Tensor, None]:
         (winners,) = ctx.saved_tensors
-        if dy.ndim == 4:
-            return _gradient(winners[None], dy[None], *ctx.size)[0], None
-        return _gradient(winners, dy, *ctx.size), None
+        with only_live(ctx.live):
+            if dy.ndim == 4:
+                return _gradient(winners[None], dy[None], *ctx.size)[0], None
+            return _gradient(winners, dy, *ctx.size), None
 
     @staticmethod
     def vmap(
@@ -162,10 +177,10 @@ def _gradient(winners: Tensor, dy: Tensor, height: int, width: int) -> Tensor:
     dy = dense_pixels(dy, dy.dtype)
     rows, batch, channels = dy.shape[:3]
     dx = empty_activation((rows, batch, channels, height, width), dy)
-    outputs = dy[0].numel()
+    outputs, (live, skips) = dy[0].numel(), skipping(rows, dy)
     for first, count in row_launches(rows):
         _backward[(triton.cdiv(outputs, BLOCK), count)](
-            winners, dy, dx, first, dy.stride(0), outputs, dx[0].numel(),
+            winners, dy, dx, live, first, dy.stride(0), outputs, dx[0].numel(), SKIPS=skips,
             **_sizes(height, width, channels), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
     return dx
