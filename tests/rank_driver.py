@@ -176,7 +176,14 @@ def cut(struct: Any, own: Any) -> Any:
     return map_member_arrays(struct, lambda array: array[own])
 
 
-JOBS = {"train": train, "pieces": pieces}
+def straggle(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train with ranks that stall until they are cut; keeps what every update was made from."""
+    from straggler_support import train_with_stragglers
+
+    return train_with_stragglers(world, out, settings)
+
+
+JOBS = {"train": train, "pieces": pieces, "straggle": straggle}
 
 
 def main() -> None:
