@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from esper.leyline.actions import ActionHead, ActionOutcome, ActionSpec, LifecycleOp
-from esper.leyline.arrays import ArrayStruct, Doubles, Floats, Ints, map_member_arrays
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints, map_member_arrays
 from esper.leyline.context import PLAIN_ROUND, MemberContexts, RoundContext
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
@@ -134,9 +134,14 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
         return int((self.steps - self.steps_E).sum())
 
     @property
+    def whole_E(self) -> Bools:
+        """Members that were not cut."""
+        return np.asarray(self.steps_E == self.steps)
+
+    @property
     def completed(self) -> EpisodeOutcome:
         """Outcome of the members that were not cut."""
-        whole_E = self.steps_E == self.steps
+        whole_E = self.whole_E
         return map_member_arrays(self.outcome, lambda array: array[whole_E])
 
 

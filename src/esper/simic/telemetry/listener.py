@@ -309,7 +309,7 @@ class TelemetryListener:
             rollbacks=int(ended.rollbacks_E.sum()),
             member_steps_per_second=_rate(int(rollout.steps_E.sum()), rollout.seconds),
             seconds=rollout.seconds,
-            mean_train_accuracy=float(rollout.train_accuracy_E.mean()),
+            mean_train_accuracy=float(rollout.train_accuracy_E[rollout.whole_E].mean()),
             cut_steps=rollout.cut_steps,
         )
 

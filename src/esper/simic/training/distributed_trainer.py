@@ -194,7 +194,7 @@ def _write_member(packed: dict[int, bytes], kept: KeptMember, folder: Path) -> N
 
 def _completed_scores(rollout: Rollout[PolicyState]) -> EpisodeOutcome:
     """The outcome, without the scores of members that were cut: none of them is kept."""
-    score_E = np.where(rollout.steps_E == rollout.steps, rollout.outcome.score_E, np.nan)
+    score_E = np.where(rollout.whole_E, rollout.outcome.score_E, np.nan)
     return replace(rollout.outcome, score_E=score_E)
 
 
