@@ -54,11 +54,10 @@ class JobSettings:
                 f"--device {device} with --on {self.on}: Ray chooses the GPU of each job; use "
                 f"--device cuda"
             )
-        from esper.device.selection import parse_device
+        import torch
 
-        if self.job_gpus is None and parse_device(device).type == "cuda":
-            return replace(self, job_gpus=1.0)
-        return self
+        gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        return replace(self, job_gpus=1.0) if gpu and self.job_gpus is None else self
 
     def check(self) -> None:
         """Raise unless jobs can run so; connects to nothing."""
