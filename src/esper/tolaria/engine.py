@@ -204,15 +204,13 @@ class VectorizedEngine:
         rollout is bootstrapped with the value of the next observation, so the next step is already
         trained and observed here, and the next rollout starts with its `act`.
 
-        `ends_early`: asked with the number of steps done, once the next one is observed; if it
-        says so, the episodes end here, bootstrapped with that observation.
+        `ends_early`: asked after each step with their number; True ends the episodes, likewise.
         """
         start = perf_counter()
         device_seconds = sum(self.timer.seconds.values())
         listeners = self._listeners if listener is None else (*self._listeners, listener)
         set_profile(self.config.profile, self.device)
-        length = self.spec.episode_length
-        first = self.step
+        first, length = self.step, self.spec.episode_length
         last = min(length, first + (self.config.rollout_steps or length))
         try:
             with self.computing():
