@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def no_exports_of_kept_members():
     """Exporting takes seconds a run; tests/simic/training/test_kept_members.py restores it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeptMembers, "export", lambda self, engine: None)
+        patch.setattr(KeptMembers, "export", lambda self, engine, seconds=0.0: None)
         yield
 
 

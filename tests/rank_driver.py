@@ -57,14 +57,17 @@ def train(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
     from loop_support import figures, tiny_config, tiny_task
 
     changes = settings.get("ppo", {})
-    config = tiny_config(settings.get("rounds", 3), envs=settings["envs"], executor="loop")
+    people = {"envs": settings["envs"], "executor": "loop", "device": settings.get("device", "cpu")}
+    config = tiny_config(settings.get("rounds", 3), **people)
     config = replace(config, ppo=replace(config.ppo, **changes))
     actions = Actions()
     spec = tiny_task(**settings.get("task", {}))
     trainer = make_trainer(config, listeners=[actions], spec=spec, world=world)
     history, agent = trainer.run(), trainer.client.agent
-    return {
+    found = {} if world is None else {"backend": backend_for(agent.device)}
+    return found | {
         "first_actions": actions.first,
+        "device": str(agent.device),
         "weights": {n: p.detach().flatten().tolist() for n, p in agent.network.named_parameters()},
         "observation": {n: a.tolist() for n, a in agent.obs_normalizer.state().items()},
         "scale": agent.reward_normalizer.scale,
@@ -72,6 +75,14 @@ def train(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
         "chosen": [record.chosen_O.tolist() for record in history],
         "metrics": [figures(record.metrics) for record in history],
     }
+
+
+def backend_for(device: Any) -> str:
+    """What carries tensors of this device from rank to rank."""
+    import torch.distributed as dist
+
+    group = dist.distributed_c10d._get_default_group()
+    return str(group._get_backend(device).name()).lower()
 
 
 class Actions:
@@ -176,7 +187,14 @@ def cut(struct: Any, own: Any) -> Any:
     return map_member_arrays(struct, lambda array: array[own])
 
 
-JOBS = {"train": train, "pieces": pieces}
+def straggle(world: Any, out: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train with ranks that stall until they are cut; keeps what every update was made from."""
+    from straggler_support import train_with_stragglers
+
+    return train_with_stragglers(world, out, settings)
+
+
+JOBS = {"train": train, "pieces": pieces, "straggle": straggle}
 
 
 def main() -> None:
@@ -184,7 +202,7 @@ def main() -> None:
 
     job, out = sys.argv[1], Path(sys.argv[2])
     settings = json.loads((out / "settings.json").read_text())
-    if world_size() == 1:
+    if world_size() == 1 and not settings.get("join"):
         result, rank = JOBS[job](None, out, settings), 0
     else:
         with join_world() as world:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -13,15 +12,11 @@ from pathlib import Path
 import pytest
 
 from esper.jobs.settings import JobSettings
+from ray_support import COMPARE, compared, finish
 from support import refused
 
 pytest.importorskip("ray", reason="needs pip install 'esper-morph[ray]'")
 
-COMPARE = (
-    "compare", "wait", "random", "static-final:random", "--task", "synthetic", "--seeds", "4",
-    "--envs", "2", "--episode-length", "12", "--batches-per-step", "1", "--batch-size", "8",
-    "--device", "cpu",
-)  # fmt: skip
 AUDIT = (
     "audit", "synthetic", "--contexts", "3", "--topologies", "3", "--hosts", "2", "--envs", "4",
     "--episode-length", "12", "--batches-per-step", "1", "--batch-size", "8", "--device", "cpu",
@@ -34,12 +29,6 @@ def start(*words: str, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "esper", *words, "--out", str(out)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
-
-
-def finish(process: subprocess.Popen[str]) -> str:
-    said, errors = process.communicate(timeout=600)
-    assert process.returncode == 0, errors
-    return said
 
 
 def wait_for(folder: Path, files: str) -> None:
@@ -65,14 +54,6 @@ def ray_workers(command: subprocess.Popen[str]) -> list[int]:
             above = parents[above][1]
         if above == command.pid and name.startswith("ray::RayWorker"):
             found.append(pid)
-    return found
-
-
-def compared(folder: Path) -> object:
-    """The report without times."""
-    found = json.loads((folder / "compare.json").read_text())
-    for policy in found["policies"]:
-        del policy["result"]["seconds_G"]
     return found
 
 

@@ -19,6 +19,7 @@ def curves(updates: int = UPDATES, **changes) -> LearningCurves:
     chosen[:1, LifecycleOp.PRUNE, SeedStage.TRAINING] = 1
     facts = {
         "score_UE": rng.normal(0.2, 0.05, (updates, MEMBERS)),
+        "whole_UE": np.arange(updates * MEMBERS).reshape(updates, MEMBERS) % 7 > 0,
         "waited_U": np.full(updates, 70),
         "chosen_UOZ": chosen,
         "head_entropy_UA": np.full((updates, len(ActionHead)), 0.5),

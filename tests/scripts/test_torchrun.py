@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -131,6 +132,95 @@ def test_a_killed_worker_is_restarted_and_the_run_resumes(alone, tmp_path, victi
     assert len(sessions(tmp_path)) == 2, "killed before the run was done"
     assert_alike(figures(tmp_path), figures(alone))
     assert not [*tmp_path.glob(".torchrun*")]
+
+
+SLOW_RANK_1 = """
+import os, time
+if os.environ.get("RANK") == "1":
+    from esper.tolaria.engine import VectorizedEngine
+    observe = VectorizedEngine._observe_step
+
+    def slow(self):
+        time.sleep(2.0)
+        return observe(self)
+
+    VectorizedEngine._observe_step = slow
+"""
+"""Python runs it at its start in all processes of a job."""
+
+
+def test_a_slow_rank_is_cut_where_asked_for_and_the_round_says_so(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(SLOW_RANK_1)
+    runs = tmp_path / "runs"
+    flags = [word for word in FLAGS if word not in ("--quiet", "--telemetry", "off")]
+    flags += ["--rounds", "2", "--runs", str(runs), "--cut-stragglers", "0.5"]
+    path = f"{tmp_path}{os.pathsep}{SOURCE}"
+    done = subprocess.run(
+        command(2, *flags),
+        env=environment() | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    records = figures(runs)
+    cut = [sum(4 - steps for steps in it["steps_E"]) for it in records]
+    assert all(it["steps"] == 4 and it["steps_E"][:3] == [4] * 3 for it in records)
+    assert all(0 < steps <= 9 for steps in cut), "a quarter is completed"
+    (events,) = runs.glob("*/events.jsonl")
+    told = [json.loads(line) for line in events.read_text().splitlines()]
+    rounds = [it["payload"] for it in told if it["type"] == "ROUND_COMPLETED"]
+    assert [it["cut_steps"] for it in rounds] == cut
+    for record, said in zip(records, rounds, strict=True):
+        assert said["mean_score"] == pytest.approx(np.mean(record["score_E"][:3]))
+    (last,) = [line for line in done.stdout.splitlines() if "round 2/2, step 4/4" in line]
+    assert f"{cut[1]} steps cut" in last
+    (members,) = runs.glob("*/members/members.json")
+    kept = json.loads(members.read_text())["members"]
+    assert {it["member"] for it in kept} <= {0, 1, 2}, "cut members are not among the best"
+    alone = train(1, *flags, "--resume", "--rounds", "3")
+    assert alone.returncode == 0, alone.stderr
+    assert figures(runs)[2]["steps_E"] == [4] * 6
+
+
+@pytest.mark.parametrize(
+    ("number", "everyone"),
+    [(signal.SIGTERM, False), (signal.SIGINT, False), (signal.SIGTERM, True)],
+    ids=["torchrun gets SIGTERM", "Ctrl-C", "a scheduler signals all processes"],
+)
+def test_a_stop_signal_ends_all_ranks_and_the_printed_command_resumes(
+    alone, tmp_path, number, everyone
+):
+    """Processes that are signalled themselves get torchrun's signal as well, a moment later."""
+    runs = tmp_path / "runs"
+    flags = [*FLAGS, "--rounds", "500", "--runs", str(runs), "--keep-members", "0"]
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(command(3, *flags), env=environment(), stderr=pipe, text=True)
+    until = time.monotonic() + 120
+    while not [*runs.glob("*/checkpoints/round-000002")]:
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    ranks = worker_pids(job.pid)
+    assert len(ranks) == 3
+    for pid in [*ranks.values()] * everyone:
+        os.kill(pid, number)
+    os.kill(job.pid, number)
+    _, errors = job.communicate(timeout=60)
+    assert not worker_pids(job.pid)
+    said = [line for line in errors.splitlines() if "resume with: " in line]
+    assert len(said) == 1, errors
+    assert errors.count("stopping after this step") == 1, "one line for all ranks"
+    assert said[0].startswith(f"stopped by {number.name}: round-")
+    assert sessions(runs) == [(0, "INTERRUPTED")]
+    torchrun, *rest = shlex.split(said[0].partition("resume with: ")[2])
+    assert torchrun == "torchrun"
+    done = max(int(path.name[6:]) for path in runs.glob("*/checkpoints/round-*"))
+    words = [sys.executable, "-m", "torch.distributed.run", *rest, "--rounds", str(done + 1)]
+    again = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert sessions(runs)[1][0] == done, "from the last completed round"
+    assert_alike(figures(runs)[:3], figures(alone))
 
 
 @pytest.mark.parametrize(

@@ -96,3 +96,38 @@ def test_an_episode_that_is_given_up_leaves_nothing_to_the_next():
     for engine, policy in zip((fresh, cut), policies, strict=True):
         engine.run_rollout(policy)
     assert policies[1].seen == policies[0].seen[:3]
+
+
+@pytest.mark.parametrize("steps", [1, ROLLED_BACK_AT, ROLLED_BACK_AT + 1])
+def test_a_rollout_that_ends_early_is_the_beginning_of_the_whole_one(steps):
+    """And the next one begins a new episode; a member that was rolled back is not bootstrapped."""
+    whole, heard = faulty_engine(None)
+    whole.run_rollout(policy := Watched())
+    short, again = faulty_engine(None)
+    asked = []
+
+    def ends_early(done: int) -> bool:
+        asked.append(done)
+        return done == steps
+
+    rollout = short.run_rollout(random_policy(4, SPEC), ends_early=ends_early)
+    assert asked == [*range(1, steps + 1)]
+    assert told(again)["steps"] == told(heard)["steps"][:steps]
+    assert [to_json(rollout.final_signals), to_json(rollout.final_masks)] == policy.seen[steps]
+    assert (rollout.steps, rollout.steps_E.tolist()) == (steps, [steps] * 4)
+    assert rollout.ends_episode
+    assert (short.round, short.step) == (1, 0)
+    at_rollback = steps == ROLLED_BACK_AT + 1
+    targets = rollout.truncated_bootstrap_targets
+    assert targets.member_N.tolist() == ([0, 2, 3] if at_rollback else [0, 1, 2, 3])
+    assert set(targets.step_N.tolist()) == {steps - 1}
+    assert rollout.outcome.rollbacks_E.tolist() == [0, at_rollback, 0, 0]
+    assert short.run_rollout(random_policy(4, SPEC)).steps == STEPS
+
+
+def test_nobody_is_asked_after_the_last_step():
+    engine, _ = faulty_engine(None)
+    asked = []
+    rollout = engine.run_rollout(random_policy(4, SPEC), ends_early=asked.append)
+    assert asked == [*range(1, STEPS)]
+    assert not rollout.truncated_bootstrap_targets.member_N.size

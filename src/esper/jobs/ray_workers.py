@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,8 @@ from ray.exceptions import RayActorError, RayError
 
 import esper
 from esper.jobs.messages import Asked, Died, Failed, Finished, Message, Ready, StepDone, outcome_of
-from esper.jobs.settings import RAY, JobSettings
+from esper.jobs.ray_token import ADVICE
+from esper.jobs.settings import JobSettings
 from esper.jobs.worker import Reporter, Worker
 from esper.leyline.errors import EsperError, shorten
 
@@ -115,15 +117,17 @@ def connect(settings: JobSettings) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Without it Ray warns of a change that actors without GPUs do not notice.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    address = None if settings.on == RAY else settings.on
+    address = settings.address
     if address is not None:
         _require_answer(address, settings.ray_timeout)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
-        ray.init(address=address, **quiet)
+        with warnings.catch_warnings(action="ignore", category=UserWarning):  # the line says it
+            ray.init(address=address, **quiet)
     except Exception as error:  # Ray raises several kinds, by what is wrong with a cluster
         line = shorten(" ".join(str(error).split()), 200)
-        raise EsperError(f"--on {settings.on}: Ray does not start ({line})") from error
+        advice = "" if address is None else f"; {ADVICE}"
+        raise EsperError(f"--on {settings.on}: Ray does not start ({line}){advice}") from error
 
 
 def _require_answer(address: str, seconds: float) -> None:

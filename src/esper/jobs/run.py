@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from esper.jobs.messages import Asked, Died, Failed, Finished, Message, Ready, StepDone
+from esper.jobs.ray_token import send_token
 from esper.jobs.settings import LOCAL, JobSettings
 from esper.jobs.worker import Reporter, Worker
 from esper.leyline.errors import EsperError
@@ -125,6 +126,8 @@ def _open(make: Callable[[], Any], count: int, settings: JobSettings) -> Workers
         from esper.jobs.processes import ProcessWorkers
 
         return ProcessWorkers(make, count, threads_of_job(settings))
+    if settings.address is not None:
+        send_token()  # before Ray is imported: it reads its settings then
     from esper.jobs.ray_workers import RayWorkers
 
     return RayWorkers(make, count, threads_of_job(settings), settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Final
 
@@ -29,7 +29,7 @@ class JobSettings:
     job_cpus: float | None = None
     """Ray: CPUs of each job; default 1."""
     job_gpus: float | None = None
-    """Ray: GPUs of each job, also a part of one; default 0."""
+    """Ray: GPUs of each job, also a part of one; default 1 with --device cuda, else 0."""
     job_tries: int = 3
     """How often a job is started whose process dies."""
     ray_timeout: float = 20.0
@@ -39,6 +39,25 @@ class JobSettings:
     def inline(self) -> bool:
         """Whether jobs run in this process."""
         return self.on == LOCAL and self.processes == 1
+
+    @property
+    def address(self) -> str | None:
+        """Address of a Ray cluster; None: the Ray of this machine, or none at all."""
+        return None if self.on in (LOCAL, RAY) else self.on
+
+    def on_device(self, device: str) -> JobSettings:
+        """The same for jobs that compute on `device`: on a GPU each asks Ray for one."""
+        if self.on == LOCAL:
+            return self
+        if device.startswith("cuda:"):
+            raise EsperError(
+                f"--device {device} with --on {self.on}: Ray chooses the GPU of each job; use "
+                f"--device cuda"
+            )
+        import torch
+
+        gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        return replace(self, job_gpus=1.0) if gpu and self.job_gpus is None else self
 
     def check(self) -> None:
         """Raise unless jobs can run so; connects to nothing."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from esper.karn.stages import STAGE_WORDS
 from esper.leyline.actions import ActionHead, LifecycleOp
-from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import t_interval
@@ -38,6 +38,8 @@ class LearningCurves(ArrayStruct):
 
     score_UE: Doubles
     """At the end of each member's episode."""
+    whole_UE: Bools
+    """Members whose episode was not cut; only their scores are drawn."""
     waited_U: Ints
     """Member-steps at which WAIT was chosen."""
     chosen_UOZ: Ints
@@ -115,7 +117,8 @@ def _rounds(curves: LearningCurves) -> Ints:
 
 def _draw_score(axes: Axes, curves: LearningCurves, levels: Sequence[Level]) -> None:
     x = _rounds(curves)
-    mean_U, low_U, high_U = t_interval(curves.score_UE.T)
+    rows = zip(curves.score_UE, curves.whole_UE, strict=True)
+    mean_U, low_U, high_U = np.array([t_interval(score_E[whole_E]) for score_E, whole_E in rows]).T
     axes.fill_between(x, low_U, high_U, color=SCORE_COLOUR, alpha=0.2, linewidth=0)
     axes.plot(x, mean_U, color=SCORE_COLOUR, linewidth=1.8, label="while learning")
     for level, colour in zip(levels, LEVEL_COLOURS, strict=False):

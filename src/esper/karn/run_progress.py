@@ -76,6 +76,8 @@ class RunView:
     """Best mean score of all rounds."""
     member_steps_per_second: float = math.nan
     """Of the last complete round, as reported by the run."""
+    cut_steps: int = 0
+    """Steps of that round that members of slow ranks did not take."""
     rows_per_member: float = math.nan
     live_seeds: int = 0
     knows_stages: bool = False
@@ -169,6 +171,7 @@ class RunView:
             self.step, self.over = self.length, True
         self.accuracy, self.score = payload.mean_accuracy, payload.mean_score
         self.member_steps_per_second = payload.member_steps_per_second
+        self.cut_steps = payload.cut_steps
         self._seeds = {stage: payload.stage_counts[stage] for stage in OCCUPIED_STAGES}
 
 
@@ -267,6 +270,8 @@ class RunProgressSink:
             words.append(f"best {view.best:.3f}")
         if not math.isnan(view.rows_per_member):
             words.append(f"{view.rows_per_member:.1f} rows (forward passes) per member")
+        if view.over and view.cut_steps:
+            words.append(f"{_count(view.cut_steps, 'step')} cut")
         unknown = view.live_seeds and not (view.over or view.knows_stages)
         seeds = f"seeds: {view.live_seeds} live" if unknown else format_seeds(view.seeds)
         return f"{', '.join(words)}; {seeds}"

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from esper.leyline.actions import ActionHead, ActionOutcome, ActionSpec, LifecycleOp
-from esper.leyline.arrays import ArrayStruct, Doubles, Floats
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints, map_member_arrays
 from esper.leyline.context import PLAIN_ROUND, MemberContexts, RoundContext
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
@@ -98,11 +98,11 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     steps: int
     """T of this rollout; less than the episode length if it was truncated."""
     ends_episode: bool
-    """Whether the episode ended with the last step; if False, the next rollout continues it."""
+    """Whether the next rollout begins a new episode; if False, it continues this one."""
     outcome: EpisodeOutcome
     """State of every member after the last step."""
     truncated_bootstrap_targets: BootstrapTargets
-    """Steps to bootstrap from the value; empty if the episode ended."""
+    """Steps to bootstrap from the value; empty if the episode ran to its end."""
     final_signals: TrainingSignals
     """If truncated: the observation of the next step, so that bootstrap values are those of the
     next state. Otherwise of the last step, after its actions."""
@@ -110,6 +110,8 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     final_state: _StateT_co
     train_accuracy_E: Doubles
     """On the train batches of the last step, 0..1."""
+    steps_E: Ints
+    """Steps of each member: below `steps` where the rollout of its rank was cut."""
     seconds: float
     """Wall time."""
     device_seconds: float
@@ -125,6 +127,22 @@ class Rollout(ArrayStruct, Generic[_StateT_co]):
     def decisions(self) -> int:
         """Decisions of this rollout: of the plan phase and of its steps."""
         return self.plan_decisions + self.steps
+
+    @property
+    def cut_steps(self) -> int:
+        """Steps that members did not take because the rollout of their rank was cut."""
+        return int((self.steps - self.steps_E).sum())
+
+    @property
+    def whole_E(self) -> Bools:
+        """Members that were not cut."""
+        return np.asarray(self.steps_E == self.steps)
+
+    @property
+    def completed(self) -> EpisodeOutcome:
+        """Outcome of the members that were not cut."""
+        whole_E = self.whole_E
+        return map_member_arrays(self.outcome, lambda array: array[whole_E])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,6 +180,9 @@ class BatchSummary(Payload):
     seconds: float
     mean_train_accuracy: float = math.nan
     """On the train batches of the last step, over members; NaN in events of older versions."""
+    cut_steps: int = 0
+    """Steps that members did not take because their rank was a straggler; means, extremes and best
+    score leave these members out."""
 
     @property
     def ends_episode(self) -> bool:

@@ -288,7 +288,8 @@ def _train(
     groups.sort(key=lambda group: -sum(piece.work for piece in group))  # the longest first
     jobs = JobList(groups, lambda group: _label(group[0], folder.info.contexts), keep)
     worker = partial(_RecordWorker, config)
-    run_jobs(worker, jobs, config.jobs, _shower(shown), None if shown is None else shown.say)
+    places = config.jobs.on_device(config.device)
+    run_jobs(worker, jobs, places, _shower(shown), None if shown is None else shown.say)
 
 
 def _shower(shown: AuditProgress | None) -> Callable[[StepDone], None] | None:
@@ -342,7 +343,7 @@ def _run_live(
                 )
                 loud = None if config.quiet else shown
                 say = None if config.quiet else shown.say
-                run_jobs(worker, jobs, config.jobs, _shower(loud), say)
+                run_jobs(worker, jobs, config.jobs.on_device(config.device), _shower(loud), say)
         except KeyboardInterrupt:
             shown.say(
                 f"{len(live.missing())} of {len(pieces)} live runs are missing, the others are "

@@ -199,4 +199,4 @@ class SimicClient:
             features = self._features(rollout.final_signals, self.mode)
             beyond_E = self.agent.value(features, rollout.final_masks, rollout.final_state)
             value_E = beyond_E.astype(np.float64)
-        buffer.finish(value_E)
+        buffer.finish(value_E, continues=not rollout.ends_episode)

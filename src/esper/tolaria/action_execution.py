@@ -70,9 +70,10 @@ def execute_actions(
         stage_after=_stage_of(population, actions, targets_slot_E),
     )
     life = population.lifecycle
+    targets = bootstrap_targets(signals, rolled_back_E) if truncated else BootstrapTargets.none()
     return ActionExecutionResult(
         outcome=outcome,
-        truncated_bootstrap_targets=_bootstrap_targets(signals, rolled_back_E, truncated),
+        truncated_bootstrap_targets=targets,
         post_action_signals=with_slots(signals, population, context),
         post_action_masks=build_masks(life.legal_ops(), life.fits_ESK(), frozen),
     )
@@ -160,11 +161,10 @@ def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
         population.lifecycle.stop(e)
 
 
-def _bootstrap_targets(
-    signals: TrainingSignals, rolled_back_E: Bools, truncated: bool
-) -> BootstrapTargets:
-    """Members whose return is bootstrapped; for a rolled-back member this step is terminal."""
-    if not truncated:
-        return BootstrapTargets.none()
+def bootstrap_targets(signals: TrainingSignals, rolled_back_E: Bools) -> BootstrapTargets:
+    """Members whose return is bootstrapped if the rollout ends after this step.
+
+    For a rolled-back member this step is terminal.
+    """
     member_N = np.flatnonzero(~rolled_back_E)
     return BootstrapTargets(member_N, np.full(len(member_N), signals.step, dtype=np.int64))

@@ -12,8 +12,7 @@ Shape letters: E members, S slots, R rows, T steps.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, Final
 
@@ -37,11 +36,12 @@ from esper.leyline.stages import SeedStage
 from esper.tamiyo.masks import build_masks
 from esper.tasks.scoring import suffix_macs
 from esper.tasks.spec import TaskData, TaskSpec
-from esper.tolaria.action_execution import execute_actions
+from esper.tolaria.action_execution import bootstrap_targets, execute_actions
 from esper.tolaria.batch_ops import RowTotals
 from esper.tolaria.context_state import ContextState, gates_allowed
 from esper.tolaria.counterfactual_eval import CoalitionPlan, attribute, plan_coalitions
 from esper.tolaria.engine_config import EngineConfig
+from esper.tolaria.engine_state import require_same_run
 from esper.tolaria.env_factory import create_env_state, make_telemetry_callback, reset_env_state
 from esper.tolaria.episode import EpisodeTracker
 from esper.tolaria.governor import healthy_members
@@ -54,6 +54,7 @@ from esper.tolaria.measurements import (
 )
 from esper.tolaria.memory_check import require_memory
 from esper.tolaria.observation import MemberStatus, Observer, StepMetrics
+from esper.tolaria.observed_step import ObservedStep
 from esper.tolaria.plan_phase import PlanPhase
 from esper.tolaria.policy_checks import checked_decision, checked_rewards
 from esper.tolaria.runtime import (
@@ -79,21 +80,6 @@ from esper.tolaria.validation import Validator
 STATE_VERSION: Final = 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _ObservedStep:
-    """A step up to the point where the policy acts."""
-
-    signals: TrainingSignals
-    masks: ActionMasks
-    verdicts: GovernorVerdicts
-    counterfactuals: Counterfactuals
-    train_accuracy_E: Doubles
-    rows: int
-    """Validation rows plus shadow rows of training."""
-    phases: dict[StepPhase, float]
-    """Host seconds per phase so far; the rest of the step adds to it."""
-
-
 class VectorizedEngine:
     """Runs E members of a task under a policy."""
 
@@ -114,7 +100,7 @@ class VectorizedEngine:
         """Index of the current episode, or of the next one between episodes."""
         self.step = 0
         """Steps completed in the current episode; 0 between episodes."""
-        self._next_step: _ObservedStep | None = None
+        self._next_step: ObservedStep | None = None
         """The next step, already observed because the last rollout was truncated before it."""
         self._measures_gradients = False
         """Whether the policy reads activation gradients, which take an extra pass per step."""
@@ -207,20 +193,24 @@ class VectorizedEngine:
         return history
 
     def run_rollout(
-        self, client: PolicyProtocol[Any], listener: EngineListener | None = None
+        self,
+        client: PolicyProtocol[Any],
+        listener: EngineListener | None = None,
+        ends_early: Callable[[int], bool] | None = None,
     ) -> Rollout[Any]:
         """One episode of all members, or its next `rollout_steps` steps where that is set.
 
         `listener`: notified of this rollout, after the engine's own. The return of a truncated
         rollout is bootstrapped with the value of the next observation, so the next step is already
         trained and observed here, and the next rollout starts with its `act`.
+
+        `ends_early`: asked after each step with their number; True ends the episodes, likewise.
         """
         start = perf_counter()
         device_seconds = sum(self.timer.seconds.values())
         listeners = self._listeners if listener is None else (*self._listeners, listener)
         set_profile(self.config.profile, self.device)
-        length = self.spec.episode_length
-        first = self.step
+        first, length = self.step, self.spec.episode_length
         last = min(length, first + (self.config.rollout_steps or length))
         try:
             with self.computing():
@@ -229,39 +219,58 @@ class VectorizedEngine:
                 for each in listeners:
                     each.on_round_start(self.round, self.env.members)
                 planned = self._plan(client, listeners) if self.step == 0 else 0
-                while self.step < last:
-                    cut = self.step + 1 == last < length
-                    record, train_accuracy_E = self._step_env(client, cut, listeners)
-                    self.step += 1
-                outcome = self.outcome()
-                if last < length:
-                    self._next_step = self._observe_step()
+                record, train_accuracy_E, outcome = self._run_steps(
+                    client, listeners, last, ends_early
+                )
         except BaseException:
             self.step = 0  # an interrupted step cannot be resumed: restart the episode
             raise
         device_seconds = sum(self.timer.collect().values()) - device_seconds
-        next_step, result = self._next_step, record.result
+        next_step, result, steps = self._next_step, record.result, self.step - first
+        stopped, targets = self.step < last, result.truncated_bootstrap_targets
+        if stopped:
+            targets = bootstrap_targets(record.signals, record.governor.rolled_back_E)
         rollout = Rollout(
             round_index=self.round,
-            steps=last - first,
-            ends_episode=next_step is None,
+            steps=steps,
+            ends_episode=stopped or next_step is None,
             outcome=outcome,
-            truncated_bootstrap_targets=result.truncated_bootstrap_targets,
+            truncated_bootstrap_targets=targets,
             final_signals=result.post_action_signals if next_step is None else next_step.signals,
             final_masks=result.post_action_masks if next_step is None else next_step.masks,
             final_state=self.env.lstm_hidden,
             train_accuracy_E=train_accuracy_E,
+            steps_E=np.full(self.env.members, steps, dtype=np.int64),
             seconds=perf_counter() - start,
             device_seconds=device_seconds,
             plan_decisions=planned,
             round_context=self.context.round,
             member_contexts=self.context.members,
         )
-        if self.step == length:
+        if stopped or self.step == length:
             self.end_episode()
         for each in listeners:
             each.on_round_end(rollout)
         return rollout
+
+    def _run_steps(
+        self,
+        client: PolicyProtocol[Any],
+        listeners: Sequence[EngineListener],
+        last: int,
+        ends_early: Callable[[int], bool] | None,
+    ) -> tuple[StepRecord, Doubles, EpisodeOutcome]:
+        """Run steps up to `last`; one that comes after it in the episode is observed."""
+        length, early = self.spec.episode_length, False
+        while self.step < last and not early:
+            cut = self.step + 1 == last < length
+            record, train_accuracy_E = self._step_env(client, cut, listeners)
+            self.step += 1
+            if self.step == last or ends_early is not None:
+                outcome = self.outcome()
+                self._next_step = self._observe_step() if self.step < length else None
+            early = ends_early is not None and self.step < last and ends_early(self.step)
+        return record, train_accuracy_E, outcome
 
     def step_members(
         self, client: PolicyProtocol[Any], listener: EngineListener | None = None
@@ -422,7 +431,7 @@ class VectorizedEngine:
             self.phase_seconds[phase] += seconds
         return record, observed.train_accuracy_E
 
-    def _observe_step(self) -> _ObservedStep:
+    def _observe_step(self) -> ObservedStep:
         """Train, validate, score, evaluate gates, govern, observe: a step until the policy acts."""
         env, phases = self.env, dict.fromkeys(StepPhase, 0.0)
         with timed_phase(phases, StepPhase.TRAIN), self.timer.span("train"):
@@ -438,7 +447,7 @@ class VectorizedEngine:
             verdicts, counterfactuals = self._review(measured, plan)
             signals, masks = self._observe(measured, verdicts)
         rows = plan.table.rows + shadow_rows
-        return _ObservedStep(
+        return ObservedStep(
             signals, masks, verdicts, counterfactuals, measured.train.accuracy_E, rows, phases
         )
 
@@ -585,13 +594,5 @@ class VectorizedEngine:
 
     def load_state_dict(self, state: dict[str, int | str]) -> None:
         """Resume from `state_dict()`; raises if task, members, seed or episode length differ."""
-        mine = self.state_dict()
-        if set(state) != set(mine):
-            raise EsperError(f"engine state has {sorted(state)}, expected {sorted(mine)}")
-        for name, value in mine.items():
-            if name != "round" and state[name] != value:
-                raise EsperError(
-                    f"engine state: {name} is {state[name]!r}, expected {value!r}; "
-                    f"resume with the same {name}"
-                )
+        require_same_run(self.state_dict(), state)
         self.round = int(state["round"])

@@ -231,6 +231,25 @@ def test_after_the_first_signal_the_system_handles_the_next():
             interrupts.check()
 
 
+def test_under_torchrun_a_signal_that_it_repeats_counts_once(monkeypatch, capfd):
+    """A scheduler signals all processes, and torchrun passes its own signal on to its ranks."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
+    with Interrupts() as interrupts:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+        assert interrupts.signal_name == "SIGTERM"
+        assert not sent
+        monkeypatch.setattr(interrupts, "_echo_until", 0.0)
+        signal.raise_signal(signal.SIGINT)
+        assert sent == [(os.getpid(), signal.SIGINT)], "a user who insists"
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+    assert not capfd.readouterr().err, "rank 0 says it"
+
+
 def test_a_terminal_that_closes_may_hang_up_twice(tmp_path):
     """The shell sends SIGHUP, and so does the kernel when the shell ends: saving goes on."""
 

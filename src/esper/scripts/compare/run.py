@@ -130,7 +130,7 @@ def _run_all(
     loud = (None, None) if config.quiet else (show, shown.say)
     with nullcontext() if config.quiet else shown:
         try:
-            run_jobs(make, jobs, config.jobs, *loud)
+            run_jobs(make, jobs, config.jobs.on_device(config.device), *loud)
         except KeyboardInterrupt:
             shown.say(
                 f"{jobs.done} of {len(missing)} policies done, saved in {folder}: the same command "

@@ -42,7 +42,8 @@ def sweep(words: Sequence[str]) -> None:
         with nullcontext() if config.quiet else shown:
             try:
                 if jobs.most:
-                    run_jobs(make, jobs, config.jobs, say=None if config.quiet else shown.say)
+                    places = config.jobs.on_device(config.training.population.device)
+                    run_jobs(make, jobs, places, say=None if config.quiet else shown.say)
             except KeyboardInterrupt:
                 shown.say(
                     f"{len(finished(study))} of {config.trials} trials done, saved in {folder}: "

@@ -76,6 +76,7 @@ def curves_of(history: list[RoundRecord]) -> LearningCurves:
     """Convert the history to plot data."""
     return LearningCurves(
         score_UE=np.stack([record.score_E for record in history]),
+        whole_UE=np.stack([record.whole_E for record in history]),
         waited_U=np.array([record.waited for record in history]),
         chosen_UOZ=np.stack([record.chosen_OZ for record in history]),
         head_entropy_UA=np.array([record.metrics.head_entropy for record in history]),

@@ -34,6 +34,8 @@ def run_of_this_job(runs: Path) -> Path | None:
 
 def note_run(runs: Path, folder: Path) -> None:
     """Note the run of this job."""
+    if not runs.is_dir():  # --resume names a folder elsewhere, and does so when restarted
+        return
     noted = {"folder": str(folder.absolute()), "agent": _agent()}
     write_atomic(_path(runs), json.dumps(noted).encode())
 

@@ -177,14 +177,18 @@ class RolloutBuffer:
         self.void_TE[t] = False if void_E is None else void_E
         self.filled += 1
 
-    def finish(self, value_E: Doubles) -> None:
-        """End the rollout; unfinished episodes are bootstrapped with `value_E`."""
+    def finish(self, value_E: Doubles, continues: bool = True) -> None:
+        """End the rollout; unfinished episodes are bootstrapped with `value_E`.
+
+        `continues`: whether the next rollout continues them.
+        """
         if not self.filled:
             raise EsperError("finish() of an empty rollout: record steps first")
         last = self.filled - 1
-        self.unfinished_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
-        self.truncated_TE[last] |= self.unfinished_E
-        self.bootstrap_TE[last] = np.where(self.unfinished_E, value_E, self.bootstrap_TE[last])
+        running_E = ~(self.terminal_TE[last] | self.truncated_TE[last])
+        self.truncated_TE[last] |= running_E
+        self.bootstrap_TE[last] = np.where(running_E, value_E, self.bootstrap_TE[last])
+        self.unfinished_E = running_E & continues
 
     def clear(self) -> None:
         """Empty the buffer without freeing its memory."""

@@ -30,6 +30,8 @@ class Ranks:
     """Number of this process, from 0."""
     size: int = 1
     """Number of processes."""
+    local_size: int = 1
+    """Number of processes on this machine."""
     first_member: int = 0
     """Number of this rank's first member among the members of all ranks."""
 

@@ -31,6 +31,8 @@ from esper.simic.distributed.ranks import ArrayT, Ranks
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from torch.distributed.distributed_c10d import Store
+
 T = TypeVar("T")
 
 PATIENCE: Final = timedelta(minutes=30)
@@ -69,15 +71,24 @@ def join_world() -> World:
         store = PrefixStore(f"esper/attempt-{attempt}", store)
         dist.init_process_group(backend, timeout=PATIENCE, rank=rank, world_size=size, store=store)
     local = (environment_number("LOCAL_RANK", rank), environment_number("LOCAL_WORLD_SIZE", size))
-    return World(rank, size, *local)
+    return World(rank, size, *local, store)
 
 
 class World(Ranks):
     """Several processes, each with members of its own; see `Ranks`."""
 
-    def __init__(self, rank: int, size: int, local_rank: int = 0, local_size: int = 1) -> None:
-        """Use `join_world`. `local_rank`, `local_size`: among the processes of this machine."""
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        local_rank: int = 0,
+        local_size: int = 1,
+        store: Store | None = None,
+    ) -> None:
+        """Use `join_world`. `local_rank`, `local_size`: among the processes of this machine;
+        `store`: that of the job."""
         self.rank, self.size = rank, size
+        self._store, self._counts = store, 0
         self.local_rank, self.local_size = local_rank, local_size
         self.members_total = 0
         """Members of all ranks; set by `share_members`."""
@@ -181,6 +192,15 @@ class World(Ranks):
 
     # ---- messages -------------------------------------------------------------------------------
 
+    def shared_count(self) -> SharedCount:
+        """A number that all ranks share, at first 0; the n-th call of every rank is the same one.
+
+        Unlike the other messages it waits for no rank.
+        """
+        assert self._store is not None  # `join_world` gives it
+        self._counts += 1
+        return SharedCount(self._store, f"count-{self._counts}", self.rank)
+
     def gather_arrays(self, arrays: Sequence[ArrayT]) -> list[ArrayT]:
         """Concatenate several arrays of all ranks, in one message; dtypes must be equal."""
         heads = [(array.dtype.str, array.shape) for array in arrays]
@@ -247,6 +267,23 @@ class World(Ranks):
         if stopped:
             raise PeerInterrupted(stopped[0])
         return done
+
+
+class SharedCount:
+    """A number of all ranks, in the store of the job."""
+
+    def __init__(self, store: Store, name: str, rank: int) -> None:
+        """Use `World.shared_count`."""
+        self._store, self._name, self._rank = store, name, rank
+
+    def add(self, amount: int) -> int:
+        """Add to the number; returns the sum."""
+        with _lost_ranks(self._rank):
+            return int(self._store.add(self._name, amount))
+
+    def value(self) -> int:
+        """The number now."""
+        return self.add(0)
 
 
 @contextlib.contextmanager

@@ -227,12 +227,12 @@ class TelemetryListener:
         """Emit the round events; the summary comes last."""
         summary = self._summary(rollout)
         self._rounds.append(summary)
-        self._outcome = rollout.outcome
+        self._outcome = rollout.completed
         self._masks = None if self._totals is None else self._totals.masks
         rounds = rollout.round_index + rollout.ends_episode
         self.tally = RunTally(rounds, summary.episodes_done, summary.best_score)
         at = rollout.round_index
-        emitters.emit_episode_outcome(self.hub, self.device, rollout.outcome, at)
+        emitters.emit_episode_outcome(self.hub, self.device, rollout.completed, at)
         emitters.emit_round_contexts(self.hub, self.device, rollout)
         if self._totals is not None:
             self._emit_totals(rollout, self._totals)
@@ -284,7 +284,7 @@ class TelemetryListener:
 
         Episodes and best score count complete episodes, not truncated rollouts.
         """
-        ended, members = rollout.outcome, len(rollout.outcome.score_E)
+        ended, members = rollout.completed, len(rollout.outcome.score_E)
         stage_ES = rollout.final_signals.slots.stage_ES
         mean_score, best_score = float(ended.score_E.mean()), self.tally.best_score
         whole = rollout.ends_episode
@@ -307,9 +307,10 @@ class TelemetryListener:
             stage_counts=tuple(np.bincount(stage_ES.ravel(), minlength=len(SeedStage)).tolist()),
             active_slots=float(np.isin(stage_ES, list(OCCUPIED_STAGES)).sum() / members),
             rollbacks=int(ended.rollbacks_E.sum()),
-            member_steps_per_second=_rate(rollout.steps * members, rollout.seconds),
+            member_steps_per_second=_rate(int(rollout.steps_E.sum()), rollout.seconds),
             seconds=rollout.seconds,
-            mean_train_accuracy=float(rollout.train_accuracy_E.mean()),
+            mean_train_accuracy=float(rollout.train_accuracy_E[rollout.whole_E].mean()),
+            cut_steps=rollout.cut_steps,
         )
 
     def _emit_totals(self, rollout: Rollout[object], totals: RoundTotals) -> None:
@@ -343,7 +344,7 @@ class TelemetryListener:
     def _emit_speed(self, rollout: Rollout[object], totals: RoundTotals) -> None:
         if not self.hub.records(_Kind.THROUGHPUT):
             return
-        member_steps = _rate(rollout.steps * len(rollout.outcome.score_E), rollout.seconds)
+        member_steps = _rate(int(rollout.steps_E.sum()), rollout.seconds)
         emitters.emit_throughput(
             self.hub,
             None,

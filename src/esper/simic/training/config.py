@@ -200,6 +200,9 @@ class TrainingConfig:
     """Update passes per rollout; the KL limit may end them early."""
     use_amp: bool = False
     """Run the encoder and core in bfloat16 during updates."""
+    cut_stragglers: float | None = None
+    """Under torchrun: once this share of the ranks has finished its rollout, the others end theirs
+    early; results then depend on the speed of the machines. Default: never."""
     ppo: Annotated[PPOConfig, NO_PREFIX] = field(default_factory=PPOConfig, metadata=ALWAYS_WRITTEN)
     """PPO settings."""
     reward: RewardConfig = field(default_factory=RewardConfig, metadata=ALWAYS_WRITTEN)
@@ -211,6 +214,21 @@ class TrainingConfig:
             if getattr(self, name) < 1:
                 raise EsperError(f"TrainingConfig.{name}={getattr(self, name)}: must be 1 or more")
         require_training_seed(self.seed, "TrainingConfig.seed")
+        self._check_cut()
+
+    def _check_cut(self) -> None:
+        share = self.cut_stragglers
+        if share is None:
+            return
+        if not 0.0 < share < 1.0:
+            raise EsperError(
+                f"cut_stragglers={share}: must be above 0 and below 1, a share of the ranks"
+            )
+        if self.population.rollout_steps is not None:
+            raise EsperError(
+                f"cut_stragglers={share} with rollout_steps={self.population.rollout_steps}: a cut "
+                f"ends the episodes of a rank, which must then be whole rollouts; set one of both"
+            )
 
     def engine_config(self) -> EngineConfig:
         """Convert to an `EngineConfig`; raises on settings that cannot run."""

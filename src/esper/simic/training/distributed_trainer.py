@@ -21,12 +21,13 @@ import numpy.typing as npt
 
 from esper.leyline.arrays import StructT, map_member_arrays
 from esper.leyline.errors import EsperError
-from esper.leyline.payloads import PPOUpdateMetrics
+from esper.leyline.payloads import EpisodeOutcome, PPOUpdateMetrics
 from esper.leyline.protocols import EngineListener
 from esper.leyline.records import Rollout
 from esper.simic.agent.agent import PPOAgent
 from esper.simic.client import SimicClient
 from esper.simic.distributed.files import pack_folder, unpack_folder
+from esper.simic.distributed.stragglers import StragglerRule
 from esper.simic.distributed.world import PeerInterrupted, World
 from esper.simic.telemetry.listener import ListenerGroup
 from esper.simic.training.history import RoundRecord
@@ -54,8 +55,13 @@ class DistributedTrainer(VectorizedPPOTrainer):
         rounds: int,
         listeners: Sequence[EngineListener] = (),
         hooks: Sequence[RoundHook] = (),
+        cut_stragglers: float | None = None,
     ) -> None:
-        """See `VectorizedPPOTrainer`; `KeptMembers` among the hooks keep members of all ranks."""
+        """See `VectorizedPPOTrainer`; `KeptMembers` among the hooks keep members of all ranks.
+
+        `cut_stragglers`: share of the ranks whose finished rollouts end those of the others; None:
+        all rollouts are whole.
+        """
         super().__init__(engine, client, rounds, listeners, [self._end_round])
         self.world = world
         self._own_hooks = [hook for hook in hooks if not isinstance(hook, KeptMembers)]
@@ -63,6 +69,9 @@ class DistributedTrainer(VectorizedPPOTrainer):
         self._during_round = _WithoutRoundEnd(self._all_listeners.listeners)
         self._whole: Rollout[PolicyState] | None = None
         """The last rollout, of all ranks."""
+        self._rule: StragglerRule | None = None
+        if cut_stragglers is not None:
+            self._rule = StragglerRule(world, cut_stragglers, engine.spec.episode_length)
 
     @property
     def members(self) -> int:
@@ -102,10 +111,19 @@ class DistributedTrainer(VectorizedPPOTrainer):
 
     def run_rollout(self) -> Rollout[PolicyState]:
         """The next rollout of this rank, once all ranks have theirs."""
-        run = partial(self.engine.run_rollout, self.client, self._during_round)
-        rollout: Rollout[PolicyState] = self._agree(run)
+        rollout = self._agree(self._run_own_rollout)
         self._whole = gather_rollout(rollout, self.world)
         self._all_listeners.on_round_end(self._whole)
+        return rollout
+
+    def _run_own_rollout(self) -> Rollout[PolicyState]:
+        rule = self._rule
+        ends_early = None if rule is None else rule.ends_early
+        rollout: Rollout[PolicyState] = self.engine.run_rollout(
+            self.client, self._during_round, ends_early
+        )
+        if rule is not None:
+            rule.finish()
         return rollout
 
     def _record(
@@ -128,7 +146,7 @@ class DistributedTrainer(VectorizedPPOTrainer):
         """Rank 0 saves the best members, then every rank calls its hooks."""
         if self.kept is not None and not self.engine.step:
             assert self._whole is not None  # set by `run_rollout`
-            outcome = self._whole.outcome
+            outcome = _completed_scores(self._whole)
             self.kept.add_round(self.engine, outcome, partial(_write_member, members))
         for hook in self._own_hooks:
             hook(self, record)
@@ -138,7 +156,7 @@ class DistributedTrainer(VectorizedPPOTrainer):
         wanted: list[KeptMember] = []
         if self.kept is not None:
             assert self._whole is not None  # set by `run_rollout`
-            best = self.kept.best(self.engine, self._whole.outcome)
+            best = self.kept.best(self.engine, _completed_scores(self._whole))
             wanted = [kept for kept in best if kept.round == self.engine.round]
         numbers = json.dumps([kept.member for kept in wanted]).encode()
         found: dict[int, bytes] = {}
@@ -174,16 +192,25 @@ def _write_member(packed: dict[int, bytes], kept: KeptMember, folder: Path) -> N
     unpack_folder(packed[kept.member], folder)
 
 
+def _completed_scores(rollout: Rollout[PolicyState]) -> EpisodeOutcome:
+    """The outcome, without the scores of members that were cut: none of them is kept."""
+    score_E = np.where(rollout.whole_E, rollout.outcome.score_E, np.nan)
+    return replace(rollout.outcome, score_E=score_E)
+
+
 def gather_rollout(rollout: Rollout[PolicyState], world: World) -> Rollout[PolicyState]:
     """The rollout of all ranks: arrays over members are joined, its time is that of the slowest.
 
+    Its steps are those of the ranks that were not cut.
     The recurrent state and the bootstrap targets stay this rank's: only the learner needs them.
     """
     whole = gather_struct(rollout, world)
     # SYNC: arrays of numpy, between rounds
     seconds = float(world.gather(np.array([rollout.seconds])).max())
     members = np.arange(len(whole.outcome.score_E), dtype=np.int64)
-    return replace(whole, outcome=replace(whole.outcome, member_E=members), seconds=seconds)
+    steps = int(whole.steps_E.max())
+    outcome = replace(whole.outcome, member_E=members)
+    return replace(whole, outcome=outcome, seconds=seconds, steps=steps)
 
 
 def gather_struct(struct: StructT, world: World) -> StructT:

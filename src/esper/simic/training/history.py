@@ -5,13 +5,13 @@ Shape letters: E members, S slots, O operations, Z stages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
-from esper.leyline.arrays import ArrayStruct, Doubles, Ints
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
 from esper.leyline.records import PlanRecord, Rollout, StepRecord
 from esper.leyline.stages import SeedStage
@@ -48,8 +48,13 @@ class RoundRecord(ArrayStruct):
     update_seconds: float
     stopped: int = 0
     """Decisions of members for STOP."""
+    steps_E: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Steps of each member: below `steps` where the rollout of its rank was cut. Records of older
+    versions have none: all took `steps`."""
 
     def __post_init__(self) -> None:
+        if not self.steps_E.size:
+            object.__setattr__(self, "steps_E", np.full(len(self.score_E), self.steps))
         ops, stages = (max(0, n - m) for n, m in zip(_SHAPE_OZ, self.chosen_OZ.shape, strict=True))
         if ops or stages:
             object.__setattr__(self, "chosen_OZ", np.pad(self.chosen_OZ, ((0, ops), (0, stages))))
@@ -57,8 +62,18 @@ class RoundRecord(ArrayStruct):
 
     @property
     def mean_score(self) -> float:
-        """Mean score over members."""
-        return float(self.score_E.mean())
+        """Mean score over members whose episodes were not cut."""
+        return float(self.score_E[self.whole_E].mean())
+
+    @property
+    def whole_E(self) -> Bools:
+        """Members whose episodes were not cut."""
+        return np.asarray(self.steps_E == self.steps)
+
+    @property
+    def cut_steps(self) -> int:
+        """Steps that members did not take because the rollout of their rank was cut."""
+        return int((self.steps - self.steps_E).sum())
 
     @property
     def chosen_O(self) -> Ints:
@@ -126,4 +141,5 @@ class ActionTally:
             rollout_seconds=rollout.seconds,
             update_seconds=update_seconds,
             stopped=self.stopped,
+            steps_E=rollout.steps_E,
         )

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 def own_engine_config(config: TrainingConfig, ranks: Ranks) -> EngineConfig:
     """Engine settings of this rank: its members by their numbers in the run, its device."""
     settings = config.engine_config()
-    if ranks.size == 1:
-        return settings
     members = ranks.share_members(settings.members)
-    numbers = tuple(ranks.numbers(members).tolist())  # SYNC: an array of numpy, at set-up
     device = ranks.device_of(settings.device)
+    if ranks.size == 1:
+        return replace(settings, device=device)
+    numbers = tuple(ranks.numbers(members).tolist())  # SYNC: an array of numpy, at set-up
     return replace(settings, members=members, member_ids=numbers, device=device)
 
 

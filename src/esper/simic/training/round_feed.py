@@ -90,16 +90,17 @@ def track_training(
 
 def record_figures(record: RoundRecord) -> dict[str, float]:
     """Figures of a round of the learner."""
-    chosen = zip(LifecycleOp, record.chosen_O, strict=True)
+    chosen, whole_E = zip(LifecycleOp, record.chosen_O, strict=True), record.whole_E
     return {
         **_member_figures(
-            record.score_E,
-            record.accuracy_E,
-            record.return_E,
-            record.added_params_E,
-            record.rollbacks_E,
+            record.score_E[whole_E],
+            record.accuracy_E[whole_E],
+            record.return_E[whole_E],
+            record.added_params_E[whole_E],
+            record.rollbacks_E[whole_E],
         ),
         "episodes_done": record.episodes_done,
+        "cut_steps": record.cut_steps,
         "seconds": record.rollout_seconds,
         "update_seconds": record.update_seconds,
         **{f"chosen/{op.name}": int(count) for op, count in chosen},

@@ -171,7 +171,8 @@ def make_trainer(
         use_amp=config.use_amp,
     )
     if world is not None:
-        return DistributedTrainer(world, engine, client, config.rounds, listeners, hooks)
+        share = config.cut_stragglers
+        return DistributedTrainer(world, engine, client, config.rounds, listeners, hooks, share)
     return VectorizedPPOTrainer(engine, client, config.rounds, listeners, hooks)
 
 

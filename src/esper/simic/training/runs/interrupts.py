@@ -2,7 +2,8 @@
 
 The first SIGINT, SIGTERM or SIGHUP raises `Interrupted` after the current step. A second SIGINT or
 SIGTERM kills the process at once (the default handler); checkpoints are atomic, so none is damaged.
-A second SIGHUP is ignored, because a closing terminal sends two.
+A second SIGHUP is ignored, because a closing terminal sends two. Under torchrun so is a second
+signal within `ECHO_SECONDS`: a scheduler that signals all processes is echoed by torchrun.
 
     with Interrupts() as interrupts:
         ...                     pass it to the engine as a listener, to the trainer as a hook
@@ -14,17 +15,21 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from esper.leyline.payloads import SlotPayload
 from esper.leyline.records import Rollout, StepRecord
 from esper.leyline.stopping import STOP_SIGNALS, second_stop_handler
+from esper.simic.distributed.environment import environment_number, world_size
 
 if TYPE_CHECKING:
     from esper.simic.training.history import RoundRecord
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
 
+ECHO_SECONDS: Final = 5.0
+"""Under torchrun: how long after the first signal others do not count."""
 _STDERR: Final = 2
 
 
@@ -48,6 +53,8 @@ class Interrupts:
         self.signal_name: str | None = None
         """Name of the stop signal received; None if none was."""
         self._before: dict[signal.Signals, Any] = {}
+        self._echo_until = 0.0
+        """Signals before this time are echoes of the first."""
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():
@@ -62,10 +69,19 @@ class Interrupts:
         self._before.clear()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        for heard in self._before:
-            signal.signal(heard, second_stop_handler(heard))
-        self.signal_name = signal.Signals(number).name
-        name = self.signal_name
+        if self.signal_name is not None:
+            if time.monotonic() >= self._echo_until:
+                signal.signal(number, second_stop_handler(signal.Signals(number)))
+                os.kill(os.getpid(), number)
+            return
+        self.signal_name = name = signal.Signals(number).name
+        if world_size() > 1:
+            self._echo_until = time.monotonic() + ECHO_SECONDS
+        else:
+            for heard in self._before:
+                signal.signal(heard, second_stop_handler(heard))
+        if environment_number("RANK", 0):  # rank 0 says it
+            return
         line = f"{name}: stopping after this step, then saving; a second signal exits at once\n"
         with contextlib.suppress(OSError):  # the reader may be gone: Ctrl-C ends `| tee` as well
             os.write(_STDERR, line.encode())  # print is not safe in a signal handler

@@ -18,6 +18,7 @@ import logging
 import math
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,17 +141,20 @@ class KeptMembers:
                 f"cannot write to {self.folder}: {error.strerror or error}; {write_advice(error)}"
             ) from error
 
-    def export(self, engine: VectorizedEngine) -> None:
-        """Write the missing .pt2 files; a member that torch cannot export is logged."""
+    def export(self, engine: VectorizedEngine, seconds: float = math.inf) -> None:
+        """Write the missing .pt2 files; a member that torch cannot export is logged.
+
+        `seconds`: none is begun after this time; the next session writes the rest.
+        """
         import torch
 
         from esper.kasmina.export import export_pt2
         from esper.kasmina.member import MorphogeneticModel
 
-        example = engine.validator.control.sample.cpu()
+        example, until = engine.validator.control.sample.cpu(), time.monotonic() + seconds
         for kept in self.members:
             path = self.folder / f"{kept.name}{PT2}"
-            if path.exists():
+            if path.exists() or time.monotonic() > until:
                 continue
             try:
                 with torch.random.fork_rng(devices=[]):  # building a host draws numbers

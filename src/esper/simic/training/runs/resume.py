@@ -40,6 +40,7 @@ MAY_CHANGE: Final = (
     # PPO
     "updates_per_rollout",
     "use_amp",
+    "cut_stragglers",
     "ppo.learning_rate",
     "ppo.epochs",
     "ppo.minibatches",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointReason
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from esper.simic.training.history import RoundRecord
     from esper.simic.training.runs.folder import RunFolder
     from esper.simic.training.vectorized_trainer import RoundHook, VectorizedPPOTrainer
+
+
+LAST_SECONDS: Final = 10.0
+"""After a stop signal, for exports: torchrun kills what has not ended after 30 s."""
 
 
 class FolderSession:
@@ -101,7 +105,7 @@ class FolderSession:
                 self.interrupts.check()
             except Interrupted as interrupted:
                 self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
-                self.members.export(trainer.engine)
+                self.members.export(trainer.engine, LAST_SECONDS)
                 done = trainer.engine.round >= trainer.rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
                 raise Interrupted(self._stopped(interrupted, trainer)) from None
@@ -126,5 +130,8 @@ class FolderSession:
             return f"stopped by {stopped}: all {rounds} rounds are done and saved in {folder.path}"
         found = CheckpointStore(folder.checkpoints).paths()
         saved = f"{found[-1].name} is saved" if found else "no round was complete"
-        command = resume_command(folder.path, self._config.task.name)
+        ranks = trainer.client.agent.ranks
+        # Of a job on several machines, only its user knows the command.
+        local = ranks.size if ranks.local_size == ranks.size else 1
+        command = resume_command(folder.path, self._config.task.name, ranks=local)
         return f"stopped by {stopped}: {saved}; resume with: {command}"
