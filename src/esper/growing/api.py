@@ -23,6 +23,7 @@ from esper.growing.settings import GrowSettings
 from esper.growing.widths import named_widths
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
+from esper.storage.sessions import recorded_session
 
 
 def grow(
@@ -81,7 +82,10 @@ def grow(
     printer = ProgressPrinter(verbose, on_round, track)
     with printer.logged():
         run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
-        with _run_folder(resume, folder, name or run.problem.trace.name, seed) as home:
+        with (
+            _run_folder(resume, folder, name or run.problem.trace.name, seed) as home,
+            recorded_session(home.path),
+        ):
             home.keep_sources(sources)
             return run.search(home, resume is not None)
 

@@ -6,6 +6,8 @@ from typing import Final
 
 REPORT_PAGE: Final = "report.html"
 """Report of any run, one self-contained page."""
+SESSIONS: Final = "sessions.json"
+"""Which process worked on a comparison or an audit when, and how it ended."""
 
 # ---- esper train -------------------------------------------------------------------------------
 RUN: Final = "run.json"
@@ -19,6 +21,8 @@ CHECKPOINT: Final = "checkpoint.json"
 HISTORY: Final = "history.jsonl"
 POLICY: Final = "policy.json"
 ROUNDS: Final = "rounds"
+SOURCE: Final = "source"
+"""Folder with the task file, if the task is one."""
 MEMBERS: Final = "members"
 MEMBER_LIST: Final = "members.json"
 EVENTS: Final = "events.jsonl"

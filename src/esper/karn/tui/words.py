@@ -48,11 +48,10 @@ def notice(run: RunSummary) -> str:
 
 
 def _resume(run: RunSummary) -> str:
-    path = Path(run.path)
-    if run.kind is RunKind.TRAIN:
-        return f"esper train {run.policy} --resume {path} continues."
+    if run.resume:
+        return f"Resume with: {run.resume}"
     if run.kind is RunKind.GROW:
-        return f"The same command with --resume {path} continues."
+        return f"The same command with --resume {Path(run.path)} continues."
     return "The same command continues."
 
 
