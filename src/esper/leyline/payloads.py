@@ -504,13 +504,15 @@ class Throughput(Payload):
     """Member-batches."""
     samples_per_second: float
     gpu_utilization: float
-    """0..1, as the driver reports it at the end of the round; NaN if it does not."""
+    """0..1, as the driver reports it at the end of the round; NaN if it does not, and on a CPU."""
     rows_per_member: float
     """Mean rows (main, shadow, counterfactual) per member."""
     step_seconds_p50: float
     step_seconds_p95: float
     device_share: float = math.nan
     """Share of the round that the device trained and validated; NaN in events of older versions."""
+    gpu_memory: float = math.nan
+    """Most bytes that tensors took on the GPU so far; NaN on a CPU and in older events."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,12 +201,13 @@ def speed(run: Path) -> Section:
     points = views.read_throughput(run)
     series = Series("", tuple((p.round + 1.0, _exact(p.member_steps_per_second)) for p in points))
     head = ("round", "member-steps/s", "samples/s", "step p50, s", "step p95, s", "rows per member",
-            "GPU utilisation", "phases, s")  # fmt: skip
+            "device busy", "GPU utilisation", "GPU memory, GB", "phases, s")  # fmt: skip
     rows = [
         (str(p.round + 1), number(p.member_steps_per_second, ".1f"),
          number(p.samples_per_second, ",.0f"), number(p.step_seconds_p50, ".3f"),
          number(p.step_seconds_p95, ".3f"), number(p.rows_per_member, ".2f"),
-         number(p.gpu_utilization, ".0%"),
+         number(p.device_share, ".0%"), number(p.gpu_utilization, ".0%"),
+         number(p.gpu_memory / 1e9, ".2f"),
          ", ".join(f"{name.lower()} {seconds:.2f}" for name, seconds in p.phases))
         for p in points
     ]  # fmt: skip
@@ -214,7 +215,7 @@ def speed(run: Path) -> Section:
     return "Throughput", [
         picture(line_plot([series], "round", "member-steps/s", label, 220.0),
                 "Steps of members a second, set-up left out."),
-        as_table("Speed", head, rows, range(7)),
+        as_table("Speed", head, rows, range(9)),
     ]  # fmt: skip
 
 

@@ -383,6 +383,7 @@ def emit_throughput(
     step_seconds_p50: float,
     step_seconds_p95: float,
     device_share: float,
+    gpu_memory: float,
     round_index: int,
 ) -> None:
     """Emit the throughput of a round."""
@@ -398,6 +399,7 @@ def emit_throughput(
         step_seconds_p50=step_seconds_p50,
         step_seconds_p95=step_seconds_p95,
         device_share=device_share,
+        gpu_memory=gpu_memory,
     )
     emit_with_env_context(hub, TelemetryEvent.of(payload, round_index), env_id, device)
 
