@@ -131,18 +131,19 @@ def actions(run: Path) -> Section:
         if count.chosen or count.legal
     ]  # fmt: skip
     slots = [
-        (str(one.round + 1), slot.slot, str(slot.chosen), str(slot.executed), number(slot.reward))
+        (str(one.round + 1), slot.slot, str(slot.chosen), str(slot.executed), number(slot.reward),
+         number(slot.reward / slot.chosen if slot.chosen else math.nan))
         for one in rounds
         for slot in one.slots
-    ]
+    ]  # fmt: skip
     label = f"Share of decisions by operation over {len(rounds)} rounds; the table has the values"
     return "What the controller did", [
         picture(line_plot(series, "round", "share of decisions", label),
                 "The operations that were chosen most."),
         as_table("Operations", ("round", "operation", "chosen", "executed", "legal",
                                 "mean probability"), rows, (0, 2, 3, 4, 5)),
-        as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward"), slots,
-                 (0, 2, 3, 4)),
+        as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
+                                        "reward each"), slots, (0, 2, 3, 4, 5)),
     ]  # fmt: skip
 
 

@@ -35,6 +35,8 @@ const CURVES = [
     line("added parameters", d.rounds, "added_params")]],
   ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
   ["actions", "actions", "Operations chosen", "share of member-steps", (d) => shares(d.actions)],
+  ["actions", "slots", "Operations by slot", "share of operations on a slot", (d) => bySlot(d.actions, slotShare)],
+  ["actions", "slot-rewards", "Reward by slot", "mean reward of an operation", (d) => bySlot(d.actions, slotReward)],
   ["learner", "entropy", "PPO: entropy", "entropy", (d) => [line("all heads", d.learner, "entropy")]],
   ["learner", "kl", "PPO: KL and clipping", "", (d) => [
     line("approximate KL", d.learner, "approx_kl"), line("clipped share", d.learner, "clip_fraction")]],
@@ -48,6 +50,9 @@ const CURVES = [
   ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")]],
   ["speed", "speed", "Throughput", "member-steps/s", (d) => [
     line("member-steps/s", d.speed, "member_steps_per_second")]],
+  ["speed", "device", "Device", "share of time", (d) => [
+    line("trained and validated", d.speed, "device_share"), line("GPU utilisation", d.speed, "gpu_utilization")]
+    .filter((curve) => curve.y.some((value) => value !== null))],
 ];
 
 function shares(points) {
@@ -61,6 +66,22 @@ function shares(points) {
   return [...names].map((name) => ({
     label: words(name), x: rounds(points), y: points.map((point) => share(point, name)),
   }));
+}
+
+function bySlot(points, value) {
+  const names = [...new Set(points.flatMap((point) => point.slots.map((one) => one.slot)))].sort();
+  return names.map((name) => ({
+    label: name, x: rounds(points), y: points.map((point) => value(point.slots.find((one) => one.slot === name), point.slots)),
+  }));
+}
+
+function slotShare(slot, slots) {
+  const all = slots.reduce((sum, one) => sum + one.chosen, 0);
+  return slot && all ? slot.chosen / all : null;
+}
+
+function slotReward(slot) {
+  return slot && slot.chosen && slot.reward !== null ? slot.reward / slot.chosen : null;
 }
 
 function stages(points) {
