@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Show:
     """Show the outcome of a run: verdict, frontier and settings."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, or its name in ./runs."""
     json: bool = False
     """Print JSON instead."""
