@@ -194,6 +194,24 @@ class EpisodeOutcome(Payload):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EpisodeCurve(Payload):
+    """A round step by step, over all members; T: its steps."""
+
+    at_step_T: Ints
+    """Step of the episode, from 0."""
+    accuracy_T: Doubles
+    """Validation accuracy, mean over members."""
+    accuracy_low_T: Doubles
+    """Lower end of its 95 % interval; NaN with one member."""
+    accuracy_high_T: Doubles
+    score_T: Doubles
+    train_accuracy_T: Doubles
+    """On the train batches of the step."""
+    spent_T: Doubles
+    """Mean share of the compute budget spent, 0..1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RoundContexts(Payload):
     """Contexts of the members in a round, and what they used of their budget."""
 

@@ -132,7 +132,7 @@ def show_contenders(path: Path, as_json: bool) -> None:
         return
     print(verdict(found))
     table = Table(box=SIMPLE_HEAD)
-    for place, name in enumerate(("policy", "score (95 %)", "difference", "test", "parameters",
+    for place, name in enumerate(("policy", "mean score (95 %)", "difference", "test", "parameters",
                                   "compute", "n")):  # fmt: skip
         table.add_column(name, justify="right" if place else "left")
     for one in contenders:

@@ -26,6 +26,9 @@ SOURCE: Final = "source"
 MEMBERS: Final = "members"
 MEMBER_LIST: Final = "members.json"
 EVENTS: Final = "events.jsonl"
+REPORT: Final = "report"
+LEARNING: Final = "learning.json"
+"""In the report: history of a learner, and how it was judged on fresh hosts."""
 
 # ---- esper grow --------------------------------------------------------------------------------
 GROW: Final = "grow.json"

@@ -25,6 +25,7 @@ MORE_STYLE: Final = """
 SECTIONS: Final[Mapping[RunKind, Sequence[Callable[[Path], Section]]]] = {
     RunKind.TRAIN: (
         sections.learning,
+        sections.judged,
         sections.seeds,
         sections.best_network,
         sections.actions,
@@ -58,7 +59,8 @@ def page(run: Path) -> str:
         tag("title", f"{found.name}: report of esper {found.kind}"),
         tag("style", Markup(STYLE + MORE_STYLE)),
     )
-    parts = [_section(*make(run)) for make in SECTIONS[found.kind]]
+    made = [make(run) for make in SECTIONS[found.kind]]
+    parts = [_section(title, content) for title, content in made if content]
     main = tag("main", _opening(found), *parts, _section("Settings", [_settings(run, found)]))
     body = tag("body", main, class_="esper-grow page")
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"

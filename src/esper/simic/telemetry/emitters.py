@@ -58,7 +58,7 @@ from esper.leyline.telemetry import (
     TelemetryLevel,
 )
 from esper.nissa.hub import TelemetryHub
-from esper.simic.telemetry.round_totals import MaskStats
+from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -295,6 +295,15 @@ def emit_episode_outcome(
 ) -> None:
     """Emit the outcome of every member's episode."""
     emit_with_env_context(hub, TelemetryEvent.of(outcome, round_index), None, device)
+
+
+def emit_episode_curve(
+    hub: TelemetryHub, device: str, totals: RoundTotals, round_index: int
+) -> None:
+    """Emit the round step by step; nothing for a round without a step."""
+    if hub.records(_Kind.EPISODE_CURVE) and totals.steps:
+        event = TelemetryEvent.of(totals.curve, round_index)
+        emit_with_env_context(hub, event, None, device)
 
 
 def emit_batch_completed(

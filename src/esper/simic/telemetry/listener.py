@@ -57,6 +57,7 @@ ROUND_TOTAL_EVENTS: Final = frozenset(
     {
         _Kind.LAST_ACTION,
         _Kind.ACTION_DISTRIBUTION,
+        _Kind.EPISODE_CURVE,
         _Kind.MASK_HIT_RATES,
         _Kind.REWARD_SUMMARY,
         _Kind.THROUGHPUT,
@@ -328,6 +329,7 @@ class TelemetryListener:
             round_index=at,
         )
         emitters.emit_mask_hit_rates(self.hub, totals.masks, round_index=at)
+        emitters.emit_episode_curve(self.hub, self.device, totals, at)
         emitters.emit_reward_summary(
             self.hub,
             None,

@@ -476,7 +476,7 @@ def members_dir(path: Path) -> Path:
 
 def report_dir(path: Path) -> Path:
     """Report folder of a run."""
-    return path / "report"
+    return path / run_files.REPORT
 
 
 def _rename(draft: Path, path: Path) -> Path:

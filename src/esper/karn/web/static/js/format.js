@@ -43,10 +43,15 @@ export const STATE_MARKS = {
   running: "●", finished: "✓", interrupted: "‖", failed: "✕", killed: "○", broken: "!",
 };
 
+const LAST_WORK = {
+  train: "Trained; judged on fresh hosts now.", grow: "Searched; judging what was found.",
+  compare: "All policies are done; the report is written now.", audit: "All contexts are done; the report is written now.",
+};
+
 // One calm sentence on the state of a run.
 export function stateSentence(run) {
   switch (run.state) {
-    case "running": return "Running; the page follows it.";
+    case "running": return run.progress === 1 ? LAST_WORK[run.kind] : "Running; the page follows it.";
     case "finished": return "Finished.";
     case "interrupted":
       return "Stopped by a signal, with everything saved; it can be resumed.";

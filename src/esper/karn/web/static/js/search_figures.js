@@ -47,7 +47,7 @@ class NetworkCurveFigure {
   }
 }
 
-class ContenderFigure {
+export class ContenderFigure {
   constructor(name, title, options) {
     this.name = name;
     this.figure = new Figure(`contenders-${name}`, title, { note: "Mean with its 95 % interval." });

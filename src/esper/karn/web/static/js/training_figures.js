@@ -4,10 +4,12 @@ import { Curves, curveSource } from "./curves.js";
 import { clear, el } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { clock, number, words } from "./format.js";
+import { ContenderFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
 import { stageWord } from "./stages.js";
 
-const rounds = (points) => points.map((point) => point.round);
+// Rounds are counted from 1 for people, from 0 in the records.
+const rounds = (points) => points.map((point) => point.round + 1);
 const field = (points, name) => points.map((point) => point[name]);
 const part = (points, name, end) => points.map((point) => point[name][end]);
 
@@ -139,7 +141,7 @@ class PhaseFigure {
         emptyPlot(node, "Nothing recorded yet.");
         return;
       }
-      clear(node).append(el("p", { class: "note" }, `round ${last.round}, ${number(total, 3)} s`),
+      clear(node).append(el("p", { class: "note" }, `round ${last.round + 1}, ${number(total, 3)} s`),
         el("ul", { class: "bars" }, ...last.phases.map(([name, seconds]) => el("li", {},
           el("span", { class: "bar-name" }, words(name)), el("meter", { max: total, value: seconds, "aria-hidden": "true" }),
           el("span", { class: "bar-value" }, `${number(seconds, 2)} s, ${Math.round((100 * seconds) / total)} %`)))));
@@ -164,7 +166,7 @@ class AnomalyFigure {
   update(data) {
     this.node.hidden = !data.anomalies.length;
     this.list.replaceChildren(...data.anomalies.slice(-20).reverse().map((one) =>
-      el("li", {}, `round ${one.round}: ${words(one.kind)}, ${one.detail}`)));
+      el("li", {}, `round ${one.round + 1}: ${words(one.kind)}, ${one.detail}`)));
   }
 }
 
@@ -180,13 +182,15 @@ class EventFigure {
 
   update(data) {
     this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", {},
-      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round)),
+      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round === null ? null : event.round + 1)),
       el("td", { class: "num" }, number(event.step)), el("th", { scope: "row" }, words(event.type)), el("td", {}, event.text))));
   }
 }
 
 export function trainingFigures(id) {
   const curves = CURVES.map((row) => new CurveFigure(row));
-  return [...curves.slice(0, 4), new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
+  const judged = [new ContenderFigure("score", "Judged on fresh hosts: score"),
+    new ContenderFigure("difference", "Judged: score minus that of the learner", { zero: true })];
+  return [...curves.slice(0, 4), ...judged, new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
     new AnomalyFigure(), new EventFigure()];
 }
