@@ -145,7 +145,8 @@ def show_contenders(path: Path, as_json: bool) -> None:
             number(one.compute, ".2f"),
             str(one.n),
         )
-    console_for_report().print(table)
+    if contenders:
+        console_for_report().print(table)
     total = "" if found.total is None else f" of {found.total:g}"
     print(f"{found.state.value}: {found.done:g}{total} {found.unit}")
     if found.problem:

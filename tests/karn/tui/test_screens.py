@@ -83,7 +83,7 @@ def test_life_lines_read_without_colour():
 
 @pytest.mark.parametrize(
     ("state", "word"),
-    [(views.RunState.KILLED, "Its process is gone"), (views.RunState.INTERRUPTED, "Stopped"),
+    [(views.RunState.KILLED, "Its process was killed"), (views.RunState.INTERRUPTED, "Interrupted"),
      (views.RunState.FAILED, "Ended by an error")],
 )  # fmt: skip
 def test_ended_run_says_so_and_how_to_continue(state, word):

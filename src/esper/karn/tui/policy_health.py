@@ -66,7 +66,7 @@ def _operations(shot: RunShot) -> list[RenderableType]:
         return []
     last = shot.actions[-1]
     total = max(1, sum(one.chosen for one in last.ops))
-    table = plain_table("operation", "chosen", "executed", "probability", right=(1, 2, 3))
+    table = plain_table("operation", "chosen", "done", "prob.", right=(1, 2, 3))
     for one in last.ops:
         if one.chosen or one.legal:
             table.add_row(
@@ -84,7 +84,7 @@ def _slots(shot: RunShot) -> list[RenderableType]:
         return []
     slots = shot.actions[-1].slots
     total = max(1, sum(one.chosen for one in slots))
-    table = plain_table("slot", "chosen", "executed", "reward each", right=(1, 2, 3))
+    table = plain_table("slot", "chosen", "done", "reward each", right=(1, 2, 3))
     for one in slots:
         reward = one.reward / one.chosen if one.chosen else math.nan
         share = f"{100 * one.chosen / total:.0f} %"
