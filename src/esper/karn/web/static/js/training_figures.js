@@ -4,7 +4,7 @@ import { Curves, curveSource } from "./curves.js";
 import { clear, el } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { clock, number, words } from "./format.js";
-import { ContenderFigure } from "./search_figures.js";
+import { ContenderFigure, PolicySizeFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
 import { stageWord } from "./stages.js";
 
@@ -190,7 +190,7 @@ class EventFigure {
 export function trainingFigures(id) {
   const curves = CURVES.map((row) => new CurveFigure(row));
   const judged = [new ContenderFigure("score", "Judged on fresh hosts: score"),
-    new ContenderFigure("difference", "Judged: score minus that of the learner", { zero: true })];
+    new PolicySizeFigure()];
   return [...curves.slice(0, 4), ...judged, new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
     new AnomalyFigure(), new EventFigure()];
 }
