@@ -87,6 +87,11 @@ def _opening(found: RunSummary) -> Markup:
         tag("h1", found.name),
         tag("p", verdict(found), class_="verdict"),
         tag("ul", *cards, class_="facts"),
+        *(
+            [tag("p", "Resume with:"), tag("pre", tag("code", found.resume))]
+            if found.resume
+            else ()
+        ),
     )
 
 
@@ -147,7 +152,7 @@ def _settings(run: Path, found: RunSummary) -> Markup:
     rows = [
         ("kind", found.kind.value),
         ("task", found.task),
-        ("policy", found.policy or "-"),
+        ("policy", found.policy),
         ("seed", "-" if found.seed is None else str(found.seed)),
         ("folder", str(run)),
         ("page written", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
@@ -163,4 +168,4 @@ def _settings(run: Path, found: RunSummary) -> Markup:
             ("host", f"{setup.host_params:,} parameters, {setup.host_macs:,} MACs"),
             ("blueprints", ", ".join(setup.blueprints)),
         ]
-    return table("Settings of the run", ("setting", "value"), rows)
+    return table("Settings of the run", ("setting", "value"), [row for row in rows if row[1]])
