@@ -61,15 +61,17 @@ def ppo_point(at: int) -> views.PPOPoint:
 
 def speed_point(at: int) -> views.SpeedPoint:
     phases = (("TRAIN", 2.0), ("VALIDATION", 0.5), ("UPDATE", 0.25))
-    return views.SpeedPoint(at, 30.0 + at, 1.0, 90.0, 5000.0, NAN, 0.8, 2.3, 0.14, 0.2, phases)
+    return views.SpeedPoint(at, 30.0 + at, 1.0, 90.0, 5000.0, 0.7, 0.8, 2e9, 2.3, 0.14, 0.2, phases)
 
 
 def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:
     """A training run in its eighth round of ten."""
+    running = state is views.RunState.RUNNING
     summary = views.RunSummary(
         path=Path("runs/digits__ppo__0"), name="digits__ppo__0", kind=views.RunKind.TRAIN,
         state=state, task="digits", policy="ppo", seed=0, created="2026-01-02 03:04:05",
         seconds=61.0, done=8, total=10, unit="rounds", score=0.636, best_score=0.636,
+        resume="" if running else "esper train ppo --resume runs/digits__ppo__0",
     )  # fmt: skip
     setup = views.RunSetup(
         task="digits", policy="ppo", seed=0, rounds=10, members=2, episode_length=20,
@@ -77,7 +79,6 @@ def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:
         device="cpu", slots=SLOTS, blueprints=("norm", "conv_light"), host_params=496,
         host_macs=3536,
     )  # fmt: skip
-    running = state is views.RunState.RUNNING
     return RunShot(
         summary=summary,
         budget=views.Budget(8, 10, "rounds", 61.0, 15.0 if running else None),
@@ -101,7 +102,7 @@ def training_shot(state: views.RunState = views.RunState.RUNNING) -> RunShot:
                     views.ActionCount("WAIT", 30, 30, 40, 0.7),
                     views.ActionCount("GERMINATE", 10, 9, 22, 0.3),
                 ),
-                (),
+                (views.SlotCount("r0c0", 8, 7, 0.4), views.SlotCount("r0c1", 2, 2, -0.05)),
             ),
         ),
         speeds=tuple(map(speed_point, range(8))),

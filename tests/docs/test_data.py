@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from engine_support import random_policy
 from esper.tasks.objectives import choose_loss
+from esper.tolaria.engine import VectorizedEngine
+from esper.tolaria.engine_config import EngineConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
@@ -18,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 def page() -> dict[str, Any]:
     """The names the page defines, after all its blocks have run in order."""
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, Any] = {"__name__": "data_page"}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
@@ -33,6 +36,12 @@ def test_parts_are_cut_as_promised(page):
 def test_objectives_are_as_promised(page):
     assert (page["classes"].name, page["classes"].metric) == ("cross_entropy", "accuracy")
     assert (page["quantile"].name, page["quantile"].metric) == ("pinball", "explained")
+
+
+def test_the_task_trains_as_promised(page):
+    engine = VectorizedEngine(page["task"], EngineConfig(members=2, device="cpu"))
+    score_E = engine.run_rollout(random_policy(0, page["task"])).outcome.score_E
+    assert ((score_E >= 0) & (score_E <= 1)).all()
 
 
 @pytest.mark.parametrize(

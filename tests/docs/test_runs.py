@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from esper.simic.training.runs.listing import RunState
+from esper.karn.views import RunState
 from esper.simic.training.runs.resume import MAY_CHANGE
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "runs.md").read_text()

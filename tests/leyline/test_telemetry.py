@@ -40,7 +40,7 @@ from esper.leyline import (
 
 TYPES = list(TelemetryEventType)
 GAP = {"member_N": [0], "reason_N": [300]}
-SIZES = {letter: size for size, letter in enumerate("ESNKOAZLP", start=1)}
+SIZES = {letter: size for size, letter in enumerate("ESNKOAZLPT", start=1)}
 SCALARS = {
     int: st.integers(-(2**63), 2**63 - 1),
     float: st.floats(),
@@ -136,7 +136,7 @@ def test_the_events_of_the_design_exist():
         SEED_STAGE_CHANGED SEED_GATE_EVALUATED SEED_FOSSILIZED SEED_PRUNED COUNTERFACTUALS_MEASURED
         PPO_UPDATED ACTION_DISTRIBUTION MASK_HIT_RATES REWARD_SUMMARY THROUGHPUT PHASE_PROFILE
         GOVERNOR_PANIC GOVERNOR_ROLLBACK ANOMALY_DETECTED CHECKPOINT_SAVED CHECKPOINT_LOADED
-        EPISODE_OUTCOME ROUND_CONTEXTS LAST_ACTION COUNTERFACTUAL_UNAVAILABLE"""
+        EPISODE_OUTCOME EPISODE_CURVE ROUND_CONTEXTS LAST_ACTION COUNTERFACTUAL_UNAVAILABLE"""
     assert {kind.name for kind in TYPES} == set(design.split())
 
 

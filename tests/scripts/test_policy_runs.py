@@ -15,13 +15,13 @@ from typing import NamedTuple
 import pytest
 import torch
 
+from esper.karn.views import RunState, list_runs
 from esper.kasmina.member import MorphogeneticModel
 from esper.scripts.runs import main as list_runs_command
 from esper.scripts.train import main
 from esper.simic.training.config import TaskConfig
 from esper.simic.training.runs.folder import members_dir, read_info
 from esper.simic.training.runs.kept_members import read_members
-from esper.simic.training.runs.listing import RunState, list_runs
 from esper.simic.training.runs.policy_file import read_policy
 from esper.simic.training.runs.round_store import RoundStore
 
@@ -79,12 +79,12 @@ def trained(tmp_path_factory) -> Path:
 
 def test_a_run_is_listed_with_its_rounds_and_scores(trained, capsys):
     (found,) = list_runs(trained.parent)
-    assert (found.state, found.rounds, found.summary.round) == (RunState.FINISHED, 2, 2)
+    assert (found.state, found.total, found.done) == (RunState.FINISHED, 2, 2)
     assert list_runs_command(["--runs", str(trained.parent), "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     scores = [one.summary.score for one in RoundStore(trained).read_all()[0]]
     assert (entry["score"], entry["best_score"]) == (scores[-1], max(scores))
-    assert entry["name"] == "wait"
+    assert (entry["policy"], entry["best_round"]) == ("wait", 1 + scores.index(max(scores)))
 
 
 def test_nothing_is_overwritten_by_a_second_run(trained, tmp_path):
@@ -206,7 +206,7 @@ def test_the_pt2_file_of_a_member_runs_where_esper_is_not_installed(ends, tmp_pa
 def test_kill_9_leaves_a_folder_that_loads_and_resumes(ends):
     run, status, _ = ends["kill -9"]
     assert status == -signal.SIGKILL
-    assert list_runs(run.parent)[0].state is RunState.CRASHED
+    assert list_runs(run.parent)[0].state is RunState.KILLED
     rounds, problem = RoundStore(run).read_all()
     assert not problem
     assert len(rounds) >= 2

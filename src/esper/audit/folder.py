@@ -3,6 +3,7 @@
 OUT/audit.json                      what is run, with a checksum
 OUT/records/context-0003.parquet    one file per context, written whole or not at all
 OUT/records/grown-0003.parquet      the same topologies grown instead of planted
+OUT/sessions.json                   which process worked on it when, and how that ended
 OUT/lock                            held by the process that writes
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Final, Self
 
 from esper.audit.records import (
@@ -31,16 +34,23 @@ from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError, shorten
 from esper.storage.atomic import require_not_folders, require_writable, write_advice
 from esper.storage.folder_lock import FolderLock
+from esper.storage.sessions import SessionLog, recorded_session
 
 _LONGEST: Final = 60
 """Characters of a value in a message about what differs."""
 
 
 class AuditFolder:
-    """An audit folder that this process writes to; a context manager that holds its lock."""
+    """An audit folder that this process writes to; a context manager that holds its lock.
 
-    def __init__(self, path: Path, info: AuditInfo) -> None:
-        """Create the folder, or check that it holds this audit; it may grow by contexts."""
+    Inside `with` a session is recorded.
+    """
+
+    def __init__(self, path: Path, info: AuditInfo, command: str = "") -> None:
+        """Create the folder, or check that it holds this audit; it may grow by contexts.
+
+        `command`: what resumes it in a shell.
+        """
         require_not_folders((path / INFO, path / RECORDS / "any"))
         if is_packed(path):
             raise EsperError(
@@ -49,7 +59,9 @@ class AuditFolder:
             )
         require_writable(path / INFO, "--out")
         (path / RECORDS).mkdir(exist_ok=True)
-        self.path, self.info = path, info
+        self.path, self.info, self.command = path, info, command
+        self._session: SessionLog | None = None
+        self._undo = ExitStack()
         self._lock = FolderLock(path)
         try:
             self._open()
@@ -75,10 +87,23 @@ class AuditFolder:
                     )
 
     def __enter__(self) -> Self:
+        self._undo.callback(self._lock.release)
+        self._session = self._undo.enter_context(recorded_session(self.path, self.command))
+        self._session.plan(self.done, self.info.contexts)
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._undo.__exit__(kind, error, trace)
+
+    @property
+    def done(self) -> int:
+        """Contexts whose planted topologies are complete."""
+        return sum(map(self.has, range(self.info.contexts)))
 
     def has(self, context: int, grown: bool = False) -> bool:
         """Whether the file of a context is there."""
@@ -89,6 +114,8 @@ class AuditFolder:
         place = rows_path(self.path, rows.drawn.context, grown)
         topologies, audit = self.info.topologies, identity_of(self.info)
         self._saving(lambda: write_rows(place, rows, topologies, audit))
+        if self._session is not None:
+            self._session.saved(self.done)
 
     def _saving(self, write: Callable[[], None]) -> None:
         try:

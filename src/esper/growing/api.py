@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from esper.growing.settings import GrowSettings
 from esper.growing.widths import named_widths
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
+from esper.storage.sessions import recorded_session
 
 
 def grow(
@@ -86,16 +87,20 @@ def grow(
             return run.search(home, resume is not None)
 
 
+@contextlib.contextmanager
 def _run_folder(
     resume: str | os.PathLike[str] | None,
     folder: str | os.PathLike[str] | None,
     name: str,
     seed: int,
-) -> contextlib.closing[GrowFolder]:
-    """The folder of a run, new or to continue, until the block ends."""
+) -> Iterator[GrowFolder]:
+    """The folder of a run, new or to continue, until the block ends; its session is recorded."""
     if resume is not None:
-        return contextlib.closing(GrowFolder.open(Path(resume)))
-    return contextlib.closing(GrowFolder.create(runs_root(folder), name, seed))
+        home = GrowFolder.open(Path(resume))
+    else:
+        home = GrowFolder.create(runs_root(folder), name, seed)
+    with contextlib.closing(home), recorded_session(home.path):
+        yield home
 
 
 def prepare_run(

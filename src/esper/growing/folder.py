@@ -9,6 +9,7 @@
         trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
         result.json     frontier, pick and verdict
         report.html     the same for people
+        sessions.json   which process searched when, and how that ended
         lock            held by the process that runs the search
 
 JSON files carry a checksum.
@@ -29,8 +30,6 @@ from typing import Final
 from torch import nn
 
 from esper.growing.budget import Budget
-from esper.growing.listing import RESULT as RESULT
-from esper.growing.listing import SEARCH
 from esper.growing.records import Candidate, SearchState
 from esper.kasmina.population import Population
 from esper.leyline.codec import Json, read_record, to_json
@@ -39,6 +38,8 @@ from esper.simic.training.runs.folder import GROW, GROWN_NETWORKS
 from esper.storage import run_files
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
+from esper.storage.run_files import RESULT as RESULT
+from esper.storage.run_files import SEARCH
 from esper.storage.sealed_json import read_document, seal
 
 POPULATION: Final = "population"

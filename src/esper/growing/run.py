@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +58,7 @@ from esper.leyline.errors import EsperError
 from esper.nissa.trackers.tracking import track_run
 from esper.simic.training.runs.folder import GROW
 from esper.simic.training.runs.provenance import versions
+from esper.storage.sessions import utc_now
 from esper.tolaria.memory_check import free_bytes
 from esper.tolaria.runtime import explain_out_of_memory
 
@@ -285,7 +285,7 @@ class GrowRun:
         return GrowInfo(
             schema=SCHEMA,
             name=path.name,
-            created=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+            created=utc_now(),
             model=trace.name,
             fingerprint=problem.data.fingerprint,
             architecture=problem.architecture,

@@ -186,6 +186,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "PruneCause",
         "StepCompleted",
         "LastAction",
+        "EpisodeCurve",
         "EpisodeOutcome",
         "RoundContexts",
         "SeedGerminated",
@@ -346,6 +347,7 @@ if TYPE_CHECKING:
     from esper.leyline.payloads import CheckpointSaved as CheckpointSaved
     from esper.leyline.payloads import CounterfactualsMeasured as CounterfactualsMeasured
     from esper.leyline.payloads import CounterfactualUnavailable as CounterfactualUnavailable
+    from esper.leyline.payloads import EpisodeCurve as EpisodeCurve
     from esper.leyline.payloads import EpisodeOutcome as EpisodeOutcome
     from esper.leyline.payloads import GovernorPanic as GovernorPanic
     from esper.leyline.payloads import GovernorRollback as GovernorRollback

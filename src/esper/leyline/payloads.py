@@ -194,6 +194,24 @@ class EpisodeOutcome(Payload):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class EpisodeCurve(Payload):
+    """A round step by step, over all members; T: its steps."""
+
+    at_step_T: Ints
+    """Step of the episode, from 0."""
+    accuracy_T: Doubles
+    """Validation accuracy, mean over members."""
+    accuracy_low_T: Doubles
+    """Lower end of its 95 % interval; NaN with one member."""
+    accuracy_high_T: Doubles
+    score_T: Doubles
+    train_accuracy_T: Doubles
+    """On the train batches of the step."""
+    spent_T: Doubles
+    """Mean share of the compute budget spent, 0..1."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class RoundContexts(Payload):
     """Contexts of the members in a round, and what they used of their budget."""
 
@@ -504,13 +522,15 @@ class Throughput(Payload):
     """Member-batches."""
     samples_per_second: float
     gpu_utilization: float
-    """0..1, as the driver reports it at the end of the round; NaN if it does not."""
+    """0..1, as the driver reports it at the end of the round; NaN if it does not, and on a CPU."""
     rows_per_member: float
     """Mean rows (main, shadow, counterfactual) per member."""
     step_seconds_p50: float
     step_seconds_p95: float
     device_share: float = math.nan
     """Share of the round that the device trained and validated; NaN in events of older versions."""
+    gpu_memory: float = math.nan
+    """Most bytes that tensors took on the GPU so far; NaN on a CPU and in older events."""
 
 
 @dataclass(frozen=True, slots=True)

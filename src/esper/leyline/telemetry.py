@@ -67,6 +67,7 @@ class TelemetryEventType(Enum):
     ROUND_COMPLETED = (BatchSummary, TelemetryLevel.MINIMAL)
     EPISODE_OUTCOME = (p.EpisodeOutcome, TelemetryLevel.MINIMAL)
     ROUND_CONTEXTS = (p.RoundContexts, TelemetryLevel.NORMAL)
+    EPISODE_CURVE = (p.EpisodeCurve, TelemetryLevel.NORMAL)
     STEP_COMPLETED = (p.StepCompleted, TelemetryLevel.DEBUG)
     LAST_ACTION = (p.LastAction, TelemetryLevel.DEBUG)
     SEED_GERMINATED = (p.SeedGerminated, TelemetryLevel.NORMAL)

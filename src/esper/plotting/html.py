@@ -122,7 +122,7 @@ STYLE: Final = """
   border-bottom: 1px solid var(--line); font-weight: normal; vertical-align: top; }
 .esper-grow thead th { font-weight: 600; white-space: nowrap; }
 .esper-grow tbody th { min-width: 7rem; }
-.esper-grow td:last-child { min-width: 10rem; }
+.esper-grow td:last-child:not(.figure) { min-width: 10rem; }
 .esper-grow .figure { text-align: right; white-space: nowrap; }
 .esper-grow .marked { background: var(--mark); font-weight: 600; }
 .esper-grow .marked th, .esper-grow .marked td { font-weight: 600; }

@@ -9,6 +9,7 @@ An interrupted audit resumes where the same command is given again.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -170,13 +171,18 @@ class RunAudit(ComputeSettings):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
-    return run_command(RunAudit, audit, argv)
+    words = sys.argv[1:] if argv is None else argv
+    return run_command(RunAudit, lambda config: audit(config, words), words)
 
 
-def audit(config: RunAudit) -> None:
-    """Train and report. Imports are local, so that --help is fast."""
+def audit(config: RunAudit, words: Sequence[str]) -> None:
+    """Train and report. Imports are local, so that --help is fast.
+
+    `words`: the command line, to be repeated when the audit is interrupted.
+    """
     config.check()
     from esper.audit.presets import read_preset
+    from esper.scripts.cli.resuming import command_line, resumable
     from esper.scripts.cli.run_page import write_run_page
 
     preset, task = read_preset(config.preset), config.spec()
@@ -186,19 +192,34 @@ def audit(config: RunAudit) -> None:
 
         spec, info, data = _prepare(config)
         policies = _live_policies(config, spec, info)
-    path = config.folder(spec.name, preset.name)
-    with AuditFolder(path, info) as folder:
-        if policies:
-            from esper.audit.live import check_live
-
-            check_live(path, folder.info, policies, config.live_settings())
-        _run(config, spec, folder, data)
-        if policies:
-            _run_live(config, spec, folder, data, policies)
-        if config.live_static:
-            _run_live(config, spec, folder, data, policies, static=True)
-    report(path)
+    path, command = config.folder(spec.name, preset.name), command_line("audit", words)
+    with AuditFolder(path, info, command) as folder:
+        with resumable(command, lambda: _progress(folder)):
+            _run_everything(config, spec, folder, data, policies)
+        report(path)
     write_run_page(path)
+
+
+def _run_everything(
+    config: RunAudit,
+    spec: TaskSpec,
+    folder: AuditFolder,
+    data: TaskData,
+    policies: dict[str, LiveMaker],
+) -> None:
+    if policies:
+        from esper.audit.live import check_live
+
+        check_live(folder.path, folder.info, policies, config.live_settings())
+    _run(config, spec, folder, data)
+    if policies:
+        _run_live(config, spec, folder, data, policies)
+    if config.live_static:
+        _run_live(config, spec, folder, data, policies, static=True)
+
+
+def _progress(folder: AuditFolder) -> str:
+    return f"{folder.done} of {folder.info.contexts} contexts done, saved in {folder.path}"
 
 
 def _prepare(config: RunAudit) -> tuple[TaskSpec, AuditInfo, TaskData]:
@@ -249,15 +270,7 @@ def _run(config: RunAudit, spec: TaskSpec, folder: AuditFolder, data: TaskData) 
         sum(piece.work for piece in pieces), missing, info.steps, console_for_report()
     )
     with nullcontext() if config.quiet else shown:
-        try:
-            _train(config, spec, folder, data, pieces, None if config.quiet else shown)
-        except KeyboardInterrupt:
-            done = sum(folder.has(context) for context in range(info.contexts))
-            shown.say(
-                f"{done} of {info.contexts} contexts done, saved in {folder.path}: the same "
-                f"command resumes from there"
-            )
-            raise
+        _train(config, spec, folder, data, pieces, None if config.quiet else shown)
 
 
 def _train(
@@ -346,8 +359,8 @@ def _run_live(
                 run_jobs(worker, jobs, config.jobs.on_device(config.device), _shower(loud), say)
         except KeyboardInterrupt:
             shown.say(
-                f"{len(live.missing())} of {len(pieces)} live runs are missing, the others are "
-                f"saved in {folder.path}: the same command resumes from there"
+                f"{len(pieces) - len(live.missing())} of {len(pieces)} live runs done, saved in "
+                f"{folder.path}"
             )
             raise
 

@@ -40,7 +40,9 @@ ALWAYS: Final = ("one", "oracle")
 class RunBench:
     """Judge policies on the records of audits, without training; alone, list what there is."""
 
-    records: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    records: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[RECORDS ...]")
+    ] = ()
     """Names of shipped records, or folders of `esper audit`; none: list the shipped ones."""
     policies: tuple[str, ...] = ()
     """Built-in policies to judge; default: all. one and oracle always play: the gap closed is

@@ -41,7 +41,7 @@ class Evaluate:
     checkpoint on this command line.
     """
 
-    checkpoint: Annotated[Path, tyro.conf.Positional]
+    checkpoint: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Checkpoint folder, or run folder (uses its best checkpoint)."""
     task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """Task to evaluate on; a controller works with any blueprints."""

@@ -23,9 +23,9 @@ from esper.scripts.cli.command import run_command
 class Export:
     """Write a grown network from its run folder; the model's own code is not needed."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, or its name in ./runs."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """File to write; the suffix decides the format: .onnx, .pt2 (torch.export), .safetensors."""
     params: int | None = None
     """Most parameters of the network; default: the pick of the run."""

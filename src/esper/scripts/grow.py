@@ -10,7 +10,6 @@ makes it. Ctrl-C ends the search with the best so far.
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ import tyro
 from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
+from esper.scripts.cli.resuming import command_line
 
 if TYPE_CHECKING:
     from esper.growing.result import GrowResult
@@ -205,7 +205,7 @@ def _resume_command(folder: Path, words: Sequence[str]) -> str:
     dropped = {number + after for number in resumed for after in (0, 1)}
     kept = [word for number, word in enumerate(words) if number not in dropped]
     kept = [word for word in kept if not word.startswith("--resume=")]
-    return shlex.join(["esper", "grow", *kept, "--resume", str(folder)])
+    return command_line("grow", [*kept, "--resume", str(folder)])
 
 
 def _print(result: GrowResult, words: Sequence[str]) -> None:

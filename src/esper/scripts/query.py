@@ -34,9 +34,9 @@ class Query:
     Without SQL, lists the views and their columns; docs/records.md explains them.
     """
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, or its name in ./runs."""
-    sql: Annotated[str, tyro.conf.Positional] = ""
+    sql: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SQL]")] = ""
     """One SELECT."""
     csv: bool = False
     """Print CSV."""

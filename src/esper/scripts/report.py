@@ -21,7 +21,7 @@ from esper.scripts.cli.command import run_command
 class Report:
     """Write the report of a run (train, grow, compare, audit) as one self-contained HTML page."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, or its name in ./runs."""
     out: Path | None = None
     """File to write; default: report.html in the run folder."""

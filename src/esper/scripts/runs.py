@@ -1,27 +1,26 @@
-"""`esper runs`: list training and grow runs with their state, progress and scores.
+"""`esper runs`: list runs of every kind with their state, progress and scores.
 
-esper runs                      a table of the folders in ./runs
-esper runs --runs DIR           of another folder
+esper runs                      tables of the folders in ./runs
+esper runs --runs out           of another folder
 esper runs --json               as JSON
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from esper.leyline.codec import Json
 from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from esper.growing.listing import ListedGrowRun
-    from esper.simic.training.runs.listing import ListedRun
+    from esper.karn.views import RunSummary
 
 RUNS: Final = Path("runs")
 TRAIN_COLUMNS: Final = ("run", "state", "rounds", "score", "best", "created (UTC)")
@@ -34,13 +33,14 @@ GROW_COLUMNS: Final = (
     "parameters",
     "created (UTC)",
 )
+OTHER_COLUMNS: Final = ("comparison, audit", "state", "done", "task", "created (UTC)")
 PLAIN_WIDTH: Final = 140
 """Columns of the table without a terminal."""
 
 
 @dataclass(frozen=True)
 class ListRuns:
-    """List training and grow runs with their state, progress and scores."""
+    """List runs of every kind with their state, progress and scores."""
 
     runs: Path = RUNS
     """Folder that contains the run folders."""
@@ -55,80 +55,46 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show_runs(config: ListRuns) -> None:
     """Print the list. Imports are local, so that --help is fast."""
-    from esper.growing.listing import list_grow_runs
-    from esper.simic.training.runs.listing import list_runs
+    from esper.karn.views import list_runs
 
     before_any_run = config.runs == RUNS and not RUNS.exists()
-    trained = [] if before_any_run else list_runs(config.runs)
-    grown = [] if before_any_run else list_grow_runs(config.runs)
+    found = () if before_any_run else list_runs(config.runs)
     if config.json:
-        print(json.dumps([*map(entry, trained), *map(grow_entry, grown)], indent=2))
-    elif trained or grown:
-        print_table(trained, grown)
+        print(json.dumps([entry(run) for run in found], indent=2))
+    elif found:
+        print_tables(found)
     else:
         print(f"no runs in {config.runs} yet: esper train ppo starts one")
 
 
-def entry(run: ListedRun) -> dict[str, Any]:
+def entry(run: RunSummary) -> dict[str, Json]:
     """One run as a JSON object; unknown values are null."""
-    info, summary = run.info, run.summary
-    return {
-        "kind": "train",
-        "path": str(run.path),
-        "state": run.state.value,
-        "problem": run.problem,
-        "task": info and info.task,
-        "name": info and info.name,
-        "seed": info and info.seed,
-        "created": run.created or None,
-        "rounds": run.rounds,
-        "rounds_done": summary.round if summary else 0,
-        "score": _known(summary.score) if summary else None,
-        "best_score": _known(summary.best_score) if summary else None,
-        "best_round": summary and summary.best_round,
-    }
+    from esper.karn.views import to_plain
+
+    plain = to_plain(run)
+    assert isinstance(plain, dict)
+    return plain
 
 
-def grow_entry(run: ListedGrowRun) -> dict[str, Any]:
-    """One grow run as a JSON object; unknown values are null."""
-    return {
-        "kind": "grow",
-        "path": str(run.path),
-        "state": run.state.value,
-        "problem": run.problem,
-        "model": run.model,
-        "name": run.path.name.partition("__grow__")[0],
-        "seed": run.seed,
-        "created": run.created or None,
-        "metric": run.metric,
-        "host_runs": run.runs,
-        "budget_runs": run.budget_runs,
-        "params": run.params,
-        "score": run.score,
-        "host_score": run.host_score,
-        "verdict": run.verdict,
-    }
-
-
-def _known(score: float) -> float | None:
-    return None if math.isnan(score) else score
-
-
-def print_table(found: Sequence[ListedRun], grown: Sequence[ListedGrowRun] = ()) -> None:
-    """Print the runs as tables, oldest first, then their problems."""
+def print_tables(found: Sequence[RunSummary]) -> None:
+    """Print the runs as a table per kind, oldest first, then their problems."""
     from rich.console import Console
     from rich.text import Text
 
+    from esper.karn.views import RunKind
+
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
-    if found:
-        console.print(_table(TRAIN_COLUMNS, (2, 3, 4), map(_row, found)))
+    trained = [run for run in found if run.kind is RunKind.TRAIN]
+    grown = [run for run in found if run.kind is RunKind.GROW]
+    others = [run for run in found if run.kind in (RunKind.COMPARE, RunKind.AUDIT)]
+    if trained:
+        console.print(_table(TRAIN_COLUMNS, (2, 3, 4), map(_train_row, trained)))
     if grown:
         console.print(_table(GROW_COLUMNS, (2, 3, 4, 5), map(_grow_row, grown)))
-    problems = [(run.path, run.problem) for run in found]
-    problems += [(run.path, run.problem) for run in grown]
-    for path, problem in problems:
-        if problem:
-            console.print(Text(f"{path.name}: {problem}", style="yellow"), soft_wrap=True)
+    if others:
+        console.print(_table(OTHER_COLUMNS, (), map(_other_row, others)))
+    for run in (run for run in found if run.problem):
+        console.print(Text(f"{run.name}: {run.problem}", style="yellow"), soft_wrap=True)
 
 
 def _table(columns: Sequence[str], figures: Sequence[int], rows: Iterable[Sequence[str]]) -> Table:
@@ -144,28 +110,35 @@ def _table(columns: Sequence[str], figures: Sequence[int], rows: Iterable[Sequen
     return table
 
 
-def _row(run: ListedRun) -> list[str]:
-    done = run.summary.round if run.summary else 0
-    scores = (run.summary.score, run.summary.best_score) if run.summary else (math.nan,) * 2
+def _train_row(run: RunSummary) -> list[str]:
     return [
-        run.path.name,
+        run.name,
         run.state.value,
-        f"{done}/{run.rounds}" if run.rounds else "-",
-        *("-" if math.isnan(score) else f"{score:.4f}" for score in scores),
+        f"{run.done:g}/{run.total:g}" if run.total else "-",
+        *map(_score, (run.score, run.best_score)),
         run.created or "-",
     ]
 
 
-def _grow_row(run: ListedGrowRun) -> list[str]:
-    spent = "-" if run.runs is None else f"{run.runs:.1f}/{run.budget_runs:g}"
+def _grow_row(run: RunSummary) -> list[str]:
     return [
-        run.path.name,
+        run.name,
         run.state.value,
-        spent,
-        *("-" if score is None else f"{score:.4f}" for score in (run.score, run.host_score)),
+        f"{run.done:.1f}/{run.total:g}" if run.total else "-",
+        *map(_score, (run.score, run.host_score)),
         "-" if run.params is None else f"{run.params:,}",
         run.created or "-",
     ]
+
+
+def _other_row(run: RunSummary) -> list[str]:
+    of = "" if run.total is None else f"/{run.total:g}"
+    done = f"{run.done:g}{of} {run.unit}" if run.unit else "-"
+    return [run.name, run.state.value, done, run.task or "-", run.created or "-"]
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else f"{score:.4f}"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _NEEDED: Final = ("fastapi", "uvicorn", "websockets")
 class Serve:
     """Show the runs of a folder in the browser, also while they are written. Reads only."""
 
-    runs: Annotated[Path, tyro.conf.Positional] = RUNS
+    runs: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="[RUNS]")] = RUNS
     """Folder that contains the run folders."""
     host: str = "127.0.0.1"
     """Address to listen on. Any that other machines reach needs a token, which is printed once."""

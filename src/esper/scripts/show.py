@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Show:
     """Show the outcome of a run: verdict, frontier and settings."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """Run folder, or its name in ./runs."""
     json: bool = False
     """Print JSON instead."""
@@ -53,26 +53,25 @@ def show(config: Show) -> None:
 
 def show_grow_run(path: Path, as_json: bool) -> None:
     """Verdict, frontier and settings; without a result yet, its state."""
-    from esper.growing.folder import read_info
-    from esper.growing.listing import RESULT, listed_grow_run
+    from esper.growing.folder import RESULT, read_info
     from esper.growing.result import GrowResult
+    from esper.karn.views import run_summary
     from esper.leyline.codec import to_json
-    from esper.scripts.runs import grow_entry
+    from esper.scripts.runs import entry
 
-    info, listed = read_info(path), listed_grow_run(path)
+    info, found = read_info(path), run_summary(path)
     result = GrowResult.load(path) if (path / RESULT).exists() else None
     if as_json:
         record = None if result is None else to_json(result.record)
-        document = grow_entry(listed) | {"settings": to_json(info), "result": record}
+        document = entry(found) | {"settings": to_json(info), "result": record}
         print(json.dumps(document, indent=2))
         return
     if result is None:
-        print(f"{listed.state.value}: {listed.runs or 0:.2f} of {info.runs:.3g} host runs, no "
-              f"result yet")  # fmt: skip
+        print(f"{found.state.value}: {found.done:.2f} of {info.runs:.3g} host runs, no result yet")
         print(f"\nrun folder: {path}")
     else:
         print(result)
-    print("\n" + "\n".join(setting_lines(info, listed.state.value)))
+    print("\n" + "\n".join(setting_lines(info, found.state.value)))
 
 
 def setting_lines(info: GrowInfo, state: str) -> list[str]:
@@ -87,24 +86,32 @@ def setting_lines(info: GrowInfo, state: str) -> list[str]:
 def show_training_run(path: Path, as_json: bool) -> None:
     """Verdict, and what the list of runs knows about it."""
     from esper.karn import views
-    from esper.karn.report.page import verdict
+    from esper.karn.report.page import duration, verdict
     from esper.scripts.runs import entry
-    from esper.simic.training.runs.folder import require_run
-    from esper.simic.training.runs.listing import listed_run
 
-    require_run(path)
-    found: dict[str, Any] = entry(listed_run(path))
-    rounds = views.read_rounds(path) if found["state"] != "broken" else ()
+    found = views.run_summary(path)
+    rounds = views.read_rounds(path) if found.state is not views.RunState.BROKEN else ()
     if as_json:
-        print(json.dumps(found | {"rounds": views.to_plain(rounds)}, indent=2))
+        print(json.dumps(entry(found) | {"rounds": views.to_plain(rounds)}, indent=2))
         return
     if rounds:
-        print(f"{verdict(views.run_summary(path))}\n")
-    known = {name.replace("_", " "): v for name, v in found.items() if v not in (None, "")}
-    width = max(map(len, known))
-    for name, value in known.items():
-        print(f"{name:<{width}}  {value:.4f}" if isinstance(value, float) else
-              f"{name:<{width}}  {value}")  # fmt: skip
+        print(f"{verdict(found)}\n")
+    of = "" if found.total is None else f" of {found.total:g}"
+    facts = [
+        ("state", found.state.value),
+        ("problem", found.problem),
+        ("rounds", f"{found.done:g}{of}"),
+        ("best round", "" if found.best_round is None else f"{found.best_round}, score "
+                       f"{found.best_score or float('nan'):.4f}"),
+        ("seed", "" if found.seed is None else str(found.seed)),
+        ("time", "" if found.seconds is None else duration(found.seconds)),
+        ("created", f"{found.created} UTC" if found.created else ""),
+        ("resume with", found.resume),
+        ("folder", str(path)),
+    ]  # fmt: skip
+    for name, value in facts:
+        if value:
+            print(f"{name:<11}  {value}")
 
 
 def show_contenders(path: Path, as_json: bool) -> None:
@@ -117,16 +124,15 @@ def show_contenders(path: Path, as_json: bool) -> None:
     from esper.karn.report.page import verdict
     from esper.karn.report.sections import interval, number
     from esper.scripts.cli.console import console_for_report
+    from esper.scripts.runs import entry
 
     found, contenders = views.run_summary(path), views.read_contenders(path)
     if as_json:
-        described = views.to_plain(found)
-        assert isinstance(described, dict)
-        print(json.dumps(described | {"contenders": views.to_plain(contenders)}, indent=2))
+        print(json.dumps(entry(found) | {"contenders": views.to_plain(contenders)}, indent=2))
         return
     print(verdict(found))
     table = Table(box=SIMPLE_HEAD)
-    for place, name in enumerate(("policy", "score (95 %)", "difference", "test", "parameters",
+    for place, name in enumerate(("policy", "mean score (95 %)", "difference", "test", "parameters",
                                   "compute", "n")):  # fmt: skip
         table.add_column(name, justify="right" if place else "left")
     for one in contenders:
@@ -139,9 +145,15 @@ def show_contenders(path: Path, as_json: bool) -> None:
             number(one.compute, ".2f"),
             str(one.n),
         )
-    console_for_report().print(table)
+    if contenders:
+        console_for_report().print(table)
     total = "" if found.total is None else f" of {found.total:g}"
-    print(f"{found.state.value}: {found.done:g}{total} {found.unit}\nfolder: {path}")
+    print(f"{found.state.value}: {found.done:g}{total} {found.unit}")
+    if found.problem:
+        print(f"problem: {found.problem}")
+    if found.resume:
+        print(f"resume with: {found.resume}")
+    print(f"folder: {path}")
 
 
 if __name__ == "__main__":

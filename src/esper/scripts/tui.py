@@ -24,7 +24,7 @@ from esper.scripts.cli.command import run_command
 class Tui:
     """Watch runs in the terminal, live or after their end; keys are shown at the bottom."""
 
-    run: Annotated[Path | None, tyro.conf.Positional] = None
+    run: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]")] = None
     """Run folder, its name in ./runs, or a folder of runs; default: choose from ./runs."""
 
 

@@ -6,6 +6,8 @@ from typing import Final
 
 REPORT_PAGE: Final = "report.html"
 """Report of any run, one self-contained page."""
+SESSIONS: Final = "sessions.json"
+"""Which process worked on a comparison or an audit when, and how it ended."""
 
 # ---- esper train -------------------------------------------------------------------------------
 RUN: Final = "run.json"
@@ -19,9 +21,14 @@ CHECKPOINT: Final = "checkpoint.json"
 HISTORY: Final = "history.jsonl"
 POLICY: Final = "policy.json"
 ROUNDS: Final = "rounds"
+SOURCE: Final = "source"
+"""Folder with the task file, if the task is one."""
 MEMBERS: Final = "members"
 MEMBER_LIST: Final = "members.json"
 EVENTS: Final = "events.jsonl"
+REPORT: Final = "report"
+LEARNING: Final = "learning.json"
+"""In the report: history of a learner, and how it was judged on fresh hosts."""
 
 # ---- esper grow --------------------------------------------------------------------------------
 GROW: Final = "grow.json"

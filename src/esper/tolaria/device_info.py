@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import platform
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -43,21 +42,8 @@ def _device_name(device: torch.device) -> str:
     return models[0] if models else platform.machine()
 
 
-def gpu_utilization(device: str) -> float:
-    """Share of the last moments in which a GPU computed, as NVML tells it; NaN if it does not.
-
-    Needs `nvidia-ml-py`. Does not wait for the device.
-    """
-    if torch.device(device).type != "cuda" or not _has_nvml(device):
+def gpu_memory(device: torch.device) -> float:
+    """Most bytes that this process's tensors took on a GPU so far; NaN on a CPU."""
+    if device.type != "cuda":
         return math.nan
-    return torch.cuda.utilization(device) / 100.0
-
-
-@cache
-def _has_nvml(device: str) -> bool:
-    """Whether the driver tells the utilisation; asked once, because failing takes long."""
-    try:
-        torch.cuda.utilization(device)
-    except Exception:  # no NVML, an old driver, no rights: each has an error of its own
-        return False
-    return True
+    return float(torch.cuda.max_memory_allocated(device))

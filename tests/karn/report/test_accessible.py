@@ -8,6 +8,7 @@ Needs chromium, and axe-core and html-validate in a folder that ESPER_NODE_MODUL
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import pytest
 
 from esper.growing.result import GrowResult
 from esper.karn.report.page import page
+from esper.storage.sessions import recorded_session
 from view_support import audit_run, compare_run, grow_run, policy_run
 
 MODULES = Path(os.environ.get("ESPER_NODE_MODULES", "node_modules"))
@@ -47,6 +49,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+def judged(run: Path) -> Path:
+    """A learner whose evaluation is written."""
+    outcome = {"score_E": [0.5, 0.6], "added_params_E": [8, 9], "added_macs_E": [8, 9]}
+    one = {"outcome": outcome, "test_E": [0.5, 0.6], "compute_E": [1.0, 1.0]}
+    (run / "report").mkdir(exist_ok=True)
+    names = ("ppo", "static-final", "wait")
+    (run / "report" / "learning.json").write_text(json.dumps({"judged": dict.fromkeys(names, one)}))
+    return run
+
+
+def interrupted(run: Path) -> Path:
+    """A comparison that can be resumed."""
+    with contextlib.suppress(KeyboardInterrupt), recorded_session(run, "esper compare wait 'a b'"):
+        raise KeyboardInterrupt
+    return run
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory, ppo) -> Path:
     root = tmp_path_factory.mktemp("accessible")
@@ -55,7 +74,9 @@ def pages(tmp_path_factory, ppo) -> Path:
         "ppo": page(ppo),
         "policy": page(policy_run(root / "policy")),
         "grow": page(grown),
+        "judged": page(judged(shutil.copytree(ppo, root / "judged"))),
         "compare": page(compare_run(root / "compare")),
+        "interrupted": page(interrupted(root / "compare")),
         "audit": page(audit_run(root / "audit")),
     }
     (root / "pages").mkdir()

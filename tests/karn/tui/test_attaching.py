@@ -52,7 +52,7 @@ def test_run_becomes_live_and_killed_again(run):
             return [*found, await now_shown(app, pilot)]
 
     gone, live, gone_again = asyncio.run(look())
-    assert "✗ writer gone" in gone
+    assert "✗ killed" in gone
     assert "▶ running" in live
     assert "process is gone" in " ".join(gone_again.split())
 
@@ -136,7 +136,7 @@ def test_attaches_to_a_live_run_and_survives_its_kill(tmp_path):
         job.wait()
     assert rounds[0] < rounds[1]
     assert "▶ running" in live
-    assert "✗ writer gone" in after
+    assert "✗ killed" in after
     assert "process is gone" in " ".join(after.split())
 
 

@@ -83,13 +83,13 @@ def test_life_lines_read_without_colour():
 
 @pytest.mark.parametrize(
     ("state", "word"),
-    [(views.RunState.KILLED, "Its process is gone"), (views.RunState.INTERRUPTED, "Stopped"),
+    [(views.RunState.KILLED, "Its process was killed"), (views.RunState.INTERRUPTED, "Interrupted"),
      (views.RunState.FAILED, "Ended by an error")],
 )  # fmt: skip
 def test_ended_run_says_so_and_how_to_continue(state, word):
     text = " ".join(shown(training_shot(state), LARGE).split())
     assert word in text
-    assert "esper train ppo --resume runs/digits__ppo__0 continues" in text
+    assert "Resume with: esper train ppo --resume runs/digits__ppo__0" in text
 
 
 def test_names_of_runs_are_never_markup():

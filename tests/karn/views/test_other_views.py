@@ -55,6 +55,7 @@ def test_a_search_tells_its_frontier_and_its_budget(grown):
 def test_a_search_without_a_result_was_killed(grown, tmp_path):
     shutil.copytree(grown, tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
+    (tmp_path / "run" / "sessions.json").unlink()
     found = views.run_summary(tmp_path / "run")
     assert (found.state, found.unit) == (RunState.KILLED, "host runs")
     assert found.done > 0
@@ -78,8 +79,10 @@ def test_a_comparison_tells_what_its_report_tells(compared):
             assert contender.difference.value == pytest.approx(student["value"])
 
 
-def test_a_comparison_is_read_before_it_is_complete(compared, tmp_path):
+def test_a_comparison_of_an_older_version_is_complete_if_it_has_a_report(compared, tmp_path):
     shutil.copytree(compared, tmp_path / "run")
+    (tmp_path / "run" / "sessions.json").unlink()
+    assert views.run_summary(tmp_path / "run").state is RunState.FINISHED
     (tmp_path / "run" / "compare.json").unlink()
     found = views.run_summary(tmp_path / "run")
     assert (found.state, found.done, found.total) == (RunState.INTERRUPTED, 2, None)
@@ -100,8 +103,10 @@ def test_an_audit_tells_topologies_and_contenders(audited):
     assert all(len(curve.points) == 4 for curve in curves)
 
 
-def test_half_an_audit_is_interrupted(audited, tmp_path):
+def test_half_an_audit_of_an_older_version_is_interrupted(audited, tmp_path):
     shutil.copytree(audited, tmp_path / "run")
+    (tmp_path / "run" / "sessions.json").unlink()
+    assert views.run_summary(tmp_path / "run").state is RunState.FINISHED
     os.unlink(tmp_path / "run" / "records" / "context-0001.parquet")
     found = views.run_summary(tmp_path / "run")
     assert (found.state, found.progress) == (RunState.INTERRUPTED, 0.5)

@@ -127,6 +127,35 @@ def test_learner_actions_and_speed(ppo):
     assert {"TRAIN", "UPDATE"} <= dict(speed.phases).keys()
 
 
+def test_steps_are_recorded_in_short_where_every_step_is_not(ppo, copy):
+    shutil.rmtree(copy / "events" / "STEP_COMPLETED")
+    every, short = views.read_steps(ppo, 1), views.read_steps(copy, 1)
+    assert [one.step for one in short] == [one.step for one in every]
+    for one, other in zip(short, every, strict=True):
+        assert one.accuracy.value == pytest.approx(other.accuracy.value)
+        assert one.accuracy.low == pytest.approx(other.accuracy.low)
+        assert one.score.value == pytest.approx(other.score.value)
+        assert (one.train_accuracy, one.spent) == pytest.approx((other.train_accuracy, other.spent))
+
+
+def test_a_learner_is_judged_beside_others(copy):
+    """Two hosts: the reference is the learner, and differences are to it, host by host."""
+
+    def judged(score: list[float], added: list[int]) -> dict:
+        outcome = {"score_E": score, "added_params_E": added, "added_macs_E": added}
+        return {"outcome": outcome, "test_E": score, "compute_E": [1.0, 1.0]}
+
+    assert views.read_contenders(copy) == ()
+    (copy / "report").mkdir(exist_ok=True)
+    content = {"judged": {"ppo": judged([0.5, 0.7], [10, 20]), "wait": judged([0.2, 0.6], [0, 0])}}
+    (copy / "report" / "learning.json").write_text(json.dumps(content))
+    ppo, wait = views.read_contenders(copy)
+    host = views.read_setup(copy).host_params
+    assert (ppo.label, ppo.is_reference, ppo.params) == ("ppo", True, host + 15)
+    assert (wait.is_reference, wait.params, wait.n) == (False, host, 2)
+    assert wait.difference == student_estimate(np.array([0.2 - 0.5, 0.6 - 0.7]))
+
+
 def test_contributions_are_those_measured(ppo):
     measured = [
         value

@@ -113,7 +113,7 @@ def test_every_plot_is_also_a_table_by_keyboard_alone(own):
             assert button.get_attribute("aria-pressed") == "false"
         page.locator("#score .curves").focus()
         page.keyboard.press("End")
-        assert page.locator("#score .readout").inner_text().startswith("round 1")
+        assert page.locator("#score .readout").inner_text().startswith("round 2")
     assert messages == []
 
 

@@ -426,12 +426,14 @@ def test_throughput_puts_every_figure_in_its_field():
         step_seconds_p50=6.0,
         step_seconds_p95=7.0,
         device_share=0.8,
+        gpu_memory=9.0,
         round_index=9,
     )
     said = recorder.event.payload
     assert place(recorder.event) == (Kind.THROUGHPUT, 9, None, None, "cpu")
     assert (said.batches_per_second, said.samples_per_second, said.gpu_utilization) == (1, 2, 0.5)
     assert (said.member_steps_per_second, said.episodes_per_second) == (3, 4)
+    assert (said.device_share, said.gpu_memory) == (0.8, 9)
     assert (said.rows_per_member, said.step_seconds_p50, said.step_seconds_p95) == (5, 6, 7)
 
 

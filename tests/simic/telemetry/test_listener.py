@@ -280,6 +280,7 @@ def test_throughput_follows_from_the_sizes():
     assert said.samples_per_second == 2.0 * 8 * 64
     assert said.device_share == 0.75
     assert math.isnan(said.gpu_utilization)  # a CPU has none
+    assert math.isnan(said.gpu_memory)
     records = records_of(script, 0)
     assert said.rows_per_member == pytest.approx(sum(r.rows for r in records) / 12)
     took = [sum(t.seconds for t in r.phases) for r in records]

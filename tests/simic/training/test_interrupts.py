@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from esper.karn.views import RunState, list_runs
 from esper.leyline.stopping import STOP_SIGNALS
 from esper.simic.training.runs.checkpoint_store import CheckpointStore
 from esper.simic.training.runs.checkpoints import Checkpoint, read_checkpoint
 from esper.simic.training.runs.folder import RunFolder, SessionEnd, read_info
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
-from esper.simic.training.runs.listing import RunState, list_runs
 from esper.simic.training.vectorized import train_ppo_vectorized
 from loop_support import same_agents, tiny_task, untimed
 from resume_support import SPEC, resumed_run
@@ -79,7 +79,7 @@ def test_asked_twice_it_is_gone_at_once_and_checkpoints_are_whole(tmp_path, serv
     assert time.monotonic() - began < 5
     assert whole(job.folder) == []
     assert read_info(job.folder).sessions[-1].end is None
-    assert list_runs(tmp_path)[0].state is RunState.CRASHED
+    assert list_runs(tmp_path)[0].state is RunState.KILLED
 
 
 def test_asked_in_its_first_round_it_begins_anew_later(tmp_path, server):
@@ -100,7 +100,7 @@ def test_a_full_disk_ends_the_run_in_one_line_with_older_checkpoints_whole(tmp_p
     assert "File too large; free some space, then" in line
     assert whole(job.folder) == ["round-000001", "round-000002"]
     (run,) = list_runs(tmp_path)
-    assert (run.state, run.problem) == (RunState.CRASHED, line)
+    assert (run.state, run.problem) == (RunState.FAILED, line)
     rest = server.done("resume", job.folder, 3)
     assert rest.lines("from") == ["2"]
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.karn.views import list_runs
 from esper.leyline import ActionHead, LifecycleOp, SeedStage
 from esper.leyline.codec import default_of, read_record, to_json
 from esper.leyline.records import BatchSummary
@@ -29,7 +30,6 @@ from esper.simic.training.runs.folder import (
     read_retention,
     read_session_settings,
 )
-from esper.simic.training.runs.listing import list_runs
 from payload_support import build
 from resume_support import SPEC, edit, edit_checkpoint, newest, resumed_run, same_runs
 from run_driver import small_run
@@ -88,7 +88,7 @@ def test_what_was_done_before_a_setting_was_there():
 def test_an_older_run_is_listed_and_can_be_judged(copied):
     made_older(copied)
     (run,) = list_runs(copied.parent)
-    assert (run.problem, run.summary.round) == ("", 2)
+    assert (run.problem, run.done) == ("", 2)
     assert training_config(copied) == small_run(2)
     for path in CheckpointStore(copied / "checkpoints").paths():
         assert training_config(path) == small_run(2)

@@ -15,6 +15,7 @@ from esper.scripts import train
 from esper.scripts.evaluate import training_config
 from esper.simic.training.config_files import resolve
 from esper.simic.training.runs.folder import (
+    SCHEMA,
     Retention,
     RunFolder,
     SessionSettings,
@@ -142,7 +143,7 @@ def test_a_run_of_an_older_esper_goes_on_bit_for_bit_and_is_sealed_from_then_on(
     resumed = resumed_run(copied, small_run(4))
     assert (resumed.changed, resumed.notes) == (("rounds: 2 -> 4",), ())
     assert same_runs(copied, four)
-    assert read_info(copied).schema == 2
+    assert read_info(copied).schema == SCHEMA
     for name in ("config.json", "run.json"):
         assert "checksum" in json.loads((copied / name).read_text())
 

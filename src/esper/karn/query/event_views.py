@@ -90,7 +90,7 @@ def _row_column(kind: TelemetryEventType, others: Sequence[EventColumn]) -> list
     """What the rows of an event are, where its payload does not tell."""
     taken = {one.column.name for one in others}
     arrays = [one for one in payload_columns(kind) if one.is_array]
-    if not arrays or "member" in taken:
+    if not arrays or not taken.isdisjoint(("member", "at_step")):
         return []
     letter = _split(arrays[0].field)[1][:1]
     if letter in _ROW_ENUMS:

@@ -15,7 +15,11 @@ from esper.plotting.style import frontier
 from esper.plotting.svg_axes import Scale, x_axis, y_axis
 
 HEIGHT, TOP, BOTTOM = 400.0, 62.0, 350.0
-MOST_LABELS: Final = 14
+_LETTER: Final = 6.4
+"""Width of a letter of a label, about."""
+_LINE: Final = 13.0
+_PLACES: Final = ((9.0, -7.0), (-9.0, -7.0), (9.0, 15.0), (-9.0, 15.0), (9.0, 4.0), (-9.0, 4.0))
+"""Where a label may be, from its dot: to the right or, if negative, to the left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ def frontier_plot(dots: Sequence[Dot], score_title: str, named: bool = False) ->
         y_axis(y, LEFT, RIGHT, score_title),
         tag("polyline", points=line, class_="front path", stroke_width=1.4),
         *(_dot(dot, x, y) for dot in known),
-        *(_name(dot, x, y) for dot in known[:MOST_LABELS] if named),
+        *(_names(known, x, y) if named else ()),
     )
 
 
@@ -78,17 +82,38 @@ def _dot(dot: Dot, x: Scale, y: Scale) -> Markup:
     return markup(*bar, mark(dot.kind, at, y(dot.score.value), tag("title", words)))
 
 
-def _name(dot: Dot, x: Scale, y: Scale) -> Markup:
-    at = x(dot.params)
-    left = at > (LEFT + RIGHT) / 2
-    return tag(
-        "text",
-        shorten(dot.label, 26),
-        x=at + (-9 if left else 9),
-        y=y(dot.score.value) - 7,
-        text_anchor="end" if left else "start",
-        class_="note",
-    )
+_Box = tuple[float, float, float, float]
+
+
+def _names(dots: Sequence[Dot], x: Scale, y: Scale) -> list[Markup]:
+    """Labels where they cover nothing; one that finds no place is left to the table."""
+    spots = [(x(dot.params), y(dot.score.value)) for dot in dots]
+    taken: list[_Box] = [(at - 5, height - 5, at + 5, height + 5) for at, height in spots]
+    found = []
+    for dot, (at, height) in zip(dots, spots, strict=True):
+        word = shorten(dot.label, 26)
+        for right, down in _PLACES:
+            box = _label_box(word, at + right, height + down, right < 0)
+            if (
+                not any(_overlap(box, other) for other in taken)
+                and LEFT <= box[0] < box[2] <= RIGHT
+            ):
+                taken.append(box)
+                anchor = "end" if right < 0 else "start"
+                found.append(tag("text", word, x=at + right, y=height + down, text_anchor=anchor,
+                                 class_="note"))  # fmt: skip
+                break
+    return found
+
+
+def _label_box(word: str, at: float, base: float, leftwards: bool) -> _Box:
+    width = _LETTER * len(word)
+    return (at - width if leftwards else at, base - _LINE + 3, at if leftwards else at + width,
+            base + 3)  # fmt: skip
+
+
+def _overlap(one: _Box, other: _Box) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def _legend(kinds: Sequence[str]) -> Markup:

@@ -11,7 +11,7 @@ from typing import Final
 
 from esper.karn.report.drawing import LEFT, RIGHT, Series, canvas, line_panel, nothing
 from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
-from esper.karn.views.contributions import Contribution
+from esper.karn.views.contributions import Contribution, contribution_by_step
 from esper.karn.views.seeds import SeedLife
 from esper.karn.views.steps import StepPoint
 from esper.leyline.stages import OCCUPIED_STAGES, SeedStage
@@ -85,26 +85,12 @@ def _panels(
             series.append(Series("on train batches", trained))
         panels.append(line_panel(series, x, top + 24, top + PANEL, "accuracy"))
         top += PANEL + 34
-    known = [one for one in contributions if math.isfinite(one.contribution)]
-    if known:
-        panels.append(line_panel([_mean_contribution(known)], x, top + 24, top + PANEL * 0.7,
-                                 "contribution of a seed"))  # fmt: skip
+    means = contribution_by_step(contributions)
+    if means:
+        series = [Series("mean", tuple((step + 1.0, mean) for step, mean in means))]
+        panels.append(line_panel(series, x, top + 24, top + PANEL * 0.7, "contribution of a seed"))
         top += PANEL * 0.7 + 34
     return panels, top + 8
-
-
-def _mean_contribution(known: Sequence[Contribution]) -> Series:
-    """Mean over seeds at each step; the band has the middle half of them."""
-    by_step: dict[int, list[float]] = {}
-    for one in known:
-        by_step.setdefault(one.step, []).append(one.contribution)
-    points = []
-    for step, values in sorted(by_step.items()):
-        values.sort()
-        quarter = len(values) // 4
-        middle = Estimate(math.fsum(values) / len(values), values[quarter], values[-1 - quarter])
-        points.append((step + 1.0, middle))
-    return Series("mean", tuple(points))
 
 
 def _member(

@@ -25,6 +25,7 @@ MORE_STYLE: Final = """
 SECTIONS: Final[Mapping[RunKind, Sequence[Callable[[Path], Section]]]] = {
     RunKind.TRAIN: (
         sections.learning,
+        sections.judged,
         sections.seeds,
         sections.best_network,
         sections.actions,
@@ -58,7 +59,8 @@ def page(run: Path) -> str:
         tag("title", f"{found.name}: report of esper {found.kind}"),
         tag("style", Markup(STYLE + MORE_STYLE)),
     )
-    parts = [_section(*make(run)) for make in SECTIONS[found.kind]]
+    made = [make(run) for make in SECTIONS[found.kind]]
+    parts = [_section(title, content) for title, content in made if content]
     main = tag("main", _opening(found), *parts, _section("Settings", [_settings(run, found)]))
     body = tag("body", main, class_="esper-grow page")
     return f"<!DOCTYPE html>\n{tag('html', head, body, lang='en')}\n"
@@ -85,6 +87,11 @@ def _opening(found: RunSummary) -> Markup:
         tag("h1", found.name),
         tag("p", verdict(found), class_="verdict"),
         tag("ul", *cards, class_="facts"),
+        *(
+            [tag("p", "Resume with:"), tag("pre", tag("code", found.resume))]
+            if found.resume
+            else ()
+        ),
     )
 
 
@@ -145,7 +152,7 @@ def _settings(run: Path, found: RunSummary) -> Markup:
     rows = [
         ("kind", found.kind.value),
         ("task", found.task),
-        ("policy", found.policy or "-"),
+        ("policy", found.policy),
         ("seed", "-" if found.seed is None else str(found.seed)),
         ("folder", str(run)),
         ("page written", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())),
@@ -161,4 +168,4 @@ def _settings(run: Path, found: RunSummary) -> Markup:
             ("host", f"{setup.host_params:,} parameters, {setup.host_macs:,} MACs"),
             ("blueprints", ", ".join(setup.blueprints)),
         ]
-    return table("Settings of the run", ("setting", "value"), rows)
+    return table("Settings of the run", ("setting", "value"), [row for row in rows if row[1]])

@@ -131,18 +131,19 @@ def actions(run: Path) -> Section:
         if count.chosen or count.legal
     ]  # fmt: skip
     slots = [
-        (str(one.round + 1), slot.slot, str(slot.chosen), str(slot.executed), number(slot.reward))
+        (str(one.round + 1), slot.slot, str(slot.chosen), str(slot.executed), number(slot.reward),
+         number(slot.reward / slot.chosen if slot.chosen else math.nan))
         for one in rounds
         for slot in one.slots
-    ]
+    ]  # fmt: skip
     label = f"Share of decisions by operation over {len(rounds)} rounds; the table has the values"
     return "What the controller did", [
         picture(line_plot(series, "round", "share of decisions", label),
                 "The operations that were chosen most."),
         as_table("Operations", ("round", "operation", "chosen", "executed", "legal",
                                 "mean probability"), rows, (0, 2, 3, 4, 5)),
-        as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward"), slots,
-                 (0, 2, 3, 4)),
+        as_table("Operations by slot", ("round", "slot", "chosen", "executed", "reward",
+                                        "reward each"), slots, (0, 2, 3, 4, 5)),
     ]  # fmt: skip
 
 
@@ -170,14 +171,15 @@ def learner(run: Path) -> Section:
         return Series(label, tuple(found))
 
     plots = [
-        (("entropy", "entropy"), "entropy, nats"),
-        (("approx_kl", "KL divergence"), "KL divergence"),
-        (("explained_variance", "explained variance"), "explained variance"),
-    ]
+        ("entropy", "entropy, nats", "Entropy of the action; it falls as the policy grows sure."),
+        ("approx_kl", "KL divergence", "How far each update moved the policy."),
+        ("explained_variance", "explained variance",
+         "Share of the variance of returns that the value estimate explains; 1 is all of it."),
+    ]  # fmt: skip
     drawn = [
-        picture(line_plot([line(*what)], "round", title, f"{title} of {len(points)} updates; the "
-                          f"table below has the values", 220.0), f"{title.capitalize()}.")
-        for what, title in plots
+        picture(line_plot([line(name, title)], "round", title, f"{title} of {len(points)} updates; "
+                          f"the table below has the values", 220.0), caption)
+        for name, title, caption in plots
     ]  # fmt: skip
     head = ("round", "policy loss", "value loss", "entropy", "KL", "clipped", "explained variance",
             "gradient norm", "learning rate")  # fmt: skip
@@ -201,12 +203,13 @@ def speed(run: Path) -> Section:
     points = views.read_throughput(run)
     series = Series("", tuple((p.round + 1.0, _exact(p.member_steps_per_second)) for p in points))
     head = ("round", "member-steps/s", "samples/s", "step p50, s", "step p95, s", "rows per member",
-            "GPU utilisation", "phases, s")  # fmt: skip
+            "device busy", "GPU utilisation", "GPU memory, GB", "phases, s")  # fmt: skip
     rows = [
         (str(p.round + 1), number(p.member_steps_per_second, ".1f"),
          number(p.samples_per_second, ",.0f"), number(p.step_seconds_p50, ".3f"),
          number(p.step_seconds_p95, ".3f"), number(p.rows_per_member, ".2f"),
-         number(p.gpu_utilization, ".0%"),
+         number(p.device_share, ".0%"), number(p.gpu_utilization, ".0%"),
+         number(p.gpu_memory / 1e9, ".2f"),
          ", ".join(f"{name.lower()} {seconds:.2f}" for name, seconds in p.phases))
         for p in points
     ]  # fmt: skip
@@ -214,7 +217,7 @@ def speed(run: Path) -> Section:
     return "Throughput", [
         picture(line_plot([series], "round", "member-steps/s", label, 220.0),
                 "Steps of members a second, set-up left out."),
-        as_table("Speed", head, rows, range(7)),
+        as_table("Speed", head, rows, range(9)),
     ]  # fmt: skip
 
 
@@ -247,17 +250,39 @@ def best_network(run: Path) -> Section:
 # ---- compare, audit, grow ----------------------------------------------------------------------
 
 
+def judged(run: Path) -> Section:
+    """The learner beside others on fresh hosts; nothing for policies that do not learn."""
+    found = views.read_contenders(run)
+    title = "Judged on fresh hosts"
+    if found:
+        return title, _contender_parts(found)
+    learns = views.run_summary(run).policy == "ppo"
+    return title, [tag("p", "The controller is judged when training ends.")] if learns else []
+
+
 def contenders(run: Path) -> Section:
     """Policies with intervals, by score and size."""
     found = views.read_contenders(run)
+    return "Contenders", _contender_parts(found) or [tag("p", "None was judged yet.")]
+
+
+_STATIC: Final = ("static-", "asha", "table:")
+"""Policies that plant their networks from the start."""
+
+
+def _mark(one: views.Contender) -> str:
+    name = one.policy
+    if name == "bare" or name.startswith("wait"):
+        return "host"
+    return "static" if name.startswith(_STATIC) else "front"
+
+
+def _contender_parts(found: Sequence[views.Contender]) -> list[Markup]:
     if not found:
-        return "Contenders", [tag("p", "None was judged yet.")]
-    dots = [
-        Dot(one.label, one.params, one.score, "host" if one.is_reference else "front")
-        for one in found
-    ]
+        return []
+    dots = [Dot(one.label, one.params, one.score, _mark(one)) for one in found]
     reference = next((one.label for one in found if one.is_reference), "the reference")
-    head = ("policy", "score (95 %)", f"minus {reference} (95 %)", "test", "parameters",
+    head = ("policy", "mean score (95 %)", f"minus {reference} (95 %)", "test", "parameters",
             "compute", "n")  # fmt: skip
     rows = [
         (one.label, interval(one.score),
@@ -267,10 +292,10 @@ def contenders(run: Path) -> Section:
         for one in found
     ]  # fmt: skip
     note = (
-        f"Mean score with 95 % intervals; the square is {reference}, which the others are compared "
-        f"with. Compute: training runs of the bare host."
+        f"Mean score with 95 % intervals against mean size; the line joins those that no smaller "
+        f"one beats. Differences are to {reference}. Compute: training runs of the bare host."
     )
-    return "Contenders", [
+    return [
         picture(frontier_plot(dots, "score", named=True), note),
         table("Contenders, best first", head, rows, range(1, 7)),
     ]

@@ -13,11 +13,19 @@ from esper.karn.tui.learning_curve import INTERVAL_STYLE, MEAN_STYLE
 from esper.karn.tui.panel import Panel, hint, plain_table
 from esper.karn.tui.reader import RunShot
 from esper.karn.tui.words import count, figure, interval, known
-from esper.karn.views import Contender, RunState
+from esper.karn.views import Contender, RunKind, RunState, RunSummary
 from esper.leyline.statistics import Estimate
 
 _FIGURES_WIDTH = 70
 """Columns of everything but the drawn interval."""
+
+
+def _why_none(run: RunSummary) -> str:
+    if run.state is not RunState.RUNNING:
+        return "no policy was evaluated"
+    if run.kind is RunKind.AUDIT:
+        return "policies are judged once all contexts are done"
+    return "no policy is complete yet"
 
 
 class ContendersTable(Panel):
@@ -29,8 +37,7 @@ class ContendersTable(Panel):
         """The table, and what differences are to."""
         found = shot.contenders
         if not found:
-            running = shot.summary.state is RunState.RUNNING
-            return hint("no policy is complete yet" if running else "no policy was evaluated")
+            return hint(_why_none(shot.summary))
         room = max(12, min(60, width - _FIGURES_WIDTH))
         scale = _scale(found)
         table = plain_table("policy", "n", "score", _ends(scale, room), "difference", "params",

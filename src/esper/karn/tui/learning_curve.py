@@ -33,16 +33,21 @@ class LearningCurve(Panel):
         points = [one for one in shot.rounds if math.isfinite(one.score.value)]
         if not points:
             return hint("no round is complete yet")
-        return Group(_in_words(points), _chart(points, width, max(5, height - 2)))
+        return Group(_in_words(points, width), _chart(points, width, max(5, height - 2)))
 
 
-def _in_words(points: Sequence[RoundPoint]) -> Text:
+def _in_words(points: Sequence[RoundPoint], width: int) -> Text:
+    """Two lines; what does not fit is left out whole."""
     last, best = points[-1], max(points, key=lambda one: one.score.value)
+    score, accuracy = f"score {interval(last.score)}", f"  accuracy {figure(last.accuracy.value)}"
+    found = f"best {figure(best.score.value)} in round {best.round + 1}"
+    marks = "  ● mean  │ 95 % interval"
     return Text.assemble(
-        (f"score {interval(last.score)}", MEAN_STYLE),
-        f"  accuracy {figure(last.accuracy.value)}\n",
-        f"best {figure(best.score.value)} in round {best.round + 1}",
-        ("  ● mean  │ 95 % interval", "dim"),
+        (score, MEAN_STYLE),
+        accuracy if len(score + accuracy) <= width else "",
+        "\n",
+        found,
+        (marks if len(found + marks) <= width else "", "dim"),
         no_wrap=True,
     )
 

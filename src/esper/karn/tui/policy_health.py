@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Final
 
@@ -34,8 +35,8 @@ class PolicyHealth(Panel):
     TITLE = "Policy"
 
     def content(self, shot: RunShot, width: int, height: int) -> RenderableType:
-        """Anomalies first, then metrics and operations."""
-        parts = [*_anomalies(shot), *_metrics(shot, width), *_operations(shot)]
+        """Anomalies first, then metrics, operations and slots."""
+        parts = [*_anomalies(shot), *_metrics(shot, width), *_operations(shot), *_slots(shot)]
         return Group(*parts) if parts else hint("no update yet")
 
 
@@ -65,7 +66,7 @@ def _operations(shot: RunShot) -> list[RenderableType]:
         return []
     last = shot.actions[-1]
     total = max(1, sum(one.chosen for one in last.ops))
-    table = plain_table("operation", "chosen", "executed", "probability", right=(1, 2, 3))
+    table = plain_table("operation", "chosen", "done", "prob.", right=(1, 2, 3))
     for one in last.ops:
         if one.chosen or one.legal:
             table.add_row(
@@ -74,4 +75,18 @@ def _operations(shot: RunShot) -> list[RenderableType]:
                 str(one.executed),
                 figure(one.probability),
             )
+    return [Text(""), table]
+
+
+def _slots(shot: RunShot) -> list[RenderableType]:
+    """Where the operations of the newest round went, and what a step with one earned."""
+    if not shot.actions or not shot.actions[-1].slots:
+        return []
+    slots = shot.actions[-1].slots
+    total = max(1, sum(one.chosen for one in slots))
+    table = plain_table("slot", "chosen", "done", "reward each", right=(1, 2, 3))
+    for one in slots:
+        reward = one.reward / one.chosen if one.chosen else math.nan
+        share = f"{100 * one.chosen / total:.0f} %"
+        table.add_row(one.slot, share, str(one.executed), figure(reward))
     return [Text(""), table]

@@ -55,13 +55,18 @@ def _speed(shot: RunShot, width: int) -> list[tuple[str, str]]:
         return []
     last = shot.speeds[-1]
     line = sparkline([one.member_steps_per_second for one in shot.speeds], max(4, width - 16))
-    return [
+    rows = [
         ("member-steps/s", figure(last.member_steps_per_second, 1)),
         ("over rounds", line),
         ("samples/s", count(last.samples_per_second)),
         ("step, p50 / p95", f"{figure(last.step_seconds_p50)} / {figure(last.step_seconds_p95)} s"),
         ("device busy", _percent(last.device_share)),
     ]
+    if known(last.gpu_utilization):
+        rows.append(("GPU utilisation", _percent(last.gpu_utilization)))
+    if known(last.gpu_memory):
+        rows.append(("GPU memory", f"{last.gpu_memory / 1e9:.2f} GB"))
+    return rows
 
 
 def _percent(share: float) -> str:

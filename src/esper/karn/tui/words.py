@@ -14,10 +14,10 @@ from esper.leyline.statistics import Estimate
 STATE_WORDS: Final = {
     RunState.RUNNING: "▶ running",
     RunState.FINISHED: "✓ finished",
-    RunState.INTERRUPTED: "‖ stopped",
+    RunState.INTERRUPTED: "‖ interrupted",
     RunState.FAILED: "✗ failed",
-    RunState.KILLED: "✗ writer gone",
-    RunState.BROKEN: "! unreadable",
+    RunState.KILLED: "✗ killed",
+    RunState.BROKEN: "! broken",
 }
 STATE_STYLES: Final = {
     RunState.RUNNING: "bold #56b4e9",
@@ -37,22 +37,21 @@ def notice(run: RunSummary) -> str:
     if run.state is RunState.FINISHED:
         return run.verdict and f"Finished: {run.verdict}."
     if run.state is RunState.INTERRUPTED:
-        return f"Stopped, with everything saved. {_resume(run)}"
+        return f"Interrupted, with everything saved. {_resume(run)}"
     if run.state is RunState.FAILED:
         return f"Ended by an error: {run.problem}. {_resume(run)}"
     if run.state is RunState.KILLED:
-        return f"Its process is gone without a word; this is what it saved. {_resume(run)}"
+        return f"Its process was killed; this is what it saved. {_resume(run)}"
     if run.state is RunState.BROKEN:
         return f"Cannot be read: {run.problem}"
     return ""
 
 
 def _resume(run: RunSummary) -> str:
-    path = Path(run.path)
-    if run.kind is RunKind.TRAIN:
-        return f"esper train {run.policy} --resume {path} continues."
+    if run.resume:
+        return f"Resume with: {run.resume}"
     if run.kind is RunKind.GROW:
-        return f"The same command with --resume {path} continues."
+        return f"The same command with --resume {Path(run.path)} continues."
     return "The same command continues."
 
 

@@ -15,6 +15,7 @@ from esper.leyline.lazy import attach
 if TYPE_CHECKING:
     from esper.karn.views.actions import ActionCount as ActionCount
     from esper.karn.views.actions import RoundActions as RoundActions
+    from esper.karn.views.actions import SlotCount as SlotCount
     from esper.karn.views.actions import read_actions as read_actions
     from esper.karn.views.budget import Budget as Budget
     from esper.karn.views.budget import read_budget as read_budget
@@ -60,7 +61,7 @@ else:
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
-            ".actions": ("ActionCount", "RoundActions", "read_actions"),
+            ".actions": ("ActionCount", "RoundActions", "SlotCount", "read_actions"),
             ".budget": ("Budget", "read_budget"),
             ".contenders": ("Contender", "read_contenders"),
             ".contributions": ("Contribution", "read_contributions"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from esper.karn.views.summary import RunState, run_summary
+from esper.karn.views.summary import run_summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Budget:
 def read_budget(run: Path) -> Budget:
     """Budget of a run of any kind."""
     found = run_summary(run)
-    left, running = None, found.state is RunState.RUNNING
-    if running and found.total and found.seconds and 0 < found.done < found.total:
-        left = found.seconds / found.done * (found.total - found.done)
+    left = None
+    if found.pace is not None and found.total and found.done < found.total:
+        left = found.pace * (found.total - found.done)
     return Budget(found.done, found.total, found.unit, found.seconds, left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from esper.karn.views.documents import (
     text,
 )
 from esper.karn.views.kinds import RunKind, kind_of
+from esper.karn.views.setup import read_setup
 from esper.leyline.errors import EsperError
 from esper.leyline.statistics import Estimate, student_estimate
 from esper.storage import run_files as f
@@ -32,7 +35,7 @@ class Contender:
     is_reference: bool
     """What `difference` is to."""
     n: int
-    """Hosts (compare), cases (audit)."""
+    """Hosts (compare, train), cases (audit)."""
     score: Estimate
     difference: Estimate
     """Score minus that of the reference, paired; NaN for the reference."""
@@ -48,16 +51,13 @@ class Contender:
     """Wall time of its episodes."""
 
 
-_UNKNOWN = Estimate(float("nan"), float("nan"), float("nan"))
+_UNKNOWN = Estimate(math.nan, math.nan, math.nan)
 
 
 def read_contenders(run: Path) -> tuple[Contender, ...]:
-    """Policies of a comparison or an audit, best first; empty for other runs."""
-    kind = kind_of(run)
-    if kind is RunKind.COMPARE:
-        found = _compared(run)
-    else:
-        found = _audited(run) if kind is RunKind.AUDIT else []
+    """Policies of a comparison, an audit or a learner's evaluation, best first; else empty."""
+    read = _READERS.get(kind_of(run))
+    found = read(run) if read is not None else []
     return tuple(sorted(found, key=lambda one: -one.score.value))
 
 
@@ -115,7 +115,7 @@ def _estimate(values: list[float]) -> Estimate:
 
 
 def _mean(values: list[float]) -> float:
-    return float(np.mean(values)) if values else float("nan")
+    return float(np.mean(values)) if values else math.nan
 
 
 # ---- audit -------------------------------------------------------------------------------------
@@ -137,14 +137,63 @@ def _choice(one: Entries) -> Contender:
         n=int(real(one, "n")),
         score=_read_estimate(entries(one, "score")),
         difference=_UNKNOWN if reference else _read_estimate(entries(one, "above")),
-        test=Estimate(real(one, "test"), float("nan"), float("nan")),
+        test=Estimate(real(one, "test"), math.nan, math.nan),
         accuracy=_UNKNOWN,
         params=real(one, "params"),
-        macs=float("nan"),
+        macs=math.nan,
         compute=real(one, "compute"),
-        seconds=float("nan"),
+        seconds=math.nan,
     )
 
 
 def _read_estimate(found: Entries) -> Estimate:
     return Estimate(*(real(found, name) for name in ("value", "low", "high")))
+
+
+# ---- train -------------------------------------------------------------------------------------
+
+
+def _judged(run: Path) -> list[Contender]:
+    """The learner and others on the same fresh hosts; they are judged when training ends."""
+    path = run / f.REPORT / f.LEARNING
+    judged = entries(read_entries(path), "judged") if path.exists() else {}
+    named = [(name, entries(judged, name)) for name in judged]
+    setup = read_setup(run)
+    host = (setup.host_params, setup.host_macs) if setup else (math.nan, math.nan)
+    reference = named[0] if named else None
+    return [_evaluated(one, reference, host) for one in named]
+
+
+def _evaluated(
+    one: tuple[str, Entries], reference: tuple[str, Entries] | None, host: tuple[float, float]
+) -> Contender:
+    (label, saved), outcome = one, entries(one[1], "outcome")
+    score, params, macs = (
+        numbers(outcome, name) for name in ("score_E", "added_params_E", "added_macs_E")
+    )
+    is_reference = one is reference
+    difference = _UNKNOWN
+    if reference is not None and not is_reference:
+        theirs = numbers(entries(reference[1], "outcome"), "score_E")
+        difference = _estimate((np.array(score) - np.array(theirs)).tolist())
+    return Contender(
+        label=label,
+        policy=label,
+        is_reference=is_reference,
+        n=len(score),
+        score=_estimate(score),
+        difference=difference,
+        test=_estimate(numbers(saved, "test_E")),
+        accuracy=_estimate(numbers(outcome, "accuracy_E")),
+        params=host[0] + _mean(params),
+        macs=host[1] + _mean(macs),
+        compute=_mean(numbers(saved, "compute_E")),
+        seconds=math.nan,
+    )
+
+
+_READERS: Mapping[RunKind, Callable[[Path], list[Contender]]] = {
+    RunKind.TRAIN: _judged,
+    RunKind.COMPARE: _compared,
+    RunKind.AUDIT: _audited,
+}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -9,6 +11,7 @@ from typing import Final
 from esper.karn.views.seeds import newest_seed_round, step_of
 from esper.karn.views.setup import NO_SETUP, setup_of
 from esper.karn.views.tables import EventTables, Rounds
+from esper.leyline.statistics import Estimate
 from esper.leyline.telemetry import TelemetryEventType
 
 
@@ -68,3 +71,18 @@ def read_contributions(
         )
         for row in tables.rows(kind, _COLUMNS, Rounds(first_round, last_round))
     )
+
+
+def contribution_by_step(measured: Sequence[Contribution]) -> tuple[tuple[int, Estimate], ...]:
+    """(step, mean over seeds) with the ends of their middle half."""
+    by_step: dict[int, list[float]] = {}
+    for one in measured:
+        if math.isfinite(one.contribution):
+            by_step.setdefault(one.step, []).append(one.contribution)
+    found = []
+    for step, values in sorted(by_step.items()):
+        values.sort()
+        quarter = len(values) // 4
+        mean = math.fsum(values) / len(values)
+        found.append((step, Estimate(mean, values[quarter], values[-1 - quarter])))
+    return tuple(found)

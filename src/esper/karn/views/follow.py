@@ -14,9 +14,9 @@ from esper.storage import run_files as f
 
 _WATCHED = {
     RunKind.TRAIN: (f.RUN,),
-    RunKind.GROW: (f.GROW, f.SEARCH, f.RESULT),
-    RunKind.COMPARE: (f.POLICIES, f.COMPARISON),
-    RunKind.AUDIT: (f.AUDIT, f.RECORDS, f.CONTENDERS),
+    RunKind.GROW: (f.GROW, f.SEARCH, f.RESULT, f.SESSIONS),
+    RunKind.COMPARE: (f.POLICIES, f.COMPARISON, f.SESSIONS),
+    RunKind.AUDIT: (f.AUDIT, f.RECORDS, f.CONTENDERS, f.SESSIONS),
 }
 """Files and folders that change when there is something new."""
 

@@ -38,8 +38,7 @@ def read_steps(run: Path, round_index: int | None = None) -> tuple[StepPoint, ..
     """Steps of a round, by default the newest; empty unless steps or the round were stored."""
     tables = EventTables.of(run)
     at = newest_seed_round(tables) if round_index is None else round_index
-    found = _from_events(tables, at)
-    return found or _from_store(run, at)
+    return _from_events(tables, at) or _from_curve(tables, at) or _from_store(run, at)
 
 
 def _from_events(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
@@ -55,6 +54,25 @@ def _from_events(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
         accuracy, score, train, spent = estimates
         points.append(StepPoint(at, step, accuracy, score, train.value, spent.value))
     return tuple(points)
+
+
+def _from_curve(tables: EventTables, at: int) -> tuple[StepPoint, ...]:
+    """From the curve of a round; that of its last session, if it was run again."""
+    rows = {
+        row["at_step_T"]: row
+        for row in tables.rows(TelemetryEventType.EPISODE_CURVE, (), Rounds(at, at))
+    }
+    return tuple(
+        StepPoint(
+            at,
+            step,
+            Estimate(row["accuracy_T"], row["accuracy_low_T"], row["accuracy_high_T"]),
+            Estimate(row["score_T"], math.nan, math.nan),
+            row["train_accuracy_T"],
+            row["spent_T"],
+        )
+        for step, row in sorted(rows.items())
+    )
 
 
 def _from_store(run: Path, at: int) -> tuple[StepPoint, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -13,12 +14,12 @@ from esper.karn.views.audit_records import context_files, read_audit_setup
 from esper.karn.views.documents import Entries, entries, objects, read_entries, real, text, whole
 from esper.karn.views.events import last_events
 from esper.karn.views.kinds import RunKind, find_kind, kind_of
-from esper.karn.views.rounds import newest_numbered
-from esper.karn.views.sessions import read_sessions, seconds_of
-from esper.karn.views.tables import events_folder
+from esper.karn.views.rounds import numbered
+from esper.karn.views.sessions import RunSession, read_sessions, read_work_sessions
 from esper.leyline.errors import EsperError
 from esper.storage import run_files as f
 from esper.storage.folder_lock import is_locked
+from esper.storage.sessions import TIME_FORMAT, SessionEnd, resume_training
 
 _RECENT = 40
 """Events at the end of a live run's file that are searched for its newest round."""
@@ -58,9 +59,11 @@ class RunSummary:
     created: str = ""
     """In UTC."""
     updated: float | None = None
-    """Last write, in seconds since 1970."""
+    """Last record, in seconds since 1970."""
     seconds: float | None = None
-    """Time that it ran, of the last session if there were several."""
+    """Time that it ran: all sessions, of training the last one."""
+    pace: float | None = None
+    """Seconds per unit in the session that runs."""
     done: float = 0.0
     """Of `total`, in `unit`."""
     total: float | None = None
@@ -70,8 +73,18 @@ class RunSummary:
     """Newest mean score (train), test score of the pick (grow)."""
     best_score: float | None = None
     """Best mean score of a round (train)."""
+    best_round: int | None = None
+    """Rounds done when it was reached (train)."""
+    params: int | None = None
+    """Of the pick (grow)."""
+    host_score: float | None = None
+    """Of the model as it was given, on test (grow)."""
+    metric: str = ""
+    """What the score is (grow)."""
     verdict: str = ""
     """Outcome in one line (grow)."""
+    resume: str = ""
+    """Command that continues it, for a shell; empty if it is finished or not known."""
 
     @property
     def progress(self) -> float | None:
@@ -98,30 +111,31 @@ def run_summary(path: Path) -> RunSummary:
 def _summary(path: Path, kind: RunKind) -> RunSummary:
     first = RunSummary(path, path.name, kind, RunState.KILLED)
     try:
-        found = _READERS[kind](first, is_locked(path))
+        return _READERS[kind](first, is_locked(path))
     except (EsperError, OSError, ValueError) as error:
         return replace(first, state=RunState.BROKEN, problem=str(error))
-    return replace(found, seconds=_seconds(found))
 
 
-def _seconds(run: RunSummary) -> float | None:
-    if run.seconds is not None:
-        return run.seconds
-    began = seconds_of(run.created)
-    if run.updated is None or math.isnan(began):
-        return None
-    return max(0.0, run.updated - began)
+_STATES: Mapping[str, RunState] = {
+    SessionEnd.FINISHED.name: RunState.FINISHED,
+    SessionEnd.INTERRUPTED.name: RunState.INTERRUPTED,
+    SessionEnd.FAILED.name: RunState.FAILED,
+}
 
 
-def _written(*paths: Path) -> float | None:
-    """Newest time of change of files that are there."""
-    times = []
-    for path in paths:
-        try:
-            times.append(path.stat().st_mtime)
-        except OSError:
-            continue
-    return max(times, default=None)
+def _state(running: bool, last: RunSession | None) -> RunState:
+    """State of a run whose last session is known; one without an end was killed."""
+    if running:
+        return RunState.RUNNING
+    return _STATES.get(last.end if last else "", RunState.KILLED)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def _stamp(seconds: float) -> str:
+    return time.strftime(TIME_FORMAT, time.gmtime(seconds))
 
 
 # ---- train -------------------------------------------------------------------------------------
@@ -133,40 +147,52 @@ def _train(run: RunSummary, running: bool) -> RunSummary:
     config = read_entries(path / f.CONFIG) if (path / f.CONFIG).exists() else {}
     sessions = read_sessions(path)
     learns = not (path / f.POLICY).exists()
-    saved = newest_numbered(path / (f.CHECKPOINTS if learns else f.ROUNDS))
-    summary = _saved_summary(saved, learns)
+    policy = "ppo" if learns else text(read_entries(path / f.POLICY), "policy")
+    summary, damaged = _newest_summary(path, learns)
     last = sessions[-1] if sessions else None
-    updated = _written(path / f.RUN, events_folder(path) / f.EVENTS, *([saved] if saved else []))
+    state = _state(running, last)
+    done = whole(summary, "round") or 0
     run = replace(
         run,
-        state=_train_state(running, last.end if last else ""),
-        problem=last.failure if last else "",
+        state=state,
+        problem=last.failure if last and last.failure else damaged,
         task=text(info, "task"),
-        policy="ppo" if learns else text(read_entries(path / f.POLICY), "policy"),
+        policy=policy,
         seed=whole(info, "seed"),
         created=text(info, "created"),
-        updated=updated,
-        seconds=updated - last.started if updated and last else None,
-        done=whole(summary, "round") or 0,
+        done=done,
         total=whole(config, "rounds") or whole(summary, "rounds"),
         unit="rounds",
         score=_known(real(summary, "score")),
         best_score=_known(real(summary, "best_score")),
+        best_round=whole(summary, "best_round"),
+        resume=_training_command(path, policy, state),
     )
-    return _with_newest_round(run) if running else run
-
-
-def _train_state(running: bool, end: str) -> RunState:
     if running:
-        return RunState.RUNNING
-    ends = {"FINISHED": RunState.FINISHED, "INTERRUPTED": RunState.INTERRUPTED}
-    return ends.get(end, RunState.FAILED if end == "FAILED" else RunState.KILLED)
+        run = _with_newest_round(run)
+    return _with_training_times(run, last) if last else run
 
 
-def _saved_summary(saved: Path | None, learns: bool) -> Entries:
+def _training_command(path: Path, policy: str, state: RunState) -> str:
+    """Training that is finished needs more rounds to go on, which nobody but its user knows."""
+    if state in (RunState.RUNNING, RunState.FINISHED):
+        return ""
+    return resume_training(path, policy, trust=(path / f.SOURCE).is_dir())
+
+
+def _newest_summary(path: Path, learns: bool) -> tuple[Entries, str]:
+    """Progress in the newest readable checkpoint or stored round, and why a newer one is not."""
+    problem = ""
+    for _, saved in reversed(numbered(path / (f.CHECKPOINTS if learns else f.ROUNDS))):
+        try:
+            return _saved_summary(saved, learns), problem
+        except EsperError as error:
+            problem = problem or str(error)
+    return {}, problem
+
+
+def _saved_summary(saved: Path, learns: bool) -> Entries:
     """Progress in the manifest of a checkpoint, or in a stored round."""
-    if saved is None:
-        return {}
     if not learns:
         return entries(read_entries(saved), "summary")
     return entries(entries(read_entries(saved / f.CHECKPOINT), "content"), "summary")
@@ -186,8 +212,19 @@ def _with_newest_round(run: RunSummary) -> RunSummary:
     return run
 
 
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
+def _with_training_times(run: RunSummary, last: RunSession) -> RunSummary:
+    """Time of the last session: until now, until its end, or until its last event."""
+    if run.state is RunState.RUNNING:
+        now = time.time()
+        done = run.done - last.from_round
+        seconds = max(0.0, now - last.started)
+        return replace(run, updated=now, seconds=seconds, pace=seconds / done if done else None)
+    until = last.ended
+    if math.isnan(until):
+        until = max((one.time for one in last_events(run.path, 1)), default=math.nan)
+    if math.isnan(until) or until < last.started:  # killed before its first event
+        return run
+    return replace(run, updated=until, seconds=until - last.started)
 
 
 # ---- grow, compare, audit ----------------------------------------------------------------------
@@ -200,71 +237,106 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
     info = read_entries(path / f.GROW)
     result = read_entries(path / f.RESULT) if (path / f.RESULT).exists() else {}
     search = read_entries(path / f.SEARCH) if (path / f.SEARCH).exists() else {}
-    ended = RunState.FINISHED if result.get("complete") is True else RunState.INTERRUPTED
-    state = RunState.RUNNING if running else ended if result else RunState.KILLED
     spent = real(search, "compute") / real(info, "length")
-    networks = [*objects(result, "networks"), entries(result, "host")]
+    host = entries(result, "host")
+    networks = [*objects(result, "networks"), host]
     pick = next((one for one in networks if one.get("number") == result.get("pick")), {})
+    sessions = read_work_sessions(path)
     return replace(
         run,
-        state=state,
+        state=_grow_state(running, result, sessions[-1] if sessions else None),
+        problem=sessions[-1].failure if sessions else "",
         task=text(info, "model"),
         seed=whole(info, "seed"),
         created=text(info, "created"),
-        updated=_written(*(path / name for name in (f.GROW, f.SEARCH, f.RESULT))),
+        updated=_updated(sessions),
         seconds=_known(real(result or search, "seconds")),
         done=_known(real(result, "runs")) or _known(spent) or 0.0,
         total=_known(real(info, "runs")),
         unit="host runs",
         score=_known(real(pick, "test_score")) if result else None,
+        params=whole(pick, "params"),
+        host_score=_known(real(host, "test_score")) if result else None,
+        metric=text(info, "metric"),
         verdict=text(result, "verdict"),
     )
 
 
+def _grow_state(running: bool, result: Entries, last: RunSession | None) -> RunState:
+    """A search that is interrupted judges what it has: its session ends well."""
+    ended = RunState.FINISHED if result.get("complete") is True else RunState.INTERRUPTED
+    if running:
+        return RunState.RUNNING
+    if last is not None and last.end != SessionEnd.FINISHED.name:
+        return _state(False, last)
+    return ended if result else RunState.KILLED
+
+
 def _compare(run: RunSummary, running: bool) -> RunSummary:
-    """A comparison has no record of its end but its report, and no list of policies before it."""
+    """Folders of older versions have no sessions: their report tells whether they are complete."""
     path, settings = run.path, read_entries(run.path / f.SETTINGS)
-    results = list((path / f.POLICIES).glob("*.json"))
-    report = path / f.COMPARISON
-    updated = _written(path / f.SETTINGS, report, *results)
-    ended = report.exists() and report.stat().st_mtime >= (_written(*results) or 0.0)
-    state = RunState.FINISHED if ended else RunState.INTERRUPTED
-    total = len(objects(read_entries(report), "policies")) if ended else None
-    return replace(
+    report, sessions = path / f.COMPARISON, read_work_sessions(path)
+    if sessions:
+        done, total = sessions[-1].done, sessions[-1].total or None
+    else:
+        done = len(list((path / f.POLICIES).glob("*.json")))
+        total = len(objects(read_entries(report), "policies")) if report.exists() else None
+    run = replace(
         run,
-        state=RunState.RUNNING if running else state,
         task=text(settings, "task"),
         seed=whole(settings, "first_seed"),
-        created=_stamp((path / f.SETTINGS).stat().st_mtime),
-        updated=updated,
-        done=total if total is not None else len(results),
+        done=done,
         total=total,
         unit="policies",
     )
+    return _with_sessions(run, running, sessions, report.exists(), path / f.SETTINGS)
 
 
 def _audit(run: RunSummary, running: bool) -> RunSummary:
     path, setup = run.path, read_audit_setup(run.path)
-    files = context_files(path)
-    done = setup.contexts if (path / f.PACKED).exists() else len(files)
-    state = RunState.FINISHED if done >= setup.contexts else RunState.INTERRUPTED
-    return replace(
+    done = setup.contexts if (path / f.PACKED).exists() else len(context_files(path))
+    run = replace(
         run,
-        state=RunState.RUNNING if running else state,
         task=setup.task,
         seed=setup.seed,
-        created=_stamp((path / f.AUDIT).stat().st_mtime),
-        updated=_written(path / f.AUDIT, *files),
         done=done,
         total=setup.contexts,
         unit="contexts",
     )
+    sessions = read_work_sessions(path)
+    return _with_sessions(run, running, sessions, done >= setup.contexts, path / f.AUDIT)
 
 
-def _stamp(seconds: float) -> str:
-    import time
+def _with_sessions(
+    run: RunSummary,
+    running: bool,
+    sessions: tuple[RunSession, ...],
+    complete: bool,
+    first_file: Path,
+) -> RunSummary:
+    """State and times from sessions; without any, whether it is `complete`, and a file's time."""
+    if not sessions:
+        state = RunState.FINISHED if complete else RunState.INTERRUPTED
+        created = _stamp(first_file.stat().st_mtime)
+        return replace(run, state=RunState.RUNNING if running else state, created=created)
+    last, state = sessions[-1], _state(running, sessions[-1])
+    spent = sum(one.ended - one.started for one in sessions[:-1])
+    latest = time.time() if running else last.ended
+    done = run.done - last.from_round
+    return replace(
+        run,
+        state=state,
+        problem=last.failure,
+        created=_stamp(sessions[0].started),
+        updated=latest,
+        seconds=spent + latest - last.started,
+        pace=(latest - last.started) / done if running and done > 0 else None,
+        resume=last.command if state not in (RunState.RUNNING, RunState.FINISHED) else "",
+    )
 
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+
+def _updated(sessions: tuple[RunSession, ...]) -> float | None:
+    return sessions[-1].ended if sessions else None
 
 
 _READERS: Mapping[RunKind, Callable[[RunSummary, bool], RunSummary]] = {

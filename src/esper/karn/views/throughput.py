@@ -24,6 +24,8 @@ class SpeedPoint:
     """0..1, as the driver reports it."""
     device_share: float
     """Share of the round that the device trained and validated, 0..1."""
+    gpu_memory: float
+    """Most bytes that tensors took on the GPU so far."""
     rows_per_member: float
     """Rows computed per member and step: main, shadow, counterfactual."""
     step_seconds_p50: float

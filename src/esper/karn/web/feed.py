@@ -8,6 +8,7 @@ hold points by round that replace those from their first round on; `frontier`, `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -22,6 +23,7 @@ from esper.karn.web.event_text import payload_text
 from esper.karn.web.listing import run_entry
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
+from esper.storage import run_files as f
 
 MOST_POINTS: Final = 2000
 """Points of a series in a message; of more, evenly spaced ones are sent."""
@@ -52,6 +54,7 @@ class RunFeed:
         self._cursor = RunCursor(run, from_end=True)
         self._newest = dict.fromkeys(_SERIES, -1)
         self._problems: dict[str, Json] = {}
+        self._judged_at = 0
 
     def first(self) -> dict[str, Json]:
         """Everything there is."""
@@ -88,7 +91,19 @@ class RunFeed:
         }
         for name, reader in _SERIES.items():
             found[name] = self._points(name, self._read_after(name, reader))
-        return found
+        return found | self._judged()
+
+    def _judged(self) -> dict[str, Json]:
+        """How the learner was judged, if that is new: its file holds the whole history, too."""
+        try:
+            at = os.stat(self._run / f.REPORT / f.LEARNING).st_mtime_ns
+        except OSError:
+            return {}
+        if at == self._judged_at:
+            return {}
+        self._judged_at = at
+        found = self._read("contenders", lambda: views.read_contenders(self._run))
+        return {"contenders": to_plain(found)}
 
     def _read_after(self, name: str, reader: Series) -> Sequence[Any]:
         after = max(-1, self._newest[name] - OVERLAP)

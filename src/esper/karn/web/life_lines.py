@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Final
 
 from esper.karn import views
 from esper.karn.stages import STAGE_COLOURS, STAGE_WORDS
+from esper.karn.views.contributions import contribution_by_step
 from esper.karn.views.plain import to_plain
 from esper.karn.views.seeds import newest_seed_round
 from esper.karn.views.tables import EventTables
 from esper.leyline.codec import Json
+from esper.leyline.statistics import Estimate
 
 MEMBERS: Final = 8
 """Members in a window."""
@@ -27,6 +30,8 @@ def read_life_lines(run: Path, at: int | None, first_member: int) -> dict[str, J
     first = max(0, min(first_member, members - 1)) // MEMBERS * MEMBERS
     window = range(first, min(members, first + MEMBERS))
     shown = [one for one in lives if one.member in window]
+    steps = views.read_steps(run, at) if at >= 0 else ()
+    measured = views.read_contributions(run, at, at) if at >= 0 else ()
     return {
         "round": at,
         "newest": newest,
@@ -35,6 +40,11 @@ def read_life_lines(run: Path, at: int | None, first_member: int) -> dict[str, J
         "window": len(window),
         "steps": setup.episode_length if setup else _last_step(lives),
         "seeds": to_plain(shown),
+        "accuracy": [_point(one.step, one.accuracy) for one in steps],
+        "train_accuracy": [
+            _point(one.step, Estimate(one.train_accuracy, math.nan, math.nan)) for one in steps
+        ],
+        "contribution": [_point(*one) for one in contribution_by_step(measured)],
     }
 
 
@@ -44,6 +54,11 @@ def stage_look() -> list[Json]:
         {"stage": stage.name, "word": STAGE_WORDS[stage], "colour": STAGE_COLOURS[stage]}
         for stage in STAGE_WORDS
     ]
+
+
+def _point(step: int, found: Estimate) -> Json:
+    """A point of a curve above the lines, after its step."""
+    return to_plain((step + 1, found.value, found.low, found.high))
 
 
 def _last_step(lives: tuple[views.SeedLife, ...]) -> int:

@@ -213,7 +213,7 @@ def render(shown: Help, wanted: str) -> str:
     width = min(WIDEST, shutil.get_terminal_size().columns)
     flags = [setting for setting in shown.settings if setting.name]
     short = not wanted and len(flags) > FITS
-    lines = [shown.usage.replace("[-h] [OPTIONS]", "[settings]"), ""]
+    lines = [_usage(shown), ""]
     topics = [wanted] if wanted in TOPICS else shown.topics()
     if wanted not in TOPICS:
         for paragraph in shown.intro:
@@ -227,6 +227,16 @@ def render(shown: Help, wanted: str) -> str:
         more = f"More: --help-all, or --help with one of {', '.join(shown.topics())}."
         lines += textwrap.wrap(more, width, break_on_hyphens=False)
     return "\n".join(lines).rstrip()
+
+
+def _usage(shown: Help) -> str:
+    """The program, its settings in one word, and what must follow it."""
+    program, found, _ = shown.usage.partition(" [-h]")
+    if not found:
+        return shown.usage
+    settings = ["[settings]"] if any(setting.name for setting in shown.settings) else []
+    positional = [setting.form for setting in shown.settings if not setting.name]
+    return " ".join([program, *settings, *positional])
 
 
 def _no_topic(wanted: str, topics: Sequence[str]) -> str:

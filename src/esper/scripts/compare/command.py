@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,21 +17,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
     from esper.scripts.compare.config import Compare
 
-    return run_command(Compare, compare, argv)
+    words = sys.argv[1:] if argv is None else argv
+    return run_command(Compare, lambda config: compare(config, words), words)
 
 
-def compare(config: Compare) -> None:
-    """Compare and report. Imports are local, so that --help is fast."""
+def compare(config: Compare, words: Sequence[str] = ()) -> None:
+    """Compare and report. Imports are local, so that --help is fast.
+
+    `words`: the command line, to be repeated when the comparison is interrupted.
+    """
     config.check()
+    from esper.scripts.cli.console import console_for_report
+    from esper.scripts.cli.resuming import command_line
     from esper.scripts.cli.run_page import write_run_page
     from esper.scripts.compare.report import report
+    from esper.scripts.compare.run import run_comparison
     from esper.tolaria.runtime import set_deterministic_cublas
 
     set_deterministic_cublas()
-    found = compare_policies(config)
-    folder = config.folder(found.settings.task)
-    report(found, folder)
-    write_run_page(folder)
+    command = command_line("compare", words) if words else ""
+    found = run_comparison(config, console_for_report(), on_end=report, command=command)
+    write_run_page(config.folder(found.settings.task))
 
 
 def compare_policies(

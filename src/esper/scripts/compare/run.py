@@ -19,7 +19,8 @@ from esper.karn.compare_progress import CompareProgress
 from esper.leyline.codec import to_json
 from esper.leyline.statistics import interquartile_estimate
 from esper.nissa.trackers.tracking import track_run
-from esper.scripts.cli.user_objects import UserFiles, user_files
+from esper.scripts.cli.resuming import resumable
+from esper.scripts.cli.user_objects import user_files
 from esper.scripts.compare.comparison import (
     Comparison,
     ComparisonSettings,
@@ -46,40 +47,84 @@ from esper.scripts.compare.policy_jobs import (
     with_sources,
 )
 from esper.storage.folder_lock import FolderLock
+from esper.storage.sessions import SessionLog, recorded_session
 from esper.tasks.spec import TaskSpec
 
 OnRound = Callable[[PolicyDone], None]
+OnEnd = Callable[[Comparison, Path], None]
 
 
 def run_comparison(
-    config: Compare, console: Console | None = None, on_round: OnRound | None = None
+    config: Compare,
+    console: Console | None = None,
+    on_round: OnRound | None = None,
+    on_end: OnEnd | None = None,
+    command: str = "",
 ) -> Comparison:
     """Run the missing policies and compare all; policies are checked before any runs.
 
-    `on_round`: called for every policy that ran, once its result is saved.
+    `on_round`: called for every policy that ran, once its result is saved. `on_end`: called with
+    the comparison and its folder, which is still locked. `command`: what resumes it in a shell.
     """
     with user_files() as files:
-        return _compare_all(config, console, files, on_round)
+        spec = config.task.spec()
+        entries = entries_of(config, spec, files)
+        settings = settings_of_comparison(config, spec)
+        folder = config.folder(spec.name)
+        open_folder(folder, settings)
+        if on_end is None and not _entries_to_run(folder, entries):
+            return _compare(folder, entries, settings)  # reads alone, which needs no lock
+        with _locked(folder), recorded_session(folder, command) as session:
+            with resumable(command, lambda: _progress(folder, entries)):
+                _run_missing(config, spec, entries, console, session, on_round)
+            found = _compare(folder, entries, settings)
+            if on_end is not None:
+                on_end(found, folder)
+        return found
 
 
-def _compare_all(
-    config: Compare, console: Console | None, files: UserFiles, on_round: OnRound | None
-) -> Comparison:
-    """`files`: runs the files of policies; they are loaded as long as their policies run."""
-    spec = config.task.spec()
-    entries = entries_of(config, spec, files)
-    settings = settings_of_comparison(config, spec)
-    folder = config.folder(spec.name)
-    open_folder(folder, settings)
+def _run_missing(
+    config: Compare,
+    spec: TaskSpec,
+    entries: list[PolicyEntry],
+    console: Console | None,
+    session: SessionLog,
+    on_round: OnRound | None,
+) -> None:
+    """Run what has no result yet, and record how far the comparison is."""
+    folder, settings = config.folder(spec.name), settings_of_comparison(config, spec)
     missing = _entries_to_run(folder, entries)
-    if missing:
-        with _locked(folder), _reported(config, folder, settings, on_round) as report:
-            _run_all(config, spec, folder, missing, console, report)
+    places = _places(folder, entries)
+    session.plan(len(places) - len(missing), len(places))
+    if not missing:
+        return
+    with _reported(config, folder, settings, on_round) as report:
+
+        def saved(done: PolicyDone) -> None:
+            session.saved(sum(place.exists() for place in places))
+            report(done)
+
+        _run_all(config, spec, folder, missing, console, saved)
+
+
+def _compare(folder: Path, entries: list[PolicyEntry], settings: ComparisonSettings) -> Comparison:
     results = []
     for entry in entries:
         saved = read_result(result_path(folder, entry.identity), entry.identity)
         results.append((entry.label, entry.identity.policy, saved.result))
     return compare_results(settings, results)
+
+
+def _places(folder: Path, entries: list[PolicyEntry]) -> list[Path]:
+    """Result files of a comparison, those of sources included."""
+    found = (result_path(folder, one.identity) for one in with_sources(entries))
+    return list(dict.fromkeys(found))
+
+
+def _progress(folder: Path, entries: list[PolicyEntry]) -> str:
+    places = _places(folder, entries)
+    done = sum(place.exists() for place in places)
+    return f"{done} of {len(places)} policies done, saved in {folder}"
 
 
 @contextmanager
@@ -129,14 +174,7 @@ def _run_all(
     make = here if config.jobs.inline else partial(make_worker, config)
     loud = (None, None) if config.quiet else (show, shown.say)
     with nullcontext() if config.quiet else shown:
-        try:
-            run_jobs(make, jobs, config.jobs.on_device(config.device), *loud)
-        except KeyboardInterrupt:
-            shown.say(
-                f"{jobs.done} of {len(missing)} policies done, saved in {folder}: the same command "
-                f"resumes from there"
-            )
-            raise
+        run_jobs(make, jobs, config.jobs.on_device(config.device), *loud)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ def sweep(words: Sequence[str]) -> None:
     from esper.jobs.run import run_jobs
     from esper.karn.sweep_progress import SweepProgress
     from esper.scripts.cli.console import console_for_report
+    from esper.scripts.cli.resuming import command_line, resumable
     from esper.scripts.sweep.report import report
     from esper.scripts.sweep.study import StudyJobs, finished, open_study
     from esper.scripts.sweep.trials import TrialWorker
@@ -39,17 +40,17 @@ def sweep(words: Sequence[str]) -> None:
         shown = SweepProgress(rounds, console_for_report())
         jobs = StudyJobs(config, space, study, None if config.quiet else shown)
         make = partial(TrialWorker, config.repeats, config.evaluation_envs, config.data_dir)
-        with nullcontext() if config.quiet else shown:
-            try:
-                if jobs.most:
-                    places = config.jobs.on_device(config.training.population.device)
-                    run_jobs(make, jobs, places, say=None if config.quiet else shown.say)
-            except KeyboardInterrupt:
-                shown.say(
-                    f"{len(finished(study))} of {config.trials} trials done, saved in {folder}: "
-                    f"the same command resumes from there"
-                )
-                raise
+
+        def progress() -> str:
+            return f"{len(finished(study))} of {config.trials} trials done, saved in {folder}"
+
+        with (
+            resumable(command_line("sweep", words), progress),
+            nullcontext() if config.quiet else shown,
+        ):
+            if jobs.most:
+                places = config.jobs.on_device(config.training.population.device)
+                run_jobs(make, jobs, places, say=None if config.quiet else shown.say)
         report(config, space, study, folder)
     finally:
         lock.release()

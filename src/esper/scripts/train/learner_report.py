@@ -22,6 +22,7 @@ from esper.scripts.train.learner import Learnt
 from esper.scripts.train.learner_config import TrainPPO
 from esper.simic.training.history import RoundRecord
 from esper.simic.training.runs.resume_command import resume_command
+from esper.storage.run_files import LEARNING
 
 
 class ReportPaths(NamedTuple):
@@ -35,7 +36,7 @@ class ReportPaths(NamedTuple):
 
 def report_paths(folder: Path) -> ReportPaths:
     """Report paths in the report folder of a run."""
-    names = ("judged.png", "judged.json", "learning.png", "learning.json")
+    names = ("judged.png", "judged.json", "learning.png", LEARNING)
     return ReportPaths(*(folder / name for name in names))
 
 

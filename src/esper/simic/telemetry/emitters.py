@@ -58,7 +58,7 @@ from esper.leyline.telemetry import (
     TelemetryLevel,
 )
 from esper.nissa.hub import TelemetryHub
-from esper.simic.telemetry.round_totals import MaskStats
+from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -297,6 +297,15 @@ def emit_episode_outcome(
     emit_with_env_context(hub, TelemetryEvent.of(outcome, round_index), None, device)
 
 
+def emit_episode_curve(
+    hub: TelemetryHub, device: str, totals: RoundTotals, round_index: int
+) -> None:
+    """Emit the round step by step; nothing for a round without a step."""
+    if hub.records(_Kind.EPISODE_CURVE) and totals.steps:
+        event = TelemetryEvent.of(totals.curve, round_index)
+        emit_with_env_context(hub, event, None, device)
+
+
 def emit_batch_completed(
     hub: TelemetryHub, summary: BatchSummary, telemetry_level: TelemetryLevel
 ) -> None:
@@ -383,6 +392,7 @@ def emit_throughput(
     step_seconds_p50: float,
     step_seconds_p95: float,
     device_share: float,
+    gpu_memory: float,
     round_index: int,
 ) -> None:
     """Emit the throughput of a round."""
@@ -398,6 +408,7 @@ def emit_throughput(
         step_seconds_p50=step_seconds_p50,
         step_seconds_p95=step_seconds_p95,
         device_share=device_share,
+        gpu_memory=gpu_memory,
     )
     emit_with_env_context(hub, TelemetryEvent.of(payload, round_index), env_id, device)
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import torch
 
+from esper.device.nvml import gpu_utilization
 from esper.leyline.actions import ActionOutcome
 from esper.leyline.payloads import (
     EpisodeOutcome,
@@ -47,7 +49,7 @@ from esper.simic.telemetry.anomaly import (
 )
 from esper.simic.telemetry.inspection import NetworkHealth
 from esper.simic.telemetry.round_totals import MaskStats, RoundTotals
-from esper.tolaria.device_info import gpu_utilization
+from esper.tolaria.device_info import gpu_memory
 
 _Kind = TelemetryEventType
 
@@ -55,6 +57,7 @@ ROUND_TOTAL_EVENTS: Final = frozenset(
     {
         _Kind.LAST_ACTION,
         _Kind.ACTION_DISTRIBUTION,
+        _Kind.EPISODE_CURVE,
         _Kind.MASK_HIT_RATES,
         _Kind.REWARD_SUMMARY,
         _Kind.THROUGHPUT,
@@ -327,6 +330,7 @@ class TelemetryListener:
             round_index=at,
         )
         emitters.emit_mask_hit_rates(self.hub, totals.masks, round_index=at)
+        emitters.emit_episode_curve(self.hub, self.device, totals, at)
         emitters.emit_reward_summary(
             self.hub,
             None,
@@ -351,13 +355,14 @@ class TelemetryListener:
             self.device,
             member_steps * self.batches_per_step,
             member_steps * self.batches_per_step * self.batch_size,
-            gpu_utilization(self.device),
+            gpu_utilization(torch.device(self.device)),
             member_steps_per_second=member_steps,
             episodes_per_second=member_steps / rollout.final_signals.episode_length,
             rows_per_member=totals.rows_per_member,
             step_seconds_p50=totals.step_seconds(50),
             step_seconds_p95=totals.step_seconds(95),
             device_share=_rate(rollout.device_seconds, rollout.seconds),
+            gpu_memory=gpu_memory(torch.device(self.device)),
             round_index=rollout.round_index,
         )
 

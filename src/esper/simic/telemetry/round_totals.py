@@ -1,7 +1,8 @@
 """`RoundTotals`: sums over the steps of a round.
 
 A fixed number of array operations per step, independent of E; records are neither kept nor changed.
-Shape letters: E members, S slots, O operations, A heads, Z stages, P reward parts, F phases.
+Shape letters: E members, T steps, S slots, O operations, A heads, Z stages, P reward parts, F
+phases.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import numpy as np
 from esper.leyline.actions import NO_SLOT, ActionHead, ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.masks import ActionMasks
-from esper.leyline.payloads import StepPhase
+from esper.leyline.payloads import EpisodeCurve, StepPhase
 from esper.leyline.records import PlanRecord, PolicyDecision, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.stages import SeedStage
+from esper.leyline.statistics import t_interval
 from esper.tamiyo.actions import HEAD_USED_OA
 
 _O, _A, _Z, _F = len(LifecycleOp), len(ActionHead), len(SeedStage), len(StepPhase)
@@ -112,6 +114,7 @@ class RoundTotals:
         self._probability_O: Doubles = np.zeros(_O)
         self._parts: dict[str, Doubles] = {}
         self._step_seconds: list[float] = []
+        self._curve: list[tuple[int, Doubles]] = []
 
     def add(self, record: StepRecord) -> None:
         """Add a step."""
@@ -122,6 +125,10 @@ class RoundTotals:
             self.seconds_F[spent.phase] += spent.seconds
         if record.phases:
             self._step_seconds.append(sum(spent.seconds for spent in record.phases))
+        seen = record.signals
+        measured = (seen.val_accuracy_E, record.reward_inputs.score_E, seen.train_accuracy_E,
+                    seen.context.spent_E)  # fmt: skip
+        self._curve.append((seen.step, np.stack(measured, dtype=np.float64)))
 
     def add_plan(self, record: PlanRecord) -> None:
         """Add a decision of the plan phase."""
@@ -188,6 +195,21 @@ class RoundTotals:
     def rewards(self) -> RewardComponentsTelemetry:
         """Sum of each reward component per member."""
         return RewardComponentsTelemetry.of(self._parts, self.members)
+
+    @property
+    def curve(self) -> EpisodeCurve:
+        """The round step by step."""
+        measured_ETX = np.array([found_XE for _, found_XE in self._curve]).transpose(2, 0, 1)
+        mean_TX, low_TX, high_TX = t_interval(measured_ETX)
+        return EpisodeCurve(
+            at_step_T=np.array([step for step, _ in self._curve], dtype=np.int64),
+            accuracy_T=mean_TX[:, 0].copy(),
+            accuracy_low_T=low_TX[:, 0].copy(),
+            accuracy_high_T=high_TX[:, 0].copy(),
+            score_T=mean_TX[:, 1].copy(),
+            train_accuracy_T=mean_TX[:, 2].copy(),
+            spent_T=mean_TX[:, 3].copy(),
+        )
 
     def step_seconds(self, percent: float) -> float:
         """Percentile of the measured step time; NaN if no phase was measured."""

@@ -31,7 +31,6 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, TypeVar
@@ -54,12 +53,14 @@ from esper.storage.run_files import GROWN_NETWORKS as GROWN_NETWORKS
 from esper.storage.run_files import RUN as RUN
 from esper.storage.run_files import SESSION as SESSION
 from esper.storage.sealed_json import read_document, seal
+from esper.storage.sessions import SessionEnd as SessionEnd
+from esper.storage.sessions import one_line, utc_now
 from esper.tasks.task_files import task_file_digest
 
 RETENTION: Final = "retention.json"
 _FORMER_NAMES: Final = {RETENTION: "keeping.json", SESSION: run_files.FORMER_SESSION}
 """Names of these files in older run folders; still read."""
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Schema version of `run.json` and the files beside it. Incremented by every change that older
 readers cannot parse, and by a new field whose default differs from the earlier behaviour."""
 
@@ -71,17 +72,6 @@ LONGEST_NAME: Final = 80
 
 _Record = TypeVar("_Record")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-class SessionEnd(Enum):
-    """How a training session ended."""
-
-    FINISHED = "finished"
-    """All rounds were trained."""
-    INTERRUPTED = "interrupted"
-    """Stopped by a signal; a checkpoint was saved."""
-    FAILED = "failed"
-    """Ended by an exception."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +98,8 @@ class Session:
     """The exception that ended it; empty if none did."""
     task_file: str = ""
     """SHA-256 of the task file; empty for built-in tasks."""
+    ended: str = ""
+    """UTC; empty while it runs, if the process was killed, and in folders of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +223,7 @@ class RunFolder:
         rename: Callable[[Path, Path], Path],
     ) -> RunFolder:
         """Write the files to a hidden draft beside `path`, then rename it."""
-        created = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        created = utc_now()
         info = RunInfo(SCHEMA, config.task.name, name, config.seed, created, ())
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         created_parents = [parent for parent in path.parents if not parent.exists()]
@@ -288,7 +280,7 @@ class RunFolder:
     ) -> None:
         """Begin a session of this process with these settings, and record it."""
         session = Session(
-            started=time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+            started=utc_now(),
             host=socket.gethostname(),
             pid=os.getpid(),
             versions=versions(),
@@ -313,7 +305,8 @@ class RunFolder:
             return
         self._in_session = False
         *before, last = self.info.sessions
-        self.info = replace(self.info, sessions=(*before, replace(last, end=end, failure=failure)))
+        last = replace(last, end=end, failure=failure, ended=utc_now())
+        self.info = replace(self.info, sessions=(*before, last))
         self._write(RUN, to_json(self.info))
 
     def mark_used(self) -> None:
@@ -483,13 +476,7 @@ def members_dir(path: Path) -> Path:
 
 def report_dir(path: Path) -> Path:
     """Report folder of a run."""
-    return path / "report"
-
-
-def one_line(error: BaseException) -> str:
-    """The error message on one line, prefixed by its type unless it is an `EsperError`."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, EsperError) else f"{type(error).__name__}: {text}"
+    return path / run_files.REPORT
 
 
 def _rename(draft: Path, path: Path) -> Path:

@@ -23,7 +23,6 @@ from esper.simic.training.runs.folder import (
     Retention,
     SessionEnd,
     members_dir,
-    one_line,
     read_retention,
 )
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
@@ -37,6 +36,7 @@ from esper.simic.training.runs.resume import (
 )
 from esper.simic.training.runs.resume_command import resume_command
 from esper.simic.training.runs.round_store import RoundStore
+from esper.storage.sessions import one_line
 from esper.tolaria.round_results import RoundResult
 
 if TYPE_CHECKING:

@@ -84,13 +84,3 @@ class RoundStore:
             except EsperError as error:
                 return found, str(error)
         return found, ""
-
-    def newest_summary(self) -> tuple[Summary | None, str]:
-        """Summary of the newest readable round, and the error of the newest one if unreadable."""
-        problem = ""
-        for number in reversed(self.numbers()):
-            try:
-                return self.read(number).summary, problem
-            except EsperError as error:
-                problem = problem or str(error)
-        return None, problem

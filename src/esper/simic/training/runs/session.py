@@ -14,13 +14,13 @@ from esper.simic.training.runs.folder import (
     Retention,
     SessionEnd,
     members_dir,
-    one_line,
     read_retention,
 )
 from esper.simic.training.runs.interrupts import Interrupted, Interrupts
 from esper.simic.training.runs.kept_members import KeptMembers
 from esper.simic.training.runs.resume import Resumed, emit_resumed, find_resume_point, restore
 from esper.simic.training.runs.resume_command import resume_command
+from esper.storage.sessions import one_line
 
 if TYPE_CHECKING:
     from esper.simic.training.config import TrainingConfig

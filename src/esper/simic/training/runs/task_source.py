@@ -9,13 +9,11 @@ Only the file itself is copied, not what it imports.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
+from esper.storage.run_files import SOURCE
 from esper.tasks.task_files import is_file_reference, split_reference
-
-SOURCE: Final = "source"
 
 
 def copy_task_file(run: Path, reference: str) -> None:

@@ -72,9 +72,9 @@ export function xAxis(scale, box, label) {
   return group;
 }
 
-export function yAxis(scale, box) {
+export function yAxis(scale, box, count = 5) {
   const group = svg("g", { class: "axis" });
-  for (const tick of scale.ticks(5)) {
+  for (const tick of scale.ticks(count)) {
     const y = scale(tick);
     group.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }),
       svg("text", { x: box.left - 6, y: y + 4, "text-anchor": "end" }, short(tick)));

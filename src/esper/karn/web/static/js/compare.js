@@ -114,7 +114,7 @@ class ComparePage {
     const hasBand = points.length > 0 && found[0] !== null && typeof found[0] === "object";
     return {
       label: run.data.run.name, place: run.place,
-      x: points.map((point) => (this.x === "round" ? point.round : (point.time - started) / 60)),
+      x: points.map((point) => (this.x === "round" ? point.round + 1 : (point.time - started) / 60)),
       y: found.map((value) => (hasBand ? value.value : value)),
       low: hasBand ? found.map((value) => value.low) : undefined,
       high: hasBand ? found.map((value) => value.high) : undefined,

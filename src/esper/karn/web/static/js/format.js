@@ -43,19 +43,23 @@ export const STATE_MARKS = {
   running: "●", finished: "✓", interrupted: "‖", failed: "✕", killed: "○", broken: "!",
 };
 
+const LAST_WORK = {
+  train: "Trained; judged on fresh hosts now.", grow: "Searched; judging what was found.",
+  compare: "All policies are done; the report is written now.", audit: "All contexts are done; the report is written now.",
+};
+
 // One calm sentence on the state of a run.
 export function stateSentence(run) {
-  const problem = run.problem ? ` ${run.problem}` : "";
   switch (run.state) {
-    case "running": return "Running; the page follows it.";
+    case "running": return run.progress === 1 ? LAST_WORK[run.kind] : "Running; the page follows it.";
     case "finished": return "Finished.";
     case "interrupted":
-      return "Not complete, and no process writes it now. What is saved is shown; it can be resumed.";
-    case "failed": return `Ended by an error.${problem}`;
+      return "Stopped by a signal, with everything saved; it can be resumed.";
+    case "failed": return `Ended by an error: ${run.problem}`;
     case "killed":
       return "The process that wrote this run is gone: killed, or the machine went down. " +
         "What it had written is shown; it can be resumed.";
-    default: return `This folder cannot be read.${problem}`;
+    default: return `This folder cannot be read: ${run.problem}`;
   }
 }
 

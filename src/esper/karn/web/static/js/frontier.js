@@ -1,4 +1,4 @@
-// Score against parameters: the networks of searches, the topologies of audits.
+// Score against parameters: the networks of searches, the topologies of audits, policies.
 
 import { el, svg } from "./dom.js";
 import { costScale, Drawing, linear, valueRange, xAxis, yAxis } from "./axes.js";
@@ -52,7 +52,8 @@ export class FrontierPlot {
         legendEntry("frontier", seriesColour(group.place ?? i), group.label)));
     }
     const ink = this.groups.length > 1 ? "currentColor" : seriesColour(this.groups[0].place ?? 0);
-    const kinds = [["pick", "pick"], ["host", "host alone"], ["frontier", "on the frontier"], ["other", "other"]];
+    const kinds = [["pick", "pick"], ["host", "host alone"], ["frontier", "on the frontier"], ["other", "other"],
+      ["grown", "grown, or chosen"], ["static", "planted from the start"]];
     for (const [kind, text] of kinds) {
       if (all.some((p) => kindOf(p) === kind)) entries.push(legendEntry(kind, ink, text));
     }
@@ -64,14 +65,33 @@ function legendEntry(kind, ink, text) {
   return el("li", {}, svg("svg", { width: 18, height: 16, "aria-hidden": "true" }, mark(kind, 9, 8, ink)), text);
 }
 
+// Policies by size: `name` is drawn beside each, and the line joins those that no smaller one beats.
+const PLANTED = /^(static-|asha|table:)/;
+
+export function policyPoints(contenders) {
+  const known = contenders.filter((one) => one.params !== null && one.score.value !== null)
+    .sort((a, b) => a.params - b.params);
+  let best = -Infinity;
+  return known.map((one) => {
+    const front = one.score.value > best;
+    best = Math.max(best, one.score.value);
+    const host = one.policy === "bare" || one.policy.startsWith("wait");
+    return {
+      name: one.label, label: one.label, params: one.params, macs: one.macs, score: one.score, on_frontier: front,
+      kind: host ? "host" : PLANTED.test(one.policy) ? "static" : "grown",
+    };
+  });
+}
+
 function kindOf(point) {
+  if (point.kind) return point.kind;
   if (point.is_pick) return "pick";
   if (point.is_host) return "host";
   return point.on_frontier ? "frontier" : "other";
 }
 
 function mark(kind, x, y, ink) {
-  const common = { stroke: ink, "stroke-width": 2, fill: kind === "other" ? "none" : ink, class: "mark" };
+  const common = { stroke: ink, "stroke-width": 2, fill: kind === "other" || kind === "static" ? "none" : ink, class: "mark" };
   if (kind === "host") return svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10, ...common });
   if (kind === "pick") {
     return svg("path", { d: `M${x} ${y - 8}L${x + 8} ${y}L${x} ${y + 8}L${x - 8} ${y}Z`, ...common });
@@ -88,12 +108,17 @@ function groupMarks(group, place, x, y, box) {
   const nodes = [svg("polyline", { points: line, fill: "none", stroke: ink, "stroke-width": 1.5, opacity: 0.6 })];
   for (const p of points) {
     const at = x(p.params);
-    const said = `${group.label} ${topologyText(p)}: ${number(p.params)} parameters, score ${interval(p.score)}`;
+    const said = `${group.label} ${p.name ?? topologyText(p)}: ${number(p.params)} parameters, score ${interval(p.score)}`;
     const one = svg("g", {}, svg("title", {}, said));
     if (p.score.low !== null && p.score.high !== null) {
       one.append(svg("line", { x1: at, x2: at, y1: clamp(p.score.low), y2: clamp(p.score.high), stroke: ink, "stroke-width": 1.5, opacity: 0.6 }));
     }
     one.append(mark(kindOf(p), at, clamp(p.score.value), ink));
+    if (p.name) {
+      const left = at > (box.left + box.right) / 2;
+      one.append(svg("text", { class: "label", x: at + (left ? -9 : 9), y: clamp(p.score.value) - 7,
+        "text-anchor": left ? "end" : "start" }, p.name));
+    }
     nodes.push(one);
   }
   return svg("g", {}, ...nodes);

@@ -2,13 +2,16 @@
 
 import { el, svg } from "./dom.js";
 import { ask } from "./api.js";
-import { Drawing, linear, xAxis } from "./axes.js";
+import { Drawing, linear, valueRange, xAxis, yAxis } from "./axes.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { number } from "./format.js";
 import { allStages, stageColour, stageWord } from "./stages.js";
+import { onTheme, seriesColour } from "./theme.js";
 
 const LANE = 24;
 const BAR = 10;
+const PANEL = 96;
+const PANEL_HEAD = 24;
 
 export class LifeLines {
   constructor(id) {
@@ -18,7 +21,7 @@ export class LifeLines {
     this.found = null;
     this.slots = [];
     this.round = el("input", {
-      type: "number", min: 0, step: 1, class: "round", change: () => this.choose(this.round.value),
+      type: "number", min: 1, step: 1, class: "round", change: () => this.choose(this.round.value),
     });
     this.newest = el("button", { type: "button", click: () => this.choose("") }, "Newest");
     this.before = el("button", { type: "button", click: () => this.turn(-1), "aria-label": "Members before" }, "◀");
@@ -30,11 +33,12 @@ export class LifeLines {
     ];
     this.figure = new Figure("life-lines", "Life lines of seeds", { controls, wide: true });
     this.drawing = new Drawing((width) => this.paint(width));
+    onTheme(() => this.drawing.node && this.found?.seeds.length && this.drawing.redraw());
     this.busy = false;
   }
 
   choose(text) {
-    this.at = text === "" ? null : Math.max(0, Math.floor(Number(text) || 0));
+    this.at = text === "" ? null : Math.max(0, Math.floor(Number(text) || 1) - 1);
     this.load();
   }
 
@@ -75,8 +79,8 @@ export class LifeLines {
       this.figure.show({ draw: (node) => emptyPlot(node, ""), table: () => this.table() }, { problem });
       return;
     }
-    if (document.activeElement !== this.round) this.round.value = Math.max(0, found.round);
-    this.round.max = Math.max(0, found.newest);
+    if (document.activeElement !== this.round) this.round.value = Math.max(1, found.round + 1);
+    this.round.max = Math.max(1, found.newest + 1);
     this.first = found.first;
     this.window.textContent = ` members ${found.first}-${found.first + found.window - 1} of ${found.members} `;
     this.before.disabled = found.first === 0;
@@ -101,13 +105,16 @@ export class LifeLines {
 
   paint(width) {
     const lanes = this.lanes();
-    const height = lanes.length * LANE + 52;
-    const box = { left: 84, right: width - 14, top: 6, bottom: height - 44 };
+    const panels = this.panels();
+    const above = panels.length * (PANEL + PANEL_HEAD);
+    const height = above + lanes.length * LANE + 52;
+    const box = { left: 84, right: width - 14, top: above + 6, bottom: height - 44 };
     const x = linear([0, this.found.steps], [box.left, box.right]);
     const picture = svg("svg", {
       width, height, role: "img",
-      "aria-label": `Life lines of ${this.found.seeds.length} seeds in round ${this.found.round}; the table has them.`,
-    }, xAxis(x, box, `step of round ${this.found.round}`));
+      "aria-label": `Life lines of ${this.found.seeds.length} seeds in round ${this.found.round + 1}; the table has them.`,
+    }, xAxis(x, box, `step of round ${this.found.round + 1}`));
+    panels.forEach((panel, i) => picture.append(...this.panel(panel, i * (PANEL + PANEL_HEAD), x, box)));
     const tops = new Map();
     lanes.forEach((lane, i) => {
       const top = box.top + i * LANE;
@@ -121,6 +128,39 @@ export class LifeLines {
       if (top !== undefined) picture.append(this.life(seed, top, x));
     }
     return [picture, this.legend()];
+  }
+
+  // What is drawn above the lines: of all members, whichever of them are shown.
+  panels() {
+    const known = (points) => (points ?? []).filter(([, value]) => value !== null);
+    const accuracy = [known(this.found.accuracy), known(this.found.train_accuracy)];
+    const contribution = known(this.found.contribution);
+    return [
+      { title: "accuracy, held out, with its 95 % interval; dashed: on train batches", curves: accuracy },
+      { title: "contribution of a seed: mean, and the middle half of seeds", curves: [contribution] },
+    ].filter((panel) => panel.curves[0].length > 1);
+  }
+
+  panel({ title, curves }, top, x, box) {
+    const inner = { ...box, top: top + PANEL_HEAD, bottom: top + PANEL };
+    const estimates = curves.flat().map(([, value, low, high]) => ({ value, low, high }));
+    const y = linear(valueRange(estimates), [inner.bottom, inner.top]);
+    const path = (points, at) => points.map((p, i) => `${i ? "L" : "M"}${x(p[0])} ${y(at(p))}`).join("");
+    const parts = [yAxis(y, inner, 4), svg("text", { class: "label", x: box.left, y: top + 14 }, title)];
+    curves.forEach((points, i) => {
+      if (points.length < 2) return;
+      const ink = seriesColour(i);
+      const sure = points.filter(([, , low, high]) => low !== null && high !== null);
+      const clamp = (value) => Math.min(inner.bottom, Math.max(inner.top, value));
+      if (sure.length > 1) {
+        const back = sure.slice().reverse().map((p) => `L${x(p[0])} ${clamp(y(p[2]))}`).join("");
+        const over = sure.map((p, j) => `${j ? "L" : "M"}${x(p[0])} ${clamp(y(p[3]))}`).join("");
+        parts.push(svg("path", { d: `${over}${back}Z`, fill: ink, "fill-opacity": 0.18 }));
+      }
+      parts.push(svg("path", { d: path(points, (p) => p[1]), fill: "none", stroke: ink, "stroke-width": 1.8,
+        "stroke-dasharray": i ? "5 4" : null }));
+    });
+    return parts;
   }
 
   life(seed, top, x) {

@@ -125,12 +125,16 @@ class List {
     while (this.body.children.length > nodes.length) this.body.lastElementChild.remove();
     const running = this.runs.filter((run) => run.state === "running").length;
     const cut = wanted.length > nodes.length ? `; the newest ${nodes.length} are shown` : "";
-    const all = wanted.length === this.runs.length ? `${this.runs.length} runs` : `${wanted.length} of ${this.runs.length} runs`;
+    const all = wanted.length === this.runs.length ? plural(this.runs.length) : `${wanted.length} of ${plural(this.runs.length)}`;
     setText(this.count, this.runs.length ? `${all}, ${running} running${cut}` : "No runs yet: esper train ppo starts one.");
     this.table.hidden = !this.runs.length;
     this.problems.replaceChildren(...wanted.filter((run) => run.problem)
       .map((run) => el("li", {}, `${run.name}: ${run.problem}`)));
   }
+}
+
+function plural(count) {
+  return `${count} ${count === 1 ? "run" : "runs"}`;
 }
 
 async function refresh(list) {

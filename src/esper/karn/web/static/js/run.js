@@ -18,6 +18,8 @@ class RunPage {
     this.title = el("h1", {}, "Run");
     this.state = el("span", { class: "state" });
     this.sentence = el("p", { class: "sentence", role: "status" }, "Reading the run ...");
+    this.command = el("code", {});
+    this.resume = el("p", { class: "resume", hidden: true }, "Resume with ", this.command);
     this.connection = el("p", { class: "problem", role: "status", hidden: true });
     this.bar = el("progress", { max: 1, "aria-label": "Progress", hidden: true });
     this.done = el("span", {});
@@ -27,7 +29,7 @@ class RunPage {
     this.figures = el("div", { class: "figures" });
     main().append(
       el("div", { class: "run-head" }, this.title, this.state, el("span", { class: "spacer" }), this.report, this.compare),
-      this.sentence, this.connection, el("div", { class: "run-progress" }, this.bar, this.done),
+      this.sentence, this.resume, this.connection, el("div", { class: "run-progress" }, this.bar, this.done),
       this.facts, this.figures);
   }
 
@@ -53,6 +55,8 @@ class RunPage {
       this.state.replaceChildren(el("span", { "aria-hidden": "true", class: "state-mark" }, STATE_MARKS[run.state]), ` ${run.state}`);
     }
     setText(this.sentence, stateSentence(run));
+    this.resume.hidden = !run.resume;
+    setText(this.command, run.resume);
     this.bar.hidden = run.progress === null;
     if (run.progress !== null) this.bar.value = run.progress;
     const left = budget.seconds_left === null ? "" : `, about ${duration(budget.seconds_left)} left`;

@@ -4,7 +4,7 @@ import { contenderRows, contenderTable, IntervalPlot } from "./contenders.js";
 import { Curves, curveSource } from "./curves.js";
 import { Figure } from "./figure.js";
 import { topologyText } from "./format.js";
-import { FrontierPlot } from "./frontier.js";
+import { FrontierPlot, policyPoints } from "./frontier.js";
 
 const FEW = 8;
 
@@ -47,7 +47,7 @@ class NetworkCurveFigure {
   }
 }
 
-class ContenderFigure {
+export class ContenderFigure {
   constructor(name, title, options) {
     this.name = name;
     this.figure = new Figure(`contenders-${name}`, title, { note: "Mean with its 95 % interval." });
@@ -65,12 +65,29 @@ class ContenderFigure {
   }
 }
 
+export class PolicySizeFigure {
+  constructor() {
+    const note = "Mean score with its 95 % interval; the line joins those that no smaller one beats.";
+    this.figure = new Figure("policy-sizes", "Score against size", { note });
+    this.plot = new FrontierPlot();
+    this.node = this.figure.node;
+  }
+
+  update(data) {
+    const points = policyPoints(data.contenders);
+    const { draw } = this.plot.source([{ label: "", points, place: 0 }]);
+    const table = () => contenderTable([{ label: "", contenders: data.contenders, place: 0 }]);
+    this.figure.show({ draw, table }, { problem: data.problems.contenders });
+    this.node.hidden = points.length < 2;
+  }
+}
+
 export function searchFigures(id, data) {
   const kind = data.run.kind;
   const frontier = () => [new FrontierFigure(kind), new NetworkCurveFigure(kind)];
   const contenders = () => [new ContenderFigure("score", "Score"),
     new ContenderFigure("difference", "Score minus that of the reference", { zero: true }),
-    new ContenderFigure("test", "Test accuracy")];
+    new ContenderFigure("test", "Test accuracy"), new PolicySizeFigure()];
   if (kind === "grow") return frontier();
   return kind === "compare" ? contenders() : [...contenders(), ...frontier()];
 }

@@ -4,10 +4,12 @@ import { Curves, curveSource } from "./curves.js";
 import { clear, el } from "./dom.js";
 import { emptyPlot, Figure } from "./figure.js";
 import { clock, number, words } from "./format.js";
+import { ContenderFigure, PolicySizeFigure } from "./search_figures.js";
 import { LifeLines } from "./lifelines.js";
 import { stageWord } from "./stages.js";
 
-const rounds = (points) => points.map((point) => point.round);
+// Rounds are counted from 1 for people, from 0 in the records.
+const rounds = (points) => points.map((point) => point.round + 1);
 const field = (points, name) => points.map((point) => point[name]);
 const part = (points, name, end) => points.map((point) => point[name][end]);
 
@@ -35,6 +37,8 @@ const CURVES = [
     line("added parameters", d.rounds, "added_params")]],
   ["rounds", "stages", "Slots by stage, at the end of a round", "slots of all members", (d) => stages(d.rounds)],
   ["actions", "actions", "Operations chosen", "share of member-steps", (d) => shares(d.actions)],
+  ["actions", "slots", "Operations by slot", "share of operations on a slot", (d) => bySlot(d.actions, slotShare)],
+  ["actions", "slot-rewards", "Reward by slot", "mean reward of an operation", (d) => bySlot(d.actions, slotReward)],
   ["learner", "entropy", "PPO: entropy", "entropy", (d) => [line("all heads", d.learner, "entropy")]],
   ["learner", "kl", "PPO: KL and clipping", "", (d) => [
     line("approximate KL", d.learner, "approx_kl"), line("clipped share", d.learner, "clip_fraction")]],
@@ -48,6 +52,9 @@ const CURVES = [
   ["learner", "gradient", "PPO: gradient norm", "norm", (d) => [line("gradient norm", d.learner, "grad_norm")]],
   ["speed", "speed", "Throughput", "member-steps/s", (d) => [
     line("member-steps/s", d.speed, "member_steps_per_second")]],
+  ["speed", "device", "Device", "share of time", (d) => [
+    line("trained and validated", d.speed, "device_share"), line("GPU utilisation", d.speed, "gpu_utilization")]
+    .filter((curve) => curve.y.some((value) => value !== null))],
 ];
 
 function shares(points) {
@@ -61,6 +68,22 @@ function shares(points) {
   return [...names].map((name) => ({
     label: words(name), x: rounds(points), y: points.map((point) => share(point, name)),
   }));
+}
+
+function bySlot(points, value) {
+  const names = [...new Set(points.flatMap((point) => point.slots.map((one) => one.slot)))].sort();
+  return names.map((name) => ({
+    label: name, x: rounds(points), y: points.map((point) => value(point.slots.find((one) => one.slot === name), point.slots)),
+  }));
+}
+
+function slotShare(slot, slots) {
+  const all = slots.reduce((sum, one) => sum + one.chosen, 0);
+  return slot && all ? slot.chosen / all : null;
+}
+
+function slotReward(slot) {
+  return slot && slot.chosen && slot.reward !== null ? slot.reward / slot.chosen : null;
 }
 
 function stages(points) {
@@ -118,7 +141,7 @@ class PhaseFigure {
         emptyPlot(node, "Nothing recorded yet.");
         return;
       }
-      clear(node).append(el("p", { class: "note" }, `round ${last.round}, ${number(total, 3)} s`),
+      clear(node).append(el("p", { class: "note" }, `round ${last.round + 1}, ${number(total, 3)} s`),
         el("ul", { class: "bars" }, ...last.phases.map(([name, seconds]) => el("li", {},
           el("span", { class: "bar-name" }, words(name)), el("meter", { max: total, value: seconds, "aria-hidden": "true" }),
           el("span", { class: "bar-value" }, `${number(seconds, 2)} s, ${Math.round((100 * seconds) / total)} %`)))));
@@ -143,7 +166,7 @@ class AnomalyFigure {
   update(data) {
     this.node.hidden = !data.anomalies.length;
     this.list.replaceChildren(...data.anomalies.slice(-20).reverse().map((one) =>
-      el("li", {}, `round ${one.round}: ${words(one.kind)}, ${one.detail}`)));
+      el("li", {}, `round ${one.round + 1}: ${words(one.kind)}, ${one.detail}`)));
   }
 }
 
@@ -159,13 +182,15 @@ class EventFigure {
 
   update(data) {
     this.body.replaceChildren(...data.events.slice().reverse().map((event) => el("tr", {},
-      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round)),
+      el("td", { class: "num" }, clock(event.time)), el("td", { class: "num" }, number(event.round === null ? null : event.round + 1)),
       el("td", { class: "num" }, number(event.step)), el("th", { scope: "row" }, words(event.type)), el("td", {}, event.text))));
   }
 }
 
 export function trainingFigures(id) {
   const curves = CURVES.map((row) => new CurveFigure(row));
-  return [...curves.slice(0, 4), new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
+  const judged = [new ContenderFigure("score", "Judged on fresh hosts: score"),
+    new PolicySizeFigure()];
+  return [...curves.slice(0, 4), ...judged, new LifeLineFigure(id), ...curves.slice(4), new PhaseFigure(),
     new AnomalyFigure(), new EventFigure()];
 }
