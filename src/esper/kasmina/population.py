@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
+from esper.device.shards import join_shards
 from esper.device.upload import upload
 from esper.kasmina.arguments import IntLike, as_integers
 from esper.kasmina.executors.base import check_input, check_tensor
@@ -103,11 +104,14 @@ class Population:
         self.seed = seed
         self.round = 0
         self.device = parse_device(device)
+        shards = join_shards(self.device) if self.config.executor == "sharded" else None
+        if shards is not None:
+            self.device = shards.device
         self.loss = loss
         self.count_correct: RowLoss = count_correct
         """Correct predictions of each row, for the train accuracy."""
         self._host_factory = host_factory
-        self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
+        self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device, shards)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
         self.choice: ExecutorChoice | None = None
         """Executor and the reason for it; set by the first input."""
@@ -340,8 +344,8 @@ class Population:
 
     @property
     def _loops(self) -> bool:
-        """Whether the loop executor was chosen."""
-        return self.choice is not None and self.choice.executor.name == "loop"
+        """Whether the loop executor was chosen, or the sharded one, which loops too."""
+        return self.choice is not None and self.choice.executor.name != "vmap"
 
     def _row_keys(self, table: RowTable) -> Ints:
         return row_keys(self.seed, self.round, table, self.member_ids)
@@ -382,6 +386,7 @@ class Population:
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
             self.network.any_layout = runs_channels_last(self.network, x[0])
+            self.network.release_templates()
             self.choice = self.choice or self._choose_executor(x)
             self.probe = probe
             self._output_shapes[key] = tuple(trace.output.shape[1:])
@@ -496,6 +501,7 @@ class Population:
             if fresh:
                 self._require_vmap(slot, kind)
             self.seed_sizes.macs(slot, kind, self.probe)  # runs it at its slot's actual size
+            self.network.bank(slot, kind).release_template()
         except EsperError:
             if fresh:
                 del self.network.banks[slot, kind]
@@ -514,7 +520,8 @@ class Population:
 
     def _require_vmap(self, slot: int, kind: int) -> None:
         running = self.choice.executor.name if self.choice else self.config.executor
-        problem = None if running == "loop" else seed_vmap_failure(self.network, slot, kind)
+        loops = running in ("loop", "sharded")
+        problem = None if loops else seed_vmap_failure(self.network, slot, kind)
         if problem is not None:
             raise EsperError(
                 f"blueprint {self.blueprints[kind]!r} cannot be vmapped ({problem}): "

@@ -140,7 +140,9 @@ def make_graph_cache(
 ) -> tuple[GraphCache | None, str | None]:
     """Return the graph cache, or None and the reason why graphs are off."""
     device = population.device
-    executor = "vmap" if population.choice is None else population.choice.executor.name
+    executor = "vmap" if population.network.shards is None else "sharded"
+    if population.choice is not None:
+        executor = population.choice.executor.name
     problem = reason_against_graphs(mode, device, executor, population.network.runs_whole)
     if problem is not None:
         return None, problem
