@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +15,9 @@ from torch import Tensor
 from esper.growing.budget import Budget
 from esper.growing.data import StreamChoice, read_data
 from esper.growing.folder import GrowFolder, read_info, runs_root
-from esper.growing.problem import Model, make_problem
+from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
+from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
@@ -78,24 +79,38 @@ def grow(
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
-    printer = ProgressPrinter(verbose, on_round, track)
+    ranks = ranks_of(executor, device)
+    printer = ProgressPrinter(verbose, on_round, track) if ranks.first else ProgressPrinter(False)
     with printer.logged():
-        run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
-        with _run_folder(resume, folder, name or run.problem.trace.name, seed) as home:
-            home.keep_sources(sources)
-            return run.search(home, resume is not None)
+        run = prepare_run(
+            model, train, val, test, budget, settings, printer, sample_weights, ranks=ranks
+        )
+        title = name or run.problem.trace.name
+        with _run_folder(ranks, resume, folder, title, seed) as home:
+            if ranks.first:
+                home.keep_sources(sources)
+            return run.search(home, resume is not None, files=ranks.first)
 
 
+@contextlib.contextmanager
 def _run_folder(
+    ranks: Ranks,
     resume: str | os.PathLike[str] | None,
     folder: str | os.PathLike[str] | None,
     name: str,
     seed: int,
-) -> contextlib.closing[GrowFolder]:
-    """The folder of a run, new or to continue, until the block ends."""
-    if resume is not None:
-        return contextlib.closing(GrowFolder.open(Path(resume)))
-    return contextlib.closing(GrowFolder.create(runs_root(folder), name, seed))
+) -> Iterator[GrowFolder]:
+    """The folder of a run, new or to continue, until the block ends; rank 0 has the real one."""
+    known = None if resume is None else Path(resume)
+    with contextlib.ExitStack() as held:
+        home = runs_root(folder) if ranks.first else held.enter_context(scratch_folder(known))
+
+        def open_folder() -> GrowFolder:
+            if known is None:
+                return GrowFolder.create(home, name, seed)
+            return GrowFolder.open(known if ranks.first else home)
+
+        yield held.enter_context(contextlib.closing(ranks.together(open_folder)))
 
 
 def prepare_run(
@@ -108,24 +123,33 @@ def prepare_run(
     printer: ProgressPrinter,
     sample_weights: Any = None,
     probe: bool = True,
+    ranks: Ranks = ALONE,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.
 
-    `probe`: measure the speed before the search, to announce its time.
+    `probe`: measure the speed before the search, to announce its time. `ranks`: the processes that
+    search together.
     """
     budget = Budget() if budget is None else budget
     if not isinstance(budget, Budget):
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
-    data = read_data(
-        train,
-        val,
-        test,
-        columns=settings.columns,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        stream=settings.stream,
-        sample_weights=sample_weights,
-    )
-    run = GrowRun(make_problem(model, data, settings), settings, budget, printer)
+
+    def read_problem() -> Problem:
+        data = read_data(
+            train,
+            val,
+            test,
+            columns=settings.columns,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            stream=settings.stream,
+            sample_weights=sample_weights,
+        )
+        return make_problem(model, data, settings)
+
+    problem = ranks.together(read_problem)
+    ranks.require_same("data", problem.data.fingerprint)
+    ranks.require_same("model", problem.architecture)
+    run = GrowRun(problem, settings, budget, printer, ranks)
     run.prepare(probe)
     return run

@@ -235,7 +235,7 @@ def population_tensors(population: PopulationState) -> dict[str, Tensor]:
 
 def _row_state(population: PopulationState) -> dict[str, ParameterStore]:
     """Return names of tensors with a number per parameter -> the store they belong to."""
-    out = {}
+    out: dict[str, ParameterStore] = {}
     for name, store, moments in _stores(population):
         like = [moment for moment, value in moments.items() if value.shape == store.flat_EP.shape]
         out |= {f"{name}/optimizer/{moment}": store for moment in like}

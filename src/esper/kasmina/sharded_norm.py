@@ -29,9 +29,7 @@ def whole_batch_norms(module: nn.Module, shards: Shards, share: BatchShare) -> I
         yield
 
 
-def _whole_batch_norm(
-    shards: Shards, share: BatchShare, norm: TorchBatchNorm, x: Tensor
-) -> Tensor:
+def _whole_batch_norm(shards: Shards, share: BatchShare, norm: TorchBatchNorm, x: Tensor) -> Tensor:
     """Return `norm(x)` with mean and variance of all ranks' samples."""
     norm._check_input_dim(x)  # type: ignore[no-untyped-call]
     by_batch = norm.training or norm.running_mean is None

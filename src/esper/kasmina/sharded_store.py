@@ -278,7 +278,7 @@ def _shard_unit(shard: Tensor, shards: Shards) -> _Unit:
     from torch.distributed.tensor import DTensor, Shard
 
     unit = _Unit(shard.numel() * shards.size)
-    sharded: FSDPModule = fully_shard(unit, mesh=shards.mesh, reshard_after_forward=True)  # type: ignore[assignment]
+    sharded: FSDPModule = fully_shard(unit, mesh=shards.mesh, reshard_after_forward=True)
     # Every rank's gradient is of its share of one loss: they add up, and no mean is taken.
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)

@@ -164,7 +164,10 @@ class ShardedRun(LoopRun):
         x: Tensor,
         call: Call,
     ) -> Tensor:
-        """Return `call(x)`, with a module's part of a store gathered; `names`: own -> the store's."""
+        """Return `call(x)`, with what a module needs of a store gathered.
+
+        `names`: its names of tensors -> the store's; None: the same.
+        """
         assert isinstance(store, ShardedStore), "a sharded network has no others"
         bound, fixed = store.bound(module, names), self._fixed(store, member, keeps)
 

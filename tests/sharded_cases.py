@@ -1,0 +1,222 @@
+"""Programs that run under any executor, and what they compute: the same under each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig
+from esper.kasmina.activation_gradients import slot_gradient_norms
+from esper.kasmina.saving import population_tensors
+from esper.kasmina.snapshot import MemberSnapshots, finite_members
+from esper.kasmina.tracing import trace_model
+from esper.leyline import BlendStyle, LifecycleOp, SeedStage
+from hooked_models import HOOKED
+from support import BatchNormHost, KINDS, batch, good_signals, make_population
+
+ADAMW = OptimConfig(kind="adamw", weight_decay=0.1, clip_norm=0.5)
+SGD = OptimConfig(clip_norm=0.5)
+Result = dict[str, Tensor]
+
+
+def measured(stats: Any) -> Tensor:
+    """All numbers of a train batch."""
+    parts = (
+        stats.loss_E,
+        stats.shadow_loss_ES,
+        stats.host_grad_norm_E,
+        stats.grad_norm_ES,
+        stats.correct_E,
+    )
+    return torch.cat([part.flatten().float() for part in parts])
+
+
+def train_step(population: Population, number: int, kind: str, size: int = 7) -> list[Tensor]:
+    """One step of two batches, of a size that no number of ranks divides."""
+    population.begin_step()
+    found = []
+    for place in (0, 1):
+        x, y = batch(population.members, 2 * number + place, size, kind=kind)
+        found.append(measured(population.train_batch(x, y)))
+    population.end_step(good_signals(population))
+    return found
+
+
+def weights(population: Population, member: int = 0) -> Result:
+    """Parameters and buffers of a member; copies."""
+    state = population.member(member).state_dict()
+    return {f"member/{name}": value.detach().clone() for name, value in state.items()}
+
+
+def whole_life(executor: str, kind: str = "cnn", optim: OptimConfig = SGD) -> Result:
+    """20 batches: member 0 grows a gated seed until it is permanent, member 1 prunes one."""
+    made = KINDS[kind]
+    population = make_population(2, executor, optim=optim, kind=kind, seed_lr_scaling="weight_norm")
+    seen: set[SeedStage] = set()
+    rows: list[Tensor] = []
+    for number in range(10):
+        rows += train_step(population, number, kind)
+        life = population.lifecycle
+        if number == 0:
+            population.germinate([0], made.slots[0], made.seed, BlendStyle.GATE)
+            population.germinate([1], made.slots[1], made.blueprints[0])
+            population.germinate([1], made.slots[0], made.seed, BlendStyle.MULTIPLY)
+        seen |= {SeedStage(code) for code in np.unique(life.stage_ES)}
+        legal_ESO = life.legal_ops()
+        for member, slot in np.argwhere(legal_ESO[..., LifecycleOp.ADVANCE]).tolist():
+            population.advance([member], slot)
+        if legal_ESO[0, 0, LifecycleOp.FOSSILIZE]:
+            population.fossilize([0], 0)
+        if number == 5:
+            population.prune([1], made.slots[1], speed=3)
+    x, y = batch(2, 99, 5, kind=kind)
+    out = population.evaluate(x, y)
+    wanted = {SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING, SeedStage.FOSSILIZED}
+    assert wanted | {SeedStage.EMBARGOED} <= seen, seen
+    return {"batches": torch.stack(rows), "validation": out.loss_R} | weights(population)
+
+
+def rollback(executor: str) -> Result:
+    """A permanent seed, a snapshot, a live seed, a poisoned host, and back."""
+    population = make_population(2, executor, optim=ADAMW)
+    population.plant([0, 1], "r0c0", "conv_light")
+    rows = train_step(population, 0, "cnn")
+    snapshots = MemberSnapshots(population)
+    snapshots.take(np.array([True, True]))
+    kept = snapshots.state()
+    population.germinate([1], "r0c1", "norm")
+    rows += train_step(population, 1, "cnn")
+    shards = population.network.shards
+    if shards is None or shards.rank == shards.size - 1:  # one rank alone has the bad number
+        population.network.host.flat_EP.detach()[1, -5] = float("nan")
+    finite = finite_members(population)
+    snapshots.load_state(kept)
+    removed = snapshots.restore(np.array([False, True]))
+    rows += train_step(population, 2, "cnn")
+    result = {"batches": torch.stack(rows), "finite": finite, "removed": torch.tensor(removed)}
+    return result | weights(population, 1)
+
+
+def selection(executor: str) -> Result:
+    """Members that move to another population train on there."""
+    population = make_population(2, executor, optim=ADAMW)
+    population.plant([0, 1], "r0c0", "conv_light")
+    train_step(population, 0, "cnn")
+    chosen = population.select([1, 1, 0])
+    rows = train_step(chosen, 1, "cnn")
+    return {"batches": torch.stack(rows)} | weights(chosen, 2)
+
+
+class HalfFrozen(BatchNormHost):
+    """A host whose first block does not train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.blocks[0].parameters():
+            parameter.requires_grad_(False)
+
+
+def frozen(executor: str) -> Result:
+    """Frozen parameters, batch norm, three samples, one sample."""
+    config = PopulationConfig(executor=executor, optim=SGD)  # type: ignore[arg-type]
+    population = Population(HalfFrozen, ["r0c0"], ["depthwise"], 1, config=config)
+    population.plant([0], "r0c0", "depthwise")
+    rows = [measured(population.train_batch(*batch(1, 0, size, kind="batchnorm")))
+            for size in (3, 1)]  # fmt: skip
+    norms = slot_gradient_norms(population, *batch(1, 1, 5))
+    return {"batches": torch.stack(rows), "slot gradients": norms} | weights(population)
+
+
+class Dropping(MLPHost):
+    """A host with dropout between its segments."""
+
+    def __init__(self) -> None:
+        super().__init__(in_features=9, num_classes=5, width=12, n_layers=3)
+        self.drop = nn.Dropout(0.3)
+
+    def segments(self) -> tuple[nn.Module, ...]:
+        first, *others = super().segments()
+        return (nn.Sequential(first, self.drop), *others)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for segment in self.segments():
+            x = segment(x)
+        return x
+
+
+def random_layers(executor: str) -> Result:
+    """Dropout: every sample draws the same numbers, whoever computes it."""
+    config = PopulationConfig(executor=executor, optim=SGD)  # type: ignore[arg-type]
+    population = Population(Dropping, ["r0c0"], ["mlp"], 2, config=config)
+    return {"batches": torch.stack(train_step(population, 0, "mlp"))} | weights(population)
+
+
+def twins(executor: str) -> Result:
+    """Seeds that start as copies of the host's weights."""
+    population = make_population(2, executor, kind="resnet", optim=SGD)
+    train_step(population, 0, "resnet", 4)
+    population.germinate([0, 1], "r0c1", "twin")
+    rows = train_step(population, 1, "resnet", 4)
+    return {"batches": torch.stack(rows)} | weights(population)
+
+
+def hooked(executor: str) -> Result:
+    """A model that runs whole, with seeds at hooks in it."""
+    case = HOOKED["encoder"]
+    torch.manual_seed(1)
+    example = case.example(5)
+    host = trace_model(case.build, example)
+    config = PopulationConfig(executor=executor, optim=SGD)  # type: ignore[arg-type]
+    population = Population(host.factory, host.slots, host.blueprints, 1, config=config)
+    x, y = host.inputs.pack(example)[None], torch.arange(5)[None] % 3
+    kinds = population.network.fits_SK
+    population.plant([0], 0, int(np.flatnonzero(kinds[0])[0]))
+    population.germinate([0], 1, int(np.flatnonzero(kinds[1])[-1]))
+    population.begin_step()
+    rows = [measured(population.train_batch(x, y)) for _ in range(3)]
+    return {"batches": torch.stack(rows)} | weights(population)
+
+
+def saved(executor: str, folder: Path) -> Result:
+    """Train, save, train on; the save goes to `folder / executor`."""
+    population = make_population(2, executor, optim=ADAMW)
+    population.plant([0], "r0c0", "conv_light")
+    population.germinate([1], "r0c1", "norm", BlendStyle.GATE)
+    train_step(population, 0, "cnn")
+    population.save(folder / executor)
+    return {"batches": torch.stack(train_step(population, 1, "cnn"))} | weights(population, 1)
+
+
+def loaded(executor: str, path: Path) -> Result:
+    """Train on from a save."""
+    population = Population.load(path, KINDS["cnn"].host, executor=executor)  # type: ignore[arg-type]
+    return {"batches": torch.stack(train_step(population, 1, "cnn"))} | weights(population, 1)
+
+
+def memory(executor: str) -> Result:
+    """Bytes of parameters and optimiser state, and of the largest unit."""
+    population = make_population(1, executor, optim=ADAMW, kind="transformer")
+    train_step(population, 0, "transformer", 2)
+    rows = [t for n, t in population_tensors(population).items() if "values" in n or "optim" in n]
+    return {"bytes": torch.tensor(sum(t.numel() * t.element_size() for t in rows))}
+
+
+CASES: dict[str, Callable[[str], Result]] = {
+    "cnn": whole_life,
+    "transformer": lambda executor: whole_life(executor, "transformer"),
+    "adamw": lambda executor: whole_life(executor, "mlp", ADAMW),
+    "batchnorm": lambda executor: whole_life(executor, "batchnorm"),
+    "signal": lambda executor: whole_life(executor, "signal"),
+    "rollback": rollback,
+    "selection": selection,
+    "frozen": frozen,
+    "random_layers": random_layers,
+    "twins": twins,
+    "hooked": hooked,
+    "memory": memory,
+}
