@@ -17,7 +17,7 @@ from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.kasmina.tracing import trace_model
 from esper.leyline import BlendStyle, LifecycleOp, SeedStage
 from hooked_models import HOOKED
-from support import BatchNormHost, KINDS, batch, good_signals, make_population
+from support import KINDS, BatchNormHost, batch, good_signals, make_population
 
 ADAMW = OptimConfig(kind="adamw", weight_decay=0.1, clip_norm=0.5)
 SGD = OptimConfig(clip_norm=0.5)
@@ -53,10 +53,14 @@ def weights(population: Population, member: int = 0) -> Result:
     return {f"member/{name}": value.detach().clone() for name, value in state.items()}
 
 
-def whole_life(executor: str, kind: str = "cnn", optim: OptimConfig = SGD) -> Result:
+def whole_life(
+    executor: str, kind: str = "cnn", optim: OptimConfig = SGD, lr: float = 0.05
+) -> Result:
     """20 batches: member 0 grows a gated seed until it is permanent, member 1 prunes one."""
     made = KINDS[kind]
-    population = make_population(2, executor, optim=optim, kind=kind, seed_lr_scaling="weight_norm")
+    population = make_population(
+        2, executor, optim=optim, kind=kind, seed_lr_scaling="weight_norm", host_lr=lr, seed_lr=lr
+    )
     seen: set[SeedStage] = set()
     rows: list[Tensor] = []
     for number in range(10):
@@ -209,7 +213,7 @@ def memory(executor: str) -> Result:
 CASES: dict[str, Callable[[str], Result]] = {
     "cnn": whole_life,
     "transformer": lambda executor: whole_life(executor, "transformer"),
-    "adamw": lambda executor: whole_life(executor, "mlp", ADAMW),
+    "adamw": lambda executor: whole_life(executor, "mlp", ADAMW, 0.003),
     "batchnorm": lambda executor: whole_life(executor, "batchnorm"),
     "signal": lambda executor: whole_life(executor, "signal"),
     "rollback": rollback,

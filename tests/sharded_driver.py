@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 
 import torch
-import torch.distributed.fsdp  # noqa: F401  before the fork, once for all ranks
+import torch.distributed.fsdp  # before the fork, once for all ranks
 
 import sharded_cases
 

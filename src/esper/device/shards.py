@@ -178,6 +178,18 @@ class Shards:
             raise EsperError(f"rank {ranks[0]} failed: its own message says why")
         return done
 
+    def require_same(self, what: str, text: str) -> None:
+        """Raise on all ranks unless all have the text of rank 0; `what` it tells, for messages."""
+        known = self.say(text)
+
+        def check() -> None:
+            if text != known:
+                raise EsperError(
+                    f"rank {self.rank} has other {what} than rank 0: give all the same"
+                )
+
+        self.together(check)
+
     def on_first(self, work: Callable[[], None]) -> None:
         """Run `work` on rank 0 alone; if it fails, all ranks raise."""
         self.together(work if self.rank == 0 else lambda: None)
@@ -260,6 +272,14 @@ def join_shards(device: torch.device) -> Shards:
             f"{device.type!r}, and each rank takes a GPU of its own"
         )
     return found
+
+
+def shards_for(executor: str, device: torch.device) -> tuple[Shards | None, torch.device]:
+    """Return the ranks of a network under an executor (None: it is whole), and its device."""
+    if executor != "sharded":
+        return None, device
+    shards = join_shards(device)
+    return shards, shards.device
 
 
 def _join(device: torch.device) -> Shards:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from esper.device.selection import parse_device
 from esper.device.shards import Shards, join_shards
-from esper.leyline.errors import EsperError
 
 T = TypeVar("T")
 
@@ -133,15 +132,7 @@ class ShardRanks(Ranks):
 
     def require_same(self, what: str, text: str) -> None:
         """Raise on all ranks unless all have the text of rank 0."""
-        known = self.text(text)
-
-        def check() -> None:
-            if text != known:
-                raise EsperError(
-                    f"rank {self.shards.rank}: other {what} than rank 0; give every rank the same"
-                )
-
-        self.together(check)
+        self.shards.require_same(what, text)
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:

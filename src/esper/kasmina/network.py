@@ -194,11 +194,6 @@ class StackedNetwork:
             self.segments, self.slots, self.device.type == "cpu", self.sites
         )
 
-    def release_templates(self) -> None:
-        """Free what templates hold if the network is sharded: they have been tried by now."""
-        for store in (self.host, *self.banks.values(), *self.gates.values()):
-            store.release_template()
-
     @property
     def draws(self) -> bool:
         """Whether any part draws random numbers in training."""
@@ -275,6 +270,7 @@ class StackedNetwork:
                 # blueprint and slot, and only if it draws at all.
                 site = self._find_seed_site(slot, recipe, bank.template, sample.to(self.device))
             bank.site = site
+            bank.release_template()
             self.banks[key] = bank
         return self.banks[key]
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
-from esper.device.shards import join_shards
+from esper.device.shards import shards_for
 from esper.device.upload import upload
 from esper.kasmina.arguments import IntLike, as_integers
 from esper.kasmina.executors.base import check_input, check_tensor
@@ -103,10 +103,7 @@ class Population:
         self.config = config or PopulationConfig()
         self.seed = seed
         self.round = 0
-        self.device = parse_device(device)
-        shards = join_shards(self.device) if self.config.executor == "sharded" else None
-        if shards is not None:
-            self.device = shards.device
+        shards, self.device = shards_for(self.config.executor, parse_device(device))
         self.loss = loss
         self.count_correct: RowLoss = count_correct
         """Correct predictions of each row, for the train accuracy."""
@@ -171,16 +168,8 @@ class Population:
         A member given several times is copied: the copies are alike until they are told apart.
         """
         chosen = self._members(members)
-        population = Population(
-            self._host_factory,
-            self.slots,
-            self.blueprints,
-            len(chosen),
-            self.seed,
-            self.device,
-            self.config,
-            self.loss,
-        )
+        kind = (self._host_factory, self.slots, self.blueprints, len(chosen))
+        population = Population(*kind, self.seed, self.device, self.config, self.loss)
         population.count_correct = self.count_correct
         copy_members(self, population, chosen)
         return population
@@ -386,7 +375,7 @@ class Population:
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
             self.network.any_layout = runs_channels_last(self.network, x[0])
-            self.network.release_templates()
+            self.network.host.release_template()
             self.choice = self.choice or self._choose_executor(x)
             self.probe = probe
             self._output_shapes[key] = tuple(trace.output.shape[1:])
@@ -501,7 +490,6 @@ class Population:
             if fresh:
                 self._require_vmap(slot, kind)
             self.seed_sizes.macs(slot, kind, self.probe)  # runs it at its slot's actual size
-            self.network.bank(slot, kind).release_template()
         except EsperError:
             if fresh:
                 del self.network.banks[slot, kind]
@@ -520,8 +508,8 @@ class Population:
 
     def _require_vmap(self, slot: int, kind: int) -> None:
         running = self.choice.executor.name if self.choice else self.config.executor
-        loops = running in ("loop", "sharded")
-        problem = None if loops else seed_vmap_failure(self.network, slot, kind)
+        vmaps = running in ("auto", "vmap")
+        problem = seed_vmap_failure(self.network, slot, kind) if vmaps else None
         if problem is not None:
             raise EsperError(
                 f"blueprint {self.blueprints[kind]!r} cannot be vmapped ({problem}): "

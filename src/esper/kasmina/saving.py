@@ -168,7 +168,7 @@ def save_population(population: PopulationState, path: PathLike) -> None:
     """Save a population to a folder, replacing an existing save; rank 0 writes if it is sharded."""
     content, tensors = _describe(population), population_tensors(population)
     for name, store in _row_state(population).items():
-        tensors[name] = store.whole(tensors[name])
+        tensors[name] = store.whole(tensors[name], torch.device("cpu"))
 
     def write() -> None:
         write_save(path, "population", content, tensors)
@@ -211,7 +211,8 @@ def load_population(
     _check_stores(content, _describe(population), saved.where)
     own = population_tensors(population)
     for name, store in _row_state(population).items():
-        if name in saved.tensors:
+        size = (population.members, store.parameters_per_member)
+        if name in saved.tensors and saved.tensors[name].shape == size:
             saved.tensors[name] = store.part(saved.tensors[name])
     # Arrays that older versions did not have keep their initial values.
     _fill({n: t for n, t in own.items() if n in saved.tensors or n not in _NEWER}, saved)

@@ -175,31 +175,42 @@ class ShardedStore(ParameterStore):
 
     # ---- over all ranks -------------------------------------------------------------------
 
-    def whole(self, part: Tensor) -> Tensor:
-        """Gather rows `[N, L]` of this store to `[N, P]`, on every rank; other tensors are kept."""
+    def whole(self, part: Tensor, device: torch.device | None = None) -> Tensor:
+        """Gather rows `[N, L]` of this store to `[N, P]`, on every rank; other tensors are kept.
+
+        `device`: where they are put together, one unit at a time; None: where they are.
+        """
         if part.shape[1:] != self.flat_EP.shape[1:]:
             return part
-        named: dict[str, Tensor] = {}
-        for unit in self.units:
-            shard_RN = self.shards.gather_(part[:, unit.place])
-            named |= unit.named(shard_RN.transpose(0, 1).flatten(1))
-        if not named:
-            return part
-        return torch.cat([named[name].flatten(1) for name in self.shapes], dim=1)
+        size = (len(part), self.parameters_per_member)
+        out = torch.empty(size, dtype=part.dtype, device=device or part.device)
+        for row, mine in zip(out, part, strict=True):
+            views = self.named_row(row)
+            for unit in self.units:
+                flat = self.shards.gather_(mine[unit.place]).flatten()
+                for name, value in unit.named(flat).items():
+                    views[name].copy_(value)
+        return out
 
     def part(self, whole: Tensor) -> Tensor:
-        """Return this rank's part `[N, L]` of rows `[N, P]`; other tensors are kept."""
-        if whole.ndim != 2 or whole.shape[1] != self.parameters_per_member:
-            return whole
-        named = self.named(whole)
-        out = whole.new_zeros(len(whole), self.flat_EP.shape[1])
-        for unit in self.units:
-            flat = whole.new_zeros(len(whole), unit.shard * self.shards.size)
-            for name, view in unit.named(flat).items():
-                view.copy_(named[name])
-            mine = slice(self.shards.rank * unit.shard, (self.shards.rank + 1) * unit.shard)
-            out[:, unit.place] = flat[:, mine]
+        """Return this rank's part `[N, L]` of rows `[N, P]`."""
+        out = torch.zeros(len(whole), self.flat_EP.shape[1], dtype=whole.dtype, device=self.device)
+        for row, mine in zip(whole, out, strict=True):
+            named = self.named_row(row)
+            for unit in self.units:
+                mine[unit.place] = self._shard_of(unit, self._flat(unit, named))
         return out
+
+    def _flat(self, unit: UnitLayout, named: Mapping[str, Tensor]) -> Tensor:
+        """Return a whole unit of the given values, padding included."""
+        flat = torch.zeros(unit.shard * self.shards.size, device=self.device)
+        for name, view in unit.named(flat).items():
+            view.copy_(named[name])
+        return flat
+
+    def _shard_of(self, unit: UnitLayout, flat: Tensor) -> Tensor:
+        first = self.shards.rank * unit.shard
+        return flat[first : first + unit.shard]
 
     def total_norms(self, norm_E: Tensor) -> Tensor:
         """Return norms over all ranks from those of this rank's part."""
@@ -218,13 +229,16 @@ class ShardedStore(ParameterStore):
 
     def draw(self, keys: UInt64Array, index_N: Tensor) -> None:
         """Initialise rows `index_N`, with the values of rank 0: a user's may be random."""
-        values = self._initialiser.sample(keys, self.device)
-        if self.shapes:
-            flat = torch.cat([values[n].reshape(len(keys), -1) for n in self.shapes], dim=1)
-            mine = self.part(self.shards.broadcast_(flat))
-            self.flat_EP.detach().index_copy_(0, index_N, mine)
-        for name, stacked in self.fixed.items():
-            stacked.index_copy_(0, index_N, self.shards.broadcast_(values[name].contiguous()))
+        values = self.flat_EP.detach()
+        for place, row in enumerate(index_N.tolist()):  # SYNC: a reset or a germination
+            # On the CPU, one member at a time: a device need not hold a whole network.
+            named = self._initialiser.sample(keys[place : place + 1], torch.device("cpu"))
+            for unit in self.units:
+                flat = self._flat(unit, {name: named[name][0] for name in unit.shapes})
+                values[row, unit.place] = self._shard_of(unit, self.shards.broadcast_(flat))
+            for name, stacked in self.fixed.items():
+                given = named[name][0].to(self.device).contiguous()
+                stacked[row] = self.shards.broadcast_(given)
 
     def inherit(self, source: ParameterStore, names: Mapping[str, str], index_N: Tensor) -> None:
         """Copy tensors of members `index_N` from another store; `names`: own -> the source's."""
@@ -250,6 +264,7 @@ class ShardedStore(ParameterStore):
 
     def release_template(self) -> None:
         """Free the values of the template, which are of no use once it has been tried."""
+        self._initialiser.forget()
         for parameter in self.template.parameters():
             constant = parameter.detach().flatten()[:1].clone()
             if constant.numel():

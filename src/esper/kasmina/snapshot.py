@@ -224,9 +224,11 @@ class MemberSnapshots:
         stores = {ref.name: ref.store for ref in _store_refs(self.population)}
         for name, kept in self._copies.items():
             for part, tensor in kept.tensors().items():
-                whole = tensor if part.startswith("fixed/") else stores[name].whole(tensor)
+                whole = tensor.detach()
+                if not part.startswith("fixed/"):
+                    whole = stores[name].whole(whole, torch.device("cpu"))
                 # SYNC: a checkpoint is written between rounds, never in a step.
-                out[f"{name}/{part}"] = whole.detach().to("cpu", copy=True)
+                out[f"{name}/{part}"] = whole.to("cpu", copy=True)
         return out
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -264,7 +266,8 @@ class MemberSnapshots:
             if moment in moments:
                 kept.moments[moment] = moments[moment]
         into = kept.tensors().get(part)
-        if into is not None and into.shape == ref.store.flat_EP.shape:
+        whole = (self.population.members, ref.store.parameters_per_member)
+        if into is not None and into.shape == ref.store.flat_EP.shape and tensor.shape == whole:
             tensor = ref.store.part(tensor)
         if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
             expected = "nothing" if into is None else f"{tuple(into.shape)} {into.dtype}"

@@ -64,8 +64,11 @@ class ParameterStore:
 
     # A store whose parameters are cut over ranks (`ShardedStore`) overrides these.
 
-    def whole(self, part: Tensor) -> Tensor:
-        """Return rows `[N, P]` of all parameters, given those this process holds."""
+    def whole(self, part: Tensor, device: torch.device | None = None) -> Tensor:
+        """Return rows `[N, P]` of all parameters, given those this process holds.
+
+        `device`: where to put them together, if they are not.
+        """
         return part
 
     def part(self, whole: Tensor) -> Tensor:
@@ -85,7 +88,7 @@ class ParameterStore:
         return flag_E
 
     def release_template(self) -> None:
-        """Free the values of the template, if memory is short."""
+        """Free the values of the template once it has been tried, if memory is short."""
 
     def member_tensors(self, member: int) -> dict[str, Tensor]:
         """Return a member's parameters and buffers; views where possible."""
