@@ -57,9 +57,9 @@ class UnitLayout:
         return slice(self.first, self.first + self.shard)
 
     def named(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return views of the whole unit, `[..., numbers]`, by name."""
+        """Return views of the whole unit by name."""
         return {
-            name: flat[..., start : start + math.prod(shape)].view(*flat.shape[:-1], *shape)
+            name: flat[start : start + math.prod(shape)].view(shape)
             for (name, shape), start in zip(self.shapes.items(), self.starts.values(), strict=True)
         }
 
