@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig
+from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig, SignalHost
 from esper.kasmina.activation_gradients import slot_gradient_norms
 from esper.kasmina.saving import population_tensors
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.kasmina.tracing import trace_model
-from esper.leyline import BlendStyle, LifecycleOp, SeedStage
+from esper.leyline import BlendStyle, InjectionSpec, LifecycleOp, SeedStage
 from hooked_models import HOOKED
 from support import KINDS, BatchNormHost, batch, good_signals, make_population
 
@@ -213,6 +215,93 @@ def memory(executor: str) -> Result:
     return {"bytes": torch.tensor(sum(t.numel() * t.element_size() for t in rows))}
 
 
+class Mixing(nn.Module):
+    """A host whose outputs depend on the other samples of a batch."""
+
+    topology = "mlp"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(9, 12), Centred()
+
+    def segments(self) -> tuple[nn.Module, ...]:
+        return self.first, self.last
+
+    def injection_specs(self) -> tuple[InjectionSpec, ...]:
+        return (InjectionSpec("r0c0", 12, 0, "after_layer"),)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x))
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x - x.mean(dim=0))
+
+
+def mixing(executor: str) -> Result:
+    """Refused: a rank that has some of the samples cannot compute them."""
+    config = PopulationConfig(executor=executor)  # type: ignore[arg-type]
+    population = Population(Mixing, ["r0c0"], ["mlp"], 1, config=config)
+    return {"batches": torch.stack(train_step(population, 0, "mlp"))}
+
+
+class Tracking(SignalHost):
+    """A host with statistics that no executor but loop and vmap keeps."""
+
+    def __init__(self) -> None:
+        super().__init__(5, in_channels=2, n_blocks=3, base_channels=4)
+        self.norm = nn.InstanceNorm1d(2, track_running_stats=True)
+
+    def segments(self) -> tuple[nn.Module, ...]:
+        first, *others = super().segments()
+        return (nn.Sequential(self.norm, first), *others)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for segment in self.segments():
+            x = segment(x)
+        return x
+
+
+def uneven(executor: str) -> Result:
+    """Refused: running statistics of the samples that a rank happens to have."""
+    config = PopulationConfig(executor=executor)  # type: ignore[arg-type]
+    population = Population(Tracking, ["r0c0"], ["norm"], 1, config=config)
+    return {"batches": torch.stack(train_step(population, 0, "signal"))}
+
+
+def killed(executor: str) -> Result:
+    """The last rank dies between two steps."""
+    population = make_population(1, executor)
+    train_step(population, 0, "cnn")
+    shards = population.network.shards
+    if shards is not None and shards.rank == shards.size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"batches": torch.stack(train_step(population, 1, "cnn"))}
+
+
+def unlike(executor: str) -> Result:
+    """Ranks that are given different members, as by a distributed learner."""
+    from esper.tasks.registry import get_task_spec
+    from esper.tolaria.engine import VectorizedEngine
+    from esper.tolaria.engine_config import EngineConfig
+
+    ids = (int(os.environ["RANK"]),)
+    config = EngineConfig(members=1, executor=executor, member_ids=ids)  # type: ignore[arg-type]
+    VectorizedEngine(get_task_spec("synthetic"), config)
+    return {}
+
+
+FAILING: dict[str, Callable[[str], Result]] = {
+    "mixing": mixing,
+    "killed": killed,
+    "unlike": unlike,
+    "uneven": uneven,
+}
 CASES: dict[str, Callable[[str], Result]] = {
     "life": lambda executor: whole_life(executor, members=1),
     "cnn": whole_life,

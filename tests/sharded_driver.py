@@ -17,6 +17,7 @@ import torch
 import torch.distributed.fsdp  # before the fork, once for all ranks
 
 import sharded_cases
+from esper.leyline.errors import EsperError
 
 
 def run(name: str, folder: Path) -> sharded_cases.Result:
@@ -24,7 +25,7 @@ def run(name: str, folder: Path) -> sharded_cases.Result:
         return sharded_cases.saved("sharded", folder)
     if name == "loaded":
         return sharded_cases.loaded("sharded", folder / "loop")
-    return sharded_cases.CASES[name]("sharded")
+    return (sharded_cases.CASES | sharded_cases.FAILING)[name]("sharded")
 
 
 def work(folder: Path, names: list[str]) -> None:
@@ -49,6 +50,9 @@ def main(ranks: int, folder: Path, names: list[str]) -> int:
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             try:
                 work(folder, names)
+            except EsperError as error:
+                print(error, file=sys.stderr)
+                os._exit(2)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)

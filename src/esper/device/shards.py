@@ -34,6 +34,8 @@ T = TypeVar("T")
 
 PATIENCE: Final = timedelta(minutes=30)
 """How long a rank waits for the others before it gives up."""
+LONGEST_MESSAGE: Final = 512
+"""Bytes of an error that the other ranks repeat."""
 _SOURCE_LINE: Final = re.compile(r"\[/\S+:\d+\] ")
 """Where in gloo's source an error arose."""
 
@@ -170,12 +172,15 @@ class Shards:
             done = work()
         except Exception as raised:
             error = raised
-        failed = self.gather_(torch.tensor([int(error is not None)], device=self.device))
+        text = "" if error is None else " ".join(str(error).split()) or type(error).__name__
+        mine = bytearray(text.encode()[:LONGEST_MESSAGE].ljust(LONGEST_MESSAGE, b"\0"))
+        said = self.gather_(torch.frombuffer(mine, dtype=torch.uint8).to(self.device))
         if error is not None:
             raise error
-        ranks = torch.nonzero(failed.flatten()).flatten().tolist()
-        if ranks:
-            raise EsperError(f"rank {ranks[0]} failed: its own message says why")
+        for rank, row in enumerate(said.tolist()):  # SYNC: between batches, never in one
+            if row[0]:
+                line = bytes(row).rstrip(b"\0").decode(errors="ignore")
+                raise EsperError(f"rank {rank}: {line.removeprefix(f'rank {rank}: ')}")
         return done
 
     def require_same(self, what: str, text: str) -> None:
@@ -185,7 +190,7 @@ class Shards:
         def check() -> None:
             if text != known:
                 raise EsperError(
-                    f"rank {self.rank} has other {what} than rank 0: give all the same"
+                    f"rank {self.rank}: other {what} than on rank 0; give every rank the same"
                 )
 
         self.together(check)

@@ -27,6 +27,7 @@ from esper.kasmina.rows import RowPlan
 from esper.kasmina.sharded_norm import whole_batch_norms
 from esper.kasmina.sharded_store import ShardedStore
 from esper.kasmina.store import ParameterStore
+from esper.leyline.compute import KernelName
 from esper.leyline.errors import EsperError
 
 Call = Callable[[Tensor], Tensor]
@@ -36,6 +37,11 @@ class ShardedExecutor(LoopExecutor):
     """Runs a plan row by row, each rank on its share of the batch."""
 
     name = "sharded"
+
+    def __init__(self, kernels: KernelName = "own") -> None:
+        super().__init__(kernels)
+        self._checked: set[str] = set()
+        """Buffers that were the same on all ranks after a train batch."""
 
     def run(
         self,
@@ -77,7 +83,24 @@ class ShardedExecutor(LoopExecutor):
                 run.kept.clear()
             for store in run.stores():
                 store.collect_gradients()
+                self._check_buffers(store, shards)
         return joined(outputs), joined(losses)
+
+    def _check_buffers(self, store: ParameterStore, shards: Shards) -> None:
+        """Raise if ranks have updated a buffer differently; each is looked at once."""
+        kind = type(store.template).__name__
+        for name, value in store.fixed.items():
+            if (key := f"{kind} {name}") in self._checked:
+                continue
+            self._checked.add(key)
+            number = value.double()
+            # SYNC: the first train batch of a host or blueprint
+            if bool((shards.least(number) != -shards.least(-number)).any()):
+                raise EsperError(
+                    f"{kind} updates its buffer {name!r} from the samples of a batch, of which "
+                    f"every rank of executor 'sharded' has a share; batch norms alone are computed "
+                    f"over all ranks: use executor 'loop'"
+                )
 
     def _begin_share(
         self,
