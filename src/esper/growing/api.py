@@ -80,16 +80,12 @@ def grow(
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
     ranks = ranks_of(executor, device)
-    printer = ProgressPrinter(verbose, on_round, track) if ranks.first else ProgressPrinter(False)
+    printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
-        run = prepare_run(
-            model, train, val, test, budget, settings, printer, sample_weights, ranks=ranks
-        )
-        title = name or run.problem.trace.name
-        with _run_folder(ranks, resume, folder, title, seed) as home:
-            if ranks.first:
-                home.keep_sources(sources)
-            return run.search(home, resume is not None, files=ranks.first)
+        run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights, ranks)
+        with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
+            home.keep_sources(sources)
+            return run.search(home, resume is not None)
 
 
 @contextlib.contextmanager
@@ -122,13 +118,13 @@ def prepare_run(
     settings: GrowSettings,
     printer: ProgressPrinter,
     sample_weights: Any = None,
-    probe: bool = True,
     ranks: Ranks = ALONE,
+    probe: bool = True,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.
 
-    `probe`: measure the speed before the search, to announce its time. `ranks`: the processes that
-    search together.
+    `ranks`: the processes that search together. `probe`: measure the speed before the search, to
+    announce its time.
     """
     budget = Budget() if budget is None else budget
     if not isinstance(budget, Budget):

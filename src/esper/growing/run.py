@@ -238,7 +238,10 @@ class GrowRun:
     # ---- the search -----------------------------------------------------------------------
 
     def search(self, folder: GrowFolder, resumed: bool, files: bool = True) -> GrowResult:
-        """Search, and judge what was found; `files`: write `.pt2` files and the report, too."""
+        """Search, and judge what was found; `files`: write `.pt2` files and the report, too.
+
+        Of several ranks the first one writes.
+        """
         problem, printer = self.problem, self.printer
         info = self._info(folder.path)
         if resumed:
@@ -266,6 +269,7 @@ class GrowRun:
         ):
             complete = search.run(state, populations)
         home = Path(ranks.text(str(folder.path)))  # before rank 0 is busy with files
+        files = files and ranks.first
         result = make_result(problem, info, search, folder, complete, printer.say, files)
         result.folder = home
         return result
@@ -278,7 +282,7 @@ class GrowRun:
         settings = to_json(info)
         assert isinstance(settings, dict)
         done = 0 if state is None else stages_done(state)
-        names, path = self.printer.trackers, folder.path
+        names, path = self.printer.trackers if self.ranks.first else (), folder.path
         with track_run(names, path, path.name, settings, done) as tracking:
             self.printer.tracking = tracking
             yield
