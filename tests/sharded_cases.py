@@ -208,11 +208,29 @@ def loaded(executor: str, path: Path) -> Result:
 
 
 def memory(executor: str) -> Result:
-    """Bytes of parameters and optimiser state, and of the largest unit."""
+    """Bytes of parameters and optimiser state, and most bytes of host units that are whole."""
     population = make_population(1, executor, optim=ADAMW, kind="transformer")
+    host = population.network.host
+    units = getattr(host, "_modules", {})  # none under other executors
+    most = [0]
+
+    def look(*_: Any) -> None:
+        whole = [unit.flat for unit in units.values() if not hasattr(unit.flat, "to_local")]
+        most[0] = max(most[0], sum(flat.numel() * flat.element_size() for flat in whole))
+
+    def look_twice(module: nn.Module, given: Any, out: Tensor) -> None:
+        look()
+        if out.requires_grad:
+            out.register_hook(look)
+
     train_step(population, 0, "transformer", 2)
+    for segment in population.network.segments:
+        segment.module.register_forward_hook(look_twice)
+    train_step(population, 1, "transformer", 2)
     rows = [t for n, t in population_tensors(population).items() if "values" in n or "optim" in n]
-    return {"bytes": torch.tensor(sum(t.numel() * t.element_size() for t in rows))}
+    held = sum(t.numel() * t.element_size() for t in rows)
+    sizes = {"held": held, "gathered": most[0], "host": 4 * host.parameters_per_member}
+    return {name: torch.tensor(size) for name, size in sizes.items()}
 
 
 class Mixing(nn.Module):

@@ -86,10 +86,16 @@ def test_ranks_agree_bit_for_bit(quick):
 
 
 def test_a_rank_holds_its_part_of_parameters_and_optimiser_state(quick):
-    whole = int(CASES["memory"]("loop")["bytes"])
-    each = [int(quick("memory", rank)["bytes"]) for rank in range(RANKS)]
+    whole = int(CASES["memory"]("loop")["held"])
+    each = [int(quick("memory", rank)["held"]) for rank in range(RANKS)]
     assert each[0] == each[1]
     assert whole / RANKS <= each[0] <= 1.05 * whole / RANKS
+
+
+def test_a_few_segments_are_whole_at_a_time(quick):
+    """Forward and backward, of four blocks, embedding and head."""
+    found = quick("memory", 0)
+    assert 0 < int(found["gathered"]) < 0.5 * int(found["host"])
 
 
 def test_sharded_save_is_that_of_loop(folder, alone, quick):
