@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -163,6 +164,27 @@ def random_layers(executor: str) -> Result:
     config = PopulationConfig(executor=executor, optim=SGD)  # type: ignore[arg-type]
     population = Population(Dropping, ["r0c0"], ["mlp"], 2, config=config)
     return {"batches": torch.stack(train_step(population, 0, "mlp"))} | weights(population)
+
+
+def recovered(executor: str) -> Result:
+    """A loss that fails once, after the first of two rows; then training goes on."""
+    population = make_population(1, executor, optim=SGD)
+    population.germinate([0], "r0c0", "conv_light")
+    rows, plain, calls = train_step(population, 0, "cnn"), population.loss, [0]
+
+    def failing(outputs: Tensor, targets: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError("once")
+        return plain(outputs, targets)
+
+    population.loss = failing
+    with contextlib.suppress(OSError):
+        train_step(population, 1, "cnn")
+    assert calls == [2]
+    population.loss = plain
+    rows.append(measured(population.train_batch(*batch(1, 3, 7))))
+    return {"batches": torch.stack(rows)} | weights(population)
 
 
 def twins(executor: str) -> Result:
@@ -331,6 +353,7 @@ CASES: dict[str, Callable[[str], Result]] = {
     "selection": selection,
     "frozen": frozen,
     "random_layers": random_layers,
+    "recovered": recovered,
     "twins": twins,
     "hooked": hooked,
     "memory": memory,

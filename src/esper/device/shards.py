@@ -296,6 +296,14 @@ def _join(device: torch.device) -> Shards:
         device = _own_gpu(device)
     if not dist.is_initialized():
         _init_processes(device)
+    try:
+        dist.all_reduce(torch.zeros(1, device=device))
+    except RuntimeError as error:
+        raise EsperError(
+            f"executor 'sharded': the process group (backend {dist.get_backend()}) does not reach "
+            f"{device.type} tensors ({shorten(' '.join(str(error).split()), 120)}); start it with "
+            f"init_process_group('cpu:gloo,cuda:nccl'), or leave that to Esper"
+        ) from error
     from torch.distributed.device_mesh import init_device_mesh
 
     size = dist.get_world_size()

@@ -156,6 +156,10 @@ class ShardedStore(ParameterStore):
                 self._modules[key] = _shard_unit(shard, self.shards)
         return self._modules[key]
 
+    def drop_units(self) -> None:
+        """Forget the FSDP2 modules, which hold no values of their own; they are made again."""
+        self._modules.clear()
+
     def collect_gradients(self) -> None:
         """Move the gradients of the units to `flat_EP`; None if there are none."""
         found = {k: m.flat.grad for k, m in self._modules.items() if m.flat.grad is not None}

@@ -53,7 +53,7 @@ class ShardedExecutor(LoopExecutor):
     ) -> Tensor:
         """Return outputs `[R, B, ...]` of the whole batch."""
         shards, run = self._begin_share(network, x, plan, training, key_R)
-        with shards.messages(), _grad_mode(), fused.use_kernels(self.kernels):
+        with self._computing(run, shards), _grad_mode():
             mine_RB = torch.stack([run.row(row) for row in range(plan.table.rows)])
             return shards.gather_batch(mine_RB, run.share)
 
@@ -72,7 +72,7 @@ class ShardedExecutor(LoopExecutor):
         shards, run = self._begin_share(network, x, plan, True, key_R)
         rows = plan.table.rows
         outputs, losses = [x] * rows, [x] * rows
-        with shards.messages(), fused.use_kernels(self.kernels):
+        with self._computing(run, shards):
             for rows_M in rows_by_member(plan).values():
                 for row in rows_M:
                     out = shards.gather_batch(run.row(row).unsqueeze(0), run.share)
@@ -85,6 +85,17 @@ class ShardedExecutor(LoopExecutor):
                 store.collect_gradients()
                 self._check_buffers(store, shards)
         return joined(outputs), joined(losses)
+
+    @contextlib.contextmanager
+    def _computing(self, run: ShardedRun, shards: Shards) -> Iterator[None]:
+        try:
+            with shards.messages(), fused.use_kernels(self.kernels):
+                yield
+        except BaseException:
+            for store in run.stores():
+                if isinstance(store, ShardedStore):
+                    store.drop_units()  # half a pass leaves them in an undefined state
+            raise
 
     def _check_buffers(self, store: ParameterStore, shards: Shards) -> None:
         """Raise if ranks have updated a buffer differently; each is looked at once."""
