@@ -141,6 +141,8 @@ def reason_against_graphs(
     problem = None
     if device.type != "cuda":
         problem = f"graphs are for CUDA devices, this is {device}"
+    elif executor == "sharded":
+        problem = "the ranks of executor 'sharded' exchange messages in every batch"
     elif runs_whole:
         problem = "the host is not traced and runs whole, by hooks"
     if mode == "on" and problem is not None:

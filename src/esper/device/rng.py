@@ -62,17 +62,18 @@ def derive_keys(keys: Tensor, part: Tensor | int) -> Tensor:
     return _mix64(keys ^ part)
 
 
-def random_words(keys_R: Tensor, count: int) -> Tensor:
+def random_words(keys_R: Tensor, count: int, first: int = 0) -> Tensor:
     """Return `[R, count]` int32 words: element i of row r is a 32-bit hash of (keys_R[r], i).
 
-    Four times as fast as `random_bits`. Only the upper bits are well mixed.
+    Four times as fast as `random_bits`. Only the upper bits are well mixed. `first`: i of the first
+    element.
     """
     if can_use_kernels(keys_R):
         from esper.device.hash_kernel import hash_words
 
-        return hash_words(keys_R, count, GOLDEN_32, MIX_32_1, MIX_32_2)
+        return hash_words(keys_R, first + count, GOLDEN_32, MIX_32_1, MIX_32_2)[:, first:]
     low_R1, high_R1 = keys_R.view(torch.int32).view(-1, 2, 1).unbind(1)
-    index = torch.arange(count, dtype=torch.int32, device=keys_R.device)
+    index = torch.arange(first, first + count, dtype=torch.int32, device=keys_R.device)
     bits = index.mul_(_signed(GOLDEN_32, 32)) + low_R1
     shifted = torch.bitwise_right_shift(bits, 16).bitwise_and_((1 << 16) - 1)
     bits.bitwise_xor_(shifted).add_(high_R1).mul_(_signed(MIX_32_1, 32))

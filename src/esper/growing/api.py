@@ -15,8 +15,9 @@ from torch import Tensor
 from esper.growing.budget import Budget
 from esper.growing.data import StreamChoice, read_data
 from esper.growing.folder import GrowFolder, read_info, runs_root
-from esper.growing.problem import Model, make_problem
+from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
+from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
 from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
@@ -79,28 +80,40 @@ def grow(
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
-    printer = ProgressPrinter(verbose, on_round, track)
+    ranks = ranks_of(executor, device)
+    printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():
-        run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights)
-        with _run_folder(resume, folder, name or run.problem.trace.name, seed) as home:
+        run = prepare_run(model, train, val, test, budget, settings, printer, sample_weights, ranks)
+        with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
             return run.search(home, resume is not None)
 
 
 @contextlib.contextmanager
 def _run_folder(
+    ranks: Ranks,
     resume: str | os.PathLike[str] | None,
     folder: str | os.PathLike[str] | None,
     name: str,
     seed: int,
 ) -> Iterator[GrowFolder]:
-    """The folder of a run, new or to continue, until the block ends; its session is recorded."""
-    if resume is not None:
-        home = GrowFolder.open(Path(resume))
-    else:
-        home = GrowFolder.create(runs_root(folder), name, seed)
-    with contextlib.closing(home), recorded_session(home.path):
-        yield home
+    """The folder of a run, new or to continue, until the block ends; rank 0 has the real one.
+
+    Its session is recorded.
+    """
+    known = None if resume is None else Path(resume)
+    with contextlib.ExitStack() as held:
+        home = runs_root(folder) if ranks.first else held.enter_context(scratch_folder(known))
+
+        def open_folder() -> GrowFolder:
+            if known is None:
+                return GrowFolder.create(home, name, seed)
+            return GrowFolder.open(known if ranks.first else home)
+
+        opened = held.enter_context(contextlib.closing(ranks.together(open_folder)))
+        if ranks.first:
+            held.enter_context(recorded_session(opened.path))
+        yield opened
 
 
 def prepare_run(
@@ -112,25 +125,34 @@ def prepare_run(
     settings: GrowSettings,
     printer: ProgressPrinter,
     sample_weights: Any = None,
+    ranks: Ranks = ALONE,
     probe: bool = True,
 ) -> GrowRun:
     """Read the data, trace the model, check both, and decide how the search is run.
 
-    `probe`: measure the speed before the search, to announce its time.
+    `ranks`: the processes that search together. `probe`: measure the speed before the search, to
+    announce its time.
     """
     budget = Budget() if budget is None else budget
     if not isinstance(budget, Budget):
         raise EsperError(f"budget={budget!r}: give esper.Budget(params=..., minutes=...)")
-    data = read_data(
-        train,
-        val,
-        test,
-        columns=settings.columns,
-        seed=settings.seed,
-        batch_size=settings.batch_size,
-        stream=settings.stream,
-        sample_weights=sample_weights,
-    )
-    run = GrowRun(make_problem(model, data, settings), settings, budget, printer)
+
+    def read_problem() -> Problem:
+        data = read_data(
+            train,
+            val,
+            test,
+            columns=settings.columns,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            stream=settings.stream,
+            sample_weights=sample_weights,
+        )
+        return make_problem(model, data, settings)
+
+    problem = ranks.together(read_problem)
+    ranks.require_same("data", problem.data.fingerprint)
+    ranks.require_same("model", problem.architecture)
+    run = GrowRun(problem, settings, budget, printer, ranks)
     run.prepare(probe)
     return run

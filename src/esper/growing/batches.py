@@ -65,10 +65,16 @@ class StreamedBatches:
     """Batches from a loader, one pass after the other; a resumed run starts a new pass."""
 
     def __init__(
-        self, open_pass: Callable[[], Iterator[tuple[Tensor, Tensor]]], device: torch.device
+        self,
+        open_pass: Callable[[], Iterator[tuple[Tensor, Tensor]]],
+        device: torch.device,
+        agree: Callable[[Tensor], Tensor] = lambda part: part,
     ) -> None:
-        """`open_pass`: starts a pass over the data, of inputs and targets `[B, ...]`."""
-        self._open_pass, self._device = open_pass, device
+        """`open_pass`: starts a pass over the data, of inputs and targets `[B, ...]`.
+
+        `agree`: makes a batch the same on all ranks.
+        """
+        self._open_pass, self._device, self._agree = open_pass, device, agree
         self._pass: Iterator[tuple[Tensor, Tensor]] | None = None
         self._next = -1
 
@@ -83,4 +89,4 @@ class StreamedBatches:
             self._pass = self._open_pass()
             inputs, targets = next(self._pass)
         inputs, targets = (part.to(self._device, non_blocking=True) for part in (inputs, targets))
-        return inputs[None], targets[None]
+        return self._agree(inputs)[None], self._agree(targets)[None]

@@ -26,6 +26,7 @@ from esper.growing.outcome import make_result
 from esper.growing.parts import GrowPart
 from esper.growing.problem import Problem, limit_blueprints
 from esper.growing.progress import ProgressPrinter
+from esper.growing.ranks import ALONE, Ranks
 from esper.growing.records import SearchState, stages_done
 from esper.growing.result import GrowResult
 from esper.growing.search import LARGEST_SHARE, Search, SearchSettings
@@ -46,6 +47,7 @@ from esper.growing.setup import (
     population_config,
 )
 from esper.growing.streams import StreamSource
+from esper.growing.topologies import TopologySpace
 from esper.growing.training import BracketTrainer, Validation
 from esper.growing.variants import Variant
 from esper.growing.widths import spread_widths, width_name
@@ -77,11 +79,17 @@ class GrowRun:
     """One call of `grow`, after its arguments are checked."""
 
     def __init__(
-        self, problem: Problem, settings: GrowSettings, budget: Budget, printer: ProgressPrinter
+        self,
+        problem: Problem,
+        settings: GrowSettings,
+        budget: Budget,
+        printer: ProgressPrinter,
+        ranks: Ranks = ALONE,
     ) -> None:
+        """`ranks`: the processes that search together."""
         self.problem, self.settings, self.budget = problem, settings, budget
-        self.printer = printer
-        self.device = parse_device(settings.device)
+        self.printer, self.ranks = printer, ranks
+        self.device = ranks.device or parse_device(settings.device)
         self.optimizer, self.rates = choose_rates(
             settings.lr, settings.optimizer, problem.trace.topology
         )
@@ -112,7 +120,8 @@ class GrowRun:
             def open_pass() -> Iterator[tuple[Tensor, Tensor]]:
                 return ((inputs.pack(x), y) for x, y in train.batches())
 
-            return StreamedBatches(open_pass, self.device), train.batches_per_epoch
+            stream = StreamedBatches(open_pass, self.device, self.ranks.batch)
+            return stream, train.batches_per_epoch
         packed, targets = self.problem.packed(train), train.targets
         if packed.nbytes <= DATA_SHARE * free_bytes(self.device):
             packed, targets = packed.to(self.device), targets.to(self.device)
@@ -131,17 +140,22 @@ class GrowRun:
         with explain_out_of_memory(self.device, 1, self.length.batch_size):
             with explain_amp(self.settings.mixed_precision, self.problem.trace.name):
                 space = make_space(self.builder, x[0], self.budget)
-                probed = min(PROBE_MEMBERS, most_members(space, self.device))
+                probed = min(PROBE_MEMBERS, self._most_members(space))
                 self.probe = Probe(math.nan, probed)
                 if probe or self.budget.minutes is not None:
-                    self.probe = measure_speed(
+                    found = measure_speed(
                         self.builder, space, self.batches, self.problem.objective, probed
                     )
+                    self.probe = Probe(self.ranks.measured(found.seconds), probed)
             base = Variant("", self.builder, space, 1.0)
             self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
             self.variants = [base, *self._widths(x[0], base)]
-            self.members = min(most_members(v.space, self.device) for v in self.variants)
+            self.members = min(self._most_members(v.space) for v in self.variants)
         self._announce(before)
+
+    def _most_members(self, space: TopologySpace) -> int:
+        """Members that fit into the memory of every rank."""
+        return int(self.ranks.least(most_members(space, self.device, self.ranks.size)))
 
     def _widths(self, sample: Tensor, base: Variant) -> list[Variant]:
         """The model at other widths, as far as it can be scaled and the budget allows."""
@@ -224,7 +238,10 @@ class GrowRun:
     # ---- the search -----------------------------------------------------------------------
 
     def search(self, folder: GrowFolder, resumed: bool, files: bool = True) -> GrowResult:
-        """Search, and judge what was found; `files`: write `.pt2` files and the report, too."""
+        """Search, and judge what was found; `files`: write `.pt2` files and the report, too.
+
+        Of several ranks the first one writes.
+        """
         problem, printer = self.problem, self.printer
         info = self._info(folder.path)
         if resumed:
@@ -240,8 +257,9 @@ class GrowRun:
             seed=self.settings.seed,
             policy=self.settings.search_policy,
         )
+        objective, ranks = problem.objective, self.ranks
         search = Search(
-            settings, self.variants, self.batches, self.val, problem.objective, folder, printer
+            settings, self.variants, self.batches, self.val, objective, folder, printer, ranks
         )
         state = read_state(folder.path) if resumed else None
         populations = {} if state is None else self._populations(folder.path, state)
@@ -250,7 +268,11 @@ class GrowRun:
             self._tracked(folder, info, state),
         ):
             complete = search.run(state, populations)
-        return make_result(problem, info, search, folder, complete, printer.say, files)
+        home = Path(ranks.text(str(folder.path)))  # before rank 0 is busy with files
+        files = files and ranks.first
+        result = make_result(problem, info, search, folder, complete, printer.say, files)
+        result.folder = home
+        return result
 
     @contextlib.contextmanager
     def _tracked(
@@ -260,7 +282,7 @@ class GrowRun:
         settings = to_json(info)
         assert isinstance(settings, dict)
         done = 0 if state is None else stages_done(state)
-        names, path = self.printer.trackers, folder.path
+        names, path = self.printer.trackers if self.ranks.first else (), folder.path
         with track_run(names, path, path.name, settings, done) as tracking:
             self.printer.tracking = tracking
             yield
@@ -272,9 +294,12 @@ class GrowRun:
         self.printer.say(f"resuming at bracket {state.bracket + 1}, batch {state.batch}")
         held = path / population_name(state)
         loss = self.problem.objective.loss
+        # A save names the executor, but for 'sharded', which a run may be resumed with or without.
+        wanted = self.settings.executor
+        executor = wanted if wanted == "sharded" else None
         return {
             host: Population.load(
-                held / str(host), self.variants[host].trace.factory, self.device, loss=loss
+                held / str(host), self.variants[host].trace.factory, self.device, executor, loss
             )
             for host in sorted({state.candidates[number].host for number in state.members})
         }

@@ -11,7 +11,6 @@ Shape letters: E members of a bracket, N others.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -23,6 +22,7 @@ from esper.growing.batches import BatchSource
 from esper.growing.frontier import best_by_size, hypervolume, pareto, survivors
 from esper.growing.plan import affordable, remaining_share, stage_ends, within_cost
 from esper.growing.proposals import Proposal, Proposer
+from esper.growing.ranks import ALONE, Ranks
 from esper.growing.records import Candidate, SearchState
 from esper.growing.topologies import EMPTY, Topology, with_seed
 from esper.growing.training import BracketTrainer, Validation
@@ -113,13 +113,15 @@ class Search:
         objective: Objective,
         store: SearchStore,
         observer: SearchObserver,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`variants`: the model as given first."""
+        """`variants`: the model as given first; `ranks`: the processes that search together."""
         self.settings, self.variants = settings, variants
         self.state = SearchState()
         self._batches, self._val = batches, val
         self._objective, self._store, self._observer = objective, store, observer
-        self._began = self._saved_at = time.monotonic()
+        self._ranks = ranks
+        self._began = self._saved_at = ranks.now()
         self._earlier_seconds = 0.0
         self._current: Field | None = None
 
@@ -134,10 +136,11 @@ class Search:
         if state is not None:
             self.state, self._earlier_seconds = state, state.seconds
         try:
-            if self.state.members and populations:
-                self._resume_bracket(populations)
-            while proposals := self.next_candidates():
-                self._run_bracket(proposals)
+            with self._ranks.interruptible():
+                if self.state.members and populations:
+                    self._resume_bracket(populations)
+                while proposals := self.next_candidates():
+                    self._run_bracket(proposals)
         except (KeyboardInterrupt, OutOfTimeError) as reason:
             self._close_early()
             if not frontier_numbers(self.state.candidates):
@@ -162,7 +165,7 @@ class Search:
     @property
     def seconds(self) -> float:
         """Time spent, earlier sessions included."""
-        return self._earlier_seconds + time.monotonic() - self._began
+        return self._earlier_seconds + self._ranks.now() - self._began
 
     @property
     def runs(self) -> float:
@@ -287,9 +290,9 @@ class Search:
                 self._halve(field, score_E)
                 self.state = replace(self.state, stage=stage + 1)
                 self._save(field)
-                self._observer.on_saved()
+                self._ranks.on_first(self._observer.on_saved)
         self._finish(field)
-        self._observer.on_saved()
+        self._ranks.on_first(self._observer.on_saved)
 
     def _after_batches(self, field: Field) -> None:
         compute_E = field.compute_E
@@ -301,7 +304,8 @@ class Search:
             batches=tuple((host, t.batch) for host, t in field.trainers.items()),
             compute_E=tuple(compute_E.tolist()),
         )
-        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+        self._ranks.agree()
+        if self._ranks.now() - self._saved_at > SAVE_SECONDS:
             self._save(field)
         self._observer.on_batch(self, field)
         if self.seconds > self.settings.seconds:
@@ -310,7 +314,7 @@ class Search:
     def _save(self, field: Field) -> None:
         populations = {host: t.population for host, t in field.trainers.items()}
         self._store.save_state(self._timed(), populations)
-        self._saved_at = time.monotonic()
+        self._saved_at = self._ranks.now()
 
     def _record(self, field: Field, score_E: Doubles, loss_E: Doubles, finished: bool) -> None:
         """Write what a stage measured into the candidates."""

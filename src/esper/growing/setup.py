@@ -227,10 +227,10 @@ def make_space(builder: Builder, sample: Tensor, budget: Budget) -> TopologySpac
     )
 
 
-def most_members(space: TopologySpace, device: torch.device) -> int:
-    """Members that fit into the memory of a device."""
+def most_members(space: TopologySpace, device: torch.device, ranks: int = 1) -> int:
+    """Members that fit into the memory of a device, each cut over a number of ranks."""
     largest = space.size(space.largest()).params
-    size = 4.0 * STATE_COPIES * max(1, largest)
+    size = 4.0 * STATE_COPIES * max(1, largest) / ranks
     return max(1, min(MOST_MEMBERS, int(MEMORY_SHARE * free_bytes(device) / size)))
 
 

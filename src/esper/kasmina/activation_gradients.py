@@ -44,4 +44,4 @@ def slot_gradient_norms(population: Population, x_EB: Tensor, target_EB: Tensor)
         whole = rows[0] if len(rows) == 1 and parts[0].shape[:2] == x_EB.shape[:2] else None
         stacked = torch.stack(rows) if whole is None else whole
         norms.append(torch.linalg.vector_norm(stacked.float().flatten(1), dim=1))
-    return torch.stack(norms, dim=1)
+    return network.host.total_norms(torch.stack(norms, dim=1))

@@ -10,7 +10,7 @@ Shape letters: R rows, B batch, C channels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,16 +25,27 @@ _norms: WeakKeyDictionary[nn.Module, tuple[TorchBatchNorm, ...]] = WeakKeyDictio
 """Module -> its batch norms that compute as torch's."""
 
 
+BatchNormLaw = Callable[[TorchBatchNorm, Tensor], Tensor]
+"""(batch norm, input) -> output; updates the running statistics in training mode."""
+
+
 @contextmanager
 def batch_norms_for_vmap(module: nn.Module) -> Iterator[None]:
     """Let the batch norms of a module compute by `batch_norm` inside the block."""
+    with batch_norms_by(module, batch_norm):
+        yield
+
+
+@contextmanager
+def batch_norms_by(module: nn.Module, law: BatchNormLaw) -> Iterator[None]:
+    """Let the batch norms of a module compute by another function inside the block."""
     if module not in _norms:
         parts = [part for part in module.modules() if isinstance(part, TorchBatchNorm)]
         as_torch = [p for p in parts if type(p).forward is TorchBatchNorm.forward]
         _norms[module] = tuple(p for p in as_torch if "forward" not in vars(p))
     norms = _norms[module]
     for norm in norms:
-        vars(norm)["forward"] = partial(batch_norm, norm)
+        vars(norm)["forward"] = partial(law, norm)
     try:
         yield
     finally:
@@ -55,12 +66,13 @@ def batch_norm(norm: TorchBatchNorm, x: Tensor) -> Tensor:
         x, norm.weight, norm.bias, *held, norm.eps
     )
     if updates:
-        _update_statistics(norm, mean_C, variance_C)
+        update_statistics(norm, mean_C, variance_C)
     normed: Tensor = out
     return normed
 
 
-def _update_statistics(norm: TorchBatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
+def update_statistics(norm: TorchBatchNorm, mean_C: Tensor, variance_C: Tensor) -> None:
+    """Move the running statistics towards those of a batch; `variance_C` is unbiased."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     factor: float | Tensor = 0.0 if norm.momentum is None else norm.momentum

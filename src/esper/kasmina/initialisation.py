@@ -93,10 +93,15 @@ class Initialiser:
         other = self._state_of(another)
         declared = _declared_draws(self.template)
         self._start = {name: value.clone() for name, value in named_state(self.template)}
+        """Values of the template; empty: forgotten, and built again when they are needed."""
         random = [name for name, value in self._start.items() if not value.equal(other[name])]
         self._draws = {name: declared[name] for name in random if name in declared}
         self._built = [name for name in random if name not in declared]
         self._constants: dict[tuple[str, torch.device], Tensor] = {}
+
+    def forget(self) -> None:
+        """Free the values that are kept for later draws."""
+        self._start = {}
 
     def rebuild(self) -> nn.Module:
         """Build another module equal to the initial template."""
@@ -106,7 +111,7 @@ class Initialiser:
         """Return initial values `[len(keys), ...]` of every parameter and buffer, by name."""
         count = len(keys)
         out: dict[str, Tensor] = {}
-        for name, value in self._start.items():
+        for name, value in (self._start or dict(named_state(self.rebuild()))).items():
             if name in self._draws:
                 name_keys = stream_keys(0, keys.view(np.int64), name)
                 flat = self._draws[name].sample(name_keys, value.numel(), device)

@@ -138,8 +138,7 @@ class MorphogeneticModel(nn.Module):
 def _view(store: ParameterStore, member: int) -> nn.Module:
     """Return a copy of the template whose parameters and buffers are the member's rows."""
     module = store.copy_template()
-    values = store.named_row(store.flat_EP.detach()[member])
-    values |= {name: stacked[member] for name, stacked in store.fixed.items()}
+    values = store.member_tensors(member)
     shared: dict[int, nn.Parameter] = {}
     first_name = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers())}
     for child in module.modules():

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from esper.device.memory import keep_freed_memory
 from esper.device.rng import forked_rng
+from esper.device.shards import Shards
 from esper.kasmina.binding import Binding
 from esper.kasmina.blending import Gate
 from esper.kasmina.blueprints.registry import Blueprint, BlueprintRegistry, HostSegment
@@ -104,16 +105,19 @@ class StackedNetwork:
         blueprints: Sequence[str],
         members: int,
         device: torch.device,
+        shards: Shards | None = None,
     ) -> None:
+        """`shards`: the ranks that hold the network together; None: this process holds it whole."""
         self.members = members
         self.device = device
+        self.shards = shards
         if device.type == "cpu":
             keep_freed_memory()
         initialiser = Initialiser(host_factory)
-        self.host = ParameterStore(initialiser, members, device)
-        template = as_host(self.host.template)
+        template = as_host(initialiser.template)
         self.topology: Topology = template.topology
         self.segments = _segments(template)
+        self.host = self._store(initialiser, _units(self.segments))
         self.host.binding = Binding(self.host.template, [s.module for s in self.segments])
         self.runs_whole: bool = getattr(template, "runs_whole", False)
         """Whether the host runs in one piece, the last segment, and its slots are hooks in it
@@ -150,6 +154,16 @@ class StackedNetwork:
         executor gives all rows at once, the loop executor one row at a time."""
         self.gates: dict[int, ParameterStore] = {}
         """slot -> E gates, allocated when a seed with style GATE is first germinated there."""
+
+    def _store(
+        self, initialiser: Initialiser, units: Sequence[Sequence[str]] | None = None
+    ) -> ParameterStore:
+        """Return a store of all members; `units`: parameters to gather together, if sharded."""
+        if self.shards is None:
+            return ParameterStore(initialiser, self.members, self.device)
+        from esper.kasmina.sharded_store import ShardedStore
+
+        return ShardedStore(initialiser, self.members, self.device, self.shards, units)
 
     def slot_index(self, slot: int | str) -> int:
         """Return the index of a slot given by id or index; raises if unknown."""
@@ -249,13 +263,14 @@ class StackedNetwork:
             sample = self.sample_activation(slot)
             writes = _try_seed(recipe, initialiser.template, sample)
             site = self._find_seed_site(slot, recipe, initialiser.template, sample)
-            bank = ParameterStore(initialiser, self.members, self.device)
+            bank = self._store(initialiser)
             bank.writes_input = writes
             if site is not None and self.device.type != "cpu":
                 # SYNC: operations on the device may draw differently than on the CPU; once per
                 # blueprint and slot, and only if it draws at all.
                 site = self._find_seed_site(slot, recipe, bank.template, sample.to(self.device))
             bank.site = site
+            bank.release_template()
             self.banks[key] = bank
         return self.banks[key]
 
@@ -279,7 +294,7 @@ class StackedNetwork:
         if slot not in self.gates:
             width = self.slots[slot].channels
             initialiser = Initialiser(lambda: Gate(width, self.topology))
-            self.gates[slot] = ParameterStore(initialiser, self.members, self.device)
+            self.gates[slot] = self._store(initialiser)
         return self.gates[slot]
 
     def sample_activation(self, slot: int) -> Tensor:
@@ -342,6 +357,18 @@ def _segments(host: HostProtocol) -> tuple[Segment, ...]:
             f"a parameter outside the chain would never train"
         )
     return tuple(segments)
+
+
+def _units(segments: Sequence[Segment]) -> list[list[str]]:
+    """Return the parameters of each segment, and those that the same segments share."""
+    users: dict[str, list[int]] = {}
+    for index, segment in enumerate(segments):
+        for name in dict.fromkeys(segment.names.values()):
+            users.setdefault(name, []).append(index)
+    units: dict[tuple[int, ...], list[str]] = {}
+    for name, where in users.items():
+        units.setdefault(tuple(where), []).append(name)
+    return list(units.values())
 
 
 def _try_seed(recipe: Blueprint, module: nn.Module, h: Tensor) -> bool:

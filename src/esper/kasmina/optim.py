@@ -22,10 +22,13 @@ from esper.leyline.optim import OptimConfig as OptimConfig
 
 def gradient_norm(*stores: ParameterStore) -> Tensor | None:
     """Return `[E]` gradient norms over several stores; None if none has a gradient."""
-    grads = [store.flat_EP.grad for store in stores if store.flat_EP.grad is not None]
-    if not grads:
+    norms = [
+        store.total_norms(_row_norms(store.flat_EP.grad))
+        for store in stores
+        if store.flat_EP.grad is not None
+    ]
+    if not norms:
         return None
-    norms = [_row_norms(grad) for grad in grads]
     return norms[0] if len(norms) == 1 else torch.stack(norms).square().sum(dim=0).sqrt()
 
 

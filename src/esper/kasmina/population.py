@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
+from esper.device.shards import shards_for
 from esper.device.upload import upload
 from esper.kasmina.arguments import IntLike, as_integers
 from esper.kasmina.executors.base import check_input, check_tensor
@@ -102,12 +103,12 @@ class Population:
         self.config = config or PopulationConfig()
         self.seed = seed
         self.round = 0
-        self.device = parse_device(device)
+        shards, self.device = shards_for(self.config.executor, parse_device(device))
         self.loss = loss
         self.count_correct: RowLoss = count_correct
         """Correct predictions of each row, for the train accuracy."""
         self._host_factory = host_factory
-        self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device)
+        self.network = StackedNetwork(host_factory, slots, blueprints, members, self.device, shards)
         self.lifecycle = Lifecycle(members, self.slots, self.network.fits_SK, self.config.lifecycle)
         self.choice: ExecutorChoice | None = None
         """Executor and the reason for it; set by the first input."""
@@ -167,16 +168,8 @@ class Population:
         A member given several times is copied: the copies are alike until they are told apart.
         """
         chosen = self._members(members)
-        population = Population(
-            self._host_factory,
-            self.slots,
-            self.blueprints,
-            len(chosen),
-            self.seed,
-            self.device,
-            self.config,
-            self.loss,
-        )
+        kind = (self._host_factory, self.slots, self.blueprints, len(chosen))
+        population = Population(*kind, self.seed, self.device, self.config, self.loss)
         population.count_correct = self.count_correct
         copy_members(self, population, chosen)
         return population
@@ -340,8 +333,8 @@ class Population:
 
     @property
     def _loops(self) -> bool:
-        """Whether the loop executor was chosen."""
-        return self.choice is not None and self.choice.executor.name == "loop"
+        """Whether the loop executor was chosen, or the sharded one, which loops too."""
+        return self.choice is not None and self.choice.executor.name != "vmap"
 
     def _row_keys(self, table: RowTable) -> Ints:
         return row_keys(self.seed, self.round, table, self.member_ids)
@@ -382,6 +375,7 @@ class Population:
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
             self.network.any_layout = runs_channels_last(self.network, x[0])
+            self.network.host.release_template()
             self.choice = self.choice or self._choose_executor(x)
             self.probe = probe
             self._output_shapes[key] = tuple(trace.output.shape[1:])
@@ -514,7 +508,8 @@ class Population:
 
     def _require_vmap(self, slot: int, kind: int) -> None:
         running = self.choice.executor.name if self.choice else self.config.executor
-        problem = None if running == "loop" else seed_vmap_failure(self.network, slot, kind)
+        vmaps = running in ("auto", "vmap")
+        problem = seed_vmap_failure(self.network, slot, kind) if vmaps else None
         if problem is not None:
             raise EsperError(
                 f"blueprint {self.blueprints[kind]!r} cannot be vmapped ({problem}): "

@@ -16,8 +16,9 @@ class PopulationConfig:
     """Training and growth settings of a population."""
 
     executor: ExecutorName = "auto"
-    """`vmap` computes all members at once, `loop` one after the other, with the same results up to
-    rounding. `auto` uses vmap unless the host cannot be vmapped."""
+    """`vmap` computes all members at once, `loop` one after the other, `sharded` like loop with
+    every network cut over the ranks of a torchrun job, all with the same results up to rounding.
+    `auto` uses vmap unless the host cannot be vmapped."""
     host_lr: float = 0.05
     """Learning rate of hosts and of permanent seeds."""
     seed_lr: float = 0.05

@@ -32,6 +32,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.device import rng
+from esper.device.shards import BatchShare
 from esper.kasmina.rows import FROM_INPUT, RowTable
 from esper.leyline.arrays import Ints
 from esper.leyline.streams import stream_keys
@@ -91,25 +92,36 @@ def _call_id(site: str, call: int) -> int:
 
 
 def row_draws(
-    site: Site | None, streams: RowStreams | None, rows: slice | Tensor, stacked: bool = True
+    site: Site | None,
+    streams: RowStreams | None,
+    rows: slice | Tensor,
+    stacked: bool = True,
+    share: BatchShare | None = None,
 ) -> contextlib.AbstractContextManager[object]:
     """Return the context in which a site computes some rows; a null context if nothing is drawn.
 
-    `rows`: a slice or an index tensor.
+    `rows`: a slice or an index tensor. `share`: the part of the batch that is computed here.
     """
     if site is None or streams is None:
         return contextlib.nullcontext()
-    return RowDraws(streams, site, rows, stacked)
+    return RowDraws(streams, site, rows, stacked, share)
 
 
 class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context in which random operations draw from the rows' streams.
 
     `stacked`: rows are the first axis of all draws (under vmap); otherwise there is one row.
+    `share`: numbers are those of these samples in the whole batch, where the first axis of a draw
+    is the batch.
     """
 
     def __init__(
-        self, streams: RowStreams, site: Site, rows: slice | Tensor, stacked: bool
+        self,
+        streams: RowStreams,
+        site: Site,
+        rows: slice | Tensor,
+        stacked: bool,
+        share: BatchShare | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.site = site
@@ -118,6 +130,7 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Calls served so far."""
         self._streams = streams
         self._rows = rows
+        self._share = share
         self._context = contextlib.ExitStack()
 
     @classmethod
@@ -155,8 +168,11 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run any other operation; unknown random ones use torch's generator."""
         return func(*args, **kwargs)
 
-    def words(self, like: Tensor) -> Tensor:
-        """Return fresh 32-bit words (int32) in the shape of `like`, contiguous."""
+    def words(self, like: Tensor, by_sample: bool = True) -> Tensor:
+        """Return fresh 32-bit words (int32) in the shape of `like`, contiguous.
+
+        `by_sample`: whether its first axis may be the batch.
+        """
         keys_R = self._streams.call_keys(self.site.name, self.calls)
         index = self._rows
         keys_R = keys_R.index_select(0, index) if isinstance(index, Tensor) else keys_R[index]
@@ -167,7 +183,10 @@ class RowDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"random numbers of shape {tuple(shape)} are not drawn row by row ({rows} rows)"
             )
         count = math.prod(shape[1:] if self.stacked else shape)
-        return rng.random_words(keys_R, count).view(shape).to(like.device)
+        first = 0
+        if self._share is not None and by_sample and shape and not shape[0] % self._share.computed:
+            first = self._share.first * (count // self._share.computed)
+        return rng.random_words(keys_R, count, first).view(shape).to(like.device)
 
 
 # ---- kinds of numbers: what draws, a tensor of their shape and device, parameters -----------
@@ -322,7 +341,7 @@ def _permutation(
 ) -> Tensor:
     if draws.stacked:  # vmap runs row after row and does not tell which
         raise RuntimeError("torch.randperm is not drawn row by row under vmap")
-    order = draws.words(torch.empty(n, device=device)).argsort(stable=True)
+    order = draws.words(torch.empty(n, device=device), by_sample=False).argsort(stable=True)
     return order.to(dtype or torch.int64)
 
 

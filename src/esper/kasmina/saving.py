@@ -165,8 +165,16 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def save_population(population: PopulationState, path: PathLike) -> None:
-    """Save a population to a folder, replacing an existing save."""
-    write_save(path, "population", _describe(population), population_tensors(population))
+    """Save a population to a folder, replacing an existing save; rank 0 writes if it is sharded."""
+    content, tensors = _describe(population), population_tensors(population)
+    for name, store in _row_state(population).items():
+        tensors[name] = store.whole(tensors[name], torch.device("cpu"))
+
+    def write() -> None:
+        write_save(path, "population", content, tensors)
+
+    shards = population.network.shards
+    write() if shards is None else shards.on_first(write)
 
 
 def load_population(
@@ -202,6 +210,10 @@ def load_population(
     _allocate(population, content)
     _check_stores(content, _describe(population), saved.where)
     own = population_tensors(population)
+    for name, store in _row_state(population).items():
+        size = (population.members, store.parameters_per_member)
+        if name in saved.tensors and saved.tensors[name].shape == size:
+            saved.tensors[name] = store.part(saved.tensors[name])
     # Arrays that older versions did not have keep their initial values.
     _fill({n: t for n, t in own.items() if n in saved.tensors or n not in _NEWER}, saved)
     return population
@@ -222,6 +234,16 @@ def population_tensors(population: PopulationState) -> dict[str, Tensor]:
     return out
 
 
+def _row_state(population: PopulationState) -> dict[str, ParameterStore]:
+    """Return names of tensors with a number per parameter -> the store they belong to."""
+    out: dict[str, ParameterStore] = {}
+    for name, store, moments in _stores(population):
+        like = [moment for moment, value in moments.items() if value.shape == store.flat_EP.shape]
+        out |= {f"{name}/optimizer/{moment}": store for moment in like}
+        out[f"{name}/values"] = store
+    return out
+
+
 def _stores(population: PopulationState) -> Iterator[tuple[str, ParameterStore, dict[str, Tensor]]]:
     """Yield every store: its name in a save, itself, and its optimiser state."""
     network, trainer = population.network, population.trainer
@@ -239,6 +261,9 @@ def _describe(population: PopulationState) -> PopulationContent:
     specs = [_store_spec(store, tuple(moments)) for _, store, moments in _stores(population)]
     banks, gates = specs[1 : 1 + len(network.banks)], specs[1 + len(network.banks) :]
     slots, names = population.slots, population.blueprints
+    choice = population.choice
+    # A sharded population is saved as what loop would have: it may be loaded without its ranks.
+    sharded = network.shards is not None
     return PopulationContent(
         host=_host_spec(network),
         members=population.members,
@@ -246,9 +271,9 @@ def _describe(population: PopulationState) -> PopulationContent:
         round=population.round,
         blueprints=names,
         loss=_loss_name(population.loss),
-        config=population.config,
+        config=replace(population.config, executor="loop") if sharded else population.config,
         probe=population.probe,
-        executor=population.choice.executor.name if population.choice else None,
+        executor=None if choice is None else "loop" if sharded else choice.executor.name,
         host_store=specs[0],
         banks=tuple(
             BankSpec(slots[s], names[k], spec)

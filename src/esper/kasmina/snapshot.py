@@ -221,10 +221,14 @@ class MemberSnapshots:
         out["permanent_ES"] = torch.from_numpy(self.permanent_ES.copy())
         for name, array in self._arrays.items():
             out[f"facts/{name}"] = torch.from_numpy(array.copy())
+        stores = {ref.name: ref.store for ref in _store_refs(self.population)}
         for name, kept in self._copies.items():
             for part, tensor in kept.tensors().items():
+                whole = tensor.detach()
+                if not part.startswith("fixed/"):
+                    whole = stores[name].whole(whole, torch.device("cpu"))
                 # SYNC: a checkpoint is written between rounds, never in a step.
-                out[f"{name}/{part}"] = tensor.detach().to("cpu", copy=True)
+                out[f"{name}/{part}"] = whole.to("cpu", copy=True)
         return out
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
@@ -262,6 +266,9 @@ class MemberSnapshots:
             if moment in moments:
                 kept.moments[moment] = moments[moment]
         into = kept.tensors().get(part)
+        whole = (self.population.members, ref.store.parameters_per_member)
+        if into is not None and into.shape == ref.store.flat_EP.shape and tensor.shape == whole:
+            tensor = ref.store.part(tensor)
         if into is None or into.shape != tensor.shape or into.dtype != tensor.dtype:
             expected = "nothing" if into is None else f"{tuple(into.shape)} {into.dtype}"
             raise EsperError(
@@ -290,5 +297,6 @@ def finite_members(population: Population) -> Tensor:
         for tensor in tensors:
             each = tensor.reshape(population.members, tensor[0].numel())
             sound_E = sound_E & torch.isfinite(each).all(dim=1)
+        sound_E = ref.store.everywhere(sound_E)
         finite_E = torch.where(upload(owners_E, population.device), sound_E, finite_E)
     return finite_E

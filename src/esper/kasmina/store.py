@@ -63,7 +63,7 @@ class ParameterStore:
         trained = {n: p for n, p in self.template.named_parameters() if p.requires_grad}
         self.shapes = {name: tuple(p.shape) for name, p in trained.items()}
         self._sizes = [p.numel() for p in trained.values()]
-        size = sum(self._sizes)
+        size = self._row_size()
         self.flat_EP = torch.zeros(members, size, device=device, dtype=torch.float32)
         self.flat_EP.requires_grad_(True)
         self.fixed: dict[str, Tensor] = {
@@ -75,10 +75,47 @@ class ParameterStore:
         self._values: dict[int, dict[str, Tensor]] = {}
         self._leaves: dict[int, dict[str, Tensor]] = {}
 
+    def _row_size(self) -> int:
+        """Return the numbers of one row of `flat_EP`."""
+        return sum(self._sizes)
+
     @property
     def parameters_per_member(self) -> int:
         """P."""
         return self.flat_EP.shape[1]
+
+    # A store whose parameters are cut over ranks (`ShardedStore`) overrides these.
+
+    def whole(self, part: Tensor, device: torch.device | None = None) -> Tensor:
+        """Return rows `[N, P]` of all parameters, given those this process holds.
+
+        `device`: where to put them together, if they are not.
+        """
+        return part
+
+    def part(self, whole: Tensor) -> Tensor:
+        """Return what this process holds of rows `[N, P]` of all parameters."""
+        return whole
+
+    def total_norms(self, norm_E: Tensor) -> Tensor:
+        """Return norms over all parameters, given those over what this process holds."""
+        return norm_E
+
+    def mean_square(self) -> Tensor:
+        """Return `[E]` the mean square of all parameters."""
+        return self.flat_EP.detach().square().mean(dim=1)
+
+    def everywhere(self, flag_E: Tensor) -> Tensor:
+        """Return whether a flag is set for all parts of the parameters."""
+        return flag_E
+
+    def release_template(self) -> None:
+        """Free the values of the template once it has been tried, if memory is short."""
+
+    def member_tensors(self, member: int) -> dict[str, Tensor]:
+        """Return a member's parameters and buffers; views where possible."""
+        values = self.named_row(self.flat_EP.detach()[member])
+        return values | {name: stacked[member] for name, stacked in self.fixed.items()}
 
     def named(self, flat_RP: Tensor) -> dict[str, Tensor]:
         """Return views of a `[R, P]` tensor by parameter name, `[R, ...]` each."""

@@ -281,8 +281,7 @@ class Trainer:
         if not self.weight_norm_rates:
             return self.seed_lr_E
         with torch.no_grad():
-            new = store.flat_EP.square().mean(dim=1)
-            old = self.network.host.flat_EP.square().mean(dim=1)
+            new, old = store.mean_square(), self.network.host.mean_square()
             return self.seed_lr_E * (new / old.clamp(min=1e-12)).sqrt()
 
     def _statistics(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Literal, get_args
 
 Profile = Literal["exact", "fast"]
-ExecutorName = Literal["auto", "vmap", "loop"]
+ExecutorName = Literal["auto", "vmap", "loop", "sharded"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 KernelName = Literal["own", "fused", "torch"]
 KernelMode = Literal["auto", "own", "fused", "torch"]
@@ -31,8 +31,9 @@ class ComputeSettings:
     """`exact`: bit-identical runs on one kind of machine; `fast` may reorder sums and picks the
     faster executor."""
     executor: ExecutorName = "auto"
-    """`vmap` computes all members at once, `loop` one after the other; `auto` takes vmap where it
-    works (`exact`) or the one that measures faster (`fast`)."""
+    """`vmap` computes all members at once, `loop` one after the other, `sharded` like loop with
+    every network cut over the ranks of a torchrun job; `auto` takes vmap where it works (`exact`)
+    or the one that measures faster (`fast`)."""
     precision: Precision = "auto"
     """Number type of members; `auto` is bf16 on a GPU that has it, else fp32."""
     kernels: KernelMode = "auto"

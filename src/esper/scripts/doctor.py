@@ -142,12 +142,23 @@ def executor_lines(config: Doctor) -> list[str]:
         f"{engine.precision}",
         f"profile fast: {choice.executor.name} ({choice.reason})",
         "profile exact: vmap if the host can be vmapped, regardless of speed",
+        f"executor sharded: {sharded_line()}",
         f"kernels: {kernel_line(engine)}",
         *build_lines(engine, builds),
         *fused_lines(engine),
         f"graphs: {engine.graph_report().line()}",
         f"training data: on the {'device' if engine.batches.placement == 'device' else 'host'}",
     ]
+
+
+def sharded_line() -> str:
+    """Whether networks can be cut over ranks, and by which transport."""
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return "this torch is built without torch.distributed"
+    nccl = "NCCL on GPUs, " if dist.is_nccl_available() else ""
+    return f"under torchrun ({nccl}gloo on CPUs), docs/sharded.md"
 
 
 def kernel_line(engine: VectorizedEngine) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import tyro
 
+from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
@@ -87,6 +88,9 @@ class Grow:
     """Train in bfloat16 by autocast."""
     device: str = "auto"
     """cpu, cuda, cuda:<number>; auto takes a GPU if there is one."""
+    executor: ExecutorName = "auto"
+    """vmap computes all networks at once, loop one after the other, sharded like loop with every
+    network cut over the ranks of a torchrun job; auto takes vmap where it works."""
     folder: Path = Path("runs")
     """Folder in which the run folder is made."""
     name: str | None = None
@@ -112,6 +116,7 @@ def grow(config: Grow, words: Sequence[str]) -> None:
     """
     from esper.growing.budget import Budget
     from esper.growing.folder import require_grow_folder
+    from esper.growing.ranks import ranks_of
     from esper.scripts.cli.run_paths import find_run
     from esper.scripts.cli.user_objects import user_files
 
@@ -124,7 +129,8 @@ def grow(config: Grow, words: Sequence[str]) -> None:
         require_grow_folder(resume)
     with user_files() as files:
         result = _grow(config, budget, resume, files)
-    _print(result, words)
+    if ranks_of(config.executor, config.device).first:
+        _print(result, words)
 
 
 def _check(config: Grow) -> None:
@@ -170,6 +176,7 @@ def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> G
         batch_size=config.batch_size,
         amp=config.amp,
         device=config.device,
+        executor=config.executor,
         name=config.name,
         folder=config.folder,
         resume=resume,

@@ -62,12 +62,12 @@ from esper.tolaria.runtime import (
     autocast,
     choose_precision,
     explain_out_of_memory,
-    parse_device,
     set_profile,
     timed_phase,
 )
 from esper.tolaria.setup import (
     allocate_batch_buffers,
+    choose_device,
     default_val_batch_size,
     make_graph_cache,
     make_train_iterator,
@@ -94,7 +94,7 @@ class VectorizedEngine:
         self.spec = spec
         self.config = config or EngineConfig()
         self._listeners = () if listener is None else (listener,)
-        self.device = parse_device(self.config.device)
+        self.device = choose_device(self.config)
         self.precision = choose_precision(self.config.precision, self.device)
         self.round = 0
         """Index of the current episode, or of the next one between episodes."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from esper.device.graphs import CudaRecorder, GraphCache, reason_against_graphs
+from esper.device.selection import parse_device
+from esper.device.shards import join_shards
 from esper.device.triton_support import can_use_kernels
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.fused import input_buffer
@@ -33,6 +35,19 @@ VAL_BATCH: Final = 512
 LARGEST_VAL_BATCH: Final = 2048
 VAL_IMAGES: Final = 2**16
 """Images per validation pass on a GPU, over all members."""
+
+
+def choose_device(config: EngineConfig) -> torch.device:
+    """Device of this process; each rank of executor `sharded` has its own.
+
+    Raises if ranks were given different members, as `esper train ppo` does under torchrun.
+    """
+    device = parse_device(config.device)
+    if config.executor != "sharded":
+        return device
+    shards = join_shards(device)
+    shards.require_same("members (executor 'sharded' cuts them over ranks)", str(config.member_ids))
+    return shards.device
 
 
 def default_val_batch_size(members: int, device: torch.device) -> int:
@@ -140,7 +155,9 @@ def make_graph_cache(
 ) -> tuple[GraphCache | None, str | None]:
     """Return the graph cache, or None and the reason why graphs are off."""
     device = population.device
-    executor = "vmap" if population.choice is None else population.choice.executor.name
+    executor = "vmap" if population.network.shards is None else "sharded"
+    if population.choice is not None:
+        executor = population.choice.executor.name
     problem = reason_against_graphs(mode, device, executor, population.network.runs_whole)
     if problem is not None:
         return None, problem

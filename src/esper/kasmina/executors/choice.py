@@ -16,7 +16,7 @@ from esper.kasmina.executors.vmap import VmapExecutor, vmap_module
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.random_layers import RowStreams, row_draws
-from esper.kasmina.rows import make_plan, whole_rows
+from esper.kasmina.rows import make_plan, member_rows, whole_rows
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError
 
@@ -35,6 +35,8 @@ def choose_executor(
     """Return the requested executor; `auto` is vmap if the host passes a small trial."""
     if wanted == "loop":
         return ExecutorChoice(LoopExecutor(), "requested")
+    if wanted == "sharded":
+        return _choose_sharded(network, life, x)
     problem = vmap_failure(network, life, x)
     if problem is None:
         return ExecutorChoice(VmapExecutor(), "the host passed the vmap trial")
@@ -44,6 +46,34 @@ def choose_executor(
             f"{host} cannot run under executor 'vmap' ({problem}): use executor 'auto' or 'loop'"
         )
     return ExecutorChoice(LoopExecutor(), f"{host} cannot be vmapped: {problem}")
+
+
+def _choose_sharded(network: StackedNetwork, life: Lifecycle, x: Tensor) -> ExecutorChoice:
+    """Return the sharded executor; raises if the outputs of a sample depend on others.
+
+    Batch norms do so in training, and are computed over all ranks.
+    """
+    from esper.kasmina.executors.sharded import ShardedExecutor
+
+    executor, shards = ShardedExecutor(), network.shards
+    assert shards is not None, "a sharded population has a sharded network"
+    plan = make_plan(member_rows(life), life, network.device)
+    # Every rank computes all samples it gets: the same pair in its share, once with others between.
+    pair = torch.cat([x[:, :1], x[:, -1:]], dim=1)
+    alone = torch.cat([pair[:, :1]] * shards.size, dim=1)
+    mixed = torch.cat([pair] * shards.size, dim=1)
+    with torch.no_grad():
+        one = executor.run(network, alone, plan, training=False)[:, :1].float()
+        among = executor.run(network, mixed, plan, training=False)[:, :1].float()
+    coarse = torch.is_autocast_enabled(network.device.type)
+    if not torch.allclose(one, among, rtol=1e-2, atol=5e-2 if coarse else 1e-3, equal_nan=True):
+        raise EsperError(
+            f"{type(network.host.template).__name__} cannot run under executor 'sharded': its "
+            f"output for a sample depends on the other samples of the batch, of which every rank "
+            f"computes a share; use executor 'loop'"
+        )
+    ranks = "1 rank" if shards.size == 1 else f"{shards.size} ranks"
+    return ExecutorChoice(executor, f"requested, on {ranks}")
 
 
 def seed_vmap_failure(network: StackedNetwork, slot: int, blueprint: int) -> str | None:

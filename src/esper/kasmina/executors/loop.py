@@ -7,7 +7,7 @@ executor: a row's result does not depend on other rows.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -30,6 +30,9 @@ from esper.kasmina.rows import FROM_INPUT, RowPlan
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
 from esper.leyline.compute import KernelName
+
+Visit = Callable[[int, Tensor], Tensor]
+"""(position, activation) -> activation with the seeds there."""
 
 CHANNELS_LAST_PIXELS: Final = 256
 """Images with at least this many pixels are computed channels last on a CPU."""
@@ -83,7 +86,7 @@ class LoopExecutor:
         rows = plan.table.rows
         outputs, losses = [x] * rows, [x] * rows
         with self._running(network, plan) as streams:
-            for member, rows_M in _rows_by_member(plan).items():
+            for member, rows_M in rows_by_member(plan).items():
                 with _on_stream(streams, member):
                     parts = []
                     for row in rows_M:
@@ -92,12 +95,12 @@ class LoopExecutor:
                         outputs[row], losses[row] = out.detach(), loss.detach()
                         parts.append(part)
                     run.kept.clear()
-                    whole = _joined(parts)
+                    whole = joined(parts)
                     if whole.requires_grad:  # False if the host is frozen and no seed is live
                         whole.sum().backward()  # type: ignore[no-untyped-call]
         for store in run.stores():
             store.collect_gradients()
-        return _joined(outputs), _joined(losses)
+        return joined(outputs), joined(losses)
 
     def _begin(
         self,
@@ -106,10 +109,10 @@ class LoopExecutor:
         plan: RowPlan,
         training: bool,
         key_R: Tensor | None,
-    ) -> _LoopRun:
+    ) -> LoopRun:
         check_input(network, x)
         set_training(network, training)
-        return _LoopRun(network, x, plan, training, None if key_R is None else RowStreams(key_R))
+        return LoopRun(network, x, plan, training, None if key_R is None else RowStreams(key_R))
 
     @contextlib.contextmanager
     def _running(self, network: StackedNetwork, plan: RowPlan) -> Iterator[list[torch.cuda.Stream]]:
@@ -135,7 +138,7 @@ class LoopExecutor:
 
 
 @dataclass(slots=True)
-class _LoopRun:
+class LoopRun:
     """State of one pass: unbound parameters, and activations that other rows start from."""
 
     network: StackedNetwork
@@ -192,12 +195,16 @@ class _LoopRun:
             if index in self.fused_pairs and not self._needs_activation_after(row, index):
                 segment, index = self.fused_pairs[index], index + 1
                 slot = self._next_slot(index - 1)
-            with self._row_context(sites.get(index), row):
-                h = segment.module(h)
+            h = self._run_segment(row, segment, sites.get(index), h)
             h = self._apply_slots(row, h, index, slot)
             slot = self._next_slot(index)
             index += 1
         return h
+
+    def _run_segment(self, row: int, segment: Segment, site: Site | None, h: Tensor) -> Tensor:
+        with self._row_context(site, row):
+            out: Tensor = segment.module(h)
+        return out
 
     def _input(self, row: int) -> Tensor:
         return self.x[0] if self.x.shape[0] == 1 else self.x[int(self.plan.table.member_R[row])]
@@ -219,8 +226,11 @@ class _LoopRun:
                             draws.continue_as(slice(owner, owner + 1))
                 return h
 
-            whole: Tensor = network.segments[index].module(self._input(row), visit)
-            return whole
+            return self._run_whole(row, network.segments[index], visit)
+
+    def _run_whole(self, row: int, segment: Segment, visit: Visit) -> Tensor:
+        whole: Tensor = segment.module(self._input(row), visit)
+        return whole
 
     def _row_at(self, row: int, slot: int) -> int:
         """Return the row that computes a slot, and what follows it, for a row; -1: the input."""
@@ -278,31 +288,39 @@ class _LoopRun:
         if bank.writes_input:
             seed_in = seed_in.clone()
         keeps = self.training and bool(plan.keeps_RS[row, slot]) and row == reader
-        state = self._state(bank, member, frozen, keeps)
-        with self._row_context(bank.site, row), bank.binding.holding(state):
-            delta: Tensor = bank.template(seed_in)
+        delta = self._run_store(bank, row, member, frozen, keeps, seed_in)
         check_delta(network, slot, kind, delta, h)
         style = BlendStyle(plan.style_RS[row, slot])
         gate = None
         if style is BlendStyle.GATE:
-            gates = network.gate(slot)
-            with gates.binding.holding(self._state(gates, member, frozen)):
-                gate = gates.template(seed_in)
+            gate = self._run_store(network.gate(slot), row, member, frozen, False, seed_in)
         alpha = float(plan.table.alpha_RS[row, slot])
         if style is BlendStyle.ADD:
             return torch.add(h, delta, alpha=alpha)  # `blend` in one pass
         return blend(h, delta, alpha, style, gate)
 
+    def _run_store(
+        self, store: ParameterStore, row: int, member: int, frozen: bool, keeps: bool, x: Tensor
+    ) -> Tensor:
+        """Run the seed or gate of a member."""
+        state = self._state(store, member, frozen, keeps)
+        with self._row_context(store.site, row), store.binding.holding(state):
+            out: Tensor = store.template(x)
+        return out
+
     def _state(
         self, store: ParameterStore, member: int, frozen: bool, keeps: bool = False
     ) -> dict[str, Tensor]:
         """Return one member's parameters and buffers; `keeps`: write buffer updates back."""
-        # `data`: a write by one member must not count as a write into the others' buffers.
-        fixed = {n: v[member].data if keeps else v[member].clone() for n, v in store.fixed.items()}
         named = self._parameters(store, member, frozen)
         if store.flat_EP.is_cuda:
             named = {name: _aligned(value) for name, value in named.items()}
-        return named | fixed
+        return named | self._fixed(store, member, keeps)
+
+    def _fixed(self, store: ParameterStore, member: int, keeps: bool) -> dict[str, Tensor]:
+        """Return one member's buffers and frozen parameters."""
+        # `data`: a write by one member must not count as a write into the others' buffers.
+        return {n: v[member].data if keeps else v[member].clone() for n, v in store.fixed.items()}
 
     def _parameters(self, store: ParameterStore, member: int, frozen: bool) -> dict[str, Tensor]:
         if frozen or not torch.is_grad_enabled():
@@ -319,11 +337,11 @@ def _aligned(value: Tensor) -> Tensor:
     return value if value.data_ptr() % CUDNN_ALIGNMENT == 0 else value.clone()
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _rows_by_member(plan: RowPlan) -> dict[int, list[int]]:
+def rows_by_member(plan: RowPlan) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for row, member in enumerate(plan.table.member_R.tolist()):
         found.setdefault(member, []).append(row)

@@ -1,0 +1,168 @@
+"""What a search asks of the processes that hold its networks together (executor `sharded`).
+
+All of them run the same search on the same data, so that whatever one of them measures, the clock
+above all, has to be agreed on. Rank 0 prints, calls back and writes the run folder; the others keep
+what they need of it in a temporary one. A search in one process is `ALONE`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Final, TypeVar
+
+import torch
+from torch import Tensor
+
+from esper.device.selection import parse_device
+from esper.device.shards import Shards, join_shards
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """A search in one process; the base of one in several."""
+
+    first = True
+    """Whether this process prints and writes."""
+    size = 1
+    device: torch.device | None = None
+    """Device of this rank; None: as the settings say."""
+
+    def now(self) -> float:
+        """Seconds on the clock of the search."""
+        return time.monotonic()
+
+    def agree(self) -> None:
+        """Agree on the time, and on stopping: raises KeyboardInterrupt on all ranks if one has to.
+
+        All ranks call it at the same point.
+        """
+
+    def measured(self, value: float) -> float:
+        """A number as rank 0 has measured it."""
+        return value
+
+    def least(self, value: float) -> float:
+        """The least of the ranks' numbers."""
+        return value
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Run `work`, which sends no message; if it fails on one rank, all raise."""
+        return work()
+
+    def on_first(self, work: Callable[[], None]) -> None:
+        """Run `work` on rank 0; if it fails there, all raise."""
+        work()
+
+    def batch(self, part: Tensor) -> Tensor:
+        """A part of a batch as rank 0 has it."""
+        return part
+
+    def text(self, text: str) -> str:
+        """The text of rank 0."""
+        return text
+
+    def require_same(self, what: str, text: str) -> None:
+        """Raise on all ranks unless all have the same text."""
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Catch Ctrl-C inside the block where only `agree` may raise it."""
+        yield
+
+
+ALONE: Final = Ranks()
+
+
+class ShardRanks(Ranks):
+    """One of several processes that hold the networks of a search together."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self.first, self.size, self.device = shards.rank == 0, shards.size, shards.device
+        self._stopping = False
+        self._now = self.measured(time.monotonic())
+
+    def now(self) -> float:
+        """Seconds on the clock of rank 0, when the ranks last agreed."""
+        return self._now
+
+    def agree(self) -> None:
+        """Agree on the time, and on stopping."""
+        mine = [float(self._stopping), time.monotonic() if self.first else 0.0]
+        both = torch.tensor(mine, dtype=torch.float64, device=self.device)
+        # SYNC: between chunks of batches
+        stopping, self._now = self.shards.add_(both).tolist()
+        if stopping:
+            self._stopping = False
+            raise KeyboardInterrupt
+
+    def measured(self, value: float) -> float:
+        """A number as rank 0 has measured it."""
+        return self.shards.number(value)
+
+    def least(self, value: float) -> float:
+        """The least of the ranks' numbers."""
+        given = torch.tensor([value], dtype=torch.float64, device=self.device)
+        return float(self.shards.least(given))  # SYNC: before the search
+
+    def together(self, work: Callable[[], T]) -> T:
+        """Run `work`, which sends no message; if it fails on one rank, all raise."""
+        return self.shards.together(work)
+
+    def on_first(self, work: Callable[[], None]) -> None:
+        """Run `work` on rank 0; if it fails there, all raise."""
+        self.shards.on_first(work)
+
+    def batch(self, part: Tensor) -> Tensor:
+        """A part of a batch as rank 0 has it."""
+        return self.shards.broadcast_(part.contiguous())
+
+    def text(self, text: str) -> str:
+        """The text of rank 0."""
+        return self.shards.say(text)
+
+    def require_same(self, what: str, text: str) -> None:
+        """Raise on all ranks unless all have the text of rank 0."""
+        self.shards.require_same(what, text)
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Note Ctrl-C and SIGTERM inside the block: `agree` raises on all ranks at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._stopping = True
+
+        before = {kind: signal.signal(kind, note) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+
+@contextlib.contextmanager
+def scratch_folder(copied: Path | None) -> Iterator[Path]:
+    """A folder for a rank that does not write the run's; `copied`: a run to start from."""
+    with tempfile.TemporaryDirectory(prefix="esper-rank-") as folder:
+        home = Path(folder)
+        if copied is not None:
+            home = home / copied.name
+            shutil.copytree(copied, home)
+        yield home
+
+
+def ranks_of(executor: str, device: str | torch.device) -> Ranks:
+    """The processes of a search under an executor."""
+    return ShardRanks(join_shards(parse_device(device))) if executor == "sharded" else ALONE
