@@ -8,6 +8,13 @@ STAMP  := $(VENV)/.installed
 # Extras the default tests need; everything else is installed by whoever wants it.
 EXTRAS := dev,export,tui
 
+# Triton, and a numpy that its interpreter works with: beside the packages of the environment.
+# The interpreter of triton 3.9 refuses masks that it has joined itself.
+KERNEL_PACKAGES := triton==3.6.0 numpy==2.2.6
+KERNELS         := $(VENV)/kernels
+KERNELS_STAMP   := $(KERNELS)/.installed
+KERNELS_LOG     := $(VENV)/kernels.log
+
 # Fast tests that guard the fixed names and contracts; add a file here when it is written.
 GUARDRAIL_TESTS := \
 	tests/test_import_isolation.py \
@@ -29,17 +36,22 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run grow test test-slow guardrail lint docs dist bench clean
+.PHONY: help setup run grow test test-kernels test-slow guardrail lint docs dist bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# Compiles what commands load; pip would compile every file it installs, for another half minute.
+WARM_IMPORTS := import esper.scripts.train.learner, esper.scripts.compare, esper.growing.run, \
+	torch._dynamo, matplotlib.pyplot, pyarrow, scipy.stats, sklearn.datasets
 
 setup: $(STAMP) ## make .venv and install esper in it (again only when the pins change)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: installing esper[$(EXTRAS)] into $(VENV) at the versions of constraints.txt"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
+	@$(BIN)/python -c '$(WARM_IMPORTS)'
 	@touch $@
 
 # Rounds of the main job: as many as fit into about two and a half minutes on two idle cores.
@@ -55,14 +67,29 @@ grow: setup ## grow small networks by a schedule, beside the hosts alone and the
 lint: setup ## ruff, mypy and the import contracts
 	$(BIN)/ruff check src tests scripts
 	$(BIN)/ruff format --check src tests scripts
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers $(TEST_JOBS)
 	$(BIN)/lint-imports --no-logo
 
-test: lint ## lint, then all tests but the slow ones
+test: lint test-kernels ## lint, then all tests but the slow ones
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-slow: setup ## the slow tests alone; those that need an extra say so and skip
 	$(BIN)/python -m pytest -m slow
+	@ESPER_KERNEL_EXAMPLES=all $(MAKE) --no-print-directory test-kernels KERNEL_FLAGS="-m ''"
+
+$(KERNELS_STAMP): $(STAMP)
+	@mkdir -p $(KERNELS)
+	@$(BIN)/python -m pip install -qq --no-deps --no-compile --upgrade --target $(KERNELS) $(KERNEL_PACKAGES) \
+		2> $(KERNELS_LOG) || true
+	@touch $@
+
+test-kernels: $(KERNELS_STAMP) ## kernels of our own against torch, by Triton's interpreter
+	@if test -d $(KERNELS)/triton; then \
+		TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) \
+			$(BIN)/python -m pytest -q -W ignore::RuntimeWarning -n $(TEST_JOBS) $(KERNEL_FLAGS) tests/kasmina/kernels; \
+	else \
+		echo "kernels are not tested: triton cannot be installed here, see $(KERNELS_LOG)"; \
+	fi
 
 guardrail: setup ## the fast tests of names and contracts
 	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)

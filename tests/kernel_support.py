@@ -1,7 +1,6 @@
 """Where kernels of our own can be tried: on a CUDA device, or on a CPU by Triton's interpreter.
 
-The interpreter is chosen before Triton is loaded: `TRITON_INTERPRET=1 pytest
-tests/kasmina/kernels`.
+The interpreter is chosen before Triton is loaded: `make test-kernels`.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED el
 
 
 def examples(count: int) -> int:
-    """How many cases of a property to try; on a GPU each new shape is compiled first."""
-    return count if INTERPRETED else count // 4
+    """How many cases of a property to try; all of them take minutes, as on a GPU each new shape is
+    compiled first."""
+    return count if os.environ.get("ESPER_KERNEL_EXAMPLES") == "all" else count // 4
 
 
 def require_kernels() -> None:

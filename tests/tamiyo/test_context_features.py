@@ -105,8 +105,8 @@ def test_features_are_finite_through_a_rollback_and_of_a_moderate_size(seen):
             assert np.abs(values).max() < 15
 
 
-def test_the_plan_phase_sees_each_slot_in_turn_and_the_bare_host(signals):
-    plans = [s for s in signals if s.planning]
+def test_the_plan_phase_sees_each_slot_in_turn_and_the_bare_host():
+    plans = [s for s in random_rounds("digits_impaired", rounds=2, steps=1) if s.planning]
     slots = len(plans[0].slots.slot_ids)
     assert [s.plan_slot for s in plans[: 2 * slots]] == [*range(slots)] * 2
     assert all(np.isnan(s.train_loss_E).all() and np.isfinite(s.val_loss_E).all() for s in plans)

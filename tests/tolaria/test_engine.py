@@ -304,14 +304,21 @@ def test_actions_beyond_the_host_are_refused():
 def test_out_of_memory_says_what_to_lower():
     """A real failed allocation, in a process that may not take more."""
     code = """
-        import resource, sys
+        import resource
+        import torch
         from engine_support import small_engine, small_task
         from esper.leyline.errors import EsperError
         from esper.tamiyo.baselines import WaitPolicy
         engine = small_engine(small_task(train=1500, batch_size=1000, base_channels=16), members=4)
         with open("/proc/self/statm") as f:
-            used = int(f.read().split()[0]) * 4096
+            used = int(f.read().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**25, used + 2**25))
+        taken, size = [], 2**28  # of what building the engine left free, too
+        while size >= 2**20:
+            try:
+                taken.append(torch.empty(size, dtype=torch.uint8))
+            except RuntimeError:
+                size //= 2
         try:
             engine.run_rollout(WaitPolicy())
         except EsperError as error:

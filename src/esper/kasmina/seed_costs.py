@@ -28,6 +28,7 @@ _Counts = dict[Hashable, int]
 _KNOWN_PARAMS: _Counts = {}
 _KNOWN_MACS: _Counts = {}
 _KNOWN_FIELDS: _Counts = {}
+_KNOWN_TRAINING: dict[Hashable, tuple[int, int, int]] = {}
 """Counts of built-in blueprints, which depend on nothing but width and activation shape."""
 
 
@@ -192,11 +193,8 @@ def measure_training_costs(network: StackedNetwork, probe: HostProbe, x: Tensor)
     shape = network.fits_SK.shape
     seed_SK, shadow_SK, frozen_SK = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     for slot, kind in np.argwhere(network.fits_SK):
-        at, template = (slot, kind), [network.seed_template(int(slot), int(kind))]
-        h = _activation(network, probe, int(slot))
-        seed_SK[at] = _train_macs(template, h, True)
-        shadow_SK[at] = _train_macs(template, h, False)
-        frozen_SK[at] = _train_macs(template, h, True, trains=False)
+        at = (slot, kind)
+        seed_SK[at], shadow_SK[at], frozen_SK[at] = _seed_costs(network, probe, *map(int, at))
     return TrainingCosts(
         host=_train_macs(modules, x[:1], False),
         suffix_S=np.array(suffix, dtype=np.int64),
@@ -205,6 +203,26 @@ def measure_training_costs(network: StackedNetwork, probe: HostProbe, x: Tensor)
         frozen_SK=frozen_SK,
         again_SK=_again(network, probe) if whole else None,
     )
+
+
+def _seed_costs(
+    network: StackedNetwork, probe: HostProbe, slot: int, kind: int
+) -> tuple[int, int, int]:
+    """MACs of a seed that trains with the host, that incubates, and that does not train."""
+    recipe, shape = network.blueprints[kind], probe.slot_shapes[slot]
+    known = recipe.built_in and not recipe.from_host
+    key = (recipe.factory, network.slots[slot].channels, shape)
+    if known and key in _KNOWN_TRAINING:
+        return _KNOWN_TRAINING[key]
+    template, h = [network.seed_template(slot, kind)], _activation(network, probe, slot)
+    costs = (
+        _train_macs(template, h, True),
+        _train_macs(template, h, False),
+        _train_macs(template, h, True, trains=False),
+    )
+    if known:
+        _KNOWN_TRAINING[key] = costs
+    return costs
 
 
 class _Suffix(nn.Module):

@@ -13,7 +13,7 @@ from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
 from esper.kasmina.store import ParameterStore
 from esper.leyline import BlendStyle, stream_keys
-from kernel_support import DEVICE, choose_kernels, require_kernels
+from kernel_support import DEVICE, choose_kernels, examples, require_kernels
 from support import batch, make_population
 
 require_kernels()
@@ -68,7 +68,7 @@ def both(config: OptimConfig, members: int, size: int) -> tuple[Learner, Learner
     return Learner(config, members, size, True), Learner(config, members, size, False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     config=st.sampled_from(CASES),
     members=st.integers(1, 4),
