@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from engine_support import CALM, Diary, histories, random_policy, small_engine, small_task
 from esper.kasmina import MLPHost, OptimConfig, Population, PopulationConfig, SignalHost
 from esper.kasmina.activation_gradients import slot_gradient_norms
 from esper.kasmina.saving import population_tensors
 from esper.kasmina.snapshot import MemberSnapshots, finite_members
 from esper.kasmina.tracing import trace_model
 from esper.leyline import BlendStyle, InjectionSpec, LifecycleOp, SeedStage
+from esper.leyline.records import StepRecord
 from hooked_models import HOOKED
 from support import KINDS, BatchNormHost, batch, good_signals, make_population
 
@@ -213,6 +215,26 @@ def hooked(executor: str) -> Result:
     return {"batches": torch.stack(rows)} | weights(population)
 
 
+def engine_round(executor: str) -> Result:
+    """An episode of the engine under random actions: gates, counterfactuals and a rollback."""
+    spec = small_task(episode_length=8, batches_per_step=1, kernel_size=3)
+
+    def poison(record: StepRecord) -> None:
+        if record.signals.step == 5:
+            population.network.host.flat_EP.detach()[0] = float("nan")
+
+    diary = Diary(poison)
+    engine = small_engine(spec, diary, members=2, executor=executor, governor=CALM)
+    population = engine.env.model
+    engine.train(random_policy(3, spec), 1)
+    found = {name: torch.tensor(values) for name, values in histories(engine.episode).items()}
+    found["rewards"] = torch.tensor(np.stack([r.rewards.total for r in diary.records]))
+    found["rollbacks"] = torch.tensor(np.stack([r.governor.rolled_back_E for r in diary.records]))
+    found["stages"] = torch.tensor(population.lifecycle.stage_ES)
+    assert found["rollbacks"].any()
+    return found
+
+
 def saved(executor: str, folder: Path) -> Result:
     """Train, save, train on; the save goes to `folder / executor`."""
     population = make_population(2, executor, optim=ADAMW)
@@ -354,6 +376,7 @@ CASES: dict[str, Callable[[str], Result]] = {
     "frozen": frozen,
     "random_layers": random_layers,
     "recovered": recovered,
+    "engine": engine_round,
     "twins": twins,
     "hooked": hooked,
     "memory": memory,

@@ -222,7 +222,7 @@ def _is_transport_error(error: RuntimeError, text: str) -> bool:
 
     if isinstance(error, dist.DistError):
         return True
-    words = ("gloo", "NCCL", "onnection", "imed out", "peer", "socket")
+    words = ("gloo", "NCCL", "Connection", "Timed out")
     return any(word in text for word in words)
 
 
