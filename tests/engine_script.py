@@ -214,6 +214,7 @@ class Script:
             "final_masks": self.masks(rng),
             "final_state": None,
             "train_accuracy_E": rng.random(e),
+            "steps_E": np.full(e, self.steps),
             "seconds": self.seconds,
             "device_seconds": 0.75 * self.seconds,
         }

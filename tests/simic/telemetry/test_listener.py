@@ -329,6 +329,26 @@ def test_best_score_and_episodes_go_on_over_rounds_and_pass_over_nan():
     assert listener.tally == RunTally(4, 16, 0.75)
 
 
+def test_members_of_ranks_that_were_cut_have_no_outcome():
+    """Their steps count for the speed, and those not taken are counted."""
+    script, sink = Script(rounds=1, steps=4), MemorySink()
+    rollout = dataclasses.replace(script.rollout(0), steps_E=np.array([4, 1, 3, 4]))
+    with TelemetryHub([sink], MINIMAL) as hub:
+        listener = listener_of(hub, TelemetryConfig(MINIMAL))
+        listener.on_round_start(0, 4)
+        listener.on_round_end(rollout)
+    said = payload(sink.events, Kind.ROUND_COMPLETED)
+    assert (said.cut_steps, said.members, said.episodes_done) == (4, 4, 4)
+    ended, whole = rollout.outcome, [0, 3]
+    assert said.mean_score == pytest.approx(ended.score_E[whole].mean())
+    assert said.max_score == ended.score_E[whole].max()
+    assert said.mean_train_accuracy == pytest.approx(rollout.train_accuracy_E[whole].mean())
+    assert said.member_steps_per_second == pytest.approx(12 / script.seconds)
+    outcome = payload(sink.events, Kind.EPISODE_OUTCOME)
+    assert outcome.member_E.tolist() == ended.member_E[whole].tolist()
+    assert outcome.score_E.tolist() == ended.score_E[whole].tolist()
+
+
 def test_pieces_of_an_episode_are_no_episodes():
     """Two rollouts of half an episode each: the first ends none, and its score is no round's."""
     script, sink = Script(rounds=1, steps=4), MemorySink()

@@ -74,7 +74,7 @@ def read_members(run: Path) -> tuple[MemberState, ...]:
     only = Rounds(newest, newest)
     steps = _newest_by_member(tables.rows(_Kind.STEP_COMPLETED, rounds=only))
     actions = _newest_by_member(tables.rows(_Kind.LAST_ACTION, rounds=only))
-    outcomes = {row["row"]: row for row in tables.rows(_Kind.EPISODE_OUTCOME, rounds=only)}
+    outcomes = {row["member_E"]: row for row in tables.rows(_Kind.EPISODE_OUTCOME, rounds=only)}
     slots = _slots(tables, only, setup)
     members = setup.members or 1 + max((*steps, *outcomes, *slots), default=-1)
     return tuple(
@@ -161,9 +161,9 @@ def _place(row: Row) -> tuple[int, int]:
 
 def _planted(tables: EventTables, only: Rounds) -> dict[tuple[int, int], int]:
     """Blueprints of seeds that were part of the network from the start: they change no stage."""
-    rows = tables.rows(_Kind.EPISODE_OUTCOME, ("blueprint_ES",), only)
+    rows = tables.rows(_Kind.EPISODE_OUTCOME, ("member_E", "blueprint_ES"), only)
     return {
-        (row["row"], slot): kind
+        (row["member_E"], slot): kind
         for row in rows
         for slot, kind in enumerate(row["blueprint_ES"])
         if kind >= 0

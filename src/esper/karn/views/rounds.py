@@ -184,7 +184,12 @@ def _policy_rounds(folder: Path, wanted: Rounds, known: set[int]) -> dict[int, _
 
 def _arrays(line: Entries, names: Mapping[str, str] | None = None) -> _Arrays:
     found = {name: numbers(line, (names or {}).get(name, name)) for name in _MEMBER}
-    return {name: np.array(values) for name, values in found.items() if values}
+    arrays = {name: np.array(values) for name, values in found.items() if values}
+    whole_E = np.array(numbers(line, "steps_E")) == real(line, "steps")
+    return {
+        name: array[whole_E] if len(whole_E) == len(array) else array
+        for name, array in arrays.items()
+    }
 
 
 def numbered(folder: Path) -> list[tuple[int, Path]]:
