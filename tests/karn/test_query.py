@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -137,3 +138,9 @@ def test_without_duckdb_one_line_says_what_to_install(ppo, monkeypatch, capsys):
 def test_without_a_query_the_views_are_listed(ppo, capsys):
     assert main([str(ppo)]) == 0
     assert "rounds: One round" in capsys.readouterr().out
+
+
+def test_the_process_prints_the_answer_and_nothing_else(ppo):
+    command = [sys.executable, "-m", "esper", "query", str(ppo), "select count(*) n from rounds"]
+    done = subprocess.run([*command, "--csv"], capture_output=True, text=True, check=True)
+    assert (done.stdout.split(), done.stderr) == (["n", "3"], "")

@@ -57,7 +57,8 @@ LONG: Final = ("train", "eval", "compare", "audit", "bench", "grow", "export", "
 def main() -> int:
     """Run the subcommand named on the command line; returns its exit status."""
     status = exit_status_of(lambda: dispatch(sys.argv[1:]))
-    gc.freeze()  # else collecting all that torch holds takes seconds after the last line
+    if "torch" in sys.modules:
+        gc.freeze()  # else collecting all that torch holds takes seconds after the last line
     return status
 
 

@@ -54,7 +54,7 @@ def test_run_becomes_live_and_killed_again(run):
     gone, live, gone_again = asyncio.run(look())
     assert "✗ killed" in gone
     assert "▶ running" in live
-    assert "process is gone" in " ".join(gone_again.split())
+    assert "process was killed" in " ".join(gone_again.split())
 
 
 def test_half_written_and_damaged_files_are_survived(run):
@@ -137,7 +137,7 @@ def test_attaches_to_a_live_run_and_survives_its_kill(tmp_path):
     assert rounds[0] < rounds[1]
     assert "▶ running" in live
     assert "✗ killed" in after
-    assert "process is gone" in " ".join(after.split())
+    assert "process was killed" in " ".join(after.split())
 
 
 async def watch(run: Path, job: subprocess.Popen[bytes]) -> tuple[tuple[int, int], str, str]:

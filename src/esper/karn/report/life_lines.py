@@ -141,6 +141,6 @@ def _legend(lives: Sequence[SeedLife], y: float) -> Markup:
         parts += [
             tag("rect", x=at, y=y - 1.5, width=22, height=1.5, class_="life",
                 fill=STAGE_COLOURS[_S.PRUNED]),
-            tag("text", "pruned, cooling down", x=at + 28, y=y, class_="note"),
+            tag("text", "pruned", x=at + 28, y=y, class_="note"),
         ]  # fmt: skip
     return markup(*parts)
