@@ -146,8 +146,8 @@ def test_growth_that_changes_at_every_step_soon_finds_its_room():
         wasted.append(rows_of(room.shape) / rows_of(bucketed(shape_of(table, life))))
         found.append(id(room))
     assert max(wasted) <= RESTLESS_SLACK
-    assert len(set(found)) <= 10
-    assert len(set(found[30:]) - set(found[:30])) <= 2
+    assert len(set(found)) <= 15
+    assert len(set(found[30:]) - set(found[:30])) <= 3
 
 
 def test_a_population_that_comes_to_rest_gets_a_tight_room_again():

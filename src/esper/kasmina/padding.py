@@ -119,21 +119,19 @@ def merged(one: RowShape, other: RowShape) -> RowShape:
 
 
 def covering(shapes: Sequence[RowShape]) -> RowShape:
-    """Return a shape with headroom over all of them, in which any seed may have any blend style."""
+    """Return a shape with headroom over all of them; in a slot any seed may have any blend style
+    that one has."""
     both = reduce(merged, shapes)
     members = both.first
-    styles = frozenset[BlendStyle]().union(
-        *(group.present for at_slot in both.groups_S for group in at_slot)
-    )
 
     def roomy(count: int) -> int:
         return bucket(int(HEADROOM * count) + 1, members) if count else 0
 
-    groups = tuple(
-        tuple(GroupShape(g.blueprint, roomy(g.rows), styles) for g in at_slot)
-        for at_slot in both.groups_S
-    )
-    return RowShape(members, tuple(roomy(count) for count in both.begin_S), groups)
+    groups = []
+    for at_slot in both.groups_S:
+        styles = frozenset[BlendStyle]().union(*(group.present for group in at_slot))
+        groups.append(tuple(GroupShape(g.blueprint, roomy(g.rows), styles) for g in at_slot))
+    return RowShape(members, tuple(roomy(count) for count in both.begin_S), tuple(groups))
 
 
 class _History:
@@ -204,11 +202,13 @@ class PlanBufferCache:
         history.misses *= MEMORY
         known = [shape for owner, shape in self._buffers if owner == name]
 
-        def fits(shape: RowShape) -> bool:
-            return rows_of(shape) <= history.slack * rows_of(wanted) and covers(shape, need)
+        def fits(shape: RowShape, slack: float | None = None) -> bool:
+            most = (slack or history.slack) * rows_of(wanted)
+            return rows_of(shape) <= most and covers(shape, need)
 
         fitting = [shape for shape in known if fits(shape)]
         if fitting:
             return min(fitting, key=rows_of)
-        history.misses += 1
+        if not any(fits(shape, RESTLESS_SLACK) for shape in known):  # else it is only a tighter one
+            history.misses += 1
         return next(filter(fits, history.candidates(wanted, known[-1] if known else None)))
