@@ -135,21 +135,26 @@ def covering(shapes: Sequence[RowShape]) -> RowShape:
 
 
 class _History:
-    """Recent plans of one use, and how often they needed a new shape."""
+    """Recent plans of one use, and how often their shape was new."""
 
     def __init__(self) -> None:
         self.recent: deque[RowShape] = deque(maxlen=RECENT)
-        self.misses = 0.0
+        self.novelty = 0.0
+
+    def add(self, wanted: RowShape) -> None:
+        """Note the exact bucket of a plan."""
+        self.novelty = MEMORY * self.novelty + (wanted not in self.recent)
+        self.recent.append(wanted)
 
     @property
-    def slack(self) -> float:
-        """Largest waste that is accepted."""
-        return RESTLESS_SLACK if self.misses >= RESTLESS else SLACK
+    def restless(self) -> bool:
+        """Whether new shapes keep coming."""
+        return self.novelty >= RESTLESS
 
     def candidates(self, wanted: RowShape, last: RowShape | None) -> list[RowShape]:
         """Return shapes for new buffers, the preferred first; the exact bucket fits always."""
         found = [] if last is None else [merged(last, wanted)]
-        if self.misses >= RESTLESS:
+        if self.restless:
             found.insert(0, covering(self.recent))
         return [*found, wanted]
 
@@ -198,17 +203,14 @@ class PlanBufferCache:
         if torch.are_deterministic_algorithms_enabled():  # `exact`: independent of history
             return wanted
         history = self._histories.setdefault(name, _History())
-        history.recent.append(wanted)
-        history.misses *= MEMORY
+        history.add(wanted)
+        most = (RESTLESS_SLACK if history.restless else SLACK) * rows_of(wanted)
         known = [shape for owner, shape in self._buffers if owner == name]
 
-        def fits(shape: RowShape, slack: float | None = None) -> bool:
-            most = (slack or history.slack) * rows_of(wanted)
+        def fits(shape: RowShape) -> bool:
             return rows_of(shape) <= most and covers(shape, need)
 
         fitting = [shape for shape in known if fits(shape)]
         if fitting:
             return min(fitting, key=rows_of)
-        if not any(fits(shape, RESTLESS_SLACK) for shape in known):  # else it is only a tighter one
-            history.misses += 1
         return next(filter(fits, history.candidates(wanted, known[-1] if known else None)))
