@@ -54,10 +54,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(WARM_IMPORTS)'
 	@touch $@
 
-# Rounds of the main job: as many as fit into about two and a half minutes on two idle cores.
+# Rounds of the main job: 5 and their judgement take 258 CPU seconds on a busy Neoverse-N1.
 RUN_ROUNDS := 5
 
-run: setup ## train a controller on the digits data, then judge it (CPU, 2 to 3 minutes)
+run: setup ## train a controller on the digits data, then judge it (4 minutes of one ARM core)
 	$(BIN)/esper train ppo --preset digits_quick --device cpu --rounds $(RUN_ROUNDS)
 
 grow: setup ## grow small networks by a schedule, beside the hosts alone and their final topology static
