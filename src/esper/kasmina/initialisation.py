@@ -102,6 +102,7 @@ class Initialiser:
     def forget(self) -> None:
         """Free the values that are kept for later draws."""
         self._start = {}
+        self._constants = {}
 
     def rebuild(self) -> nn.Module:
         """Build another module equal to the initial template."""
@@ -117,7 +118,7 @@ class Initialiser:
                 flat = self._draws[name].sample(name_keys, value.numel(), device)
                 out[name] = flat.view(count, *value.shape).to(value.dtype)
             else:
-                constant = self._constant(name, device)
+                constant = self._constant(name, value, device)
                 out[name] = constant.expand(count, *value.shape).clone()
         if self._built:
             built = (build(self._factory, int(key), self._what) for key in keys)
@@ -126,10 +127,12 @@ class Initialiser:
                 out[name] = to_device(torch.stack([state[name] for state in states]), device)
         return out
 
-    def _constant(self, name: str, device: torch.device) -> Tensor:
-        """Return an initial value that is the same for all members, uploaded once."""
+    def _constant(self, name: str, value: Tensor, device: torch.device) -> Tensor:
+        """Return an initial value that is the same for all members, uploaded once if it is kept."""
+        if not self._start:
+            return to_device(value, device)
         if (name, device) not in self._constants:
-            self._constants[name, device] = to_device(self._start[name], device)
+            self._constants[name, device] = to_device(value, device)
         return self._constants[name, device]
 
     def _state_of(self, module: nn.Module) -> dict[str, Tensor]:
