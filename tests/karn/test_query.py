@@ -141,6 +141,7 @@ def test_without_a_query_the_views_are_listed(ppo, capsys):
 
 
 def test_the_process_prints_the_answer_and_nothing_else(ppo):
+    pytest.importorskip("duckdb")
     command = [sys.executable, "-m", "esper", "query", str(ppo), "select count(*) n from rounds"]
     done = subprocess.run([*command, "--csv"], capture_output=True, text=True, check=True)
     assert (done.stdout.split(), done.stderr) == (["n", "3"], "")

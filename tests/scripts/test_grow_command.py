@@ -237,9 +237,9 @@ def test_runs_are_listed_with_their_state(run, copy, capsys):
     (copy / "result.json").write_text(json.dumps(seal(document | {"complete": False})))
     assert states(root, capsys) == ["interrupted"]
     (copy / "result.json").unlink()
-    assert states(root, capsys) == ["crashed"]
+    assert states(root, capsys) == ["killed"]
     assert show.main([str(copy)]) == 0
-    assert "crashed: " in capsys.readouterr().out
+    assert "killed: " in capsys.readouterr().out
     (copy / "grow.json").write_text("{")
     assert states(root, capsys) == ["broken"]
     assert runs.main(["--runs", str(root)]) == 0

@@ -302,7 +302,9 @@ def test_a_message_never_goes_into_a_file_that_took_the_number_of_a_closed_strea
     ids=["ascii", "utf-8"],
 )
 def test_characters_that_a_stream_has_not_are_escaped(environment, tmp_path):
-    (tmp_path / "runs" / os.fsdecode("é±→".encode() + b"\xff")).mkdir(parents=True)
+    folder = tmp_path / "runs" / os.fsdecode("é±→".encode() + b"\xff")
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{")
     done = shell("esper runs", tmp_path, **environment)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"broken" in done.stdout
