@@ -545,8 +545,13 @@ class Population:
             self.network.bank(int(s), int(k)).draw(keys, index)
             self.network.inherit(int(s), int(k), index)
             self.trainer.clear_rows((int(s), int(k)), index)
+        for s in np.unique(slots):
             # A gate is reset with every seed, whatever its style, so that no stale one remains.
+            at = slots == s
             if int(s) in self.network.gates or (styles[at] == BlendStyle.GATE).any():
+                birth_N = self.lifecycle.births_ES[members[at], s]
+                keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
+                index = self._index(members[at])
                 self.network.gate(int(s)).draw(keys, index)
                 self.trainer.clear_rows((int(s), GATE_KEY), index)
 

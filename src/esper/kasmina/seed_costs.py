@@ -40,6 +40,9 @@ class SeedSizes:
         self._params: _Counts = {}
         self._macs: _Counts = {}
         self._fields: _Counts = {}
+        self._asked: tuple[bytes, bytes, HostProbe | None] | None = None
+        self._sizes: tuple[Ints, Ints] = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        """What `per_slot` was asked last, and the answer."""
 
     def _cache(
         self, slot: int, blueprint: int, own: _Counts, known: _Counts
@@ -84,6 +87,15 @@ class SeedSizes:
         self, blueprint_ES: Ints, style_ES: Codes, probe: HostProbe | None
     ) -> tuple[Ints, Ints]:
         """Parameters and MACs `[E, S]` of the seed in each slot, gate included; 0 if empty."""
+        asked = (blueprint_ES.tobytes(), style_ES.tobytes(), probe)
+        if asked != self._asked:  # several times a step for the same seeds
+            self._asked, self._sizes = asked, self._sizes_of(blueprint_ES, style_ES, probe)
+        params_ES, macs_ES = self._sizes
+        return params_ES.copy(), macs_ES.copy()
+
+    def _sizes_of(
+        self, blueprint_ES: Ints, style_ES: Codes, probe: HostProbe | None
+    ) -> tuple[Ints, Ints]:
         params_ES, macs_ES = np.zeros_like(blueprint_ES), np.zeros_like(blueprint_ES)
         for slot in range(blueprint_ES.shape[1]):
             for kind in np.unique(blueprint_ES[:, slot]):
