@@ -14,6 +14,7 @@ import torch
 
 from esper.growing.progress import ProgressPrinter
 from esper.growing.result import GrowResult
+from esper.karn.views import run_summary
 from esper.scripts import export, grow, report, runs, show
 from esper.scripts.cli.user_objects import read_csv, read_npz, user_files
 from esper.storage.folder_lock import FolderLock
@@ -160,6 +161,7 @@ def test_an_interrupted_run_returns_the_best_and_resumes(place, tmp_path, monkey
     pasted = shlex.split(said.err.partition("interrupted; resume with: ")[2])
     (begun,) = tmp_path.iterdir()
     assert states(tmp_path, capsys) == ["interrupted"]
+    assert shlex.split(run_summary(begun).resume) == pasted, "views say the same"
     assert pasted == ["esper", "grow", *words, "--resume", str(begun)]
     assert grow.main(pasted[2:]) == 0
     assert "interrupted" not in capsys.readouterr().err

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -23,6 +24,7 @@ from esper.leyline.errors import EsperError
 from esper.nissa.trackers.names import TrackerName, require_trackers
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.resuming import command_line
+from esper.storage.sessions import resumed_by
 
 if TYPE_CHECKING:
     from esper.growing.result import GrowResult
@@ -127,7 +129,7 @@ def grow(config: Grow, words: Sequence[str]) -> None:
     resume = None if config.resume is None else find_run(config.resume)
     if resume is not None:
         require_grow_folder(resume)
-    with user_files() as files:
+    with user_files() as files, resumed_by(partial(_resume_command, words=words)):
         result = _grow(config, budget, resume, files)
     if ranks_of(config.executor, config.device).first:
         _print(result, words)

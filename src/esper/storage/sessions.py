@@ -1,8 +1,8 @@
 """Sessions of a run: which process worked on it when, how far it came and how it ended.
 
-`sessions.json` in the folders of `esper compare` and `esper audit`; training has the same in
-`run.json`. It is written at the start, whenever a result was saved, and at the end, so that a
-killed session is one without an end. Times are in the file, because those of files do not survive
+`sessions.json` in the folders of `esper compare`, `esper audit` and `esper grow`; training has the
+same in `run.json`. It is written at the start, whenever a result was saved, and at the end, so that
+a killed session is one without an end. Times are in the file, because those of files do not survive
 a copy.
 """
 
@@ -12,8 +12,9 @@ import contextlib
 import json
 import shlex
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -103,10 +104,27 @@ class SessionLog:
         write_atomic(self._path, (json.dumps(seal(content), indent=1) + "\n").encode())
 
 
+_resumed_by: ContextVar[Callable[[Path], str] | None] = ContextVar("resumed_by", default=None)
+
+
+@contextmanager
+def resumed_by(command: Callable[[Path], str]) -> Iterator[None]:
+    """Sessions inside the block are resumed by this command, given their folder."""
+    token = _resumed_by.set(command)
+    try:
+        yield
+    finally:
+        _resumed_by.reset(token)
+
+
 @contextmanager
 def recorded_session(folder: Path, command: str = "") -> Iterator[SessionLog]:
-    """Record a session of this process, and how the block ended; `command`: what started it."""
-    log = SessionLog(folder, command)
+    """Record a session of this process, and how the block ended.
+
+    `command`: what resumes it in a shell; default: what `resumed_by` says.
+    """
+    known = _resumed_by.get()
+    log = SessionLog(folder, command or (known(folder) if known is not None else ""))
     try:
         yield log
     except BaseException as error:

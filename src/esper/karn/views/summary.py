@@ -242,10 +242,13 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
     networks = [*objects(result, "networks"), host]
     pick = next((one for one in networks if one.get("number") == result.get("pick")), {})
     sessions = read_work_sessions(path)
+    last = sessions[-1] if sessions else None
+    state = _grow_state(running, result, last)
     return replace(
         run,
-        state=_grow_state(running, result, sessions[-1] if sessions else None),
-        problem=sessions[-1].failure if sessions else "",
+        state=state,
+        problem=last.failure if last else "",
+        resume=_resume_of(last, state) if last else "",
         task=text(info, "model"),
         seed=whole(info, "seed"),
         created=text(info, "created"),
@@ -331,8 +334,12 @@ def _with_sessions(
         updated=latest,
         seconds=spent + latest - last.started,
         pace=(latest - last.started) / done if running and done > 0 else None,
-        resume=last.command if state not in (RunState.RUNNING, RunState.FINISHED) else "",
+        resume=_resume_of(last, state),
     )
+
+
+def _resume_of(last: RunSession, state: RunState) -> str:
+    return last.command if state not in (RunState.RUNNING, RunState.FINISHED) else ""
 
 
 def _updated(sessions: tuple[RunSession, ...]) -> float | None:
