@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,29 +12,19 @@ from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
 from esper.nissa.columns import require_schema, schema_of
 from esper.nissa.parquet import PARTS, folder_of
+from esper.storage.json_lines import read_json_lines
 
 
 def read_jsonl(path: Path) -> Iterator[TelemetryEvent]:
     """Yield the events of a JSON Lines file in order; an incomplete last line is skipped."""
     if not path.is_file():
         raise EsperError(f"{path}: no such file of events")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield _read_line(line, f"{path} line {number}")
-
-
-def _read_line(line: bytes, where: str) -> TelemetryEvent:
-    try:
-        data = json.loads(line)
-    except ValueError:
-        raise EsperError(f"{where}: not JSON; not written by Esper, or damaged since") from None
-    if not isinstance(data, dict):
-        raise EsperError(f"{where}: not an event, but {type(data).__name__}")
-    try:
-        return TelemetryEvent.from_json_dict(data)
-    except EsperError as error:
-        raise EsperError(f"{where}: {error}") from None
+    for where, data in read_json_lines(path):
+        try:
+            event = TelemetryEvent.from_json_dict(data)
+        except EsperError as error:
+            raise EsperError(f"{where}: {error}") from None
+        yield event
 
 
 def read_parquet(run: Path, kind: TelemetryEventType) -> pa.Table:

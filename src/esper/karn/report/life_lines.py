@@ -1,6 +1,6 @@
 """Life lines of seeds over an episode, coloured by stage, with accuracy and contribution above.
 
-The stage of a seed is told by height as well as colour: the further it is, the fuller its row.
+Height shows the stage of a seed as well as colour: the further it is, the fuller its row.
 """
 
 from __future__ import annotations

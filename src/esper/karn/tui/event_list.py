@@ -42,7 +42,7 @@ _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "ANOMALY_DETECTED": ("detail",),
     "GOVERNOR_PANIC": ("reason",),
 }
-"""What is told of a type's payload."""
+"""Fields of a type's payload that are shown."""
 
 
 class EventList(Panel):

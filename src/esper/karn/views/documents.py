@@ -6,9 +6,8 @@ type counts as unknown. A file that is damaged raises.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -83,22 +82,3 @@ def _number(value: Json) -> float | None:
     if isinstance(value, str):
         return _NON_FINITE.get(value)
     return float(value) if isinstance(value, int | float) else None
-
-
-def read_json_lines(path: Path) -> Iterator[Entries]:
-    """Objects of a JSON Lines file; an incomplete last line is left out."""
-    with path.open("rb") as file:
-        for at, line in enumerate(file, start=1):
-            if line.endswith(b"\n"):
-                yield parse_line(line, f"{path} line {at}")
-
-
-def parse_line(line: bytes, where: str) -> Entries:
-    """The object of one line; raises if it is not one."""
-    try:
-        found = json.loads(line)
-    except ValueError:
-        raise EsperError(f"{where}: not JSON; not written by Esper, or damaged since") from None
-    if not isinstance(found, dict):
-        raise EsperError(f"{where}: expected an object, found {type(found).__name__}")
-    return found

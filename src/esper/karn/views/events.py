@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from esper.karn.views.documents import Entries, entries, parse_line, real, text, whole
+from esper.karn.views.documents import Entries, entries, real, text, whole
 from esper.karn.views.tables import events_folder
 from esper.leyline.codec import Json
+from esper.storage.json_lines import parse_line
 from esper.storage.run_files import EVENTS
 
 _BLOCK: Final = 1 << 16

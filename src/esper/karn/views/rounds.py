@@ -25,7 +25,6 @@ from esper.karn.views.documents import (
     entries,
     numbers,
     read_entries,
-    read_json_lines,
     real,
 )
 from esper.karn.views.tables import EventTables, Rounds, Row, numpy_ints
@@ -34,6 +33,7 @@ from esper.leyline.stages import SeedStage
 from esper.leyline.statistics import Estimate, t_interval
 from esper.leyline.telemetry import TelemetryEventType
 from esper.storage import run_files as f
+from esper.storage.json_lines import read_json_lines
 
 _NAN: Final = math.nan
 _STORED: Final = re.compile(r"round-(\d{6,})(?:\.json)?")
@@ -163,7 +163,7 @@ def history_lines(run: Path, after: int, known: set[int]) -> Iterator[tuple[int,
     if not found or known.issuperset(range(after + 1, found[-1][0])):
         return
     path = found[-1][1] / f.HISTORY
-    for line in read_json_lines(path) if path.exists() else ():
+    for _, line in read_json_lines(path) if path.exists() else ():
         at = int(real(line, "round_index"))
         if at > after and at not in known:
             yield at, line
@@ -198,12 +198,6 @@ def numbered(folder: Path) -> list[tuple[int, Path]]:
         return []
     matches = [_STORED.fullmatch(name) for name in os.listdir(folder)]
     return sorted((int(match[1]), folder / match[0]) for match in matches if match)
-
-
-def newest_numbered(folder: Path) -> Path | None:
-    """The last of `numbered`; None if there is none."""
-    found = numbered(folder)
-    return found[-1][1] if found else None
 
 
 # ---- points ------------------------------------------------------------------------------------

@@ -251,9 +251,9 @@ def _topic_lines(shown: Help, topic: str, width: int, short: bool) -> list[str]:
     lines = [line for setting in usual for line in _lines(setting, width, short)]
     rest = [f"--{setting.name}" for setting in settings if setting not in usual]
     if rest:
-        told = f"{'also ' if usual else ''}{', '.join(rest)}"
+        names = f"{'also ' if usual else ''}{', '.join(rest)}"
         lines += textwrap.wrap(
-            told, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+            names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
         )
     return lines
 

@@ -1,0 +1,30 @@
+"""JSON Lines files: one object a line, the last of which may be incomplete."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from esper.leyline.codec import Json
+from esper.leyline.errors import EsperError
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Json]]]:
+    """Yield place and object of each line in order; an incomplete last line is skipped."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith(b"\n"):
+                where = f"{path} line {number}"
+                yield where, parse_line(line, where)
+
+
+def parse_line(line: bytes, where: str) -> dict[str, Json]:
+    """Return the object of one line; raises if it is not one."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        raise EsperError(f"{where}: not JSON; not written by Esper, or damaged since") from None
+    if not isinstance(found, dict):
+        raise EsperError(f"{where}: expected an object, found {type(found).__name__}")
+    return found
