@@ -42,7 +42,8 @@ def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
 
 
 def _start(job: str, out: Path, environment: Mapping[str, str], rank: int) -> Any:
-    path = os.pathsep.join([str(HERE), str(HERE.parent / "src")])
+    given = environment.get("PYTHONPATH", "")
+    path = os.pathsep.join([str(HERE), str(HERE.parent / "src"), *filter(None, [given])])
     with (out / f"{rank}.err").open("wb") as errors:
         words = [sys.executable, str(HERE / "rank_driver.py"), job, str(out)]
         return subprocess.Popen(words, env={**environment, "PYTHONPATH": path}, stderr=errors)

@@ -36,11 +36,21 @@ def _check(code: int, what: str) -> None:
         raise DriverError(f"{what}: {(text.value or b'unknown error').decode()} ({code})")
 
 
+def _ensure_context() -> None:
+    """Make the device's primary context (torch's) current: new threads of autograd have none."""
+    context = ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)), "asking for the context")
+    if context.value is None:
+        index = torch.cuda.current_device()
+        _check(_driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), index), "the context")
+        _check(_driver().cuCtxSetCurrent(context), "setting the context")
+
+
 class CudaModule:
     """Machine code in the current device's context; kept as long as the process runs."""
 
     def __init__(self, code: bytes) -> None:
-        torch.cuda.current_stream()  # makes torch's context the current one
+        _ensure_context()
         self._handle = ctypes.c_void_p()
         _check(_driver().cuModuleLoadData(ctypes.byref(self._handle), code), "loading a kernel")
 
@@ -63,6 +73,7 @@ class CudaFunction:
 
     def launch(self, grid: tuple[int, int, int], threads: int, args: ctypes.Structure) -> None:
         """Launch on torch's current stream; never synchronises."""
+        _ensure_context()
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))
         code = _driver().cuLaunchKernel(

@@ -116,8 +116,8 @@ class StackedNetwork:
         initialiser = Initialiser(host_factory)
         template = as_host(initialiser.template)
         self.topology: Topology = template.topology
-        self.segments = _segments(template)
-        self.host = self._store(initialiser, _units(self.segments))
+        self.host = self._store(initialiser, _units(_segments(template)))
+        self.segments = _segments(template)  # once it is on its device: that replaces buffers
         self.host.binding = Binding(self.host.template, [s.module for s in self.segments])
         self.runs_whole: bool = getattr(template, "runs_whole", False)
         """Whether the host runs in one piece, the last segment, and its slots are hooks in it

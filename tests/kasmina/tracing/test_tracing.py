@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import Population, PopulationConfig
 from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.network import StackedNetwork
 from esper.kasmina.tracing import plain_model, trace_model
 from esper.leyline import EsperError
 from peculiar_models import (
@@ -432,3 +433,12 @@ def test_models_that_cannot_be_grown(model: object, words: tuple[str, ...]):
 )
 def test_examples_that_cannot_be(example: object, word: str):
     assert word in refusal(ModeAtRoot(), example)
+
+
+def test_buffers_of_segments_move_to_the_device_with_the_host():
+    host = trace_model(Llama(), torch.randint(0, 13, (4, 8)))
+    meta = torch.device("meta")
+    network = StackedNetwork(host.factory, host.slots, host.blueprints, 2, meta)
+    buffers = [b for segment in network.segments for b in segment.module.buffers()]
+    assert buffers
+    assert {buffer.device for buffer in buffers} == {meta}
