@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from esper.device.triton_support import can_use_kernels
 from esper.kasmina.binding import Binding
 from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.random_layers import Site
@@ -33,14 +34,26 @@ class _FrozenRows(torch.autograd.Function):
     def forward(ctx: Any, flat: Tensor, member_R: Tensor, frozen_R: Tensor) -> Tensor:
         ctx.save_for_backward(member_R, frozen_R)
         ctx.members = len(flat)
+        if _kernels_apply(flat, member_R):
+            from esper.kasmina.kernels.gather import gather_rows
+
+            return gather_rows(flat, member_R)
         return flat.index_select(0, member_R)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         member_R, frozen_R = ctx.saved_tensors
+        if _kernels_apply(grad, member_R):
+            from esper.kasmina.kernels.gather import scatter_rows
+
+            return scatter_rows(grad, member_R, frozen_R, ctx.members), None, None
         kept = grad.masked_fill(frozen_R[:, None], 0.0)
         return grad.new_zeros(ctx.members, grad.shape[1]).index_add_(0, member_R, kept), None, None
+
+
+def _kernels_apply(values: Tensor, member_R: Tensor) -> bool:
+    return can_use_kernels(values) and values.numel() > 0 and len(member_R) > 0
 
 
 class ParameterStore:

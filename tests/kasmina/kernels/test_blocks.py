@@ -89,7 +89,7 @@ def test_rows_of_many_parts_are_summed_and_none_depends_on_the_others(monkeypatc
     monkeypatch.setattr(block_plan, "LEAST_STEPS", 1)
     block, batch = QUICK[1], 2 * plan(QUICK[1]).images + 3
     given = case(block, rows=2, batch=batch)
-    assert plan(block).parts(batch) == (3, 1)
+    assert plan(block).backward_parts(batch) == (3, 1)
     found = computed(given, True)
     assert_near(found, reference(given, True))
     second = (v[1:].detach().requires_grad_(True) for v in given.leaves)
@@ -123,7 +123,7 @@ def kernel_args(given, **more):
 
 
 def run_kernel(block, backward, rows, args, seed=0):
-    parts, steps = plan(block).parts(args["batch"])
+    parts, steps = plan(block).backward_parts(args["batch"])
     emulate(plan(block), BlockArgs.of(steps=steps, **args), backward, parts, rows, seed)
 
 
@@ -256,8 +256,15 @@ def test_plans_fit_the_gpu():
     for block in TASK_SHAPES:
         assert plan(block).backward_bytes <= MOST_SHARED
         assert plan(block).forward_bytes <= plan(block).backward_bytes
-        parts, steps = plan(block).parts(512)
-        assert (parts - 1) * steps * plan(block).images < 512 <= parts * steps * plan(block).images
+        planned = plan(block)
+        divided = [planned.forward_parts(512, rows) for rows in (1, 8, 64, 2000)]
+        for parts, steps in (planned.backward_parts(512), *divided):
+            assert (parts - 1) * steps * planned.images < 512 <= parts * steps * planned.images
+        assert divided[0][0] >= divided[-1][0]
+    assert (
+        plan(TASK_SHAPES[0]).forward_parts(512, 8)[0]
+        > plan(TASK_SHAPES[0]).forward_parts(512, 64)[0]
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["conv_light", "conv_heavy"])

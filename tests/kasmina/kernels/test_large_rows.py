@@ -86,6 +86,8 @@ def last_programs(monkeypatch):
 
     for module in (convolution, depthwise, normalise, pooling):
         monkeypatch.setattr(module, "empty_activation", empty_activation)
+    for module in (convolution, depthwise, normalise):  # small, and needs all its programs
+        monkeypatch.setattr(module, "add_parts", lambda partial: partial.sum(dim=1))
 
 
 @pytest.mark.parametrize("batch", [2**22 + 16, 2**24 + 16], ids=["inputs", "outputs too"])
@@ -134,7 +136,7 @@ def test_depthwise_convolution(monkeypatch):
 
 def test_norm(monkeypatch):
     batch = WRAP // 512 + 24
-    last, back = numbers((17, 8, 8, 8)), numbers((17, 8, 8, 8), seed=1)
+    last, back = numbers((7, 8, 8, 8)), numbers((7, 8, 8, 8), seed=1)
     x, dy = images(batch, 8, last=last), images(batch, 8, last=back)
     weight, bias = numbers((1, 8), seed=2), numbers((1, 8), seed=3)
     y, statistics = normalise._normalised(x, weight, bias, 2, False)
@@ -144,8 +146,8 @@ def test_norm(monkeypatch):
     values = [value.requires_grad_(True) for value in (last, weight[0], bias[0])]
     expected = F.group_norm(values[0], 2, values[1], values[2])
     wanted = torch.autograd.grad(expected, values, back)
-    close(y[0, -17:], expected)
-    for found, other in zip((dx[0, -17:], dw[0], db[0]), wanted, strict=True):
+    close(y[0, -7:], expected)
+    for found, other in zip((dx[0, -7:], dw[0], db[0]), wanted, strict=True):
         close(found, other)
 
 

@@ -24,6 +24,7 @@ from esper.kasmina.kernels.grids import block_of, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
 from esper.kasmina.kernels.rows import same_layout
+from esper.kasmina.kernels.sums import add_parts
 from esper.leyline.actions import BlendStyle
 
 BLOCK: Final = 2048
@@ -205,7 +206,7 @@ def _launch_blend_back(
         )  # fmt: skip
     if not gates:
         return ddelta, None, None
-    dweight, dbias = partial.sum(dim=1).unbind(1)
+    dweight, dbias = add_parts(partial).unbind(1)
     return ddelta, dweight, dbias
 
 

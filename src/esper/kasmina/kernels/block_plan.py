@@ -18,11 +18,19 @@ SHARED_OF_TWO: Final = 113 * 1024
 """Shared memory in bytes at which two thread blocks fit a multiprocessor."""
 MOST_CHANNELS: Final = 32
 """More channels take more registers than a thread has; Triton's kernels take those."""
-MOST_PARTS: Final = 16
-"""Parts of a row, each a thread block; the number depends on shape and batch alone, so that a row's
-sums do not depend on the number of rows."""
+MOST_PARTS: Final = 32
+"""Parts of a row backward, each a thread block; the number depends on shape and batch alone, so
+that a row's sums do not depend on the number of rows."""
 LEAST_STEPS: Final = 8
-"""Steps of a part, if the batch has that many: a part begins by reading its member's weights."""
+"""Steps of a part backward, if the batch has that many: a part reads its member's weights first and
+leaves sums of their gradients."""
+FORWARD_BLOCKS: Final = 1024
+"""Thread blocks of a launch forward, about: groups of seeds have few rows, and no sums there depend
+on the parts."""
+FORWARD_PARTS: Final = (16, 128)
+"""Fewest and most parts of a row forward."""
+FORWARD_STEPS: Final = 4
+"""Steps of a part forward, if the batch has that many."""
 LARGEST_SIDE: Final = 32
 """Images are whole in shared memory."""
 TILE: Final = 16
@@ -125,10 +133,18 @@ class BlockPlan:
         norm_sums = WARPS * 2 * planes_out * 8 * 4
         return max(2 * x + d + weights + self._sums, weight_sums + norm_sums)
 
-    def parts(self, batch: int) -> tuple[int, int]:
-        """Return the parts of a row of `batch` images, and the steps of each."""
+    def forward_parts(self, batch: int, rows: int) -> tuple[int, int]:
+        """Return the parts of each of `rows` rows of `batch` images, and the steps of a part."""
+        fewest, most = FORWARD_PARTS
+        return self._divided(batch, min(most, max(fewest, FORWARD_BLOCKS // rows)), FORWARD_STEPS)
+
+    def backward_parts(self, batch: int) -> tuple[int, int]:
+        """Return the parts of a row of `batch` images, and the steps of a part."""
+        return self._divided(batch, MOST_PARTS, LEAST_STEPS)
+
+    def _divided(self, batch: int, most: int, least_steps: int) -> tuple[int, int]:
         steps = _cdiv(batch, self.images)
-        parts = max(1, min(MOST_PARTS, steps // LEAST_STEPS))
+        parts = max(1, min(most, steps // least_steps))
         each = _cdiv(steps, parts)
         return _cdiv(steps, each), each
 

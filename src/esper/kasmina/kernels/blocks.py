@@ -83,7 +83,7 @@ def run_forward(x: Tensor, own: BlockParameters, y: Tensor, **rows: Tensor | Non
     planned, batch = plan(shape_of(x, own.weight, own.groups)), y.shape[1]
     count = len(own.weight)
     statistics = torch.empty(count, batch, own.groups, 2, dtype=torch.float32, device=x.device)
-    parts, steps = planned.parts(batch)
+    parts, steps = planned.forward_parts(batch, count)
     given = _given(own)
     args = BlockArgs.of(
         x=x, x_row=row_stride(x), y=y, y_row=y.stride(0), statistics=statistics, batch=batch,
@@ -106,7 +106,7 @@ def run_backward(
     weight, statistics = own.weight, statistics.contiguous()
     shape, (count, batch) = shape_of(x, weight, own.groups), (len(weight), dy.shape[1])
     planned = plan(shape)
-    parts, steps = planned.parts(batch)
+    parts, steps = planned.backward_parts(batch)
     weights = weight[0].numel()
     size = weights + 2 * shape.outputs
     partial = torch.empty(count, parts, size, dtype=torch.float32, device=x.device)
@@ -117,9 +117,18 @@ def run_backward(
         **given, **rows,
     )  # fmt: skip
     launch(planned, True, args, parts, count)
-    total = partial.sum(dim=1) if parts > 1 else partial[:, 0]
+    total = _sum_parts(partial)
     dw, dscale, dshift = total.split((weights, shape.outputs, shape.outputs), dim=1)
     return dw.reshape(weight.shape), dscale, dshift
+
+
+def _sum_parts(partial: Tensor) -> Tensor:
+    """Sum `[R, parts, ...]` over the parts."""
+    if partial.device.type == "cpu":  # blocks by emulation need no Triton
+        return partial.sum(dim=1)
+    from esper.kasmina.kernels.sums import add_parts
+
+    return add_parts(partial)
 
 
 class Block(torch.autograd.Function):

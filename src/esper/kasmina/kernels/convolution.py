@@ -29,6 +29,7 @@ from esper.kasmina.kernels.layout import (
     row_stride,
     skipping,
 )
+from esper.kasmina.kernels.sums import add_parts
 
 PIXELS: Final = 256
 """Pixels of a forward tile."""
@@ -206,7 +207,7 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
             H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
             CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=GRADIENT_PIXELS, num_warps=4, num_stages=2,
         )  # fmt: skip
-    return partial.sum(dim=1) if parts > 1 else partial[:, 0]
+    return add_parts(partial)
 
 
 KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)

@@ -27,6 +27,7 @@ from esper.kasmina.kernels.layout import (
     row_stride,
     skipping,
 )
+from esper.kasmina.kernels.sums import add_parts
 
 NUMBERS: Final = 2048
 """Outputs per program."""
@@ -145,7 +146,7 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
             x, dy, partial, live, first, row_stride(x), dy.stride(0), pixels,
             triton.cdiv(most, parts), SKIPS=skips, **sizes, num_warps=4,
         )  # fmt: skip
-    return partial.sum(dim=1)
+    return add_parts(partial)
 
 
 KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)

@@ -31,10 +31,11 @@ from esper.kasmina.kernels.layout import (
     skipping,
     stacked,
 )
+from esper.kasmina.kernels.sums import add_parts
 
 LARGEST: Final = 2**15
 """Maximum elements of a sample per program."""
-NUMBERS: Final = 2**13
+NUMBERS: Final = 2**11
 """Elements per program if samples are smaller."""
 NUMBERS_OF_A_WARP: Final = 2**10
 EPSILON: Final = 1e-5
@@ -102,7 +103,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    x, dy, weight, bias, means, inverses, dx, scale_sums, shift_sums, live, first_row, x_row,
+    x, dy, weight, bias, means, inverses, dx, sums, live, first_row, x_row,
     dy_row, weight_row, bias_row, batch,
     SKIPS: tl.constexpr,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
@@ -131,9 +132,9 @@ def _backward(
     out = (pull - level - even * tilt) * inverse
     tl.store(dx + sample * size + place, out.to(dx.dtype.element_ty), mask=inside)
     channel = tl.arange(0, GROUPS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    own = (row * tl.num_programs(0) + tl.program_id(0)) * (GROUPS * WIDTH) + channel
-    tl.store(scale_sums + own, tl.sum(tl.sum(back * even, axis=1), axis=0))
-    tl.store(shift_sums + own, tl.sum(tl.sum(back, axis=1), axis=0))
+    own = (row * tl.num_programs(0) + tl.program_id(0)) * (2 * GROUPS * WIDTH) + channel
+    tl.store(sums + own, tl.sum(tl.sum(back * even, axis=1), axis=0))
+    tl.store(sums + own + GROUPS * WIDTH, tl.sum(tl.sum(back, axis=1), axis=0))
 
 
 def supported(x: Tensor, groups: int) -> bool:
@@ -239,15 +240,15 @@ def _gradients(
     rows, batch, channels = x.shape[:3]
     dx = empty_activation(x.shape, x)
     (constants, programs, warps), (live, skips) = sizes(x, groups), skipping(rows, x)
-    sums = torch.empty(2, rows, programs, channels, dtype=torch.float32, device=x.device)
+    sums = torch.empty(rows, programs, 2, channels, dtype=torch.float32, device=x.device)
     means, inverses = statistics.movedim(1, 0)
     for first, count in row_launches(rows):
         _backward[(programs, count)](
-            x, dy, weight, bias, means, inverses, dx, sums[0], sums[1], live, first, x.stride(0),
+            x, dy, weight, bias, means, inverses, dx, sums, live, first, x.stride(0),
             dy.stride(0), weight.stride(0), bias.stride(0), batch, SKIPS=skips, **constants,
             RELU=relu, num_warps=warps,
         )  # fmt: skip
-    dw, db = sums.sum(dim=2)
+    dw, db = add_parts(sums).unbind(1)
     return dx, dw, db
 
 
