@@ -36,7 +36,7 @@ from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.runtime import autocast
 from graph_support import Rerun
-from support import CLASSES, ROW_0, batch, bring_to, make_population
+from support import CLASSES, KINDS, ROW_0, batch, bring_to, make_population
 
 pytestmark = [*NEEDS_CUDA, pytest.mark.usefixtures("exact")]
 
@@ -143,6 +143,38 @@ def test_low_precision_is_captured_too(precision):
         ends.append(state_of(population) | numbers(totals))
         if scaler is not None:
             ends[-1] |= {"scale": scaler.scale_E, "good": scaler.good_E}
+    assert_same(*ends)
+
+
+def all_kinds(device: str) -> Population:
+    """Two members of each blueprint, fossilised in two slots and incubating in a third."""
+    blueprints = ("norm", "depthwise", "conv_small", "conv_light", "conv_heavy", "attention")
+    made = KINDS["cnn"]
+    config = PopulationConfig(lifecycle=LifecycleConfig(gates=GateConfig(min_training_steps=1)))
+    population = Population(made.host, made.slots, blueprints, 12, 0, device, config)
+    for index, blueprint in enumerate(blueprints):
+        for number, slot in enumerate(made.slots[:2]):
+            style, members = BlendStyle((index + number) % 3), [index, index + 6]
+            bring_to(population, SeedStage.FOSSILIZED, members, slot, blueprint, style=style)
+    for index, blueprint in enumerate(blueprints):
+        population.germinate([index, index + 6], made.slots[2], blueprint)
+    population.begin_step()
+    return population
+
+
+def test_branches_of_a_graph_compute_what_one_stream_does_bit_for_bit():
+    """Groups of seeds overlap in a capture; a tensor reused too early would show in some replay."""
+    ends = []
+    for cache in (cuda_cache(), GraphCache(Rerun())):
+        population = all_kinds("cuda")
+        totals = totals_of(population)
+        for seed in range(40):
+            x, y = batch(12, seed, 128, device="cuda")
+            with autocast(DEVICE, "bf16", cached=False):
+                process_train_batch(population, x, y, totals, None, cache)
+        assert cache.on, cache.problem
+        assert cache.replays == 39
+        ends.append(state_of(population) | numbers(totals))
     assert_same(*ends)
 
 

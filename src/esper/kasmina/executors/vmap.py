@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from esper.device.branches import Branches
 from esper.kasmina import fused
 from esper.kasmina.batch_norm import batch_norms_for_vmap
 from esper.kasmina.blending import Gate, update_rows
@@ -317,13 +319,15 @@ def _apply_copied_seeds(
     h, *taken = fork(h, index, alpha, own.gradient or any(blended))
     added: list[tuple[SeedGroup, Tensor]] = []
     later: list[tuple[SeedGroup, Tensor, Tensor]] = []
-    for group, h_G, by_kernel in zip(groups, taken, blended, strict=True):
-        with only_live(group.alpha_G):
+    with Branches(h.device) as branches:
+        for group, h_G, by_kernel in zip(groups, taken, blended, strict=True):
+            run = partial(_run_seeds, network, group, h_G, by_kernel, training, streams)
+            with only_live(group.alpha_G):
+                out = branches.run(run, h_G, group.alpha_G)
             if by_kernel:
-                delta = _seed_delta(network, group, h_G, h_G, training, streams)
-                later.append((group, h_G, delta))
+                later.append((group, h_G, out))
             else:
-                added.append((group, _seed_update(network, group, h_G, training, streams)))
+                added.append((group, out))
     if added:
         index, alpha = [g.rows_G for g, _ in added], [g.alpha_G for g, _ in added]
         h = give_back(h, index, alpha, [update for _, update in added], own.activation)
@@ -335,6 +339,20 @@ def _apply_copied_seeds(
         places = group.rows_G, group.alpha_G, group.style_G
         h = blend_rows(h, h_G.detach(), delta, *places, gates, owned, own_gradient)
     return h
+
+
+def _run_seeds(
+    network: StackedNetwork,
+    group: SeedGroup,
+    h_G: Tensor,
+    by_kernel: bool,
+    training: bool,
+    streams: RowStreams | None,
+) -> Tensor:
+    """Return what seeds compute, if a kernel blends it in, or else what they add."""
+    if by_kernel:
+        return _seed_delta(network, group, h_G, h_G, training, streams)
+    return _seed_update(network, group, h_G, training, streams)
 
 
 def _gather_gates(

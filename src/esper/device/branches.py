@@ -1,0 +1,64 @@
+"""Branches of a captured CUDA graph: kernels that need not wait for each other.
+
+In a capture, work runs on a stream beside the current one, which becomes a branch of the graph; its
+backward pass runs there too, because autograd uses the stream of the forward pass and orders what
+crosses streams. A tensor that crosses is kept from reuse until the capture ends, for the allocator
+orders reuse within one stream only. Elsewhere branches are plain calls: launches are what costs
+there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from types import TracebackType
+from typing import Final
+
+import torch
+from torch import Tensor
+
+MOST: Final = 8
+"""Streams beside the current one; further branches share them."""
+
+
+@cache
+def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class Branches:
+    """Runs pieces of work that may overlap; after the block all are joined again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._main: torch.cuda.Stream | None = None
+        self._used: list[torch.cuda.Stream] = []
+
+    def __enter__(self) -> Branches:
+        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._main = torch.cuda.current_stream(self._device)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for side in self._used:
+            assert self._main is not None
+            self._main.wait_stream(side)
+
+    def run(self, work: Callable[[], Tensor], *reads: Tensor) -> Tensor:
+        """Return what `work` computes; `reads`: tensors of this pass that it reads."""
+        if self._main is None:
+            return work()
+        side = _stream(self._device, len(self._used) % MOST)
+        self._used.append(side)
+        side.wait_stream(self._main)
+        for tensor in reads:
+            tensor.record_stream(side)
+        with torch.cuda.stream(side):
+            out = work()
+        out.record_stream(self._main)
+        return out
