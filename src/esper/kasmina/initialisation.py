@@ -11,7 +11,8 @@ that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from esper.device.rng import forked_rng
 from esper.device.upload import to_device
 from esper.kasmina.layers import Draw, DrawnModule
 from esper.leyline.errors import EsperError
-from esper.leyline.streams import UInt64Array, stream_keys
+from esper.leyline.streams import GOLDEN, UInt64Array, name_word, stream_keys
 from esper.leyline.user_errors import user_code
 
 Factory = Callable[[], nn.Module]
@@ -76,6 +77,19 @@ def check_parameters(module: nn.Module) -> None:
             )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FlatDraws:
+    """How each of a row's P parameters is drawn, for a kernel that draws them all."""
+
+    words: Tensor
+    """Mixed name of the parameter's tensor (`streams.name_word`), int64."""
+    counters: Tensor
+    """Position in that tensor, times `streams.GOLDEN`, int64."""
+    scales: Tensor
+    """Half-width of the uniform range; 0 for a constant."""
+    constants: Tensor
+
+
 class Initialiser:
     """Draws the initial parameters and buffers of a factory for any number of members."""
 
@@ -126,6 +140,29 @@ class Initialiser:
             for name in self._built:
                 out[name] = to_device(torch.stack([state[name] for state in states]), device)
         return out
+
+    def flat_draws(self, names: Iterable[str], device: torch.device) -> FlatDraws | None:
+        """Return the draws of the parameters `names`, in a row; None if they are not that simple:
+        normal, not declared, or not kept here."""
+        parts: list[tuple[Tensor, ...]] = []
+        for name in names:
+            draw, value = self._draws.get(name), self._start.get(name)
+            if (
+                value is None
+                or name in self._built
+                or (draw is not None and draw.kind != "uniform")
+            ):
+                return None
+            flat = value.reshape(-1)
+            word = int(name_word(name).view(np.int64))
+            counter = np.arange(1, len(flat) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+            scale = torch.full_like(flat, 0.0 if draw is None else draw.scale)
+            words = torch.full((len(flat),), word, dtype=torch.int64)
+            parts.append((words, torch.from_numpy(counter.view(np.int64)), scale, flat))
+        if not parts:
+            return None
+        joined = (torch.cat(column) for column in zip(*parts, strict=True))
+        return FlatDraws(*(to_device(column, device) for column in joined))
 
     def _constant(self, name: str, value: Tensor, device: torch.device) -> Tensor:
         """Return an initial value that is the same for all members, uploaded once if it is kept."""

@@ -52,8 +52,9 @@ from esper.kasmina.rows import RowPlan, RowTable, make_plan, member_rows, traini
 from esper.kasmina.saving import load_population, save_population
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.seed_costs import SeedSizes
+from esper.kasmina.seed_draws import draw_seeds
 from esper.kasmina.selection import copy_members
-from esper.kasmina.training import GATE_KEY, TrainBatch, Trainer
+from esper.kasmina.training import TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
 from esper.leyline.compute import ExecutorName
@@ -537,23 +538,12 @@ class Population:
         self, members: Ints, slots: Ints, kinds: Ints, styles: npt.NDArray[np.generic]
     ) -> None:
         """Initialise new seeds from the streams of (seed, round, member, slot, birth)."""
-        for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
-            at = (slots == s) & (kinds == k)
-            birth_N = self.lifecycle.births_ES[members[at], s]
-            keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
-            index = self._index(members[at])
-            self.network.bank(int(s), int(k)).draw(keys, index)
-            self.network.inherit(int(s), int(k), index)
-            self.trainer.clear_rows((int(s), int(k)), index)
+        keys = np.empty(len(members), dtype=np.uint64)
         for s in np.unique(slots):
-            # A gate is reset with every seed, whatever its style, so that no stale one remains.
             at = slots == s
-            if int(s) in self.network.gates or (styles[at] == BlendStyle.GATE).any():
-                birth_N = self.lifecycle.births_ES[members[at], s]
-                keys = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
-                index = self._index(members[at])
-                self.network.gate(int(s)).draw(keys, index)
-                self.trainer.clear_rows((int(s), GATE_KEY), index)
+            birth_N = self.lifecycle.births_ES[members[at], s]
+            keys[at] = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
+        draw_seeds(self.network, self.trainer, keys, members, slots, kinds, styles)
 
     # ---- costs ----------------------------------------------------------------------------
 

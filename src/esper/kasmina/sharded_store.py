@@ -231,7 +231,7 @@ class ShardedStore(ParameterStore):
 
     # ---- values ---------------------------------------------------------------------------
 
-    def draw(self, keys: UInt64Array, index_N: Tensor) -> None:
+    def draw(self, keys: UInt64Array, index_N: Tensor, keys_N: Tensor | None = None) -> None:
         """Initialise rows `index_N`, with the values of rank 0: a user's may be random."""
         values = self.flat_EP.detach()
         for place, row in enumerate(index_N.tolist()):  # SYNC: a reset or a germination

@@ -13,13 +13,15 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from esper.device.triton_support import can_use_kernels
+from esper.device.upload import upload
 from esper.kasmina.binding import Binding
-from esper.kasmina.initialisation import Initialiser
+from esper.kasmina.initialisation import FlatDraws, Initialiser
 from esper.kasmina.random_layers import Site
 from esper.leyline.streams import UInt64Array
 
@@ -85,6 +87,7 @@ class ParameterStore:
             if name not in self.shapes
         }
         """Buffers and frozen parameters, `[E, ...]` each."""
+        self._draws: FlatDraws | None = None
         self._values: dict[int, dict[str, Tensor]] = {}
         self._leaves: dict[int, dict[str, Tensor]] = {}
 
@@ -186,14 +189,28 @@ class ParameterStore:
             for leaf in parts.values():
                 leaf.grad = None
 
-    def draw(self, keys: UInt64Array, index_N: Tensor) -> None:
-        """Initialise rows `index_N`, one stream key per row."""
+    def draw(self, keys: UInt64Array, index_N: Tensor, keys_N: Tensor | None = None) -> None:
+        """Initialise rows `index_N`, one stream key per row; `keys_N`: the keys on the device."""
+        draws = self._kernel_draws()
+        if draws is not None:
+            from esper.kasmina.kernels.draws import draw_rows
+
+            keys_N = upload(keys.view(np.int64), self.device) if keys_N is None else keys_N
+            return draw_rows(self.flat_EP.detach(), index_N, keys_N, draws)
         values = self._initialiser.sample(keys, self.device)
         if self.shapes:
             flat = torch.cat([values[n].reshape(len(keys), -1) for n in self.shapes], dim=1)
             self.flat_EP.detach().index_copy_(0, index_N, flat)
         for name, stacked in self.fixed.items():
             stacked.index_copy_(0, index_N, values[name])
+
+    def _kernel_draws(self) -> FlatDraws | None:
+        """Return how a kernel draws rows; None if it cannot."""
+        if self.fixed or not self.shapes or not can_use_kernels(self.flat_EP):
+            return None
+        if self._draws is None:
+            self._draws = self._initialiser.flat_draws(self.shapes, self.device)
+        return self._draws
 
     def inherit(self, source: ParameterStore, names: Mapping[str, str], index_N: Tensor) -> None:
         """Copy tensors of members `index_N` from another store; `names`: own -> the source's."""

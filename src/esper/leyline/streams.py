@@ -7,6 +7,7 @@ of that path. Integer parts may be arrays, so one call returns the keys of all m
 from __future__ import annotations
 
 import zlib
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -45,11 +46,23 @@ def stream_keys(seed: int, *path: str | int | npt.NDArray[np.int64]) -> UInt64Ar
     require_seed(seed, "seed")
     key = mix64(np.asarray(np.uint64((int(seed) + MIX_1) & 0xFFFFFFFFFFFFFFFF)))
     for part in path:
-        word = _TEXT + zlib.crc32(part.encode()) if isinstance(part, str) else np.asarray(part)
+        step = name_word(part) if isinstance(part, str) else _mixed(part)
         with np.errstate(over="ignore"):
-            step = mix64(np.asarray(word, dtype=np.int64).astype(np.uint64) + np.uint64(GOLDEN))
             key = mix64((key ^ step) + np.uint64(GOLDEN))
     return key
+
+
+@cache
+def name_word(name: str) -> UInt64Array:
+    """Return what a text part of a path is mixed into a key as."""
+    word = _mixed(_TEXT + zlib.crc32(name.encode()))
+    word.setflags(write=False)
+    return word
+
+
+def _mixed(part: int | npt.NDArray[np.int64]) -> UInt64Array:
+    with np.errstate(over="ignore"):
+        return mix64(np.asarray(part, dtype=np.int64).astype(np.uint64) + np.uint64(GOLDEN))
 
 
 def stream_seed(seed: int, *path: str | int) -> int:
