@@ -170,6 +170,7 @@ class MemberSnapshots:
             member = int(np.flatnonzero(mask_E & ~self.taken_E)[0])
             raise EsperError(f"member {member} has no snapshot to restore: take one first")
         uprooted_ES = self._restore_lifecycle(mask_E)
+        all_gone = self._index(mask_E)  # of most banks: one upload for them
         for ref in _store_refs(self.population):
             kept_E = mask_E & ref.owners_E(self.permanent_ES, self._arrays)
             gone_E = mask_E & ~kept_E
@@ -179,8 +180,9 @@ class MemberSnapshots:
                 # Unused rows may still be computed beside others (a gate, for seeds of another
                 # style), and
                 # non-finite values in them would turn up in gradients.
-                ref.store.flat_EP.detach().index_fill_(0, self._index(gone_E), 0.0)
-                ref.optimizer.clear_rows(ref.key, self._index(gone_E))
+                gone = all_gone if np.array_equal(gone_E, mask_E) else self._index(gone_E)
+                ref.store.flat_EP.detach().index_fill_(0, gone, 0.0)
+                ref.optimizer.clear_rows(ref.key, gone)
         return np.asarray(uprooted_ES.sum(axis=1), dtype=np.int64)
 
     def _restore_lifecycle(self, mask_E: Bools) -> Bools:
