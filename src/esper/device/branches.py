@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from types import TracebackType
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 MOST: Final = 8
 """Streams beside the current one; further branches share them."""
 
@@ -49,7 +50,7 @@ class Branches:
             assert self._main is not None
             self._main.wait_stream(side)
 
-    def run(self, work: Callable[[], Tensor], *reads: Tensor) -> Tensor:
+    def run(self, work: Callable[[], T], *reads: Tensor | None) -> T:
         """Return what `work` computes; `reads`: tensors of this pass that it reads."""
         if self._main is None:
             return work()
@@ -57,8 +58,10 @@ class Branches:
         self._used.append(side)
         side.wait_stream(self._main)
         for tensor in reads:
-            tensor.record_stream(side)
+            if tensor is not None:
+                tensor.record_stream(side)
         with torch.cuda.stream(side):
             out = work()
-        out.record_stream(self._main)
+        if isinstance(out, Tensor):
+            out.record_stream(self._main)
         return out

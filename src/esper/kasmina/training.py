@@ -9,15 +9,17 @@ Shape letters: E members, S slots.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from esper.device.branches import Branches
 from esper.device.upload import upload
 from esper.kasmina import fused
 from esper.kasmina.lifecycle import Lifecycle
@@ -208,8 +210,9 @@ class Trainer:
     def masks(self, shape: RowShape | None = None) -> dict[Hashable, TrainMask]:
         """Return who trains in each bank: banks with any trained row, or all banks of a shape."""
         out: dict[Hashable, TrainMask] = {}
+        groups_ES = self.seed_groups()
         for key, _, slot, mine in self._seed_stores():
-            group = np.where(mine, self.seed_groups()[:, slot], np.int8(ParameterGroup.FROZEN))
+            group = np.where(mine, groups_ES[:, slot], np.int8(ParameterGroup.FROZEN))
             mask = TrainMask(group != ParameterGroup.FROZEN, group == ParameterGroup.FOSSIL)
             if mask.active_E.any() if shape is None else _computes(shape, key):
                 out[key] = mask
@@ -224,7 +227,7 @@ class Trainer:
         if scaler is not None:
             self._unscale(scaler, updates)
         host_norm_E = gradient_norm(network.host)
-        slot_norms = _slot_norms(updates)
+        slot_norms = _slot_norms(updates, self.host_lr_E.device)
         sound_E = self.active_E
         if scaler is not None:
             overflow_E = self._overflow(host_norm_E, slot_norms, updates)
@@ -232,17 +235,41 @@ class Trainer:
             if self.active_E is not None:
                 sound_E = sound_E & self.active_E
             scaler.update(overflow_E, self.active_E)
-        for update in updates:
-            lr_E = torch.where(update.fossil_E, self.host_lr_E, self._seed_rates(update.store))
-            active_E = update.active_E if sound_E is None else update.active_E & sound_E
-            norm_E = slot_norms.get(update.slot)
-            self.seed_optimizer.step(update.key, update.store, lr_E, norm_E, active_E)
-        self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E, sound_E)
+        rates = self._bank_rates(updates)
+        with Branches(self.host_lr_E.device) as branches:
+            for slot, mine in _by_slot(updates).items():
+                norm_E = slot_norms.get(slot)
+                reads = (norm_E, sound_E, *(rates[u.key] for u in mine), *_gradients(mine))
+                branches.run(partial(self._update, mine, rates, norm_E, sound_E), *reads)
+            self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E, sound_E)
         self._drop_seed_gradients()
         if scaler is not None:
             slot_norms = {s: norm.masked_fill(retry_E, 0.0) for s, norm in slot_norms.items()}
             host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(retry_E, 0.0)
         return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms, updates)
+
+    def _update(
+        self,
+        updates: Sequence[_SlotUpdate],
+        rates: Mapping[Hashable, Tensor],
+        norm_E: Tensor | None,
+        sound_E: Tensor | None,
+    ) -> None:
+        """Update the banks of a slot."""
+        for update in updates:
+            active_E = update.active_E if sound_E is None else update.active_E & sound_E
+            self.seed_optimizer.step(update.key, update.store, rates[update.key], norm_E, active_E)
+
+    def _bank_rates(self, updates: Sequence[_SlotUpdate]) -> dict[Hashable, Tensor]:
+        """Return the learning rates `[E]` of each bank: fossils have the host's."""
+        if not updates:
+            return {}
+        fossil_UE = torch.stack([update.fossil_E for update in updates])
+        seeds = self.seed_lr_E
+        if self.weight_norm_rates:
+            seeds = torch.stack([self._seed_rates(update.store) for update in updates])
+        rates_UE = torch.where(fossil_UE, self.host_lr_E, seeds)
+        return dict(zip((update.key for update in updates), rates_UE, strict=True))
 
     def _unscale(self, scaler: MemberScaler, updates: Sequence[_SlotUpdate]) -> None:
         for store in (self.network.host, *(update.store for update in updates)):
@@ -278,8 +305,6 @@ class Trainer:
         ]
 
     def _seed_rates(self, store: ParameterStore) -> Tensor:
-        if not self.weight_norm_rates:
-            return self.seed_lr_E
         with torch.no_grad():
             new, old = store.mean_square(), self.network.host.mean_square()
             return self.seed_lr_E * (new / old.clamp(min=1e-12)).sqrt()
@@ -298,10 +323,10 @@ class Trainer:
         if plan.shadow_index is not None:
             shadow[plan.shadow_index] = loss_R[members:]
         grads = loss_R.new_full((slots, members), torch.nan)
-        for update in updates:
-            if update.slot in slot_norms:
-                row = torch.where(update.active_E, slot_norms[update.slot], grads[update.slot])
-                grads[update.slot] = row
+        for slot, mine in _by_slot(updates).items():
+            if slot in slot_norms:
+                active_E = torch.stack([update.active_E for update in mine]).any(dim=0)
+                grads[slot] = torch.where(active_E, slot_norms[slot], torch.nan)
         if host_norm_E is None:
             host_norm_E = torch.zeros_like(loss_R[:members])
         return TrainBatch(
@@ -313,12 +338,24 @@ class Trainer:
         )
 
 
-def _slot_norms(updates: Sequence[_SlotUpdate]) -> dict[int, Tensor]:
-    """Return slot -> gradient norm `[E]` of its seed, gate included."""
-    stores: dict[int, list[ParameterStore]] = {}
+def _by_slot(updates: Sequence[_SlotUpdate]) -> dict[int, list[_SlotUpdate]]:
+    found: dict[int, list[_SlotUpdate]] = {}
     for update in updates:
-        stores.setdefault(update.slot, []).append(update.store)
-    norms = {slot: gradient_norm(*group) for slot, group in stores.items()}
+        found.setdefault(update.slot, []).append(update)
+    return found
+
+
+def _gradients(updates: Sequence[_SlotUpdate]) -> list[Tensor | None]:
+    return [update.store.flat_EP.grad for update in updates]
+
+
+def _slot_norms(updates: Sequence[_SlotUpdate], device: torch.device) -> dict[int, Tensor]:
+    """Return slot -> gradient norm `[E]` of its seed, gate included."""
+    norms: dict[int, Tensor | None] = {}
+    with Branches(device) as branches:
+        for slot, mine in _by_slot(updates).items():
+            work = partial(gradient_norm, *(update.store for update in mine))
+            norms[slot] = branches.run(work, *_gradients(mine))
     return {slot: norm for slot, norm in norms.items() if norm is not None}
 
 
