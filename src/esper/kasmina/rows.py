@@ -159,6 +159,8 @@ class SeedGroup:
     """Rows whose seed input is detached from the host (None: none)."""
     kept: BufferUpdates
     """Buffer updates from rows of the group."""
+    live_G: Tensor | None = None
+    """-1 for unused entries, else 1 (float32); None: all are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class RowPlan:
     real_R: Ints | None
     """Indices of the requested rows (None: all rows, no padding)."""
     live_R: Tensor | None
-    """0 for padding rows, else 1 (float32); None: no padding."""
+    """-1 for padding rows, else 1 (float32); None: no padding."""
     buffers: PlanBuffers | None
     """Shared buffers that hold its tensors; None if they are its own."""
     member_R: Tensor | None
@@ -361,7 +363,7 @@ def _arrays(
     table, members = info.table, len(info.trained_ES)
     out: _HostArrays = {}
     if buffers is not None:
-        out["live_R"] = (~info.padding_R).astype(np.float32)
+        out["live_R"] = _live(info.padding_R)
     if table.rows != members or (table.member_R != np.arange(members)).any():
         out["member_R"] = table.member_R
     if table.shadow_R.any():
@@ -386,6 +388,10 @@ def _arrays(
         out[f"mask/{index}/active_E"] = mask.active_E & info.trained_ES[:, key[0]]
         out[f"mask/{index}/fossil_E"] = mask.fossil_E
     return out
+
+
+def _live(padding: Bools) -> npt.NDArray[np.float32]:
+    return np.where(padding, np.float32(-1), np.float32(1))
 
 
 def _in_order(info: _TableInfo) -> bool:
@@ -427,6 +433,8 @@ def _group_arrays(
         "alpha_G": table.alpha_RS[rows, slot],
         "style_G": np.where(padding, np.int8(min(group.present)), style),
     }
+    if buffers is not None:
+        out["live_G"] = _live(padding)
     out |= _kept_arrays("", table.member_R[rows], keeps, len(info.trained_ES))
     frozen = padding | (table.shadow_R[rows] & (table.start_R[rows] != slot))
     detached = info.detached_RS[rows, slot] & ~table.shadow_R[rows]
@@ -496,6 +504,7 @@ def _seed_group(tensors: Mapping[str, Tensor], slot: int, group: GroupShape) -> 
         frozen_G=tensors.get(f"{name}frozen_G"),
         detached_G=tensors.get(f"{name}detached_G"),
         kept=BufferUpdates(tensors[f"{name}kept_E"], tensors[f"{name}kept_row_E"]),
+        live_G=tensors.get(f"{name}live_G"),
     )
 
 

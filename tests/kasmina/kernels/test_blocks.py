@@ -85,6 +85,22 @@ def test_a_skipped_row_is_zero_and_the_others_are_as_ever(block):
         assert not mine[1].any()
 
 
+def test_padding_is_not_even_written(monkeypatch):
+    def marked(*given: object) -> torch.Tensor:
+        return empty_activation(*given).fill_(7.0)
+
+    monkeypatch.setattr(blocks, "empty_activation", marked)
+    monkeypatch.setattr(blocks, "output_activation", marked)
+    given = case(QUICK[0], rows=3, batch=2)
+    with only_live(torch.tensor([1.0, -1.0, 0.0])):
+        y, dx, *own = computed(given, True)
+    for value in (y, dx):
+        assert (value[1] == 7.0).all()
+        assert not value[2].any()
+        assert not (value[0] == 7.0).all()
+    assert not any(gradient[1:].any() for gradient in own)
+
+
 def test_rows_of_many_parts_are_summed_and_none_depends_on_the_others(monkeypatch):
     monkeypatch.setattr(block_plan, "LEAST_STEPS", 1)
     block, batch = QUICK[1], 2 * plan(QUICK[1]).images + 3

@@ -10,6 +10,9 @@ from kernel_support import DEVICE, HALF, close, numbers, require_kernels
 
 require_kernels()
 
+from esper.kasmina.kernels import convolution, depthwise, layout  # noqa: E402
+from esper.kasmina.kernels import excite as excite_module  # noqa: E402
+from esper.kasmina.kernels import normalise as normalise_module  # noqa: E402
 from esper.kasmina.kernels.convolution import convolve  # noqa: E402
 from esper.kasmina.kernels.depthwise import convolve_alone  # noqa: E402
 from esper.kasmina.kernels.excite import excite, squeeze  # noqa: E402
@@ -51,6 +54,31 @@ def test_a_skipped_row_has_no_gradient_and_the_others_are_as_ever(name):
         assert not gradient[1].any()
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_padding_is_not_even_written(name, monkeypatch):
+    """Neither the output nor the gradient of the input; parameters have none."""
+    run, shape = KERNELS[name]
+
+    def marked(*args: object) -> torch.Tensor:
+        return layout.empty_activation(*args).fill_(7.0)
+
+    for module in (convolution, depthwise, excite_module, normalise_module):
+        monkeypatch.setattr(module, "empty_activation", marked)
+    x = numbers((ROWS, 2, CHANNELS, 3, 3)).requires_grad_(True)
+    weight = numbers((ROWS, *shape), seed=1, dtype=torch.float32).requires_grad_(True)
+    with only_live(torch.tensor([1.0, -1.0, 0.0], device=DEVICE)):
+        out = vmap(run)(x, weight)
+    assert (out[1] == 7.0).all()
+    assert not (out[[0, 2]] == 7.0).any()
+    back = numbers(out.shape, seed=2)
+    back[1] = torch.nan
+    dx, dw = torch.autograd.grad(out, [x, weight], back)
+    if name != "excite":  # a sum of two gradients
+        assert (dx[1] == 7.0).all()
+    assert not dx[2].any()
+    assert not dw[1:].any()
+
+
 def test_rows_are_counted_before_they_are_skipped():
     """A kernel over another number of rows is none of those that the mask is about."""
     with only_live(LIVE):
@@ -66,6 +94,16 @@ def test_rows_of_unused_seeds_are_zeros():
     _, taken = fork(h, [index], [alpha])
     assert torch.equal(taken[0], h[1])
     assert not taken[1].any()
+
+
+def test_gradients_of_padding_reach_no_row():
+    h = numbers((3, 2, 4)).requires_grad_(True)
+    index, live = torch.tensor([1, 2], device=DEVICE), torch.tensor([1.0, -1.0], device=DEVICE)
+    kept, taken = fork(h, [index], [live])
+    back = torch.ones_like(taken)
+    back[1] = torch.nan
+    (gradient,) = torch.autograd.grad([kept, taken], h, [torch.zeros_like(kept), back])
+    assert gradient.tolist() == [[[0.0] * 4] * 2, [[1.0] * 4] * 2, [[0.0] * 4] * 2]
 
 
 def test_squeeze_and_excite_are_torchs():

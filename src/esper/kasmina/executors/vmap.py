@@ -212,19 +212,25 @@ def _leaving(room: Room | None, live_R: Tensor | None) -> Iterator[None]:
 
 
 def _live_rows(plan: RowPlan) -> Tensor | None:
-    """Return 1 for the rows that count, 0 for padding and inactive members; None: all count."""
+    """Return 1 for the rows that count, 0 for inactive members, -1 for padding; None: all count."""
     active_E = fused.active_members()
     if active_E is None:
         return plan.live_R
     active = active_E if plan.member_R is None else active_E.index_select(0, plan.member_R)
-    return active.float() if plan.live_R is None else active * plan.live_R
+    return active.float() if plan.live_R is None else torch.minimum(active.float(), plan.live_R)
 
 
 def _live_groups(groups: Sequence[SeedGroup], live_R: Tensor | None) -> Sequence[SeedGroup]:
     """Give seeds of inactive members alpha 0, at which kernels skip them; padding has it anyway."""
     if live_R is None or fused.active_members() is None:
         return groups
-    return [replace(g, alpha_G=g.alpha_G * live_R.index_select(0, g.rows_G)) for g in groups]
+    found = []
+    for group in groups:
+        live_G = live_R.index_select(0, group.rows_G)
+        alpha_G = group.alpha_G * live_G
+        live_G = live_G if group.live_G is None else torch.minimum(live_G, group.live_G)
+        found.append(replace(group, alpha_G=alpha_G, live_G=live_G))
+    return found
 
 
 def _join_rows(h: Tensor, plan: RowPlan, slot: int, whole: Tensor | None) -> Tensor:
@@ -314,16 +320,16 @@ def _apply_copied_seeds(
 
     h = dense(h)
     blended = [_blends_by_kernel(network, group, h) for group in groups]
-    index, alpha = [group.rows_G for group in groups], [group.alpha_G for group in groups]
+    index, live = [group.rows_G for group in groups], [_live_entries(g) for g in groups]
     # What a blend returns backward is its own, or was ours before.
-    h, *taken = fork(h, index, alpha, own.gradient or any(blended))
+    h, *taken = fork(h, index, live, own.gradient or any(blended))
     added: list[tuple[SeedGroup, Tensor]] = []
     later: list[tuple[SeedGroup, Tensor, Tensor]] = []
     with Branches(h.device) as branches:
         for group, h_G, by_kernel in zip(groups, taken, blended, strict=True):
             run = partial(_run_seeds, network, group, h_G, by_kernel, training, streams)
-            with only_live(group.alpha_G):
-                out = branches.run(run, h_G, group.alpha_G)
+            with only_live(_live_entries(group)):
+                out = branches.run(run, h_G, _live_entries(group), group.alpha_G)
             if by_kernel:
                 later.append((group, h_G, out))
             else:
@@ -337,8 +343,14 @@ def _apply_copied_seeds(
         owned = own.activation or bool(added) or number > 0
         own_gradient = own.gradient or number < len(later) - 1
         places = group.rows_G, group.alpha_G, group.style_G
-        h = blend_rows(h, h_G.detach(), delta, *places, gates, owned, own_gradient)
+        with only_live(_live_entries(group)):
+            h = blend_rows(h, h_G.detach(), delta, *places, gates, owned, own_gradient)
     return h
+
+
+def _live_entries(group: SeedGroup) -> Tensor:
+    """Return which entries of a group are computed, as kernels need it; real ones have an alpha."""
+    return group.alpha_G if group.live_G is None else group.live_G
 
 
 def _run_seeds(

@@ -20,9 +20,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import block_of, left_of
+from esper.kasmina.kernels.grids import block_of, if_written, left_of
 from esper.kasmina.kernels.launches import row_launches
-from esper.kasmina.kernels.layout import launched
+from esper.kasmina.kernels.layout import launched, live_rows, only_live, skipping
 from esper.kasmina.kernels.rows import same_layout
 from esper.kasmina.kernels.sums import add_parts
 from esper.leyline.actions import BlendStyle
@@ -68,8 +68,9 @@ def _blend(
 
 @triton.jit
 def _blend_back(
-    grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, first, size, parts,
-    GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, alive, first, size,
+    parts, SKIPS: tl.constexpr, GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the delta, of the gate (a part of its sums), and in place that of the row."""
     at = (first + tl.program_id(1)).to(tl.int64)
@@ -77,6 +78,7 @@ def _blend_back(
     kind = tl.load(style + at).to(tl.int32)
     offset = tl.arange(0, BLOCK)
     read_size = tl.where(factor != 0, size, 0)
+    written_size = if_written(alive, at, size, SKIPS)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
     w, b = dw, dw
@@ -85,7 +87,7 @@ def _blend_back(
         b = tl.load(bias + at * C + offset % C)
     for block in range(BLOCKS):
         start = (tl.program_id(0).to(tl.int64) * BLOCKS + block) * BLOCK
-        inside = offset < left_of(size, start, BLOCK)
+        inside = offset < left_of(written_size, start, BLOCK)
         live = offset < left_of(read_size, start, BLOCK)
         place = grad + (row * size + start) + offset
         mine = (at * size + start) + offset
@@ -148,6 +150,7 @@ class Blend(torch.autograd.Function):
         _launch_blend(out, index, alpha, style, delta, gates)
         ctx.layout, ctx.own_gradient = (h.stride(), h.dtype), own_gradient
         ctx.gated = gates is not None
+        ctx.live = live_rows(len(index))
         ctx.save_for_backward(kept, delta, index, alpha, style, *(gates or ()))
         return out
 
@@ -158,7 +161,8 @@ class Blend(torch.autograd.Function):
         total = same_layout(grad, *ctx.layout)
         if total is grad and not ctx.own_gradient:
             total = grad.clone()
-        found = _launch_blend_back(total, index, alpha, style, delta, kept, gates)
+        with only_live(ctx.live):
+            found = _launch_blend_back(total, index, alpha, style, delta, kept, gates)
         return (total, None, found[0], None, None, None, *found[1:], None, None)
 
 
@@ -199,10 +203,12 @@ def _launch_blend_back(
     weight, bias = gates or (alpha, alpha)
     channels, parts = weight[0].numel(), triton.cdiv(size, BLOCK * BLOCKS)
     partial = alpha.new_empty((len(index), parts, 2, channels)) if gates else alpha
+    alive, skips = skipping(len(index), alpha)
     for first, count in row_launches(len(index)):
         _blend_back[(parts, count)](
-            grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, first, size,
-            parts, GATED=bool(gates), C=channels, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=4,
+            grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, alive,
+            first, size, parts, SKIPS=skips, GATED=bool(gates), C=channels, BLOCK=BLOCK,
+            BLOCKS=BLOCKS, num_warps=4,
         )  # fmt: skip
     if not gates:
         return ddelta, None, None

@@ -39,8 +39,9 @@ struct Block {
   i64 y_row;
   const i64 *y_index;          // row of y; null: its own
   const float *alpha;          // null, or: forward adds alpha times the result to y
-  const float *live;           // null, or: 0 where a row is unused: it touches no row that it names by
-                               // an index; its own rows of y and dx, and its sums, become 0
+  const float *live;           // null, or: not above 0 where a row is unused: it touches no row that it
+                               // names by an index; its sums become 0, and so do its own rows of y
+                               // and dx, unless it is below 0 (padding: nobody reads them)
   float *statistics;           // [rows][batch][GROUPS][2]: mean, inverse deviation
   bf16 *kept;                  // forward: null, or a copy of the rows of x, dense
   bf16 *dx;                    // backward: null, or the gradient of x
@@ -131,8 +132,8 @@ KERNEL(FORWARD_BLOCKS) block_forward(const Block a) {
   const i64 row = (i64)a.first_row + grid_row();
   const float alpha = a.alpha ? a.alpha[row] : 1.f;
   const int begin = part_id() * a.steps * IMAGES;
-  if (a.live && a.live[row] == 0.f) {
-    if (!a.y_index) clear_part<CO>(a.y + row * a.y_row, begin, a.steps, a.batch);
+  if (a.live && a.live[row] <= 0.f) {
+    if (!a.y_index && a.live[row] == 0.f) clear_part<CO>(a.y + row * a.y_row, begin, a.steps, a.batch);
     return;
   }
   const u32 tile = shared_base(), weights = tile + 2 * X_BYTES, sums = weights + W_BYTES;
@@ -362,9 +363,9 @@ KERNEL(BACKWARD_BLOCKS) block_backward(const Block a) {
 #pragma unroll
       for (int i = 0; i < 4; i++) dw[j][n][i] = 0.f;
   }
-  if (a.live && a.live[row] == 0.f) {  // perhaps of a row that is NaN: no gradient
+  if (a.live && a.live[row] <= 0.f) {  // perhaps of a row that is NaN: no gradient
     for (int j = me.thread; j < PART; j += THREADS) part[j] = 0.f;
-    if (dx && !a.dx_index) clear_part<CS>(dx, begin, a.steps, a.batch);
+    if (dx && !a.dx_index && a.live[row] == 0.f) clear_part<CS>(dx, begin, a.steps, a.batch);
     return;
   }
   clear(tile, 2 * X_BYTES + D_BYTES + W_BYTES);

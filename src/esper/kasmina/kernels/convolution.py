@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
-from esper.kasmina.kernels.grids import if_live
+from esper.kasmina.kernels.grids import if_live, if_written
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -110,7 +110,7 @@ def _convolve(
         weight = tl.load(packed + k[:, None] * OUTPUTS + n[None, :])
         total = tl.dot(tile, weight, total)
     m = start + offset
-    inside = (m < pixels)[:, None] & (n < OUT)[None, :]
+    inside = (m < if_written(live, row, pixels, SKIPS))[:, None] & (n < OUT)[None, :]
     place = y + row * pixels * OUT + (m.to(tl.int64)[:, None] * OUT + n[None, :])
     tl.store(place, total.to(y.dtype.element_ty), mask=inside)
 

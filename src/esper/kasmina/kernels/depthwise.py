@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
-from esper.kasmina.kernels.grids import if_live
+from esper.kasmina.kernels.grids import if_live, if_written
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -77,7 +77,8 @@ def _convolve(
         factor = factor.to(y.dtype.element_ty).to(tl.float32)
         seen = _neighbours(x, start, offset, c, tap, read, C, H, W, SIDE)
         total += seen * factor[None, :]
-    mask = (start + offset < pixels)[:, None] & (c < C)[None, :]
+    written = start + offset < if_written(live, at, pixels, SKIPS)
+    mask = written[:, None] & (c < C)[None, :]
     target = y + (at * pixels + start) * C + (offset[:, None] * C + c[None, :])
     tl.store(target, total.to(y.dtype.element_ty), mask=mask)
 

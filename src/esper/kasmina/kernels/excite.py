@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import if_live
+from esper.kasmina.kernels.grids import if_live, if_written
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_pixels,
@@ -76,7 +76,8 @@ def _excite(
     value = tl.load(x + (row * x_row + first * (PLACES * WIDTH)) + place, mask=read, other=0.0)
     times = tl.load(factor + sample * WIDTH + (s * WIDTH + c), mask=s < left, other=0.0)
     out = (value.to(tl.float32) * times).to(y.dtype.element_ty)
-    tl.store(y + sample * (PLACES * WIDTH) + place, out, mask=inside)
+    written = inside & (s < if_written(live, row, left, SKIPS))
+    tl.store(y + sample * (PLACES * WIDTH) + place, out, mask=written)
 
 
 @triton.jit
@@ -96,7 +97,8 @@ def _excite_back(
     own = sample * WIDTH + (s * WIDTH + c)
     times = tl.load(factor + own, mask=s < left, other=0.0)
     out = (back * times).to(dx.dtype.element_ty)
-    tl.store(dx + sample * (PLACES * WIDTH) + place, out, mask=inside)
+    written = inside & (s < if_written(live, row, left, SKIPS))
+    tl.store(dx + sample * (PLACES * WIDTH) + place, out, mask=written)
     tl.store(dfactor + own, tl.sum(back * value, axis=1)[:, None, :, :], mask=s < left)
 
 

@@ -20,7 +20,7 @@ from esper.kasmina.kernels.layout import dense_pixels, live_rows, only_live, sta
 class ConvolutionKernels:
     """Kernels of a convolution; activations may have any layout, gradients have dense pixels.
 
-    They skip the rows that `layout.only_live` names: zeros come out.
+    They skip the rows that `layout.only_live` names.
     """
 
     run: Callable[[Tensor, Tensor, torch.dtype, bool], Tensor]

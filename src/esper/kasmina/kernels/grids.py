@@ -30,5 +30,13 @@ def block_of(size, BLOCK: tl.constexpr):
 def if_live(live, row, count, SKIPS: tl.constexpr):
     """Return `count` for a row that is computed, 0 for one that is skipped (`layout.only_live`)."""
     if SKIPS:
-        count = tl.where(tl.load(live + row) != 0, count, 0)
+        count = tl.where(tl.load(live + row) > 0, count, 0)
+    return count
+
+
+@triton.jit
+def if_written(live, row, count, SKIPS: tl.constexpr):
+    """Return `count` for a row whose output somebody reads, 0 for padding (`layout.only_live`)."""
+    if SKIPS:
+        count = tl.where(tl.load(live + row) >= 0, count, 0)
     return count

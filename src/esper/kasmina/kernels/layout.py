@@ -90,9 +90,11 @@ _live: ContextVar[Tensor | None] = ContextVar("live", default=None)
 
 @contextmanager
 def only_live(live_R: Tensor | None) -> Iterator[None]:
-    """Let kernels inside the block skip rows where `live_R` (float32) is 0: zeros come out.
+    """Let kernels inside the block skip rows where `live_R` (float32) is not above 0.
 
-    None: all rows are computed. What a kernel saves for backward includes it.
+    At 0 zeros come out. Below 0, for padding, nobody reads what comes out: activations and their
+    gradients are left as they were allocated. None: all rows are computed. What a kernel saves for
+    backward includes it.
     """
     token = _live.set(live_R)
     try:

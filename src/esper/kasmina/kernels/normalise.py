@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import if_live, left_of
+from esper.kasmina.kernels.grids import if_live, if_written, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -94,7 +94,8 @@ def _forward(
     if RELU:
         out = tl.where(out <= 0, 0.0, out)  # NaN stays NaN
     sample = row * batch + first
-    tl.store(y + sample * size + place, out.to(y.dtype.element_ty), mask=inside)
+    written = inside & (s < if_written(live, row, left, SKIPS))
+    tl.store(y + sample * size + place, out.to(y.dtype.element_ty), mask=written)
     g = tl.arange(0, GROUPS)[None, None, :, None]
     kept = sample * GROUPS + (s * GROUPS + g)
     tl.store(means + kept, mean, mask=s < left)
@@ -130,7 +131,8 @@ def _backward(
     pull = back * scale
     level, tilt = _mean(pull, PLACES * WIDTH), _mean(pull * even, PLACES * WIDTH)
     out = (pull - level - even * tilt) * inverse
-    tl.store(dx + sample * size + place, out.to(dx.dtype.element_ty), mask=inside)
+    written = inside & (s < if_written(live, row, left, SKIPS))
+    tl.store(dx + sample * size + place, out.to(dx.dtype.element_ty), mask=written)
     channel = tl.arange(0, GROUPS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
     own = (row * tl.num_programs(0) + tl.program_id(0)) * (2 * GROUPS * WIDTH) + channel
     tl.store(sums + own, tl.sum(tl.sum(back * even, axis=1), axis=0))

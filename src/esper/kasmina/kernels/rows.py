@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import block_of, if_live, left_of
+from esper.kasmina.kernels.grids import block_of, if_live, if_written, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
 
@@ -40,9 +40,9 @@ def _take(
     source, index, scale, target, first, size,
     SKIPS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """target[g] = source[index[g]] (times scale[g]), or 0 where scale[g] is 0"""
+    """target[g] = source[index[g]] (times scale[g]), or 0 where scale[g] is 0; below 0: nothing"""
     at = (first + tl.program_id(1)).to(tl.int64)
-    start, offset, inside = block_of(size, BLOCK)
+    start, offset, inside = block_of(if_written(scale, at, size, SKIPS), BLOCK)
     row = tl.load(index + at).to(tl.int64)
     read = offset < left_of(if_live(scale, at, size, SKIPS), start, BLOCK)
     value = tl.load(source + (row * size + start) + offset, mask=read, other=0.0)
@@ -53,10 +53,10 @@ def _take(
 
 @triton.jit
 def _add(target, index, scale, source, first, size, SCALED: tl.constexpr, BLOCK: tl.constexpr):
-    """target[index[g]] += source[g] (times scale[g]); skipped if scale[g] is 0"""
+    """target[index[g]] += source[g] (times scale[g]); skipped unless scale[g] is above 0"""
     at = (first + tl.program_id(1)).to(tl.int64)
     row, factor = tl.load(index + at).to(tl.int64), tl.load(scale + at)
-    start, offset, inside = block_of(tl.where(factor != 0, size, 0), BLOCK)
+    start, offset, inside = block_of(tl.where(factor > 0, size, 0), BLOCK)
     value = tl.load(source + (at * size + start) + offset, mask=inside).to(tl.float32)
     if SCALED:
         value = value * factor
@@ -102,7 +102,8 @@ def take_rows(
     scale: Tensor | None = None,
     live: Tensor | None = None,
 ) -> Tensor:
-    """Return copies of rows, optionally scaled; of rows with scale or `live` 0: zeros."""
+    """Return copies of rows, optionally scaled; of rows with scale or `live` 0: zeros; of rows with
+    `live` below 0: whatever was there."""
     out = like_rows(h, len(index)) if out is None else out
     size, skip = h[0].numel(), scale if live is None else live
     for first, count in row_launches(len(index)):
@@ -127,7 +128,7 @@ def add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: b
 
 
 class Fork(torch.autograd.Function):
-    """(h, own gradient, for each group: index, alpha) -> h itself, and the rows of each group."""
+    """(h, own gradient, for each group: index, live) -> h itself, and the rows of each group."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, own_gradient: bool, *parts: Tensor) -> tuple[Tensor, ...]:
