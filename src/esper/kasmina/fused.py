@@ -1,4 +1,4 @@
-"""Dispatch to our own kernels on a GPU in half precision.
+"""Dispatch to our own kernels: on a GPU in half precision, and whole blocks on an ARM CPU.
 
 Every function here falls back to torch, or tells the caller to.
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.device.triton_support import can_use_kernels
+from esper.kasmina import block_cpu
 from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.layout import padded_channels
 from esper.leyline.compute import KernelName
@@ -159,16 +160,33 @@ def asked_for_blocks() -> bool:
 
 def wants_blocks(x: Tensor) -> bool:
     """Whether blocks of `x` may be computed in one kernel."""
-    return asked_for_blocks() and half_type(x) is torch.bfloat16 and x.ndim == 4
+    if not asked_for_blocks() or not isinstance(x, Tensor) or x.ndim != 4:
+        return False
+    if x.device.type == "cpu":
+        return block_cpu.obstacle() is None
+    return half_type(x) is torch.bfloat16
 
 
 def conv_norm(
-    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, relu: bool
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    shift: Tensor,
+    groups: int,
+    relu: bool,
+    pool: bool = False,
 ) -> Tensor | None:
-    """Convolution, group norm and ReLU in one kernel; None if there is none for this shape.
+    """Convolution, group norm, ReLU and max pool in one kernel; None if there is none for this.
 
     `wants_blocks` must hold.
     """
+    if x.device.type == "cpu":
+        steps = block_cpu.Steps(groups, relu, pool)
+        if not block_cpu.fits(x, weight, steps):
+            return None
+        return block_cpu.conv_norm(x, weight, scale, shift, steps)
+    if pool:
+        return None
     from esper.kasmina.kernels import blocks
 
     if weight.shape[-2:] != (3, 3) or x.shape[0] > blocks.MOST_IMAGES:

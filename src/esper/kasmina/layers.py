@@ -293,6 +293,12 @@ def conv_norm_relu(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     return norm_relu(norm, conv(x)) if whole is None else whole
 
 
+def conv_norm_relu_pool(conv: nn.Module, norm: nn.Module, pool: nn.Module, x: Tensor) -> Tensor:
+    """Apply a convolution, a norm, ReLU and a 2x2 max pool, fused as far as there are kernels."""
+    whole = _block(conv, norm, x, None, relu=True, pool=True)
+    return F.relu(pool(norm(conv(x)))) if whole is None else whole
+
+
 def conv_scaled_norm(conv: nn.Module, norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
     """Return `scale(norm(conv(x)))`, the end of a convolutional seed, fused if possible."""
     whole = _block(conv, norm, x, scale, relu=False)
@@ -300,7 +306,12 @@ def conv_scaled_norm(conv: nn.Module, norm: nn.Module, scale: nn.Module, x: Tens
 
 
 def _block(
-    conv: nn.Module, norm: nn.Module, x: Tensor, scale: nn.Module | None, relu: bool
+    conv: nn.Module,
+    norm: nn.Module,
+    x: Tensor,
+    scale: nn.Module | None,
+    relu: bool,
+    pool: bool = False,
 ) -> Tensor | None:
     """Compute a block in one kernel; None unless its parts are plainly ours and nobody listens."""
     if not fused.wants_blocks(x) or always_torch():
@@ -315,7 +326,9 @@ def _block(
     if isinstance(scale, LayerScale):
         gamma = scale.gamma.flatten()
         return fused.conv_norm(x, conv.weight, weight * gamma, bias * gamma, norm.groups, relu)
-    return fused.conv_norm(x, conv.weight, weight, bias, norm.groups, relu) if relu else None
+    if not relu:
+        return None
+    return fused.conv_norm(x, conv.weight, weight, bias, norm.groups, relu, pool)
 
 
 def has_hooks(module: nn.Module) -> bool:
