@@ -51,14 +51,13 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
         (3, 8, 3, 32, 32),
         (8, 16, 3, 6, 14),  # tiles of 8, 4 and 1 pixels
         (4, 12, 5, 8, 10),  # 8 and 4 channels at a time
-        (16, 32, 3, 8, 8),
     ],
 )
 @pytest.mark.parametrize("after", [(True, True), (True, False), (False, False), (False, True)])
 def test_a_block_and_its_gradients_are_torch_s(channels, outs, side, height, width, after):
     given = block_inputs(channels, outs, side, 3, height, width)
     exact = [part.detach().double().requires_grad_(part.requires_grad) for part in given]
-    steps = Steps(outs // 4 if outs == 12 else max(1, outs // 16), *after)
+    steps = Steps(3 if outs == 12 else 1, *after)
     assert block_cpu.fits(given[0], given[1], steps)
     ours, theirs = block_cpu.conv_norm(*given, steps), by_torch(*exact, steps)
     assert ours.shape == theirs.shape
@@ -86,6 +85,7 @@ def test_the_first_of_equal_maxima_has_the_gradient():
     """With zero weights every pixel of a channel is its shift, positive or not."""
     given = block_inputs(8, 16, 3, 2, 8, 8)
     given[1].data.zero_()
+    given[3].data[0] = 0.0  # where ReLU has no gradient
     twins = [part.detach().clone().requires_grad_() for part in given]
     steps, pull = Steps(1, True, True), draw((2, 16, 4, 4), 5)
     block_cpu.conv_norm(*given, steps).backward(pull)
@@ -151,14 +151,13 @@ def trained(kernels: str) -> tuple[Tensor, list[Tensor]]:
     config = PopulationConfig(
         executor="loop", lifecycle=LifecycleConfig(gates=GateConfig(min_training_steps=1))
     )
-    slots, blueprints = ("r0c0", "r0c1"), ("conv_light", "conv_heavy")
-    population = Population(host, slots, blueprints, 2, 0, "cpu", config)
+    population = Population(host, ("r0c0",), ("conv_light", "conv_heavy"), 2, 0, "cpu", config)
     x, target = draw((2, 4, 3, 16, 16)), torch.arange(8).view(2, 4)
     with torch.no_grad():
         population.forward(x)
     population.choice.executor.kernels = kernels
-    bring_to(population, SeedStage.BLENDING, [0], "r0c1", "conv_heavy")
-    bring_to(population, SeedStage.TRAINING, [0], "r0c0", "conv_light")
+    bring_to(population, SeedStage.BLENDING, [0], "r0c0", "conv_heavy")
+    bring_to(population, SeedStage.TRAINING, [1], "r0c0", "conv_light")
     population.set_rates(0.05, 0.05)
     population.begin_step()
     losses = [population.train_batch(x, target).loss_E for _ in range(3)]

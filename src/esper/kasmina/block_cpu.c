@@ -437,38 +437,42 @@ static int run(void *(*work)(void *), Share *shares, long count) {
     return failed;
 }
 
-static long divide(const Block *block, Share *shares, const float *weight, float *sums) {
+// Divides the images among threads; `size`: numbers in the sums of each.
+static long divide(const Block *block, Share *shares, const float *weight, float *sums, long size) {
     long count = block->threads < block->batch ? block->threads : block->batch;
     count = count > MOST_THREADS ? MOST_THREADS : count < 1 ? 1 : count;
     for (long i = 0; i < count; i++) {
         long first = block->batch * i / count, end = block->batch * (i + 1) / count;
-        shares[i] = (Share){block, weight, sums + i * (TAPS + 2) * COUT, first, end, 0};
+        shares[i] = (Share){block, weight, sums + i * size, first, end, 0};
     }
     return count;
 }
 
 int block_forward(const Block *block) {
-    float weight[TAPS * COUT];
     Share shares[MOST_THREADS];
+    float *weight = malloc(TAPS * COUT * sizeof(float));
+    if (!weight) return 1;
     pack(block->weight, weight);
-    long count = divide(block, shares, weight, NULL);
-    return run(forward_share, shares, count);
+    long count = divide(block, shares, weight, NULL, 0);
+    int failed = run(forward_share, shares, count);
+    free(weight);
+    return failed;
 }
 
 int block_backward(const Block *block) {
-    float weight[TAPS * COUT];
     Share shares[MOST_THREADS];
     long size = (TAPS + 2) * COUT;
-    float *sums = calloc(block->threads * size, sizeof(float));
-    if (!sums) return 1;
+    float *weight = calloc(TAPS * COUT + block->threads * size, sizeof(float));
+    if (!weight) return 1;
+    float *sums = weight + TAPS * COUT;
     if (block->grad_x) pack_turned(block->weight, weight);
-    long count = divide(block, shares, weight, sums);
+    long count = divide(block, shares, weight, sums, size);
     int failed = run(backward_share, shares, count);
     for (long i = 1; i < count; i++)
         for (long at = 0; at < size; at++) sums[at] += sums[i * size + at];
     if (block->grad_weight) unpack(sums, block->grad_weight);
     memcpy(block->grad_scale, sums + TAPS * COUT, COUT * sizeof(float));
     memcpy(block->grad_shift, sums + (TAPS + 1) * COUT, COUT * sizeof(float));
-    free(sums);
+    free(weight);
     return failed;
 }
