@@ -122,7 +122,7 @@ def test_threads_divide_the_images(threads):
     assert torch.equal(found[0][0], found[1][0])
     assert torch.equal(found[0][1], found[1][1])
     for one, many in zip(*found, strict=True):
-        assert torch.allclose(one, many, rtol=1e-5, atol=1e-5)
+        assert relative_error(many, one.double()) < 1e-6
 
 
 def test_what_has_no_block_is_left_to_torch():
@@ -223,7 +223,7 @@ def test_without_a_compiler_blocks_are_torch_s(fresh_cache, monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     assert block_cpu.obstacle() == "no C compiler"
     with fused.use_kernels("fused"):
-        assert not fused.wants_blocks(channels_last(draw((2, 3, 16, 16))))
+        assert not fused.wants_cpu_blocks(channels_last(draw((2, 3, 16, 16))))
 
 
 def test_a_compiler_that_fails_is_reported_once_and_blocks_are_torch_s(

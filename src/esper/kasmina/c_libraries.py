@@ -25,8 +25,9 @@ from esper.storage.atomic import write_atomic
 
 logger = logging.getLogger(__name__)
 
-OPTIONS: Final = ("-O2", "-std=gnu11", "-shared", "-fPIC", "-pthread")
-"""-O3 takes a third longer to compile and is not faster here."""
+OPTIONS: Final = ("-O2", "-ffp-contract=off", "-std=gnu11", "-shared", "-fPIC", "-pthread")
+"""Numbers do not depend on the compiler: it may neither reorder nor contract operations. -O3 takes
+a third longer to compile and is not faster here."""
 
 
 @cache

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from esper.device.triton_support import can_use_kernels
 from esper.kasmina import block_cpu
+from esper.kasmina.block_cpu import Steps
 from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.layout import padded_channels
 from esper.leyline.compute import KernelName
@@ -160,33 +161,32 @@ def asked_for_blocks() -> bool:
 
 def wants_blocks(x: Tensor) -> bool:
     """Whether blocks of `x` may be computed in one kernel."""
-    if not asked_for_blocks() or not isinstance(x, Tensor) or x.ndim != 4:
+    return asked_for_blocks() and half_type(x) is torch.bfloat16 and x.ndim == 4
+
+
+def wants_cpu_blocks(x: Tensor) -> bool:
+    """Whether blocks of `x`, with their pools, may be computed in one operation on this CPU."""
+    if not asked_for_blocks() or not isinstance(x, Tensor) or x.device.type != "cpu":
         return False
-    if x.device.type == "cpu":
-        return block_cpu.obstacle() is None
-    return half_type(x) is torch.bfloat16
+    return half_type(x) is None and block_cpu.obstacle() is None
+
+
+def conv_norm_on_cpu(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, steps: Steps
+) -> Tensor | None:
+    """A block in one operation; None if there is none for this. `wants_cpu_blocks` must hold."""
+    if not block_cpu.fits(x, weight, steps):
+        return None
+    return block_cpu.conv_norm(x, weight, scale, shift, steps)
 
 
 def conv_norm(
-    x: Tensor,
-    weight: Tensor,
-    scale: Tensor,
-    shift: Tensor,
-    groups: int,
-    relu: bool,
-    pool: bool = False,
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, groups: int, relu: bool
 ) -> Tensor | None:
-    """Convolution, group norm, ReLU and max pool in one kernel; None if there is none for this.
+    """Convolution, group norm and ReLU in one kernel; None if there is none for this shape.
 
     `wants_blocks` must hold.
     """
-    if x.device.type == "cpu":
-        steps = block_cpu.Steps(groups, relu, pool)
-        if not block_cpu.fits(x, weight, steps):
-            return None
-        return block_cpu.conv_norm(x, weight, scale, shift, steps)
-    if pool:
-        return None
     from esper.kasmina.kernels import blocks
 
     if weight.shape[-2:] != (3, 3) or x.shape[0] > blocks.MOST_IMAGES:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.device import rng
 from esper.kasmina import fused
+from esper.kasmina.block_cpu import Steps
 from esper.kasmina.convolution import always_torch, conv1d, conv2d
 from esper.kasmina.layout import is_channels_last, under_vmap
 from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
@@ -314,7 +315,8 @@ def _block(
     pool: bool = False,
 ) -> Tensor | None:
     """Compute a block in one kernel; None unless its parts are plainly ours and nobody listens."""
-    if not fused.wants_blocks(x) or always_torch():
+    on_cpu = fused.wants_cpu_blocks(x)
+    if not (on_cpu or (fused.wants_blocks(x) and not pool)) or always_torch():
         return None
     if not isinstance(conv, Conv2d) or not isinstance(norm, ChannelNorm):
         return None
@@ -325,10 +327,13 @@ def _block(
     weight, bias = norm.weight, norm.bias
     if isinstance(scale, LayerScale):
         gamma = scale.gamma.flatten()
-        return fused.conv_norm(x, conv.weight, weight * gamma, bias * gamma, norm.groups, relu)
-    if not relu:
+        weight, bias = weight * gamma, bias * gamma
+    elif not relu:
         return None
-    return fused.conv_norm(x, conv.weight, weight, bias, norm.groups, relu, pool)
+    if on_cpu:
+        steps = Steps(norm.groups, relu, pool)
+        return fused.conv_norm_on_cpu(x, conv.weight, weight, bias, steps)
+    return fused.conv_norm(x, conv.weight, weight, bias, norm.groups, relu)
 
 
 def has_hooks(module: nn.Module) -> bool:
