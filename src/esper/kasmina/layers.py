@@ -324,7 +324,8 @@ def _block(
         return None
     if has_hooks(conv) or has_hooks(norm):
         return None
-    weight, bias = norm.weight, norm.bias
+    weight: Tensor = norm.weight
+    bias: Tensor = norm.bias
     if isinstance(scale, LayerScale):
         gamma = scale.gamma.flatten()
         weight, bias = weight * gamma, bias * gamma
