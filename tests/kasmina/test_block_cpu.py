@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine_support import small_engine
 from esper.kasmina import Population, PopulationConfig, block_cpu, c_libraries, convolution, fused
 from esper.kasmina.block_cpu import Steps
 from esper.kasmina.gates import GateConfig
@@ -17,6 +18,7 @@ from esper.kasmina.layout import channels_last, is_channels_last
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.leyline import SeedStage
 from esper.leyline.errors import EsperError
+from esper.scripts.doctor import kernel_line
 from support import bring_to
 
 pytestmark = pytest.mark.skipif(block_cpu.obstacle() is not None, reason=str(block_cpu.obstacle()))
@@ -217,6 +219,25 @@ def test_a_library_is_kept_and_a_damaged_one_is_built_again(fresh_cache, tmp_pat
     monkeypatch.setenv("ESPER_KERNEL_CACHE", str(damaged.parent))
     assert c_libraries.load_library(source, {"ANSWER": 42}).small() == 42
     assert damaged.read_bytes()[1:4] == b"ELF"
+
+
+def test_a_library_that_cannot_be_kept_is_used_all_the_same(
+    fresh_cache, tmp_path, monkeypatch, caplog
+):
+    source = tmp_path / "small.c"
+    source.write_text("int small(void) { return 3; }\n")
+    monkeypatch.setenv("ESPER_KERNEL_CACHE", str(source / "kernels"))  # below a file
+    with caplog.at_level(logging.WARNING):
+        assert c_libraries.load_library(source, {}).small() == 3
+    assert "set ESPER_KERNEL_CACHE" in caplog.text
+
+
+@pytest.mark.parametrize("compiler", ["cc", "no-such-compiler"])
+def test_doctor_says_whether_blocks_are_in_c(fresh_cache, monkeypatch, compiler):
+    monkeypatch.setenv("CC", compiler)
+    line = kernel_line(small_engine())
+    assert ("no C compiler" in line) == (compiler != "cc")
+    assert ("with executor loop and profile fast" in line) == (compiler == "cc")
 
 
 def test_without_a_compiler_blocks_are_torch_s(fresh_cache, monkeypatch):
