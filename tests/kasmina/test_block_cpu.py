@@ -75,6 +75,16 @@ def test_a_block_and_its_gradients_are_torch_s(channels, outs, side, height, wid
             assert relative_error(mine.grad, other.grad) < 2e-5
 
 
+def test_the_default_dtype_does_not_matter():
+    given = block_inputs(8, 16, 3, 2, 8, 8)
+    ours = block_cpu.conv_norm(*given, Steps(1, True, True))
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert torch.equal(block_cpu.conv_norm(*given, Steps(1, True, True)), ours)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_frozen_parts_get_no_gradient():
     given = block_inputs(8, 16, 3, 2, 8, 8)
     given[0].requires_grad_(False)

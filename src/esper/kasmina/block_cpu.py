@@ -13,7 +13,7 @@ import ctypes
 import logging
 import sys
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -77,10 +77,10 @@ def fits(x: Tensor, weight: Tensor, steps: Steps) -> bool:
         return False
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
         return False
-    outs, channels, side, other = weight.shape
-    if torch._C._functorch.is_functorch_wrapped_tensor(weight) or side != other:
+    if any(map(torch._C._functorch.is_functorch_wrapped_tensor, (x, weight))):
         return False
-    if max(outs, channels) > MOST_CHANNELS or not 1 < side <= LARGEST_KERNEL:
+    outs, channels, side, other = weight.shape
+    if max(outs, channels) > MOST_CHANNELS or not 1 < side == other <= LARGEST_KERNEL:
         return False
     if outs % LANES or outs % steps.groups:
         return False
@@ -132,10 +132,11 @@ def _forward(given: Given, steps: Steps, keep: bool) -> tuple[Tensor, ...]:
     batch, _, height, width = given[0].shape
     outs, shrink = len(given[1]), 2 if steps.pool else 1
     shape = batch, outs, height // shrink, width // shrink
-    out = torch.empty(shape, memory_format=torch.channels_last)
+    new = partial(torch.empty, dtype=torch.float32)
+    out = new(shape, memory_format=torch.channels_last)
     kept: tuple[Tensor, ...] = ()
     if keep:
-        kept = torch.empty(batch, height, width, outs), torch.empty(batch, steps.groups, 2)
+        kept = new((batch, height, width, outs)), new((batch, steps.groups, 2))
     _run(FORWARD, given, (*(kept or (None, None)), out, *[None] * 5), steps)
     return out, *kept
 
