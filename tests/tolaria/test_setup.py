@@ -61,6 +61,23 @@ def test_kernels_that_are_asked_for_are_the_only_ones_tried(precision):
     assert candidate_kernels(EngineConfig(), precision, x) == ("own",), "one kind runs on a CPU"
 
 
+@pytest.mark.parametrize("problem", [None, "no C compiler"])
+def test_blocks_of_a_cpu_are_for_fast_float32_where_they_can_be_compiled(monkeypatch, problem):
+    monkeypatch.setattr("esper.tolaria.setup.block_obstacle", lambda: problem)
+    x, fast = torch.zeros(1), EngineConfig(profile="fast")
+    assert candidate_kernels(fast, "fp32", x) == (("own",) if problem else ("fused",))
+    assert candidate_kernels(fast, "bf16", x) == ("own",)
+    assert candidate_kernels(EngineConfig(profile="exact"), "fp32", x) == ("own",)
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_the_executor_of_a_cpu_gets_the_kernels_of_its_profile(monkeypatch, executor):
+    monkeypatch.setattr("esper.tolaria.setup.block_obstacle", lambda: None)
+    for profile, kernels in (("fast", "fused"), ("exact", "own")):
+        engine = small_engine(profile=profile, executor=executor)
+        assert engine.env.model.choice.executor.kernels == kernels
+
+
 @pytest.mark.parametrize(
     ("profile", "executor", "reason"),
     [("exact", "auto", "passed the vmap trial"), ("fast", "auto", "measured: "),

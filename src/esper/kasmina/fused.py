@@ -1,4 +1,4 @@
-"""Dispatch to our own kernels on a GPU in half precision.
+"""Dispatch to our own kernels: on a GPU in half precision, and whole blocks on an ARM CPU.
 
 Every function here falls back to torch, or tells the caller to.
 
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from esper.device.triton_support import can_use_kernels
+from esper.kasmina import block_cpu
+from esper.kasmina.block_cpu import Steps
 from esper.kasmina.block_parameters import BlockParameters
 from esper.kasmina.layout import padded_channels
 from esper.leyline.compute import KernelName
@@ -160,6 +162,22 @@ def asked_for_blocks() -> bool:
 def wants_blocks(x: Tensor) -> bool:
     """Whether blocks of `x` may be computed in one kernel."""
     return asked_for_blocks() and half_type(x) is torch.bfloat16 and x.ndim == 4
+
+
+def wants_cpu_blocks(x: Tensor) -> bool:
+    """Whether blocks of `x`, with their pools, may be computed in one operation on this CPU."""
+    if not asked_for_blocks() or not isinstance(x, Tensor) or x.device.type != "cpu":
+        return False
+    return half_type(x) is None and block_cpu.obstacle() is None
+
+
+def conv_norm_on_cpu(
+    x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor, steps: Steps
+) -> Tensor | None:
+    """A block in one operation; None if there is none for this. `wants_cpu_blocks` must hold."""
+    if not block_cpu.fits(x, weight, steps):
+        return None
+    return block_cpu.conv_norm(x, weight, scale, shift, steps)
 
 
 def conv_norm(

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.device import rng
 from esper.kasmina import fused
+from esper.kasmina.block_cpu import Steps
 from esper.kasmina.convolution import always_torch, conv1d, conv2d
 from esper.kasmina.layout import is_channels_last, under_vmap
 from esper.kasmina.normalisation import group_norm_channels_last, group_norm_of_members
@@ -293,6 +294,12 @@ def conv_norm_relu(conv: nn.Module, norm: nn.Module, x: Tensor) -> Tensor:
     return norm_relu(norm, conv(x)) if whole is None else whole
 
 
+def conv_norm_relu_pool(conv: nn.Module, norm: nn.Module, pool: nn.Module, x: Tensor) -> Tensor:
+    """Apply a convolution, a norm, ReLU and a 2x2 max pool, fused as far as there are kernels."""
+    whole = _block(conv, norm, x, None, relu=True, pool=True)
+    return F.relu(pool(norm(conv(x)))) if whole is None else whole
+
+
 def conv_scaled_norm(conv: nn.Module, norm: nn.Module, scale: nn.Module, x: Tensor) -> Tensor:
     """Return `scale(norm(conv(x)))`, the end of a convolutional seed, fused if possible."""
     whole = _block(conv, norm, x, scale, relu=False)
@@ -300,10 +307,16 @@ def conv_scaled_norm(conv: nn.Module, norm: nn.Module, scale: nn.Module, x: Tens
 
 
 def _block(
-    conv: nn.Module, norm: nn.Module, x: Tensor, scale: nn.Module | None, relu: bool
+    conv: nn.Module,
+    norm: nn.Module,
+    x: Tensor,
+    scale: nn.Module | None,
+    relu: bool,
+    pool: bool = False,
 ) -> Tensor | None:
     """Compute a block in one kernel; None unless its parts are plainly ours and nobody listens."""
-    if not fused.wants_blocks(x) or always_torch():
+    on_cpu = fused.wants_cpu_blocks(x)
+    if not (on_cpu or (fused.wants_blocks(x) and not pool)) or always_torch():
         return None
     if not isinstance(conv, Conv2d) or not isinstance(norm, ChannelNorm):
         return None
@@ -311,11 +324,17 @@ def _block(
         return None
     if has_hooks(conv) or has_hooks(norm):
         return None
-    weight, bias = norm.weight, norm.bias
+    weight: Tensor = norm.weight
+    bias: Tensor = norm.bias
     if isinstance(scale, LayerScale):
         gamma = scale.gamma.flatten()
-        return fused.conv_norm(x, conv.weight, weight * gamma, bias * gamma, norm.groups, relu)
-    return fused.conv_norm(x, conv.weight, weight, bias, norm.groups, relu) if relu else None
+        weight, bias = weight * gamma, bias * gamma
+    elif not relu:
+        return None
+    if on_cpu:
+        steps = Steps(norm.groups, relu, pool)
+        return fused.conv_norm_on_cpu(x, conv.weight, weight, bias, steps)
+    return fused.conv_norm(x, conv.weight, weight, bias, norm.groups, relu)
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -39,7 +39,8 @@ class ComputeSettings:
     kernels: KernelMode = "auto"
     """Kernels for members on a GPU in half precision: our `own`, `fused` (our own, with whole
     blocks in one kernel where there is one), or `torch`'s; `auto` with vmap is fused (`exact`) or
-    the faster of fused and torch's (`fast`, executor `auto`)."""
+    the faster of fused and torch's (`fast`, executor `auto`). On an ARM CPU with a C compiler
+    `fused` is blocks in C, for executor `loop`; `auto` takes them under `fast`."""
     graphs: GraphMode = "auto"
     """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA with
     the vmap executor."""

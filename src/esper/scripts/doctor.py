@@ -164,10 +164,14 @@ def sharded_line() -> str:
 def kernel_line(engine: VectorizedEngine) -> str:
     """Kernels used for the members: torch's or ours, and why."""
     from esper.device.triton_support import can_build_kernels
+    from esper.kasmina import block_cpu
 
     choice = engine.env.model.choice
     if engine.device.type != "cuda":
-        return "torch's (ours are for CUDA devices)"
+        problem = block_cpu.obstacle()
+        if problem is not None:
+            return f"torch's (blocks in C: {problem})"
+        return "blocks in C on large images with executor loop and profile fast, else torch's"
     if not can_build_kernels():
         return "torch's (ours need triton and a C compiler)"
     if engine.precision == "fp32":

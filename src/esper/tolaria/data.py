@@ -187,11 +187,13 @@ class SharedBatchIterator:
 
     def _make_batch(self, source: BatchSource, bits_EB: Tensor | None) -> tuple[Tensor, Tensor]:
         examples, targets_N, index_EB = source
-        x, targets = examples[index_EB], targets_N[index_EB]
+        # Whole rows at a time; indexing by `index_EB` would copy element by element on a CPU.
+        rows = examples.index_select(0, index_EB.flatten())
+        x, targets = rows.view(*index_EB.shape, *examples.shape[1:]), targets_N[index_EB]
         if bits_EB is not None:
             x = self._augment(x, bits_EB)
         if x.dtype == torch.uint8 or x.dtype.is_floating_point:
-            x = ((x.to(torch.float32) - self._mean) / self._std).to(self.dtype)
+            x = x.to(torch.float32).sub_(self._mean).div_(self._std).to(self.dtype)
         return x, targets
 
     def _make_batch_fused(

@@ -17,6 +17,7 @@ from esper.device.graphs import CudaRecorder, GraphCache, reason_against_graphs
 from esper.device.selection import parse_device
 from esper.device.shards import join_shards
 from esper.device.triton_support import can_use_kernels
+from esper.kasmina.block_cpu import obstacle as block_obstacle
 from esper.kasmina.executors.choice import ExecutorChoice
 from esper.kasmina.fused import input_buffer
 from esper.kasmina.population import Population
@@ -117,7 +118,8 @@ def prepare_executor(
     population.check_user_blueprints()
     assert population.choice is not None, "set by the first forward pass"
     kernels = candidate_kernels(config, precision, x)
-    if config.kernels != "auto" or population.choice.executor.name == "vmap":
+    on_cpu = x.device.type == "cpu"
+    if on_cpu or config.kernels != "auto" or population.choice.executor.name == "vmap":
         population.choice.executor.kernels = kernels[0]
     measured = config.executor == "auto" and config.profile == "fast"
     if measured and population.choice.executor.name == "vmap":
@@ -140,7 +142,11 @@ def candidate_kernels(
     """Kernels to try with vmap, the preferred first: those asked for, or all that run here."""
     if config.kernels != "auto":
         return (config.kernels,)
-    return ("fused", "torch") if precision != "fp32" and can_use_kernels(x) else ("own",)
+    if precision != "fp32":
+        return ("fused", "torch") if can_use_kernels(x) else ("own",)
+    # The blocks of a CPU are compiled by its own compiler: not for `exact`.
+    blocks = x.device.type == "cpu" and config.profile == "fast" and block_obstacle() is None
+    return ("fused",) if blocks else ("own",)
 
 
 def _train_batch(

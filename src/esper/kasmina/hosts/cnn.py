@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.layers import (
@@ -14,6 +13,7 @@ from esper.kasmina.layers import (
     MaxPool2d,
     channel_means,
     conv_norm_relu,
+    conv_norm_relu_pool,
 )
 from esper.leyline.errors import EsperError
 from esper.leyline.slots import InjectionSpec, Topology, slot_id
@@ -57,7 +57,7 @@ class _PooledBlock(nn.Module):
         self.conv, self.norm, self.pool = block.conv, block.norm, MaxPool2d()
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.pool(self.norm(self.conv(x))))
+        return conv_norm_relu_pool(self.conv, self.norm, self.pool, x)
 
 
 class Head(nn.Module):
