@@ -12,7 +12,6 @@ that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from esper.device.rng import forked_rng
 from esper.device.upload import to_device
+from esper.kasmina.flat_draws import FlatDraws
 from esper.kasmina.layers import Draw, DrawnModule
 from esper.leyline.errors import EsperError
 from esper.leyline.streams import GOLDEN, UInt64Array, name_word, stream_keys
@@ -75,19 +75,6 @@ def check_parameters(module: nn.Module) -> None:
                 f"{kind} parameter {name!r} is {str(found).removeprefix('torch.')}: members are "
                 f"stacked in float32; call .float() on the module where it is built"
             )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FlatDraws:
-    """How each of a row's P parameters is drawn, for a kernel that draws them all."""
-
-    words: Tensor
-    """Mixed name of the parameter's tensor (`streams.name_word`), int64."""
-    counters: Tensor
-    """Position in that tensor, times `streams.GOLDEN`, int64."""
-    scales: Tensor
-    """Half-width of the uniform range; 0 for a constant."""
-    constants: Tensor
 
 
 class Initialiser:

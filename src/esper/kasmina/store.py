@@ -21,7 +21,8 @@ from torch.autograd.function import once_differentiable
 from esper.device.triton_support import can_use_kernels
 from esper.device.upload import upload
 from esper.kasmina.binding import Binding
-from esper.kasmina.initialisation import FlatDraws, Initialiser
+from esper.kasmina.flat_draws import FlatDraws
+from esper.kasmina.initialisation import Initialiser
 from esper.kasmina.random_layers import Site
 from esper.leyline.streams import UInt64Array
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.kasmina.initialisation import FlatDraws
+from esper.kasmina.flat_draws import FlatDraws
 from esper.kasmina.kernels.grids import block_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
