@@ -54,6 +54,6 @@ def _runs(*values: Ints) -> Iterator[slice]:
     if not len(values[0]):
         return
     changes = np.any([value[1:] != value[:-1] for value in values], axis=0)
-    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(values[0])]
+    bounds = [0, *(int(at) + 1 for at in np.flatnonzero(changes)), len(values[0])]
     for begin, end in pairwise(bounds):
         yield slice(begin, end)
