@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 
 from engine_support import small_engine
 from esper.device.graphs import GraphCache
+from esper.tolaria import setup
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.setup import (
     allocate_batch_buffers,
@@ -86,6 +88,21 @@ def test_the_executor_of_a_cpu_gets_the_kernels_of_its_profile(monkeypatch, exec
 def test_executors_are_timed_under_fast_and_auto_alone(profile, executor, reason):
     engine = small_engine(profile=profile, executor=executor)
     assert reason in engine.env.model.choice.reason
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_large_images_on_a_cpu_are_for_loop_whatever_the_number_of_members(monkeypatch, members):
+    engine = small_engine(members=members, executor="auto", profile="exact")
+    assert engine.env.model.choice.executor.name == "vmap"
+    batch = engine.batches.batch_size
+    largest = max(math.prod(shape) for shape in engine.env.model.probe.slot_shapes)
+    for limit, expected in ((batch * largest + 1, "vmap"), (batch * largest, "loop")):
+        monkeypatch.setattr(setup, "LARGE_BATCH", limit)
+        choice = small_engine(members=members, executor="auto", profile="exact").env.model.choice
+        assert choice.executor.name == expected
+    assert "large images" in choice.reason
+    kept = small_engine(members=members, executor="vmap", profile="exact").env.model.choice
+    assert kept.executor.name == "vmap"
 
 
 def test_fused_blocks_are_preferred_where_kernels_run(monkeypatch):

@@ -32,8 +32,8 @@ class ComputeSettings:
     faster executor."""
     executor: ExecutorName = "auto"
     """`vmap` computes all members at once, `loop` one after the other, `sharded` like loop with
-    every network cut over the ranks of a torchrun job; `auto` takes vmap where it works (`exact`)
-    or the one that measures faster (`fast`)."""
+    every network cut over the ranks of a torchrun job; `auto` takes the one that measures faster
+    (`fast`), or vmap where it works, and loop for large images on a CPU (`exact`)."""
     precision: Precision = "auto"
     """Number type of members; `auto` is bf16 on a GPU that has it, else fp32."""
     kernels: KernelMode = "auto"

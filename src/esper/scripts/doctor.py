@@ -141,7 +141,7 @@ def executor_lines(config: Doctor) -> list[str]:
         f"{spec.name}{with_data}, {config.envs} members, batches of {spec.batch_size}, "
         f"{engine.precision}",
         f"profile fast: {choice.executor.name} ({choice.reason})",
-        "profile exact: vmap if the host can be vmapped, regardless of speed",
+        "profile exact: vmap if the host can be vmapped, but on a CPU loop for large images",
         f"executor sharded: {sharded_line()}",
         f"kernels: {kernel_line(engine)}",
         *build_lines(engine, builds),

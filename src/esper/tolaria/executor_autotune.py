@@ -1,8 +1,8 @@
 """Selection of the fastest executor and kernels by timing a few train batches.
 
 Runs once, before the first step. Timings vary from run to run, so only profile `fast` uses it;
-`exact` follows a fixed rule (vmap and our fused blocks where supported). If the run replays CUDA
-graphs, graph replays are timed.
+`exact` follows fixed rules (`setup.prepare_executor`). If the run replays CUDA graphs, their
+replays are timed.
 """
 
 from __future__ import annotations

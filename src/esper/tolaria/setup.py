@@ -7,6 +7,7 @@ Shape letters: E members, B batch.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Final
 
@@ -19,6 +20,7 @@ from esper.device.shards import join_shards
 from esper.device.triton_support import can_use_kernels
 from esper.kasmina.block_cpu import obstacle as block_obstacle
 from esper.kasmina.executors.choice import ExecutorChoice
+from esper.kasmina.executors.loop import LoopExecutor
 from esper.kasmina.fused import input_buffer
 from esper.kasmina.population import Population
 from esper.leyline.compute import GraphMode, KernelName, Precision
@@ -36,6 +38,9 @@ VAL_BATCH: Final = 512
 LARGEST_VAL_BATCH: Final = 2048
 VAL_IMAGES: Final = 2**16
 """Images per validation pass on a GPU, over all members."""
+LARGE_BATCH: Final = 2**17
+"""Numbers of a member's batch at a slot from which on a CPU loop is faster than vmap, whatever the
+number of members; below it vmap is, for 4 members or more (docs/performance.md)."""
 
 
 def choose_device(config: EngineConfig) -> torch.device:
@@ -109,7 +114,7 @@ def prepare_executor(
     device: torch.device,
     precision: Precision,
 ) -> ExecutorChoice:
-    """Run a first forward pass and choose the executor; timed on `auto` with profile `fast`."""
+    """Run a first forward pass and choose the executor; on `auto` by time (`fast`) or by rule."""
     population = env.model
     x, target = next(batches.step(0, buffers))
     with autocast(device, precision), torch.no_grad():
@@ -121,8 +126,11 @@ def prepare_executor(
     on_cpu = x.device.type == "cpu"
     if on_cpu or config.kernels != "auto" or population.choice.executor.name == "vmap":
         population.choice.executor.kernels = kernels[0]
-    measured = config.executor == "auto" and config.profile == "fast"
-    if measured and population.choice.executor.name == "vmap":
+    chosen = config.executor == "auto" and population.choice.executor.name == "vmap"
+    if chosen and config.profile == "exact" and on_cpu and _has_large_images(population, x):
+        reason = "large images on a CPU; 'vmap' is for small ones"
+        population.choice = ExecutorChoice(LoopExecutor(kernels[0]), reason)
+    elif chosen and config.profile == "fast":
         replayed = reason_against_graphs(config.graphs, device) is None
         population.choice = autotune_executor(
             population,
@@ -134,6 +142,16 @@ def prepare_executor(
     population.reset(0)
     batches.reset(0)
     return population.choice
+
+
+def _has_large_images(population: Population, x: Tensor) -> bool:
+    """Whether a member's batch at a slot is so large that vmap is slower on a CPU.
+
+    The number of members is no part of it: under `exact` a member's numbers do not depend on it.
+    """
+    assert population.probe is not None, "set by the first forward pass"
+    images = [shape for shape in population.probe.slot_shapes if len(shape) == 3]
+    return any(x.shape[1] * math.prod(shape) >= LARGE_BATCH for shape in images)
 
 
 def candidate_kernels(
