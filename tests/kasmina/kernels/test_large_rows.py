@@ -22,16 +22,22 @@ if not INTERPRETED:
 from triton.runtime import interpreter  # noqa: E402
 
 from esper.kasmina import fused  # noqa: E402
+from esper.kasmina.flat_draws import FlatDraws  # noqa: E402
+from esper.kasmina.initialisation import Initialiser  # noqa: E402
 from esper.kasmina.kernels import (  # noqa: E402
     convolution,
     depthwise,
+    draws,
+    gather,
     launches,
     layout,
     normalise,
     pooling,
     rows,
+    sums,
     update,
 )
+from esper.kasmina.layers import Linear  # noqa: E402
 from esper.kasmina.optim import OptimConfig  # noqa: E402
 
 FEW, LAST = 16, 2
@@ -182,6 +188,26 @@ def test_a_member_of_many_parameters_learns(kind, size, monkeypatch):
     close(values[0, -100:], decay - step)
 
 
+def test_parameters_of_a_large_member_are_gathered_returned_and_drawn(monkeypatch):
+    size, last = WRAP + 100, torch.arange(1.0, 101.0)
+    flat, member_R = room(2, size), torch.tensor([1])
+    flat[1, -100:] = last
+    allocate = torch.Tensor.new_empty  # as the interpreter does, too
+
+    def allocated(like, *shape, **settings):
+        return allocate(like, *shape, **settings) if settings else room(*shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", allocated)
+    assert torch.equal(gather.gather_rows(flat, member_R)[0, -100:], last)
+    returned = gather.scatter_rows(flat[1:], member_R, torch.tensor([False]), 2)
+    assert torch.equal(returned[:, -100:], torch.stack([torch.zeros(100), last]))
+    words = room(2 * size).view(torch.int64)  # all parameters are constants
+    plans = FlatDraws(words, words, room(size), room(size))
+    plans.constants[-100:] = 2 * last
+    draws.draw_rows(flat, member_R, torch.tensor([5]), plans)
+    assert torch.equal(flat[1, -100:], 2 * last)
+
+
 def test_what_is_counted_in_32_bits_fits():
     """The largest counts of a convolution at the limits that its entry point checks."""
     tile = max(convolution.PIXELS, convolution.GRADIENT_PIXELS, depthwise.NUMBERS)
@@ -215,7 +241,15 @@ def through_every_kernel() -> list[torch.Tensor]:
     state = {"mean": torch.zeros(5, 70), "square": torch.zeros(5, 70), "steps": torch.zeros(5, 1)}
     norm, rates = update.row_norms(grad), torch.linspace(0.1, 0.5, 5)
     update.update_rows(OptimConfig(kind="adamw"), values, grad, state, rates, norm, None)
-    return [h, *grads, values, norm]
+    member_R, frozen_R = torch.tensor([4, 0, 2, 2]), torch.tensor([False, True, False, False])
+    gathered = gather.gather_rows(values, member_R)
+    returned = gather.scatter_rows(gathered, member_R, frozen_R, 5)
+    total = sums.add_parts(numbers((5, 3, 4), 7))
+    made = Initialiser(lambda: Linear(3, 4))
+    plan = made.flat_draws([name for name, _ in made.template.named_parameters()], x.device)
+    drawn = torch.zeros(5, 16)
+    draws.draw_rows(drawn, torch.arange(5), torch.arange(5), plan)
+    return [h, *grads, values, norm, gathered, returned, total, drawn]
 
 
 def test_rows_beyond_one_grid_are_computed_alike(monkeypatch):
