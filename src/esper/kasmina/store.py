@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,6 @@ class ParameterStore:
             if name not in self.shapes
         }
         """Buffers and frozen parameters, `[E, ...]` each."""
-        self._draws: FlatDraws | None = None
         self._values: dict[int, dict[str, Tensor]] = {}
         self._leaves: dict[int, dict[str, Tensor]] = {}
 
@@ -209,9 +209,11 @@ class ParameterStore:
         """Return how a kernel draws rows; None if it cannot."""
         if self.fixed or not self.shapes or not can_use_kernels(self.flat_EP):
             return None
-        if self._draws is None:
-            self._draws = self._initialiser.flat_draws(self.shapes, self.device)
-        return self._draws
+        return self._flat_draws
+
+    @cached_property
+    def _flat_draws(self) -> FlatDraws | None:
+        return self._initialiser.flat_draws(self.shapes, self.device)
 
     def inherit(self, source: ParameterStore, names: Mapping[str, str], index_N: Tensor) -> None:
         """Copy tensors of members `index_N` from another store; `names`: own -> the source's."""
