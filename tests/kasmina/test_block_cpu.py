@@ -223,12 +223,15 @@ def test_a_library_is_kept_and_a_damaged_one_is_built_again(fresh_cache, tmp_pat
     assert c_libraries.load_library(source, {"ANSWER": 42}).small() == 42
     assert kept.stat().st_mtime_ns == made
     assert c_libraries.load_library(source, {"ANSWER": 7}).small() == 7
-    damaged = tmp_path / "other" / kept.name
-    damaged.parent.mkdir()
-    damaged.write_bytes(b"no library")
-    monkeypatch.setenv("ESPER_KERNEL_CACHE", str(damaged.parent))
-    assert c_libraries.load_library(source, {"ANSWER": 42}).small() == 42
-    assert damaged.read_bytes()[1:4] == b"ELF"
+    whole = kept.read_bytes()
+    torn, turned = whole[: len(whole) // 2], whole.replace(b"small", b"smell")
+    for number, bad in enumerate((b"", b"no library", torn, turned)):
+        damaged = tmp_path / str(number) / kept.name
+        damaged.parent.mkdir()
+        damaged.write_bytes(bad)
+        monkeypatch.setenv("ESPER_KERNEL_CACHE", str(damaged.parent))
+        assert c_libraries.load_library(source, {"ANSWER": 42}).small() == 42
+        assert damaged.read_bytes() == whole
 
 
 def test_a_library_that_cannot_be_kept_is_used_all_the_same(

@@ -1,11 +1,13 @@
 """C code compiled at first use by this machine's compiler, then read from the disk.
 
 A library is one file in the cache of kernels (`kernels.compiled.cache_folder`), named by a hash of
-source, options and compiler. Files are written whole or not at all.
+source, options and compiler. Files are written whole or not at all, and end with a checksum: a
+damaged library would end the process where it is first used.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import logging
@@ -57,20 +59,30 @@ def load_library(path: Path, constants: Mapping[str, int]) -> ctypes.CDLL:
     key = hashlib.sha256("\n".join([_version(compiler), *command]).encode())
     key.update(path.read_bytes())
     kept = cache_folder() / f"{path.stem}-{key.hexdigest()[:32]}.so"
-    try:
-        return ctypes.CDLL(str(kept))
-    except OSError:
-        pass  # not built yet, or damaged: build it
+    if _is_whole(kept):
+        with contextlib.suppress(OSError):  # perhaps of another kind of machine: build it again
+            return ctypes.CDLL(str(kept))
     with tempfile.TemporaryDirectory(prefix="esper-c-") as folder:
         made = Path(folder) / kept.name
         _compile([*command, str(path), "-o", str(made)])
         try:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(kept, made.read_bytes())
+            code = made.read_bytes()
+            write_atomic(kept, code + hashlib.sha256(code).digest())
             made = kept
         except OSError as error:
             logger.warning("compiled kernels are not kept: %s; set %s", error, CACHE_VARIABLE)
         return ctypes.CDLL(str(made))
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether there is such a file, with the checksum that it was written with."""
+    try:
+        held = path.read_bytes()
+    except OSError:
+        return False
+    size = hashlib.sha256().digest_size
+    return hashlib.sha256(held[:-size]).digest() == held[-size:]
 
 
 def _compile(command: list[str]) -> None:
