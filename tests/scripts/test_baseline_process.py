@@ -68,7 +68,20 @@ def test_a_killed_process_is_one_line_and_its_work_is_done_here(capfd):
     os.kill(child.pid, signal.SIGKILL)
     assert process.result() is None
     said = capfd.readouterr().err
-    assert said.startswith("judging the baselines again: its process ended with status -9")
+    assert said.startswith("judging the baselines here: its process ended with status -9")
+    assert said.count("\n") == 1
+    process.__exit__()
+
+
+def test_a_process_that_cannot_be_started_is_one_line(capfd, monkeypatch):
+    def refuse(process):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", refuse)
+    process = start()
+    assert process.result() is None
+    said = capfd.readouterr().err
+    assert said.startswith("judging the baselines here: no process can be started ([Errno 11]")
     assert said.count("\n") == 1
     process.__exit__()
 

@@ -71,6 +71,7 @@ class BaselineProcess:
         self._timer.daemon = True
         self._wanted = has_second_process(training)
         self._started = False
+        self._problem = ""
 
     def __enter__(self) -> Self:
         if self._wanted:
@@ -82,7 +83,11 @@ class BaselineProcess:
         self._workers.close()
 
     def _start(self) -> None:
-        self._workers.start(_WORKER)
+        try:
+            self._workers.start(_WORKER)
+        except OSError as error:  # no memory, too many processes, or it died while it started
+            self._problem = f"no process can be started ({error})"
+            return
         self._workers.assign(_WORKER, _JOB)
         self._started = True
 
@@ -103,8 +108,9 @@ class BaselineProcess:
                 if isinstance(message, Failed):
                     raise (EsperError if message.refused else RuntimeError)(message.text)
                 if isinstance(message, Died):
-                    self._started = False
-                    print(f"judging the baselines again: {message.reason}", file=sys.stderr)
+                    self._started, self._problem = False, message.reason
+        if self._problem:
+            print(f"judging the baselines here: {self._problem}", file=sys.stderr)
         return None
 
 
