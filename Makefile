@@ -91,7 +91,7 @@ $(KERNELS_STAMP): $(STAMP)
 test-kernels: $(KERNELS_STAMP) ## kernels of our own against torch, by Triton's interpreter
 	@if test -d $(KERNELS)/triton; then \
 		TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) \
-			$(BIN)/python -m pytest -q -W ignore::RuntimeWarning -n $(JOBS) $(KERNEL_FLAGS) tests/kasmina/kernels; \
+			$(BIN)/python -m pytest -q -W ignore::RuntimeWarning -n $(if $(filter 1,$(JOBS)),0,$(JOBS)) $(KERNEL_FLAGS) tests/kasmina/kernels; \
 	else \
 		echo "kernels are not tested: triton cannot be installed here, see $(KERNELS_LOG)"; \
 	fi
