@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+WARM   := $(VENV)/.compiled
 
 # Extras the default tests need; everything else is installed by whoever wants it.
 EXTRAS := dev,export,tui
@@ -26,8 +27,9 @@ GUARDRAIL_TESTS := \
 	tests/simic/test_gpu_preload_batch_size.py \
 	tests/scripts/test_train.py
 
-# Processes that share the tests, a file each at a time.
+# Processes that share the tests, a file each at a time; JOBS: those of one target.
 TEST_JOBS ?= 2
+JOBS      ?= $(TEST_JOBS)
 
 # One thread: on these small tensors a second one costs more than it brings.
 export OMP_NUM_THREADS ?= 1
@@ -41,17 +43,19 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Compiles what commands load; pip would compile every file it installs, for another half minute.
-WARM_IMPORTS := import esper.scripts.train.learner, esper.scripts.compare, esper.growing.run, \
-	torch._dynamo, matplotlib.pyplot, pyarrow, scipy.stats, sklearn.datasets
-
-setup: $(STAMP) ## make .venv and install esper in it (again only when the pins change)
+setup: $(STAMP) $(WARM) ## make .venv and install esper in it (again only when the pins change)
 
 $(STAMP): pyproject.toml constraints.txt
 	@echo "setup: installing esper[$(EXTRAS)] into $(VENV) at the versions of constraints.txt"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
-	@$(BIN)/python -c '$(WARM_IMPORTS)'
+	@touch $@
+
+# Compiles what commands load; pip would compile every file it installs, for another half minute.
+$(WARM): $(STAMP)
+	@$(BIN)/python -c 'import matplotlib.pyplot, pyarrow, scipy.stats, sklearn.datasets' & \
+		$(BIN)/python -c 'import esper.scripts.train.learner, esper.scripts.compare, esper.growing.run, torch._dynamo' && \
+		wait $$!
 	@touch $@
 
 # Rounds of the main job: 5 and their judgement take 258 CPU seconds on a busy Neoverse-N1.
@@ -64,13 +68,14 @@ grow: setup ## grow small networks by a schedule, beside the hosts alone and the
 	$(BIN)/esper compare wait fixed:r0c0=conv_light,r0c1=depthwise static-final:fixed:r0c0=conv_light,r0c1=depthwise \
 		--task digits_impaired --seeds 8 --out out/grow
 
-lint: setup ## ruff, mypy and the import contracts
+lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/ruff check src tests scripts
 	$(BIN)/ruff format --check src tests scripts
-	$(BIN)/mypy --num-workers $(TEST_JOBS)
+	$(BIN)/mypy --num-workers $(JOBS)
 	$(BIN)/lint-imports --no-logo
 
-test: lint test-kernels ## lint, then all tests but the slow ones
+test: $(STAMP) ## lint beside the kernels, then all tests but the slow ones
+	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) JOBS=1 $(WARM) lint test-kernels
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-slow: setup ## the slow tests alone; those that need an extra say so and skip
@@ -86,7 +91,7 @@ $(KERNELS_STAMP): $(STAMP)
 test-kernels: $(KERNELS_STAMP) ## kernels of our own against torch, by Triton's interpreter
 	@if test -d $(KERNELS)/triton; then \
 		TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) \
-			$(BIN)/python -m pytest -q -W ignore::RuntimeWarning -n $(TEST_JOBS) $(KERNEL_FLAGS) tests/kasmina/kernels; \
+			$(BIN)/python -m pytest -q -W ignore::RuntimeWarning -n $(if $(filter 1,$(JOBS)),0,$(JOBS)) $(KERNEL_FLAGS) tests/kasmina/kernels; \
 	else \
 		echo "kernels are not tested: triton cannot be installed here, see $(KERNELS_LOG)"; \
 	fi

@@ -23,6 +23,9 @@ from esper.tasks.spec import TaskSpec
 
 SMALL = NetworkConfig(width=16, attention_heads=2, embedding=4)
 
+QUICK: dict[str, Any] = {"network": SMALL, "epochs": 2, "minibatches": 2}
+"""Settings of PPO: few passes, which take most of the time of a tiny round."""
+
 ANYTHING_GOES = AnomalyConfig(
     max_ratio=1e9, min_ratio=-1e9, max_kl=1e9, min_head_entropy=-1.0, min_value_spread=-1.0,
     min_explained_variance=-1e9, max_grad_norm=1e9, min_grad_norm=-1.0, max_dead_layers=1.0,
@@ -37,7 +40,7 @@ def tiny_task(**changes: Any) -> TaskSpec:
 
 
 def small_agent(spec: TaskSpec, seed: int = 0, **ppo: Any) -> PPOAgent:
-    return PPOAgent(policy_spec(), PPOConfig(**({"network": SMALL} | ppo)), seed)
+    return PPOAgent(policy_spec(), PPOConfig(**(QUICK | ppo)), seed)
 
 
 def small_client(
@@ -50,7 +53,7 @@ def tiny_config(rounds: int = 2, seed: int = 0, **population: Any) -> TrainingCo
     """Four members, eight short steps; `tiny_task()` is the task that goes with it."""
     task = TaskConfig("synthetic", episode_length=8, batch_size=16, batches_per_step=1)
     people = PopulationConfig(**({"envs": 4, "device": "cpu"} | population))
-    return TrainingConfig(task, people, rounds, seed, ppo=PPOConfig(network=SMALL))
+    return TrainingConfig(task, people, rounds, seed, ppo=PPOConfig(**QUICK))
 
 
 def tiny_trainer(config: TrainingConfig | None = None, **settings: Any) -> VectorizedPPOTrainer:

@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections import Counter
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -241,25 +242,36 @@ READY = {
 """The stage two slots are in, so that either may be meant."""
 
 
-def after(op: LifecycleOp, **choices: int) -> dict[str, np.ndarray]:
-    """All lifecycle facts after an action, its heads at 0 (speed: at 1) but for `choices`."""
-    population = make_population(members=1)
-    population.forward(batch(1)[0])
+FREE_HEADS = [head for head in H if head is not H.OP]
+
+
+@cache
+def after(op: LifecycleOp) -> dict[str, np.ndarray]:
+    """All lifecycle facts after an action, its heads at 0 (speed: at 1), and changed in one head
+    for each further member."""
+    members = 1 + len(FREE_HEADS)
+    population = make_population(members=members)
+    population.forward(batch(members)[0])
     life, stage = population.lifecycle, READY[op]
     life.action_space, life.planning = "full", op is Op.PLANT
     life.trained_E[:] = True
     for slot in population.slots[:2] if stage is not None else ():
-        bring_to(population, stage, [0], slot)
-    indices = {head.name.lower(): 0 for head in H} | {"alpha_speed": 1, "op": int(op)} | choices
-    action = ActionSpec(*(np.array([index]) for index in indices.values()))
-    result = execute_actions(population, action, observe(population), np.zeros(1, dtype=bool))
+        bring_to(population, stage, list(range(members)), slot)
+    indices = {head: np.zeros(members, dtype=np.int64) for head in H}
+    indices[H.OP][:], indices[H.ALPHA_SPEED][:] = int(op), 1
+    for member, head in enumerate(FREE_HEADS, start=1):
+        indices[head][member] += 1
+    nobody_E = np.zeros(members, dtype=bool)
+    action = ActionSpec(*indices.values())
+    result = execute_actions(population, action, observe(population), nobody_E)
     assert result.outcome.executed.all()
     return life.arrays()
 
 
 @pytest.mark.parametrize("op", Op, ids=lambda op: op.name)
-@pytest.mark.parametrize("head", [head for head in H if head is not H.OP], ids=lambda h: h.name)
+@pytest.mark.parametrize("head", FREE_HEADS, ids=lambda h: h.name)
 def test_a_head_changes_what_happens_exactly_where_it_counts(op, head):
-    one, other = after(op), after(op, **{head.name.lower(): 2 if head is H.ALPHA_SPEED else 1})
-    same = all(np.array_equal(one[name], other[name], equal_nan=True) for name in one)
+    found, other = after(op), 1 + FREE_HEADS.index(head)
+    assert all(len(array) == 1 + len(FREE_HEADS) for array in found.values())
+    same = all(np.array_equal(a[0], a[other], equal_nan=True) for a in found.values())
     assert same == (head not in HEADS_BY_OP[op])

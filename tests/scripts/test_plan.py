@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -20,7 +22,7 @@ from esper.scripts.train.plan_probe import (
     probe_steps,
     smallest_sizes,
 )
-from esper.simic.training.config import PopulationConfig, TrainingConfig
+from esper.simic.training.config import PopulationConfig, preset
 from esper.tolaria.engine_config import EngineConfig
 from esper.tolaria.timed_engine import StepTimings
 
@@ -96,11 +98,12 @@ def test_the_trainer_whose_updates_are_timed_has_all_members_and_little_else():
     """Orders of the whole training data for every member would take most of the time."""
     spec = small_task(batch_size=32, batches_per_step=4)
     data, population = spec.load(), PopulationConfig(envs=6, device="cpu")
-    trainer = _small_trainer(TrainingConfig(population=population), spec, data, CPU)
+    training = replace(preset("digits_quick", 1), population=population)
+    trainer = _small_trainer(training, spec, data, CPU)
     engine = trainer.engine
     assert (engine.env.members, engine.spec.batch_size, engine.spec.batches_per_step) == (6, 2, 1)
     assert len(engine.batches.targets) == 2
-    assert _update_seconds(trainer, steps=spec.episode_length) > 0
+    assert _update_seconds(trainer, steps=spec.episode_length) > 0  # its schedules span the run
 
 
 @pytest.mark.slow

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from threading import Thread
 from typing import Any, Final
 
 from esper.jobs.messages import Asked, Died, Failed, Message, Ready, outcome_of
@@ -39,7 +40,8 @@ class ProcessWorkers:
         ours, theirs = self._context.Pipe()
         arguments = (self._make, theirs, self._threads)
         process = self._context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
+        with _interrupts_blocked():
+            process.start()
         theirs.close()
         self._processes[worker], self._pipes[worker] = process, ours
 
@@ -78,6 +80,20 @@ class ProcessWorkers:
             pipe.close()
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C in this thread, and for good in a process that is started inside.
+
+    Otherwise one would end with a traceback if it comes while the process imports torch.
+    """
+    resource_tracker.ensure_running()  # its own start would unblock Ctrl-C
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _PipeChannel:
     """The end of a pipe in a process."""
 
@@ -102,10 +118,13 @@ class _PipeChannel:
 
 
 def _work(make: Callable[[], Worker[Any, Any]], pipe: Connection, threads: int) -> None:
-    """Do jobs until the command ends this process, or has gone itself."""
+    """Do jobs until the command ends this process, or has gone itself.
+
+    Ctrl-C reaches the command, which ends this; here it is blocked.
+    """
+    Thread(target=_end_with_command, daemon=True).start()
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the command, which ends this
     torch.set_num_threads(threads)
     channel = _PipeChannel(pipe)
     made = outcome_of(make)
@@ -116,3 +135,11 @@ def _work(make: Callable[[], Worker[Any, Any]], pipe: Connection, threads: int) 
     while True:
         job = channel.receive()
         channel.send(outcome_of(partial(made.result.do, job, Reporter(channel))))
+
+
+def _end_with_command() -> None:
+    """End this process as soon as the command has gone, however it ended."""
+    command = parent_process()
+    assert command is not None  # this process was started by it
+    command.join()
+    os._exit(1)

@@ -66,6 +66,7 @@ def evaluate(words: Sequence[str]) -> None:
     """Parse, check, evaluate, report. Imports are local, so that --help is fast."""
     config, training = read_evaluate(words)
     spec = training.check()
+    from esper.scripts.compare.baseline_process import BaselineProcess
     from esper.scripts.compare.judging import judge
     from esper.simic.training.runs.checkpoints import find_checkpoint
     from esper.storage.atomic import require_not_folders, require_writable
@@ -79,7 +80,9 @@ def evaluate(words: Sequence[str]) -> None:
     agent = checkpoint.load_agent(parse_device(config.population.device))
     config.population.configure_graphs(agent)
     data = spec.load(config.data_dir)
-    judged = judge(training, agent, spec, data, config.population.envs)
+    members = config.population.envs
+    with BaselineProcess(training, members, config.data_dir) as process:
+        judged = judge(training, agent, spec, data, members, process.result)
     report(config, checkpoint.path, judged)
 
 

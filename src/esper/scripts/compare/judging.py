@@ -8,6 +8,7 @@ Shape letters: E members.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -16,7 +17,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from esper.karn.heartbeat import phase
-from esper.leyline.arrays import Doubles
+from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.codec import Json, to_json
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.leyline.statistics import t_interval
@@ -46,6 +47,17 @@ STATIC: Final = "static-final"
 """The final topology of `LEARNED` per member, planted from the start."""
 SEARCH: Final = "asha:2"
 """The best of a few topologies; more would take most of the time of `make run`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyRun:
+    """One episode of a policy on the fresh members."""
+
+    result: RoundResult
+    compute_E: Doubles
+    """Training compute of each member in runs of the bare host, search included."""
+    blueprints: tuple[str, ...]
+    """Blueprint names, by the indices in the outcome."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,43 +110,72 @@ class Judged:
         }
 
 
-@phase("judging on fresh hosts")
 def judge(
-    training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, data: TaskData, members: int
+    training: TrainingConfig,
+    agent: PPOAgent,
+    spec: TaskSpec,
+    data: TaskData,
+    members: int,
+    baselines: Callable[[], dict[str, PolicyRun] | None] = lambda: None,
 ) -> Judged:
-    """Run one episode of each policy on the same fresh members of `EVALUATION_SEED`."""
-    whole = replace(training.task, blueprints=()).spec()
-    population = replace(training.population, envs=members)
-    limits = draw_limits(whole, population, data)
-    reward = make_reward(training.reward, spec.upkeep)
-    runner = HostRunner(population, data, limits, reward)
-    entries = _entries(training, agent, spec, whole)
-    found: dict[str, HostRun] = {}
-    for entry in entries:
-        by = entry.found_by
-        planted_ES = None if by is None else found[by.label].result.outcome.blueprint_ES
-        found[entry.label] = runner.run(entry, EVALUATION_SEED, members, planted_ES)
-    mine = found[LEARNED]
+    """Run one episode of each policy on the same fresh members of `EVALUATION_SEED`.
+
+    `baselines`: gives the runs of `judge_baselines` if somebody else has made them.
+    """
+    words = [ParsedPolicy(LEARNED, LEARNED, "controller")]
+    words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
+    greedy, sampled = (controller_entry(it, spec, agent, training.population) for it in words)
+    static = static_final_entry(greedy, ParsedPolicy(STATIC, STATIC, "static-final"))
+    runner = _runner(training, spec, data, members)
+    mine = _run(runner, greedy, members)
+    found = {LEARNED: _policy_run(greedy, mine)}
+    found[SAMPLED] = _policy_run(sampled, _run(runner, sampled, members))
+    planted_ES = mine.result.outcome.blueprint_ES
+    found[STATIC] = _policy_run(static, _run(runner, static, members, planted_ES))
+    with phase("judging the baselines on fresh hosts"):
+        others = baselines()
+    found |= judge_baselines(training, spec, data, members) if others is None else others
     return Judged(
         {name: run.result for name, run in found.items()},
         {name: run.compute_E for name, run in found.items()},
-        {it.label: it.spec.blueprints for it in entries},
+        {name: run.blueprints for name, run in found.items()},
         make_run_result(mine.engine, [mine.result], mine.recorder, ""),
     )
 
 
-def _entries(
-    training: TrainingConfig, agent: PPOAgent, spec: TaskSpec, whole: TaskSpec
-) -> list[PolicyEntry]:
-    """Entries, the learned policy first; others may use all blueprints of the `whole` task."""
-    words = [ParsedPolicy(LEARNED, LEARNED, "controller")]
-    words.append(ParsedPolicy(SAMPLED, SAMPLED, "controller", sampled=True))
-    controllers = [controller_entry(word, spec, agent, training.population) for word in words]
-    planted = static_final_entry(controllers[0], ParsedPolicy(STATIC, STATIC, "static-final"))
+def judge_baselines(
+    training: TrainingConfig, spec: TaskSpec, data: TaskData, members: int
+) -> dict[str, PolicyRun]:
+    """Run the policies that need no controller; they may use all blueprints of the task."""
+    whole = _whole_task(training)
     # An episode of one step has no room for a rung.
     searches = [asha_entry(parse(SEARCH), whole)] if whole.episode_length > 1 else []
-    others = [baseline_entry(parse(name), whole) for name in BASELINES]
-    return [*controllers, planted, *searches, *others]
+    entries = [*searches, *(baseline_entry(parse(name), whole) for name in BASELINES)]
+    runner = _runner(training, spec, data, members)
+    return {it.label: _policy_run(it, _run(runner, it, members)) for it in entries}
+
+
+def _whole_task(training: TrainingConfig) -> TaskSpec:
+    """The task with all its blueprints."""
+    return replace(training.task, blueprints=()).spec()
+
+
+def _runner(training: TrainingConfig, spec: TaskSpec, data: TaskData, members: int) -> HostRunner:
+    population = replace(training.population, envs=members)
+    with phase("judging on fresh hosts"):
+        limits = draw_limits(_whole_task(training), population, data)
+    return HostRunner(population, data, limits, make_reward(training.reward, spec.upkeep))
+
+
+def _run(
+    runner: HostRunner, entry: PolicyEntry, members: int, planted_ES: Ints | None = None
+) -> HostRun:
+    with phase(f"judging {entry.label} on fresh hosts"):
+        return runner.run(entry, EVALUATION_SEED, members, planted_ES)
+
+
+def _policy_run(entry: PolicyEntry, run: HostRun) -> PolicyRun:
+    return PolicyRun(run.result, run.compute_E, entry.spec.blueprints)
 
 
 def score_on_test(done: RoundResult) -> Doubles:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from esper.scripts.compare.baseline_process import BaselineProcess
 from esper.scripts.compare.judging import Judged, judge
 from esper.scripts.train.config import task_label
 from esper.scripts.train.learner_config import TrainPPO
@@ -55,7 +56,10 @@ def learn(
     require_memory(spec, data, config.judged_members, device, flag)
     if recording.telemetry_dir is not None:
         require_writable(recording.telemetry_dir / EVENTS, "--telemetry-dir")
-    with _open_folder(config, spec) as folder:
+    with (
+        _open_folder(config, spec) as folder,
+        BaselineProcess(training, config.judged_members, config.data_dir) as process,
+    ):
         if on_folder is not None:
             on_folder(folder.path)
         events = recording.telemetry_dir or folder.telemetry
@@ -78,7 +82,7 @@ def learn(
         if world is not None:
             world.leave()
             agent.ranks = ALONE
-        judged = judge(training, agent, spec, data, config.judged_members)
+        judged = judge(training, agent, spec, data, config.judged_members, process.result)
         result = replace(judged.result, telemetry=f"{hub.report()} ({events})")
         yield Learnt(folder, training, history, replace(judged, result=result))
 

@@ -17,6 +17,7 @@ import torch
 from esper.karn.display import say
 from esper.karn.durations import format_duration
 from esper.scripts.cli.console import console_for_report
+from esper.scripts.compare.baseline_process import has_second_process
 from esper.scripts.compare.judging import BASELINES, SEARCH
 from esper.scripts.train.config import Train
 from esper.scripts.train.learner_config import TrainPPO
@@ -43,8 +44,10 @@ from esper.tolaria.runtime import parse_device, synchronize_device
 
 LONGER: Final = 4
 """Steps of the longer of two rollouts used to time updates; the shorter has one."""
-JUDGED: Final = len(BASELINES) + 3 + parse(SEARCH).topologies
-"""Episodes per member in the final evaluation of `train ppo`: a search has several members."""
+CONTROLLERS: Final = 3
+"""Episodes per member in the final evaluation of `train ppo` that need its controller."""
+OTHERS: Final = len(BASELINES) + parse(SEARCH).topologies
+"""Those that do not; a search has several members."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +80,8 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     length = spec.episode_length
     rollout = training.population.rollout_steps or length
     rounds = training.rounds - done
-    judged = round(JUDGED * length * config.judged_members / training.population.envs)
     waited = length if training.reward.wait_baseline else 0
-    steps = rounds * length + judged + waited
+    steps = _steps(config, rounds * length + waited, length)
     updates = rounds * -(-length // rollout)
     work = Work(rounds, steps, updates, _update_seconds(trainer, rollout))
     weights = sum(p.numel() for p in trainer.client.agent.network.parameters())
@@ -91,10 +93,19 @@ def plan_learner(config: TrainPPO, spec: TaskSpec) -> None:
     lines += [
         f"learner: {weights:,} parameters, {updates:,} update{'s' * (updates != 1)} "
         f"of {work.update_seconds:.2f} s",
-        f"evaluation: {JUDGED} policies, one episode of {config.judged_members} members each",
+        f"evaluation: {CONTROLLERS + OTHERS} policies, one episode of "
+        f"{config.judged_members} members each",
         *_time_lines(probe, work),
     ]
     _show(f"plan: ppo on {spec.name}", lines, probe, device)
+
+
+def _steps(config: TrainPPO, trained: int, length: int) -> int:
+    """Population steps one after the other: training and evaluation."""
+    training = config.training
+    episode = length * config.judged_members / training.population.envs
+    here, others = trained + CONTROLLERS * episode, OTHERS * episode
+    return round(max(here, others) if has_second_process(training) else here + others)
 
 
 def plan_baseline(config: Train, spec: TaskSpec) -> None:
@@ -142,7 +153,9 @@ def _update_seconds(trainer: VectorizedPPOTrainer, steps: int) -> float:
     """Seconds per update for rollouts of `steps` steps, extrapolated from two short ones."""
     short, longer = 1, min(LONGER, steps)
     engine, seconds = trainer.engine, {}
-    for length in (short, short, longer):  # the first warms up
+    lengths = (short, short, longer)  # the first warms up
+    trainer.client.agent.run_updates = len(lengths)  # for schedules over the whole run
+    for length in lengths:
         engine.config = replace(engine.config, rollout_steps=length)
         rollout = engine.run_rollout(trainer.client)
         synchronize_device(engine.device)
