@@ -218,7 +218,7 @@ def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
     assert {"RUN_STARTED", "SEED_GERMINATED", "STEP_COMPLETED", "RUN_FINISHED"} <= kinds
 
 
-LEARN = ("ppo", *TINY, "--rounds", "2", "--evaluation-envs", "3")
+LEARN = ("ppo", *TINY, "--episode-length", "6", "--rounds", "2", "--evaluation-envs", "3")
 
 
 def only_run(folder: Path) -> Path:
@@ -251,7 +251,7 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     for found in record["judged"].values():
         assert all(len(found[name]) == 3 for name in ("test_E", "score_test_E", "compute_E"))
     assert record["evaluation_seed"] != record["training"]["seed"]
-    task = TaskConfig("synthetic", episode_length=9, batch_size=16, batches_per_step=1)
+    task = TaskConfig("synthetic", episode_length=6, batch_size=16, batches_per_step=1)
     engine = VectorizedEngine(
         task.spec(), EngineConfig(members=3, seed=EVALUATION_SEED, device="cpu")
     )
@@ -269,7 +269,7 @@ def test_everything_about_a_run_is_in_its_folder(learnt):
     checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert checkpoints == ["round-000001", "round-000002"]
     config = read_config(run)
-    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 9)
+    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 6)
 
 
 def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, tmp_path, capsys):
