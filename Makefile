@@ -58,10 +58,11 @@ $(WARM): $(STAMP)
 		wait $$!
 	@touch $@
 
-# Rounds of the main job: 5 and their judgement take 258 CPU seconds on a busy Neoverse-N1.
+# Rounds of the main job: 5 and their judgement take 221 CPU seconds on a busy Neoverse-N1, a quarter
+# of them in a second process.
 RUN_ROUNDS := 5
 
-run: setup ## train a controller on the digits data, then judge it (4 minutes of one ARM core)
+run: setup ## train a controller on the digits data, then judge it (4 minutes of one ARM core, less on two)
 	$(BIN)/esper train ppo --preset digits_quick --device cpu --rounds $(RUN_ROUNDS)
 
 grow: setup ## grow small networks by a schedule, beside the hosts alone and their final topology static

@@ -218,7 +218,7 @@ def test_the_same_command_gives_the_same_numbers_whatever_is_recorded(tmp_path):
     assert {"RUN_STARTED", "SEED_GERMINATED", "STEP_COMPLETED", "RUN_FINISHED"} <= kinds
 
 
-LEARN = ("ppo", *TINY, "--rounds", "2", "--evaluation-envs", "3")
+LEARN = ("ppo", *TINY, "--episode-length", "6", "--rounds", "2", "--evaluation-envs", "3")
 
 
 def only_run(folder: Path) -> Path:
@@ -251,7 +251,7 @@ def test_ppo_learns_and_is_judged_beside_the_others_on_fresh_members(learnt):
     for found in record["judged"].values():
         assert all(len(found[name]) == 3 for name in ("test_E", "score_test_E", "compute_E"))
     assert record["evaluation_seed"] != record["training"]["seed"]
-    task = TaskConfig("synthetic", episode_length=9, batch_size=16, batches_per_step=1)
+    task = TaskConfig("synthetic", episode_length=6, batch_size=16, batches_per_step=1)
     engine = VectorizedEngine(
         task.spec(), EngineConfig(members=3, seed=EVALUATION_SEED, device="cpu")
     )
@@ -269,7 +269,7 @@ def test_everything_about_a_run_is_in_its_folder(learnt):
     checkpoints = sorted(path.name for path in (run / "checkpoints").iterdir())
     assert checkpoints == ["round-000001", "round-000002"]
     config = read_config(run)
-    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 9)
+    assert (config.rounds, config.population.envs, config.task.episode_length) == (2, 2, 6)
 
 
 def test_a_run_goes_on_from_the_command_line_as_if_it_had_never_stopped(learnt, tmp_path, capsys):
@@ -394,11 +394,11 @@ def test_the_plan_of_a_run_that_goes_on_is_for_the_rounds_that_are_left(learnt, 
     before = contents(run)
     assert call("ppo", "--resume", run, "--rounds", "5", "--dry-run") == 0
     said = capsys.readouterr().out
-    words = ("2 of 5 rounds are done, 3 left", "3 rounds of 9 steps = 27 steps", "3 updates")
+    words = ("2 of 5 rounds are done, 3 left", "3 rounds of 6 steps = 18 steps", "3 updates")
     for word in (*words, "rounds: 2 -> 5"):
         assert word in said, word
     assert call("ppo", "--resume", run, "--dry-run") == 0
-    assert "0 rounds of 9 steps = 0 steps" in capsys.readouterr().out
+    assert "0 rounds of 6 steps = 0 steps" in capsys.readouterr().out
     for flags, word in (
         (("--rounds", "1"), "already has 2 rounds"),
         (("--envs", "5"), "envs is 2"),

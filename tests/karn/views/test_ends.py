@@ -17,7 +17,10 @@ from esper.storage.sealed_json import read_document, seal
 COMMAND = "esper compare wait 'a b'"
 
 
-@pytest.fixture(params=["compared", "audited", "grown", "ppo"])
+SLOW_KINDS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("audited", "grown")]
+
+
+@pytest.fixture(params=["compared", *SLOW_KINDS, "ppo"])
 def copy(request, tmp_path) -> Path:
     """A run whose files are all as new as a copy's, or as old as an archive's."""
     shutil.copytree(request.getfixturevalue(request.param), tmp_path / request.param)

@@ -62,12 +62,12 @@ class BaselineProcess:
         training: TrainingConfig,
         members: int,
         data_dir: Path | None,
-        after: float = START_AFTER,
+        after: float | None = None,
     ) -> None:
-        """`after`: seconds until the process starts."""
+        """`after`: seconds until the process starts; default: `START_AFTER`."""
         make = partial(BaselineJudge, training, members, data_dir)
         self._workers = ProcessWorkers(make, 1, torch.get_num_threads())
-        self._timer = Timer(after, self._start)
+        self._timer = Timer(START_AFTER if after is None else after, self._start)
         self._timer.daemon = True
         self._wanted = has_second_process(training)
         self._started = False
