@@ -117,5 +117,12 @@ class BaselineProcess:
 def has_second_process(training: TrainingConfig) -> bool:
     """Whether a process of as many threads gets cores of its own."""
     device = parse_device(training.population.device)
-    spare = 2 * torch.get_num_threads() <= len(os.sched_getaffinity(0))
+    spare = 2 * torch.get_num_threads() <= _cores()
     return device.type == "cpu" and world_size() == 1 and spare
+
+
+def _cores() -> int:
+    """Cores that this process may use; of the machine, where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
