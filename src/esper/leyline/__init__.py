@@ -120,6 +120,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "MIX_2",
         "UInt64Array",
         "mix64",
+        "name_word",
         "stream_keys",
         "stream_seed",
     ),
@@ -441,6 +442,7 @@ if TYPE_CHECKING:
     from esper.leyline.streams import MIX_2 as MIX_2
     from esper.leyline.streams import UInt64Array as UInt64Array
     from esper.leyline.streams import mix64 as mix64
+    from esper.leyline.streams import name_word as name_word
     from esper.leyline.streams import stream_keys as stream_keys
     from esper.leyline.streams import stream_seed as stream_seed
     from esper.leyline.telemetry import EVENT_TYPE_OF as EVENT_TYPE_OF
