@@ -62,7 +62,7 @@ $(WARM): $(STAMP)
 # of them in a second process.
 RUN_ROUNDS := 5
 
-run: setup ## train a controller on the digits data, then judge it (4 minutes of one ARM core, less on two)
+run: setup ## train a controller on the digits data, then judge it (2.5 minutes on two ARM cores, 4 on one)
 	$(BIN)/esper train ppo --preset digits_quick --device cpu --rounds $(RUN_ROUNDS)
 
 grow: setup ## grow small networks by a schedule, beside the hosts alone and their final topology static
