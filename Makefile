@@ -45,9 +45,11 @@ help: ## list the targets
 
 setup: $(STAMP) $(WARM) ## make .venv and install esper in it (again only when the pins change)
 
-$(STAMP): pyproject.toml constraints.txt
+$(BIN)/python:
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "setup: installing esper[$(EXTRAS)] into $(VENV) at the versions of constraints.txt"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
@@ -75,7 +77,8 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 	$(BIN)/mypy --num-workers $(JOBS)
 	$(BIN)/lint-imports --no-logo
 
-test: $(STAMP) ## lint beside the kernels, then all tests but the slow ones
+test: ## lint beside the kernels, then all tests but the slow ones
+	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) $(STAMP) $(KERNELS_STAMP)
 	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) JOBS=1 $(WARM) lint test-kernels
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
@@ -83,13 +86,13 @@ test-slow: setup ## the slow tests alone; those that need an extra say so and sk
 	$(BIN)/python -m pytest -m slow
 	@ESPER_KERNEL_EXAMPLES=all $(MAKE) --no-print-directory test-kernels KERNEL_FLAGS="-m ''"
 
-$(KERNELS_STAMP): $(STAMP)
+$(KERNELS_STAMP): constraints.txt | $(BIN)/python
 	@mkdir -p $(KERNELS)
 	@$(BIN)/python -m pip install -qq --no-deps --no-compile --upgrade --target $(KERNELS) $(KERNEL_PACKAGES) \
 		2> $(KERNELS_LOG) || true
 	@touch $@
 
-test-kernels: $(KERNELS_STAMP) ## kernels of our own against torch, by Triton's interpreter
+test-kernels: $(STAMP) $(KERNELS_STAMP) ## kernels of our own against torch, by Triton's interpreter
 	@if test -d $(KERNELS)/triton; then \
 		TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) \
 			$(BIN)/python -m pytest -q -W ignore::RuntimeWarning -n $(if $(filter 1,$(JOBS)),0,$(JOBS)) $(KERNEL_FLAGS) tests/kasmina/kernels; \
