@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from types import TracebackType
 from typing import Final, TypeVar
 
 import torch
@@ -40,12 +39,7 @@ class Branches:
             self._main = torch.cuda.current_stream(self._device)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         for side in self._used:
             assert self._main is not None
             self._main.wait_stream(side)
