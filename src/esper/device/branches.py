@@ -9,7 +9,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Final, TypeVar
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 T = TypeVar("T")
 MOST: Final = 8
-"""Streams beside the current one; further branches share them."""
+"""Streams of a lane beside the current one; further branches share them."""
 
 
 @cache
@@ -29,8 +29,9 @@ def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
 class Branches:
     """Runs pieces of work that may overlap; after the block all are joined again."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, lane: int = 0) -> None:
+        """`lane`: branches of different lanes share no streams, so they may overlap too."""
+        self._device, self._lane = device, lane
         self._main: torch.cuda.Stream | None = None
         self._used: list[torch.cuda.Stream] = []
 
@@ -48,7 +49,7 @@ class Branches:
         """Return what `work` computes; `reads`: tensors of this pass that it reads."""
         if self._main is None:
             return work()
-        side = _stream(self._device, len(self._used) % MOST)
+        side = _stream(self._device, self._lane * MOST + len(self._used) % MOST)
         self._used.append(side)
         side.wait_stream(self._main)
         for tensor in reads:
@@ -56,6 +57,15 @@ class Branches:
                 tensor.record_stream(side)
         with torch.cuda.stream(side):
             out = work()
-        if isinstance(out, Tensor):
-            out.record_stream(self._main)
+        for tensor in _tensors(out):
+            tensor.record_stream(self._main)
         return out
+
+
+def _tensors(out: object) -> Iterator[Tensor]:
+    """Yield the tensors of a result, which may be nested in tuples and lists."""
+    if isinstance(out, Tensor):
+        yield out
+    elif isinstance(out, tuple | list):
+        for part in out:
+            yield from _tensors(part)

@@ -6,13 +6,12 @@ Shape letters: R rows, C channels in, O channels out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class BlockParameters:
+class BlockParameters(NamedTuple):
     """Parameters of a block, of every row."""
 
     weight: Tensor

@@ -140,8 +140,11 @@ def group_norm(x: Tensor, groups: int, weight: Tensor, bias: Tensor, relu: bool)
     return normalise(x, weight, bias, groups, relu)
 
 
-def squeeze(x: Tensor) -> Tensor:
-    """Return the mean of each channel `[B, C]`, for `excite`; `norm_fits(x, 1)` must hold."""
+def squeeze(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of each channel `[B, C]`, and `x` for `excite`; `norm_fits(x, 1)` must hold.
+
+    Nothing but `excite` may use the second: its gradient is changed in place.
+    """
     from esper.kasmina.kernels import excite as kernels
 
     return kernels.squeeze(x)

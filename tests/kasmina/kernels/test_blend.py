@@ -13,7 +13,7 @@ from kernel_support import DEVICE, HALF, close, examples, numbers, require_kerne
 
 require_kernels()
 
-from esper.kasmina.kernels.blend import blend_rows, gates_fit  # noqa: E402
+from esper.kasmina.kernels.blend import BlendRows, blend_rows, gates_fit  # noqa: E402
 from esper.kasmina.kernels.rows import dense, fork  # noqa: E402
 
 ADD, MULTIPLY, GATE = (int(style) for style in BlendStyle)
@@ -31,7 +31,9 @@ def gates_of(count, channels):
 
 def ours(h, rows, alpha, style, seed, gates, own=False):
     h, taken = fork(dense(h), [rows], [alpha], True)
-    return blend_rows(h, taken.detach(), seed(taken), rows, alpha, style, gates, own, own)
+    return blend_rows(
+        h, [BlendRows(taken.detach(), seed(taken), rows, alpha, style, gates)], own, own
+    )
 
 
 def torches(h, rows, alpha, style, seed, gates):
@@ -116,6 +118,31 @@ def test_unused_entries_touch_no_row_and_give_no_gradient(kind):
     assert found[1][0].any()
 
 
+def test_groups_are_as_one_after_the_other():
+    """A gated group and one that multiplies, in different rows, in one operation."""
+    h = channels_last((5, 2, 4, 4, 4))
+    alpha = torch.tensor([0.5, 0.0], device=DEVICE)
+    places = [torch.tensor(rows, device=DEVICE) for rows in ([3, 0], [1, 0])]
+    kinds = (GATE, ADD), (MULTIPLY, ADD)
+    styles = [torch.tensor(kind, dtype=torch.int8, device=DEVICE) for kind in kinds]
+    gates = [gates_of(2, 4), None]
+    results = []
+    for together in (True, False):
+        leaf = h.detach().clone(memory_format=torch.preserve_format).requires_grad_(True)
+        out, *taken = fork(dense(leaf), places, [alpha, alpha], True)
+        groups = [
+            BlendRows(t.detach(), torch.sin(t), rows, alpha, style, gate)
+            for t, rows, style, gate in zip(taken, places, styles, gates, strict=True)
+        ]
+        for part in [groups] if together else [[group] for group in groups]:
+            out = blend_rows(out, part, False, True)
+        back = numbers(out.shape, seed=3)
+        results.append((out, *torch.autograd.grad(out, [leaf, *gates[0]], back)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+        assert one.any()
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_only_what_is_owned_is_changed_in_place(own):
     h = channels_last((3, 2, 4, 4, 4)).requires_grad_(True)
@@ -124,7 +151,7 @@ def test_only_what_is_owned_is_changed_in_place(own):
     middle = 1 * h
     before = middle.detach().clone()
     same, taken = fork(middle, [rows], [alpha], True)
-    out = blend_rows(same, taken.detach(), taken, rows, alpha, style, None, own, own)
+    out = blend_rows(same, [BlendRows(taken.detach(), taken, rows, alpha, style, None)], own, own)
     assert torch.equal(middle.detach(), before) == (not own)
     back = channels_last(out.shape, seed=3)
     given = back.clone()
@@ -151,7 +178,7 @@ def test_half_precision_is_rounded_once():
     weight, bias = (value[:, None, :, None, None] for value in gates)
     value = h[1:].double()
     exact = value + torch.sigmoid(weight * value + bias) * delta.double()
-    out = blend_rows(h, h[1:], delta, rows, alpha, style, gates, False, False)
+    out = blend_rows(h, [BlendRows(h[1:], delta, rows, alpha, style, gates)], False, False)
     assert (
         torch.equal(out[1:], exact.to(HALF))
         or ((out[1:].double() - exact).abs() <= 2**-8 * exact.abs() + 1e-6).all()

@@ -31,7 +31,7 @@ from esper.kasmina.kernels import block_plan, blocks
 from esper.kasmina.kernels.block_args import BlockArgs
 from esper.kasmina.kernels.block_plan import MOST_SHARED, plan
 from esper.kasmina.kernels.layout import empty_activation, only_live
-from esper.kasmina.kernels.seed_blocks import add_seeds
+from esper.kasmina.kernels.seed_blocks import SeedRows, add_seeds
 from esper.kasmina.layers import Conv2d
 from kernel_support import choose_kernels
 from support import batch, make_population
@@ -297,7 +297,7 @@ def test_seeds_work_on_rows_where_they_lie(count, own):
     leaf = h.clone().requires_grad_(True)
     parts = [BlockParameters(*c.leaves[1:], 1, r) for c, r in zip(cases, relus, strict=True)]
     made = leaf * 1.0
-    out = add_seeds(made, index, alpha, parts, own, own)
+    out = add_seeds(made, [SeedRows(index, alpha, parts)], own, own)
     assert (out.data_ptr() == made.data_ptr()) == own
     tensors = [v for c in cases for v in c.leaves[1:]]
     grad = torch.randn(5, 3, 4, 4, 8).bfloat16().permute(0, 1, 4, 2, 3)
@@ -325,6 +325,31 @@ def test_seeds_work_on_rows_where_they_lie(count, own):
         assert torch.equal(out[untouched], h[untouched])
         assert torch.equal(found[0][untouched], given[untouched])
     assert torch.equal(found[0][2], given[2])
+
+
+def test_groups_of_seeds_are_as_one_after_the_other():
+    """conv_light in some rows and conv_heavy in others, in one operation."""
+    cases = [case(shape(8, 8, 4), rows=2, batch=3, seed=seed) for seed in range(3)]
+    relus = (False, True, False)
+    parts = (BlockParameters(*c.leaves[1:], 1, r) for c, r in zip(cases, relus, strict=True))
+    light, first, second = parts
+    groups = [
+        SeedRows(torch.tensor([3, 0]), torch.tensor([0.5, 1.0]), [light]),
+        SeedRows(torch.tensor([1, 1]), torch.tensor([0.25, 0.0]), [first, second]),
+    ]
+    results = []
+    for together in (True, False):
+        leaf = torch.randn(4, 3, 4, 4, 8, generator=torch.Generator().manual_seed(5)).bfloat16()
+        leaf = leaf.permute(0, 1, 4, 2, 3).requires_grad_(True)
+        out = leaf * 1.0
+        for part in [groups] if together else [[group] for group in groups]:
+            out = add_seeds(out, part, False, False)
+        tensors = [v for c in cases for v in c.leaves[1:]]
+        found = torch.autograd.grad(out, (leaf, *tensors), torch.ones_like(out))
+        results.append((out.detach(), *found))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    assert all(found.any() for found in results[0])
 
 
 def trained(padded: bool):

@@ -27,8 +27,8 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if isinstance(x, Tensor) and fused.norm_fits(x, 1):  # a tracer must see all modules
-            weights = self._weights(fused.squeeze(x))
-            return fused.excite(x, weights * self.scale.gamma.flatten())
+            means, x = fused.squeeze(x)
+            return fused.excite(x, self._weights(means) * self.scale.gamma.flatten())
         out: Tensor = self.scale(x * self._weights(x.mean(dim=(-2, -1)))[..., None, None])
         return out
 

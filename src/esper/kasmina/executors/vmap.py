@@ -295,57 +295,71 @@ def _apply_slot_by_kernels(
     streams: RowStreams | None,
     own: Ownership,
 ) -> Tensor:
-    """Seeds made of fused blocks work on their rows in place, others on copies of theirs."""
-    fused_seeds = [(g, _seed_blocks(network, g, h)) for g in groups]
-    whole = [(group, blocks) for group, blocks in fused_seeds if blocks]
-    copied = [group for group, blocks in fused_seeds if not blocks]
-    if copied:
-        owned = replace(own, gradient=own.gradient or bool(whole))
-        h = _apply_copied_seeds(network, copied, h, training, streams, owned)
-    return _add_whole_seeds(h, whole, own.activation or bool(copied), own.gradient)
+    """Seeds made of fused blocks work on their rows in place, others on copies of theirs.
 
-
-def _apply_copied_seeds(
-    network: StackedNetwork,
-    groups: Sequence[SeedGroup],
-    h: Tensor,
-    training: bool,
-    streams: RowStreams | None,
-    own: Ownership,
-) -> Tensor:
-    """Copy the rows of all groups, run the seeds, add or blend in what they return."""
-    from esper.kasmina.kernels.blend import blend_rows
+    Groups have different rows, so they are branches of a captured graph, forward and backward.
+    """
     from esper.kasmina.kernels.layout import only_live
-    from esper.kasmina.kernels.rows import dense, fork, give_back
+    from esper.kasmina.kernels.seed_blocks import SeedRows, add_seeds
 
-    h = dense(h)
-    blended = [_blends_by_kernel(network, group, h) for group in groups]
-    index, live = [group.rows_G for group in groups], [_live_entries(g) for g in groups]
-    # What a blend returns backward is its own, or was ours before.
-    h, *taken = fork(h, index, live, own.gradient or any(blended))
-    added: list[tuple[SeedGroup, Tensor]] = []
-    later: list[tuple[SeedGroup, Tensor, Tensor]] = []
     with Branches(h.device) as branches:
-        for group, h_G, by_kernel in zip(groups, taken, blended, strict=True):
+        blocks = [branches.run(partial(_seed_blocks, network, g, h)) for g in groups]
+    found = list(zip(groups, blocks, strict=True))
+    in_place = [SeedRows(g.rows_G, g.alpha_G, own_blocks) for g, own_blocks in found if own_blocks]
+    copied = [group for group, own_blocks in found if not own_blocks]
+    blended = [_blends_by_kernel(network, group, h) for group in copied]
+    # What blends and seeds in place return backward is theirs, or was ours before.
+    own_gradient = own.gradient or any(blended)
+    taken: Sequence[Tensor] = ()
+    if copied:
+        from esper.kasmina.kernels.rows import dense, fork
+
+        index, live = [g.rows_G for g in copied], [_live_entries(g) for g in copied]
+        h, *taken = fork(dense(h), index, live, own_gradient or bool(in_place))
+    outputs = []
+    with Branches(h.device) as branches:
+        for group, h_G, by_kernel in zip(copied, taken, blended, strict=True):
             run = partial(_run_seeds, network, group, h_G, by_kernel, training, streams)
             with only_live(_live_entries(group)):
-                out = branches.run(run, h_G, _live_entries(group), group.alpha_G)
-            if by_kernel:
-                later.append((group, h_G, out))
-            else:
-                added.append((group, out))
+                outputs.append(branches.run(run, h_G, _live_entries(group), group.alpha_G))
+        if in_place:
+            h = add_seeds(h, in_place, own.activation, own_gradient)
+    own = replace(own, activation=own.activation or bool(in_place))
+    results = list(zip(copied, taken, outputs, blended, strict=True))
+    return _return_rows(network, h, results, own)
+
+
+def _return_rows(
+    network: StackedNetwork,
+    h: Tensor,
+    results: Sequence[tuple[SeedGroup, Tensor, Tensor, bool]],
+    own: Ownership,
+) -> Tensor:
+    """Add or blend in what seeds returned for copies of their rows.
+
+    `results`: group, copied rows, what came out, and whether a kernel blends it in.
+    """
+    if not results:
+        return h
+    from esper.kasmina.kernels.blend import BlendRows, blend_rows
+    from esper.kasmina.kernels.rows import give_back
+
+    added = [(group, out) for group, _, out, by_kernel in results if not by_kernel]
     if added:
         index, alpha = [g.rows_G for g, _ in added], [g.alpha_G for g, _ in added]
-        h = give_back(h, index, alpha, [update for _, update in added], own.activation)
-    gates_of = _gather_gates(network, [group for group, *_ in later])
-    for number, (group, h_G, delta) in enumerate(later):
-        gates = gates_of.get(group.blueprint)
-        owned = own.activation or bool(added) or number > 0
-        own_gradient = own.gradient or number < len(later) - 1
-        places = group.rows_G, group.alpha_G, group.style_G
-        with only_live(_live_entries(group)):
-            h = blend_rows(h, h_G.detach(), delta, *places, gates, owned, own_gradient)
-    return h
+        h = give_back(h, index, alpha, [out for _, out in added], own.activation)
+    later = [(group, h_G, out) for group, h_G, out, by_kernel in results if by_kernel]
+    if not later:
+        return h
+    gates = _gather_gates(network, [group for group, *_ in later])
+    rows = [
+        BlendRows(
+            h_G.detach(), out, g.rows_G, g.alpha_G, g.style_G, gates.get(g.blueprint),
+            _live_entries(g),
+        )
+        for g, h_G, out in later
+    ]  # fmt: skip
+    return blend_rows(h, rows, own.activation or bool(added), own.gradient)
 
 
 def _live_entries(group: SeedGroup) -> Tensor:
@@ -395,24 +409,6 @@ def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> b
 
     gate = network.gate(group.slot).template
     return type(gate) is Gate and not has_hooks(gate) and gates_fit(h)
-
-
-def _add_whole_seeds(
-    h: Tensor,
-    seeds: Sequence[tuple[SeedGroup, Sequence[BlockParameters]]],
-    owned: bool,
-    own_gradient: bool,
-) -> Tensor:
-    if not seeds:
-        return h
-    from esper.kasmina.kernels.seed_blocks import add_seeds
-
-    for number, (group, blocks) in enumerate(seeds):
-        # What a group returns, forward and backward, is owned by its neighbour.
-        last = number == len(seeds) - 1
-        own = owned or number > 0, own_gradient or not last
-        h = add_seeds(h, group.rows_G, group.alpha_G, blocks, *own)
-    return h
 
 
 def _seed_blocks(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Sequence[BlockParameters]:

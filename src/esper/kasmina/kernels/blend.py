@@ -12,7 +12,9 @@ Shape letters: R rows, G rows of one group, N numbers of a row, C channels.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -20,10 +22,11 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.device.branches import Branches
 from esper.kasmina.kernels.grids import block_of, if_written, left_of
 from esper.kasmina.kernels.launches import row_launches
-from esper.kasmina.kernels.layout import launched, live_rows, only_live, skipping
-from esper.kasmina.kernels.rows import same_layout
+from esper.kasmina.kernels.layout import launched
+from esper.kasmina.kernels.rows import LANE, same_layout
 from esper.kasmina.kernels.sums import add_parts
 from esper.leyline.actions import BlendStyle
 
@@ -123,47 +126,93 @@ def gates_fit(h: Tensor) -> bool:
     return power and channels <= MOST_CHANNELS and h.stride(2) == 1
 
 
-class Blend(torch.autograd.Function):
-    """(h, rows as copied from it, delta, index, alpha, style, weight and bias of gates or None,
-    owned, own gradient) -> h with the deltas blended into the rows `index`.
+class BlendRows(NamedTuple):
+    """Seeds of one kind that are blended into different rows of an activation."""
 
-    The copied rows are no input of autograd: what reaches them is added to the rows of h.
-    """
+    kept: Tensor
+    """`[G, ...]` copies of the rows. No input of autograd: what reaches them is added to the
+    gradient of the rows."""
+    delta: Tensor
+    """`[G, ...]`"""
+    rows: Tensor
+    """`[G]` rows of the activation."""
+    alpha: Tensor
+    style: Tensor
+    gates: tuple[Tensor, Tensor] | None
+    """Weight and bias `[G, C]` if an entry may have style GATE (`gates_fit` must hold)."""
+    live: Tensor | None = None
+    """`[G]`, below 0 where nobody reads the gradient of the delta, as in `only_live`."""
+
+
+PARTS: Final = 7
+"""Tensors of a group, with weight and bias of the gates."""
+
+
+class Blend(torch.autograd.Function):
+    """(h, owned, own gradient, which rows of each group are live; for each group kept, delta,
+    index, alpha, style, weight and bias of gates or None) -> h with the deltas blended in."""
 
     @staticmethod
     def forward(
         ctx: Any,
         h: Tensor,
-        kept: Tensor,
-        delta: Tensor,
-        index: Tensor,
-        alpha: Tensor,
-        style: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
         owned: bool,
         own_gradient: bool,
+        lives: Sequence[Tensor | None],
+        *given: Tensor | None,
     ) -> Tensor:
         out = h.view_as(h) if owned else h.clone()
-        delta = same_layout(delta, h.stride(), h.dtype)
-        gates = None if weight is None or bias is None else (_flat(weight), _flat(bias))
-        _launch_blend(out, index, alpha, style, delta, gates)
-        ctx.layout, ctx.own_gradient = (h.stride(), h.dtype), own_gradient
-        ctx.gated = gates is not None
-        ctx.live = live_rows(len(index))
-        ctx.save_for_backward(kept, delta, index, alpha, style, *(gates or ()))
+        layout = h.stride(), h.dtype
+        groups = [_laid_out(group, layout) for group in _groups(given, lives)]
+        with Branches(h.device, LANE) as branches:
+            for group in groups:
+                branches.run(partial(_launch_blend, out, group))
+        ctx.layout, ctx.own_gradient, ctx.lives = layout, own_gradient, lives
+        ctx.save_for_backward(*_tensors(groups))
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        kept, delta, index, alpha, style, *gates = ctx.saved_tensors
+        groups = _groups(ctx.saved_tensors, ctx.lives)
         total = same_layout(grad, *ctx.layout)
         if total is grad and not ctx.own_gradient:
             total = grad.clone()
-        with only_live(ctx.live):
-            found = _launch_blend_back(total, index, alpha, style, delta, kept, gates)
-        return (total, None, found[0], None, None, None, *found[1:], None, None)
+        ddeltas = [torch.empty_like(group.delta) for group in groups]
+        with Branches(grad.device, LANE) as branches:
+            found = [
+                branches.run(partial(_launch_blend_back, total, group, ddelta))
+                for group, ddelta in zip(groups, ddeltas, strict=True)
+            ]
+        out: list[Tensor | None] = [total, None, None, None]
+        for ddelta, gates in zip(ddeltas, found, strict=True):
+            out += [None, ddelta, None, None, None, *gates]
+        return tuple(out)
+
+
+def _groups(given: Sequence[Any], lives: Sequence[Tensor | None]) -> list[BlendRows]:
+    """Put together what `_tensors` took apart."""
+    out = []
+    for number, live in enumerate(lives):
+        kept, delta, rows, alpha, style, *gates = given[PARTS * number : PARTS * (number + 1)]
+        out.append(BlendRows(kept, delta, rows, alpha, style, _both(*gates), live))
+    return out
+
+
+def _both(weight: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    return None if weight is None or bias is None else (weight, bias)
+
+
+def _tensors(groups: Sequence[BlendRows]) -> Iterator[Tensor | None]:
+    """Yield the tensors of groups, as inputs of autograd."""
+    for group in groups:
+        yield from (*group[:5], *(group.gates or (None, None)))
+
+
+def _laid_out(group: BlendRows, layout: tuple[tuple[int, ...], torch.dtype]) -> BlendRows:
+    """Return a group as kernels read it."""
+    gates = None if group.gates is None else (_flat(group.gates[0]), _flat(group.gates[1]))
+    return group._replace(delta=same_layout(group.delta, *layout), gates=gates)
 
 
 def _flat(value: Tensor) -> Tensor:
@@ -171,69 +220,43 @@ def _flat(value: Tensor) -> Tensor:
 
 
 @launched
-def _launch_blend(
-    h: Tensor,
-    index: Tensor,
-    alpha: Tensor,
-    style: Tensor,
-    delta: Tensor,
-    gates: tuple[Tensor, Tensor] | None,
-) -> None:
+def _launch_blend(h: Tensor, group: BlendRows) -> None:
     size = h[0].numel()
-    weight, bias = gates or (alpha, alpha)
-    for first, count in row_launches(len(index)):
+    weight, bias = group.gates or (group.alpha, group.alpha)
+    for first, count in row_launches(len(group.rows)):
         _blend[(triton.cdiv(size, BLOCK), count)](
-            h, index, alpha, style, delta, weight, bias, first, size,
-            GATED=gates is not None, C=weight[0].numel(), BLOCK=BLOCK, num_warps=4,
+            h, group.rows, group.alpha, group.style, group.delta, weight, bias, first, size,
+            GATED=group.gates is not None, C=weight[0].numel(), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
 
 @launched
 def _launch_blend_back(
-    grad: Tensor,
-    index: Tensor,
-    alpha: Tensor,
-    style: Tensor,
-    delta: Tensor,
-    kept: Tensor,
-    gates: list[Tensor],
-) -> tuple[Tensor | None, ...]:
-    """Change `grad` in place; return the gradients of delta, and of weight and bias of gates."""
-    size, ddelta = grad[0].numel(), torch.empty_like(delta)
-    weight, bias = gates or (alpha, alpha)
+    grad: Tensor, group: BlendRows, ddelta: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Change `grad` in place, write `ddelta`; return the gradients of weight and bias of gates."""
+    size, count, gated = grad[0].numel(), len(group.rows), group.gates is not None
+    weight, bias = group.gates or (group.alpha, group.alpha)
     channels, parts = weight[0].numel(), triton.cdiv(size, BLOCK * BLOCKS)
-    partial = alpha.new_empty((len(index), parts, 2, channels)) if gates else alpha
-    alive, skips = skipping(len(index), alpha)
-    for first, count in row_launches(len(index)):
-        _blend_back[(parts, count)](
-            grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, alive,
-            first, size, parts, SKIPS=skips, GATED=bool(gates), C=channels, BLOCK=BLOCK,
-            BLOCKS=BLOCKS, num_warps=4,
+    sums = group.alpha.new_empty((count, parts, 2, channels)) if gated else group.alpha
+    alive = group.alpha if group.live is None else group.live
+    for first, number in row_launches(count):
+        _blend_back[(parts, number)](
+            grad, group.rows, group.alpha, group.style, group.delta, group.kept, weight, bias,
+            ddelta, sums, alive, first, size, parts, SKIPS=group.live is not None, GATED=gated,
+            C=channels, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=4,
         )  # fmt: skip
-    if not gates:
-        return ddelta, None, None
-    dweight, dbias = add_parts(partial).unbind(1)
-    return ddelta, dweight, dbias
+    if not gated:
+        return None, None
+    dweight, dbias = add_parts(sums).unbind(1)
+    return dweight, dbias
 
 
-def blend_rows(
-    h: Tensor,
-    kept: Tensor,
-    delta: Tensor,
-    index: Tensor,
-    alpha: Tensor,
-    style: Tensor,
-    gates: tuple[Tensor, Tensor] | None,
-    owned: bool,
-    own_gradient: bool,
-) -> Tensor:
-    """Return `h` with deltas blended into the rows `index`; `h` is dense, a copy of rows `kept`.
+def blend_rows(h: Tensor, groups: Sequence[BlendRows], owned: bool, own_gradient: bool) -> Tensor:
+    """Return `h`, which is dense, with the deltas of each group blended into its rows.
 
-    `gates`: weight and bias `[G, C]`, where an entry may have style GATE (`gates_fit` must hold).
     `owned`, `own_gradient`: nothing else refers to `h`, or to its gradient.
     """
-    weight, bias = gates or (None, None)
-    out: Tensor = Blend.apply(
-        h, kept, delta, index, alpha, style, weight, bias, owned, own_gradient
-    )
+    lives = [group.live for group in groups]
+    out: Tensor = Blend.apply(h, owned, own_gradient, lives, *_tensors(groups))
     return out

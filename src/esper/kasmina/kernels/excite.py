@@ -48,18 +48,23 @@ def _squeeze(
 
 @triton.jit
 def _spread(
-    dmeans, dx, first_row, batch,
+    dmeans, dx, live, first_row, dx_row, batch, ADD: tl.constexpr, SKIPS: tl.constexpr,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """dx = dmeans[sample, channel] / pixels"""
+    """dx = (or +=, if ADD) dmeans[sample, channel] / pixels"""
     first, left, row = samples_of(first_row, batch, SAMPLES)
     place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     s = tl.arange(0, SAMPLES)[:, None, None, None]
-    sample = row * batch + first
-    back = tl.load(dmeans + sample * WIDTH + (s * WIDTH + c), mask=s < left, other=0.0) / PLACES
+    own = (row * batch + first) * WIDTH + (s * WIDTH + c)
+    back = tl.load(dmeans + own, mask=s < left, other=0.0) / PLACES
     out = back + tl.zeros((SAMPLES, PLACES_UP, GROUPS, WIDTH), tl.float32)
-    tl.store(dx + sample * (PLACES * WIDTH) + place, out.to(dx.dtype.element_ty), mask=inside)
+    target = dx + (row * dx_row + first * (PLACES * WIDTH)) + place
+    written = inside & (s < if_written(live, row, left, SKIPS))
+    if ADD:
+        written = inside & (s < if_live(live, row, left, SKIPS))
+        out += tl.load(target, mask=written, other=0.0).to(tl.float32)
+    tl.store(target, out.to(dx.dtype.element_ty), mask=written)
 
 
 @triton.jit
@@ -116,11 +121,15 @@ def _run_squeeze(x: Tensor) -> Tensor:
 
 
 @launched
-def _run_spread(dmeans: Tensor, like: Tensor) -> Tensor:
-    dx = empty_activation(like.shape, like)
-    dmeans, (constants, programs, warps) = dmeans.contiguous(), sizes(like, 1)
-    for first, count in row_launches(len(like)):
-        _spread[(programs, count)](dmeans, dx, first, like.shape[1], **constants, num_warps=warps)
+def _run_spread(dmeans: Tensor, dx: Tensor, add: bool) -> Tensor:
+    """Write to `dx`, which is channels last, or add to it."""
+    dmeans, (constants, programs, warps) = dmeans.contiguous(), sizes(dx, 1)
+    live, skips = skipping(len(dx), dmeans)
+    for first, count in row_launches(len(dx)):
+        _spread[(programs, count)](
+            dmeans, dx, live, first, dx.stride(0), dx.shape[1],
+            ADD=add, SKIPS=skips, **constants, num_warps=warps,
+        )  # fmt: skip
     return dx
 
 
@@ -153,25 +162,42 @@ def _run_excite_back(x: Tensor, dy: Tensor, factor: Tensor) -> tuple[Tensor, Ten
 
 
 class Squeeze(torch.autograd.Function):
-    """`x` `[R, B, C, H, W]` -> its means `[R, B, C]` in float32; or one row of it all."""
+    """`x` `[R, B, C, H, W]` -> its means `[R, B, C]` in float32, and `x` itself for `Excite`; or
+    one row of it all. Backward adds to the gradient of the second output in place."""
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return _run_squeeze(x[None])[0] if x.ndim == 4 else _run_squeeze(x)
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        means = _run_squeeze(x[None])[0] if x.ndim == 4 else _run_squeeze(x)
+        return means, x.view_as(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        (x,) = inputs
+        ctx.shape, ctx.dtype = x.shape, x.dtype
+        ctx.live = live_rows(1 if x.ndim == 4 else len(x))
+        ctx.set_materialize_grads(False)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dmeans: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return _run_spread(dmeans[None], x[None])[0] if x.ndim == 4 else _run_spread(dmeans, x)
+    def backward(ctx: Any, dmeans: Tensor | None, dx: Tensor | None) -> Tensor | None:
+        if dmeans is None:
+            return dx
+        alone = len(ctx.shape) == 4
+        dmeans = dmeans[None] if alone else dmeans
+        shape = (1, *ctx.shape) if alone else ctx.shape
+        if dx is None:
+            total = empty_activation(shape, dmeans, ctx.dtype)
+        else:
+            total = dense_pixels(dx[None] if alone else dx, ctx.dtype)
+        with only_live(ctx.live):
+            _run_spread(dmeans, total, add=dx is not None)
+        return total[0] if alone else total
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int]:
-        return Squeeze.apply(stacked(x, in_dims[0], info.batch_size)), 0
+    def vmap(
+        info: Any, in_dims: tuple[int | None], x: Tensor
+    ) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+        return Squeeze.apply(stacked(x, in_dims[0], info.batch_size)), (0, 0)
 
 
 class Excite(torch.autograd.Function):
@@ -204,9 +230,9 @@ class Excite(torch.autograd.Function):
         return Excite.apply(stacked(x, in_dims[0], rows), stacked(factor, in_dims[1], rows)), 0
 
 
-def squeeze(x: Tensor) -> Tensor:
-    """Typed `Squeeze.apply`."""
-    out: Tensor = Squeeze.apply(x)
+def squeeze(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Typed `Squeeze.apply`; only `excite` may use the second output, once."""
+    out: tuple[Tensor, Tensor] = Squeeze.apply(x)
     return out
 
 

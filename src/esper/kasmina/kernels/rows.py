@@ -18,6 +18,7 @@ Shape letters: R rows, G rows of one group, N numbers of a row.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -27,12 +28,15 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from esper.device.branches import Branches
 from esper.kasmina.kernels.grids import block_of, if_live, if_written, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
 
 BLOCK: Final = 4096
 """Elements per program."""
+LANE: Final = 1
+"""Lane of branches that move rows."""
 
 
 @triton.jit
@@ -127,6 +131,15 @@ def add_rows_(h: Tensor, index: Tensor, alpha: Tensor, values: Tensor, scaled: b
         )
 
 
+def _add_groups(
+    h: Tensor, places: tuple[Sequence[Tensor], ...], values: Sequence[Tensor], scaled: bool
+) -> None:
+    """`add_rows_` for groups that have different rows, and so may overlap."""
+    with Branches(h.device, LANE) as branches:
+        for index, alpha, own in zip(*places, values, strict=True):
+            branches.run(partial(add_rows_, h, index, alpha, own, scaled))
+
+
 class Fork(torch.autograd.Function):
     """(h, own gradient, for each group: index, live) -> h itself, and the rows of each group."""
 
@@ -136,7 +149,10 @@ class Fork(torch.autograd.Function):
         ctx.own_gradient = own_gradient
         ctx.places = parts[0::2], parts[1::2]
         ctx.layout = h.stride(), h.dtype
-        taken = (take_rows(h, i, live=a) for i, a in zip(*ctx.places, strict=True))
+        taken = [like_rows(h, len(index)) for index in parts[0::2]]
+        with Branches(h.device, LANE) as branches:
+            for index, live, out in zip(*ctx.places, taken, strict=True):
+                branches.run(partial(take_rows, h, index, out, live=live))
         return (h.view_as(h), *taken)
 
     @staticmethod
@@ -145,8 +161,7 @@ class Fork(torch.autograd.Function):
         total = same_layout(grad, *ctx.layout)
         if total is grad and not ctx.own_gradient:
             total = grad.clone()
-        for index, alpha, part in zip(*ctx.places, grads, strict=True):
-            add_rows_(total, index, alpha, same_layout(part, *ctx.layout), scaled=False)
+        _add_groups(total, ctx.places, [same_layout(g, *ctx.layout) for g in grads], scaled=False)
         return (total, None, *(None for _ in chain(*ctx.places)))
 
 
@@ -160,18 +175,19 @@ class Return(torch.autograd.Function):
             out = h.view_as(h) if owned else h.clone()
         ctx.layout = out.stride(), out.dtype
         ctx.places = parts[0::3], parts[1::3]
-        for index, alpha, delta in zip(*ctx.places, parts[2::3], strict=True):
-            add_rows_(out, index, alpha, same_layout(delta, *ctx.layout), scaled=True)
+        deltas = [same_layout(delta, *ctx.layout) for delta in parts[2::3]]
+        _add_groups(out, ctx.places, deltas, scaled=True)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grad = same_layout(grad, *ctx.layout)
-        out: list[Tensor | None] = [grad, None]
-        for index, alpha in zip(*ctx.places, strict=True):
-            out += [None, None, take_rows(grad, index, scale=alpha)]
-        return tuple(out)
+        taken = [like_rows(grad, len(index)) for index in ctx.places[0]]
+        with Branches(grad.device, LANE) as branches:
+            for index, alpha, out in zip(*ctx.places, taken, strict=True):
+                branches.run(partial(take_rows, grad, index, out, scale=alpha))
+        return (grad, None, *(value for out in taken for value in (None, None, out)))
 
 
 class Join(torch.autograd.Function):
