@@ -240,7 +240,7 @@ class _Bench:
             print(f"[{self.elapsed:.0f} s] {name}: {one}", flush=True)
             try:
                 contender = make()
-                contender.train(4)  # kernels are chosen, the graph is captured and replayed
+                contender.train(6)  # kernels are chosen, the graph is captured and replayed
                 synchronize_device(self.device)
             except (RuntimeError, EsperError) as error:
                 print(f"  left out: {str(error).splitlines()[0]}", flush=True)

@@ -131,9 +131,7 @@ class Grown:
         self.totals = TrainTotals.zeros(members, slots, self.population.device)
         with self._autocast(), torch.no_grad():
             self.population.forward(self.x[:, :2])  # picks the executor
-        self.graphs, self.graphs_off = make_graph_cache(
-            "on" if self.population.device.type == "cuda" else "auto", self.population
-        )
+        self.graphs, self.graphs_off = make_graph_cache("auto", self.population)
 
     def _autocast(self) -> AbstractContextManager[None]:
         return autocast(self.device, "auto", cached=False)

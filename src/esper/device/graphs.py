@@ -134,7 +134,6 @@ def reason_against_graphs(
     """Return None if work is to be captured, else why not; mode `on` raises instead.
 
     `runs_whole`: the host is not traced, so its Python may decide differently at each call.
-    Mode `auto` leaves the loop executor alone: what its graphs bring has not been measured yet.
     """
     if mode not in GRAPH_MODES:
         raise unknown_name("graphs", mode, GRAPH_MODES)
@@ -147,8 +146,6 @@ def reason_against_graphs(
         problem = "the host is not traced and runs whole, by hooks"
     if mode == "on" and problem is not None:
         raise EsperError(f"graphs 'on': {problem}; use graphs 'auto'")
-    if mode == "auto" and executor == "loop":
-        problem = problem or "executor loop computes member by member; 'on' captures it"
     return "requested" if mode == "off" else problem
 
 
@@ -156,14 +153,19 @@ class GraphCache:
     """Captured work by key, and the static buffers of its inputs."""
 
     def __init__(
-        self, recorder: Recorder, limit: int = MAX_GRAPHS, reason: str = "requested"
+        self,
+        recorder: Recorder,
+        limit: int = MAX_GRAPHS,
+        reason: str = "requested",
+        patience: int = 1,
     ) -> None:
-        """`reason`: why work is captured, for the report."""
+        """`reason`: why work is captured, for the report; `patience`: eager runs before it is."""
         self._recorder = recorder
         self._limit = limit
         self._reason = reason
-        self._entries: OrderedDict[Hashable, Recording | None] = OrderedDict()
-        """None: warmed up, to be captured at the next call."""
+        self._patience = patience
+        self._entries: OrderedDict[Hashable, Recording | int] = OrderedDict()
+        """Captured work, or how often it ran eagerly."""
         self._inputs: dict[Hashable, Tensor] = {}
         self._residents: dict[int, Tensor] = {}
         self.problem: str | None = None
@@ -191,22 +193,22 @@ class GraphCache:
 
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run the work of a key once, eagerly or by replay."""
-        if self.problem is not None or key not in self._entries:
-            self._run_eagerly(key, work)
+        found = self._entries.get(key, 0)
+        if self.problem is None and isinstance(found, int) and found >= self._patience:
+            found = self._capture(key, work) or found
+        if isinstance(found, int):  # always, once capturing was given up
+            self._run_eagerly(key, work, found)
             return
         self._entries.move_to_end(key)
-        recording = self._entries[key] or self._capture(key, work)
-        if recording is None:
-            self._run_eagerly(key, work)
-            return
-        recording.replay()
+        found.replay()
         self.replays += 1
 
-    def _run_eagerly(self, key: Hashable, work: Callable[[], None]) -> None:
+    def _run_eagerly(self, key: Hashable, work: Callable[[], None], before: int) -> None:
         work()
         self.eager += 1
         if self.problem is None:
-            self._entries[key] = None
+            self._entries[key] = before + 1
+            self._entries.move_to_end(key)
             while len(self._entries) > self._limit:
                 self._entries.popitem(last=False)
 
@@ -234,5 +236,5 @@ class GraphCache:
             replays=self.replays,
             eager=self.eager,
             capture_seconds=self.capture_seconds,
-            held=sum(recording is not None for recording in self._entries.values()),
+            held=sum(not isinstance(found, int) for found in self._entries.values()),
         )

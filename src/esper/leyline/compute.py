@@ -42,8 +42,8 @@ class ComputeSettings:
     the faster of fused and torch's (`fast`, executor `auto`). On an ARM CPU with a C compiler
     `fused` is blocks in C, for executor `loop`; `auto` takes them under `fast`."""
     graphs: GraphMode = "auto"
-    """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA with
-    the vmap executor."""
+    """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA, with
+    the loop executor for plans that stay."""
     data_placement: DataPlacement = "auto"
     """Training data on the `device`, or on the host and `stream`ed; `auto` takes the device if
     they fit."""

@@ -57,7 +57,7 @@ def autotune_executor(
         for name, candidate in candidates.items():
             population.choice = ExecutorChoice(candidate, "on trial")
             spent = _timed(runs[name], device)
-            if repeat == 0 and recorder is not None and candidate.name == "vmap":
+            if repeat == 0 and recorder is not None:
                 with contextlib.suppress(RuntimeError):  # cannot be captured: time eager runs
                     runs[name] = recorder.capture(train_batch).replay
             if repeat > 0:  # the first one compiles and tunes kernels

@@ -216,10 +216,10 @@ class TolariaGovernor:
         known_E = np.isfinite(self._window_EW).sum(axis=1) >= self.config.min_window
         if known_E.any():
             window_NW = self._window_EW[known_E]
-            median_N1 = np.nanmedian(window_NW, axis=1, keepdims=True)
-            mad_N = np.nanmedian(np.abs(window_NW - median_N1), axis=1)
+            median_N = _medians(window_NW)
+            mad_N = _medians(np.abs(window_NW - median_N[:, None]))
             spread_N = np.maximum(mad_N, self.config.min_deviation)
-            limit_E[known_E] = median_N1[:, 0] + self.config.spike_deviations * spread_N
+            limit_E[known_E] = median_N + self.config.spike_deviations * spread_N
         return limit_E
 
     def _detect_panics(
@@ -306,6 +306,15 @@ class TolariaGovernor:
             if name.startswith(_SNAPSHOTS)
         }
         self._snapshots.load_state(snapshots)
+
+
+def _medians(values_NW: Doubles) -> Doubles:
+    """Return the median of each row without its NaNs, as `np.nanmedian`, which takes ten times as
+    long for few numbers; every row has a number."""
+    sorted_NW = np.sort(values_NW, axis=1)  # NaNs last
+    count_N = (~np.isnan(sorted_NW)).sum(axis=1)
+    middle_N2 = np.stack([(count_N - 1) // 2, count_N // 2], axis=1)
+    return np.asarray(np.take_along_axis(sorted_NW, middle_N2, axis=1).mean(axis=1))
 
 
 def healthy_members(

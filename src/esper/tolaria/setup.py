@@ -42,6 +42,10 @@ LARGE_BATCH: Final = 2**17
 """Numbers of a member's batch at a slot from which on a CPU loop is faster than vmap, whatever the
 number of members; below it vmap is, for 4 members or more (docs/performance.md)."""
 
+LOOP_PATIENCE: Final = 3
+"""Batches that the loop executor computes with a plan before `auto` captures it: a capture costs
+about as much time as its first replays gain."""
+
 
 def choose_device(config: EngineConfig) -> torch.device:
     """Device of this process; each rank of executor `sharded` has its own.
@@ -131,7 +135,8 @@ def prepare_executor(
         reason = "large images on a CPU; 'vmap' is for small ones"
         population.choice = ExecutorChoice(LoopExecutor(kernels[0]), reason)
     elif chosen and config.profile == "fast":
-        replayed = reason_against_graphs(config.graphs, device) is None
+        whole = population.network.runs_whole
+        replayed = reason_against_graphs(config.graphs, device, runs_whole=whole) is None
         population.choice = autotune_executor(
             population,
             partial(_train_batch, env, x, target, device, precision),
@@ -185,5 +190,7 @@ def make_graph_cache(
     problem = reason_against_graphs(mode, device, executor, population.network.runs_whole)
     if problem is not None:
         return None, problem
-    reason = "requested" if mode == "on" else "CUDA and vmap"
-    return GraphCache(CudaRecorder(device), reason=reason), None
+    reason = "requested" if mode == "on" else f"CUDA and {executor}"
+    # A graph of the loop executor is valid for one plan, alphas included.
+    patience = LOOP_PATIENCE if executor == "loop" and mode == "auto" else 1
+    return GraphCache(CudaRecorder(device), reason=reason, patience=patience), None
