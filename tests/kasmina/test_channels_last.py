@@ -249,6 +249,32 @@ def test_large_images_lie_channels_last_under_loop(monkeypatch: pytest.MonkeyPat
         assert set(seen) == {wanted}
 
 
+def test_the_trial_of_layouts_is_not_about_rounding(monkeypatch: pytest.MonkeyPatch):
+    """A host whose half precision depends on the layout is laid out; one that is wrong is not."""
+
+    class Rounded(nn.Module):
+        def __init__(self, always: bool) -> None:
+            super().__init__()
+            self.always = always
+
+        def forward(self, x: Tensor) -> Tensor:
+            rounded = self.always or torch.is_autocast_enabled("cpu")
+            return x + 0.01 * x.flip(1) if rounded and is_channels_last(x) else x
+
+    for always in (False, True):
+        host = partial(CNNHost, 10, 3, 8, 3)
+
+        def made(host=host, always=always) -> CNNHost:
+            out = host()
+            out.pools[0] = nn.Sequential(Rounded(always), out.pools[0])
+            return out
+
+        population = Population(made, ("r0c0",), ("norm",), 1, config=LOOP)
+        with torch.autocast("cpu", torch.bfloat16):
+            population.forward(draw((1, 2, 3, 32, 32)).float())
+        assert population.network.any_layout == (not always)
+
+
 def test_a_user_s_seed_gets_an_input_that_can_be_viewed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(BlueprintRegistry, "_entries", dict(BlueprintRegistry._entries))
 

@@ -73,7 +73,10 @@ def probe_host(network: StackedNetwork, x: Tensor, trace: ShapeTrace) -> HostPro
 
 
 def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
-    """Whether the host computes the same from channels-last images; a user's `view` may fail."""
+    """Whether the host computes the same from channels-last images; a user's `view` may fail.
+
+    In full precision: layouts have different kernels, whose rounding adds up in deep hosts.
+    """
     host = network.host.template
     if x.ndim != 4 or network.topology != "cnn" or network.runs_whole:
         return False
@@ -82,7 +85,7 @@ def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     try:
         for given in (pair, pair.contiguous(memory_format=torch.channels_last)):
             with _temporary_buffers(host), torch.no_grad(), forked_rng(0, network.device):
-                with _mode(host, training=False):
+                with _mode(host, training=False), _full_precision(network.device):
                     outs.append(_run_chain(network, given)[1])
                 with _mode(host, training=True):
                     _run_chain(network, given)
@@ -213,6 +216,19 @@ def _check_input_kept(network: StackedNetwork, given: Tensor) -> None:
             f"host {_name(network)} writes over its input: others read the same batch; start with "
             f"an operation that is not in place"
         )
+
+
+@contextlib.contextmanager
+def _full_precision(device: torch.device) -> Iterator[None]:
+    """Compute without autocast and without TF32."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    try:
+        cudnn.allow_tf32 = matmul.allow_tf32 = False
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 def _allclose(a: Tensor, b: Tensor) -> bool:
