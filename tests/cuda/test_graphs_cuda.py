@@ -35,6 +35,7 @@ from esper.tamiyo.baselines import StaticTopology, WaitPolicy
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.engine import VectorizedEngine
 from esper.tolaria.runtime import autocast
+from esper.tolaria.setup import LOOP_PATIENCE
 from graph_support import Rerun
 from support import CLASSES, KINDS, ROW_0, batch, bring_to, make_population
 
@@ -297,13 +298,18 @@ def test_dropped_graphs_are_captured_again_and_memory_does_not_grow():
 # ---- the engine ---------------------------------------------------------------------------
 
 
-def test_auto_is_on_for_cuda_with_vmap_and_loop_only_on_request():
+def test_auto_is_on_for_cuda_with_vmap_and_with_loop_for_plans_that_stay():
     assert on_gpu().graph_report().on
     assert on_gpu(graphs="on").graph_report().on
     off = on_gpu(graphs="off").graph_report()
     assert (off.on, off.reason) == (False, "requested")
-    assert not on_gpu(executor="loop").graph_report().on
     assert on_gpu(executor="loop", graphs="on").graph_report().on
+    engine = on_gpu(executor="loop")
+    engine.run_rollout(WaitPolicy())
+    report = engine.graph_report()
+    assert report.reason == "CUDA and loop"
+    assert report.eager >= LOOP_PATIENCE
+    assert report.replays > report.eager
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

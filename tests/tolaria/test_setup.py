@@ -13,6 +13,7 @@ from engine_support import small_engine
 from esper.device.graphs import GraphCache
 from esper.tolaria import setup
 from esper.tolaria.engine_config import EngineConfig
+from esper.tolaria.executor_autotune import autotune_executor
 from esper.tolaria.setup import (
     allocate_batch_buffers,
     candidate_kernels,
@@ -128,6 +129,22 @@ def test_a_trial_leaves_weights_and_data_as_they_were():
     assert choice.reason.startswith("measured: vmap ")
     assert torch.equal(engine.env.model.network.host.flat_EP, fresh)
     assert torch.equal(next(engine.batches.step(0))[0], first)
+
+
+def test_the_trial_replays_vmap_and_runs_loop_as_plans_that_change_would():
+    """Replayed, loop wins for bare hosts, and captures at nearly every step once seeds come."""
+    population, captured = small_engine().env.model, []
+
+    class Told:
+        def capture(self, work):
+            captured.append(population.choice.executor.name)
+            return self
+
+        def replay(self):
+            pass
+
+    autotune_executor(population, lambda: None, CPU, recorder=Told())
+    assert captured == ["vmap"]
 
 
 def test_no_graphs_come_with_what_speaks_against_them():

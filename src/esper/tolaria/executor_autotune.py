@@ -57,7 +57,8 @@ def autotune_executor(
         for name, candidate in candidates.items():
             population.choice = ExecutorChoice(candidate, "on trial")
             spent = _timed(runs[name], device)
-            if repeat == 0 and recorder is not None:
+            # Not loop: its graphs are valid for one plan, and seeds will change plans.
+            if repeat == 0 and recorder is not None and candidate.name == "vmap":
                 with contextlib.suppress(RuntimeError):  # cannot be captured: time eager runs
                     runs[name] = recorder.capture(train_batch).replay
             if repeat > 0:  # the first one compiles and tunes kernels
