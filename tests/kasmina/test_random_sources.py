@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from esper.kasmina import CNNHost, random_probe
+from esper.kasmina.random_probe import draws_nothing, find_draws
 from random_support import RandomHost, blueprints_of, random_population, random_seed, train
-from support import batch, refused
+from support import KINDS, batch, make_population, refused
 
 
 class Layer(nn.Module):
@@ -211,3 +214,61 @@ def test_finding_out_leaves_no_trace(executor):
     for name, value in population.network.host.fixed.items():
         assert torch.equal(value, fixed[name]), name
     assert all(p.grad is None for p in population.network.host.template.parameters())
+
+
+# ---- layers that need no trial ------------------------------------------------------------
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + torch.rand(())
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(3, 3)
+    module.register_forward_hook(lambda _, __, out: out + torch.rand(()))
+    return module
+
+
+def replaced() -> nn.Module:
+    module = nn.ReLU()
+    module.forward = lambda x: x + torch.rand(())
+    return module
+
+
+def drawn_into_ours() -> nn.Module:
+    host = CNNHost(3, 1)
+    host.pools[0] = nn.Sequential(host.pools[0], nn.Dropout2d())
+    return host
+
+
+@pytest.mark.parametrize(
+    "make", [partial(Noisy, 3, 3), hooked, replaced, drawn_into_ours, nn.Dropout]
+)
+def test_what_may_draw_is_tried(make):
+    assert not draws_nothing(nn.Sequential(nn.Linear(3, 3), make()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_tried_draws_nothing(kind, monkeypatch):
+    """Segments of hosts and blueprints that are known: a trial finds nothing, and their output."""
+    network = make_population(1, "loop", kind=kind).network
+    known = 0
+    x = batch(1, kind=kind)[0][0]
+    cases = []
+    for segment in network.segments:
+        cases.append((segment.module, x))
+        x = find_draws("a segment", segment.module, x).out
+    for slot, fits in enumerate(network.fits_SK):
+        banks = (network.bank(slot, int(k)).template for k in np.flatnonzero(fits))
+        cases += [(template, network.sample_activation(slot)) for template in banks]
+    for module, given in cases:
+        if draws_nothing(module):
+            known += 1
+            found = find_draws("known", module, given)
+            with monkeypatch.context() as patch:
+                patch.setattr(random_probe, "draws_nothing", lambda _: False)
+                tried = find_draws("tried", module, given)
+            assert (tried.site, tried.uncontrolled) == (None, ())
+            assert torch.equal(tried.out, found.out)
+    assert known >= len(KINDS[kind].blueprints)

@@ -126,8 +126,9 @@ class StackedNetwork:
         self.sites: dict[int, Site] | None = None
         """Position -> site of each segment that draws random numbers in training; None until an
         input was seen (`find_sites`)."""
-        self.any_layout = False
-        """Whether the host was seen to compute the same from channels-last images."""
+        self.layout_trial: Callable[[], bool] | None = None
+        """Tries whether the host computes the same from channels-last images; None: it was."""
+        self._any_layout = False
         self.repeatable = True
         """Whether all random numbers of the host come from Esper's streams."""
         self.fused_runs = _fuse_runs(self.segments, self.slots, device.type == "cpu", {})
@@ -193,6 +194,14 @@ class StackedNetwork:
         self.fused_runs = _fuse_runs(
             self.segments, self.slots, self.device.type == "cpu", self.sites
         )
+
+    @property
+    def any_layout(self) -> bool:
+        """Whether the host computes the same from channels-last images; tried when first asked."""
+        trial, self.layout_trial = self.layout_trial, None
+        if trial is not None:
+            self._any_layout = trial()
+        return self._any_layout
 
     @property
     def draws(self) -> bool:

@@ -375,7 +375,10 @@ class Population:
                 probe_seed(self.network, trace.slot_shapes, slot, kind)
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
-            self.network.any_layout = runs_channels_last(self.network, x[0])
+            ends = torch.cat([x[0, :1], x[0, -1:]])
+            self.network.layout_trial = partial(runs_channels_last, self.network, ends)
+            if self.network.shards is not None:
+                _ = self.network.any_layout  # tried while the template has values
             self.network.host.release_template()
             self.choice = self.choice or self._choose_executor(x)
             self.probe = probe

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.device.rng import forked_rng
+from esper.kasmina import fused
 from esper.kasmina.counting import count_macs
 from esper.kasmina.executors.base import check_delta
 from esper.kasmina.network import StackedNetwork
@@ -84,7 +85,12 @@ def runs_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     outs = []
     try:
         for given in (pair, pair.contiguous(memory_format=torch.channels_last)):
-            with _temporary_buffers(host), torch.no_grad(), forked_rng(0, network.device):
+            with (
+                _temporary_buffers(host),
+                torch.no_grad(),
+                forked_rng(0, network.device),
+                fused.use_kernels("own"),
+            ):
                 with _mode(host, training=False), _full_precision(network.device):
                     outs.append(_run_chain(network, given)[1])
                 with _mode(host, training=True):

@@ -1,4 +1,4 @@
-"""Find the parts of a network that draw random numbers, by running each of them.
+"""Find the parts of a network that draw random numbers, by running each that may.
 
 Torch operations known to `random_layers` draw from Esper's streams. Others cannot be reproduced:
 other generators, unknown operations, numbers drawn again in the backward pass. They are reported in
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from esper.device.rng import forked_rng
+from esper.kasmina.layers import has_hooks
 from esper.kasmina.random_layers import RowDraws, RowStreams, Site
 from esper.leyline.errors import ShapeError
 
@@ -29,6 +30,17 @@ _ATTENTION: Final = "_scaled_dot_product_"
 """Prefix of the names of torch's fused attentions."""
 _CHECKPOINT: Final = "torch.utils.checkpoint (again in the backward pass)"
 _UNSEEN: Final = "a source that is not known"
+_QUIET: Final = frozenset(
+    {
+        nn.Sequential, nn.ModuleList, nn.Identity, nn.Flatten, nn.Linear, nn.Embedding, nn.Conv1d,
+        nn.Conv2d, nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm, nn.ReLU, nn.GELU,
+        nn.SiLU, nn.Tanh, nn.Sigmoid, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
+        nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+    }
+)  # fmt: skip
+"""Layers of torch that draw nothing; not their subclasses."""
+_OURS: Final = ("esper.kasmina.layers", "esper.kasmina.hosts.", "esper.kasmina.blueprints.")
+"""Packages whose own modules draw nothing; what a user puts into them is looked at by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +55,39 @@ class Draws:
     """Its output, detached."""
 
 
+def draws_nothing(module: nn.Module) -> bool:
+    """Whether all parts are layers that are known to draw nothing, as they were written."""
+    return not has_hooks(module) and all(
+        "forward" not in vars(part)
+        and (type(part) in _QUIET or type(part).__module__.startswith(_OURS))
+        for part in module.modules()
+    )
+
+
 def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
-    """Run a module twice in training mode on at least two samples; its state is restored."""
+    """Run a module in training mode on at least two samples, twice unless it is known to draw
+    nothing; its state is restored."""
     modes = {part: part.training for part in module.modules()}
     module.train()
-    with forked_rng(0, x.device), torch.inference_mode(False), torch.enable_grad():
-        site = Site(name)
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            if draws_nothing(module):
+                out = functional_call(module, _cloned_state(module), (x.detach().clone(),))
+                return Draws(None, (), out.detach())
+            with forked_rng(0, x.device):
+                return _find_by_trial(name, module, x)
+    finally:
+        for part, mode in modes.items():  # a user's host may keep a norm in eval mode
+            part.training = mode
+
+
+def _find_by_trial(name: str, module: nn.Module, x: Tensor) -> Draws:
+    site = Site(name)
+    out, watch, sources = _run(site, module, x)
+    if any(op.startswith(_ATTENTION) for op in watch.unknown):
+        site = Site(name, plain_attention=True)
         out, watch, sources = _run(site, module, x)
-        if any(op.startswith(_ATTENTION) for op in watch.unknown):
-            site = Site(name, plain_attention=True)
-            out, watch, sources = _run(site, module, x)
-        again, _, _ = _run(site, module, x)
-    for part, mode in modes.items():  # a user's host may keep a norm in eval mode
-        part.training = mode
+    again, _, _ = _run(site, module, x)
     same = torch.allclose(out.float(), again.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
     if not same and not sources:
         sources = [_UNSEEN]
@@ -65,6 +97,8 @@ def find_draws(name: str, module: nn.Module, x: Tensor) -> Draws:
 
 def draws_in_evaluation(module: nn.Module, x: Tensor) -> bool:
     """Whether a module draws random numbers in eval mode."""
+    if draws_nothing(module):
+        return False
     was_training = module.training
     module.eval()
     watch = _DrawRecorder(Site("evaluation"), x.device)

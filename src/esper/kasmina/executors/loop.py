@@ -360,9 +360,10 @@ def _prefers_channels_last(network: StackedNetwork, x: Tensor) -> bool:
     On a CPU, torch's pooling and convolution gradients are faster that way, on a GPU its half
     precision convolutions; small images are computed differently on a CPU (`convolution`).
     """
-    if x.ndim != 5 or not network.any_layout or x.stride(-3) == 1:  # the last: it is already
+    if x.ndim != 5 or x.stride(-3) == 1:  # the latter: it already is
         return False
-    return x.is_cuda or x.shape[-2] * x.shape[-1] >= CHANNELS_LAST_PIXELS
+    large = x.is_cuda or x.shape[-2] * x.shape[-1] >= CHANNELS_LAST_PIXELS
+    return large and network.any_layout  # asked last: it may take a trial
 
 
 def _supports_any_layout(module: nn.Module) -> bool:
