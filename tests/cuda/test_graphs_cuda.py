@@ -163,6 +163,7 @@ def all_kinds(device: str) -> Population:
     return population
 
 
+@pytest.mark.filterwarnings("error:The AccumulateGrad node's stream")
 def test_branches_of_a_graph_compute_what_one_stream_does_bit_for_bit():
     """Groups of seeds overlap in a capture; a tensor reused too early would show in some replay."""
     ends = []
