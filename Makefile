@@ -79,7 +79,7 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 
 test: ## lint beside the kernels, then all tests but the slow ones
 	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) $(STAMP) $(KERNELS_STAMP)
-	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) JOBS=1 $(WARM) lint test-kernels
+	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) JOBS=1 test-kernels lint $(WARM)
 	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
 
 test-slow: setup ## the slow tests alone; those that need an extra say so and skip
