@@ -252,7 +252,7 @@ def suffix_macs(population: Population, x: Tensor) -> Ints:
     """Return `[S]` MACs per sample of the host's segments after each slot; `x` is `[B, ...]`."""
     import torch
 
-    from esper.kasmina.counting import count_macs
+    from esper.kasmina.counting import count_macs, flop_counter
 
     network = population.network
     host = network.host.template
@@ -260,12 +260,12 @@ def suffix_macs(population: Population, x: Tensor) -> Ints:
         return np.full(len(network.slots), count_macs(host, x), dtype=np.int64)
     was_training = host.training
     host.eval()  # do not update running statistics
-    per_segment = []
+    macs_until = []  # of the segments up to each
     h = x[:1]
-    with torch.no_grad():
+    with torch.no_grad(), flop_counter() as counter:
         for segment in network.segments:
-            per_segment.append(count_macs(segment.module, h))
             h = segment.module(h)
+            macs_until.append(int(counter.get_total_flops()) // 2)
     host.train(was_training)
-    behind = [sum(per_segment[slot.position + 1 :]) for slot in network.slots]
+    behind = [macs_until[-1] - macs_until[slot.position] for slot in network.slots]
     return np.array(behind, dtype=np.int64)
