@@ -126,7 +126,7 @@ class StackedNetwork:
         self.sites: dict[int, Site] | None = None
         """Position -> site of each segment that draws random numbers in training; None until an
         input was seen (`find_sites`)."""
-        self.layout_trial: Callable[[], bool] | None = None
+        self.layout_trial: Callable[[StackedNetwork], bool] | None = None
         """Tries whether the host computes the same from channels-last images; None: it was."""
         self._any_layout = False
         self.repeatable = True
@@ -200,7 +200,7 @@ class StackedNetwork:
         """Whether the host computes the same from channels-last images; tried when first asked."""
         trial, self.layout_trial = self.layout_trial, None
         if trial is not None:
-            self._any_layout = trial()
+            self._any_layout = trial(self)
         return self._any_layout
 
     @property

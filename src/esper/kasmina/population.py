@@ -376,7 +376,7 @@ class Population:
             if self.network.sites is None:
                 self.network.find_sites(torch.cat([x[0, :1], x[0, -1:]]))  # norms need two
             ends = torch.cat([x[0, :1], x[0, -1:]])
-            self.network.layout_trial = partial(runs_channels_last, self.network, ends)
+            self.network.layout_trial = partial(runs_channels_last, x=ends)
             if self.network.shards is not None:
                 _ = self.network.any_layout  # tried while the template has values
             self.network.host.release_template()
