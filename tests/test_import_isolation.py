@@ -64,6 +64,24 @@ def test_import_esper_is_fast():
     assert best_ms < IMPORT_LIMIT_MS
 
 
+def test_members_grow_without_torchs_compiler():
+    """Its import takes over a second; MACs are the same once it is there."""
+    code = """if True:
+    import sys, torch
+    from esper.kasmina import CNNHost, Population
+    from esper.kasmina.counting import count_macs
+    x, y = torch.randn(2, 4, 3, 8, 8), torch.zeros(2, 4, dtype=torch.int64)
+    population = Population(CNNHost, ("r0c0",), ("conv_light",), 2)
+    population.plant([0], "r0c0", "conv_light")
+    population.train_batch(x, y)
+    before = count_macs(CNNHost(), x[0])
+    print("torch._dynamo" in sys.modules, end=" ")
+    import torch._dynamo
+    print(count_macs(CNNHost(), x[0]) == before > 0)
+    """
+    assert run_python(code).split() == ["False", "True"]
+
+
 def test_version_is_that_of_the_installed_project():
     from importlib.metadata import version
 

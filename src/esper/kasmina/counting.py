@@ -7,11 +7,13 @@ Element-wise operations (norms, activations, scales) are not counted.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import flop_counter as torch_counter
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.kasmina.convolution import torch_convolutions
@@ -32,10 +34,29 @@ def flop_counter() -> Iterator[FlopCounterMode]:
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         counter = FlopCounterMode(display=False)
-        with torch_convolutions(), sdpa_kernel(SDPBackend.MATH), counter:
+        with torch_convolutions(), sdpa_kernel(SDPBackend.MATH), _without_compiler(), counter:
             yield counter
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Count without importing torch's compiler, which takes over a second.
+
+    Torch wraps the counter so that the compiler leaves it alone, and the wrapper imports it.
+    """
+    mode = getattr(torch_counter, "_FlopCounterMode", None)
+    wrapped = getattr(mode, "__torch_dispatch__", None)
+    bare = getattr(wrapped, "__wrapped__", None)
+    if mode is None or bare is None or "torch._dynamo" in sys.modules:
+        yield
+        return
+    mode.__torch_dispatch__ = bare
+    try:
+        yield
+    finally:
+        mode.__torch_dispatch__ = wrapped
 
 
 def count_macs(module: nn.Module, x: Tensor) -> int:
