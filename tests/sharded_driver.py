@@ -51,7 +51,7 @@ def main(ranks: int, folder: Path, names: list[str]) -> int:
             try:
                 work(folder, names)
             except EsperError as error:
-                print(error, file=sys.stderr)
+                sys.stderr.write(f"{error}\n")  # at once: ranks share the stream
                 os._exit(2)
             except BaseException:
                 traceback.print_exc()

@@ -1,6 +1,6 @@
 """C code compiled at first use by this machine's compiler, then read from the disk.
 
-A library is one file in the cache of kernels (`kernels.compiled.cache_folder`), named by a hash of
+A library is one file in the cache of kernels (`device.kernel_cache`), named by a hash of
 source, options and compiler. Files are written whole or not at all, and end with a checksum: a
 damaged library would end the process where it is first used.
 """
@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from esper.kasmina.kernels.compiled import CACHE_VARIABLE, cache_folder
+from esper.device.kernel_cache import CACHE_VARIABLE, cache_folder
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
 

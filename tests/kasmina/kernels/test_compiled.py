@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from block_support import TASK_SHAPES, shape
+from esper.device.kernel_cache import CACHE_VARIABLE, cache_folder
 from esper.device.nvrtc import CompileError, find_nvrtc
 from esper.kasmina import Population
 from esper.kasmina.block_report import block_lines
@@ -36,7 +37,7 @@ class SlowCompiler:
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv(compiled.CACHE_VARIABLE, str(tmp_path / "kernels"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "kernels"))
     monkeypatch.setattr(compiled, "BUILDS", compiled.BlockBuilds())
 
 
@@ -66,10 +67,10 @@ def test_a_changed_source_is_compiled_anew(monkeypatch):
 
 def test_a_cache_that_cannot_be_written_is_said_and_does_without(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv(compiled.CACHE_VARIABLE, str(tmp_path / "file" / "kernels"))
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "kernels"))
     nvrtc = SlowCompiler()
     assert compiled.machine_code(BLOCK, "sm_90", nvrtc)
-    assert compiled.CACHE_VARIABLE in caplog.text
+    assert CACHE_VARIABLE in caplog.text
 
 
 ONE_OF_TWO = """
@@ -96,7 +97,7 @@ def test_two_processes_that_build_the_same_at_once_leave_one_whole_file():
     for one in two:
         one.communicate("go\n")
         assert one.returncode == 0
-    (file,) = compiled.cache_folder().iterdir()
+    (file,) = cache_folder().iterdir()
     assert file.read_bytes() == bytes(range(256)) * 4096
 
 

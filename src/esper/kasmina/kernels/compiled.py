@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 import torch
 
 from esper.device.cuda_modules import CudaFunction, CudaModule, DriverError
+from esper.device.kernel_cache import CACHE_VARIABLE, cache_folder
 from esper.device.nvrtc import CompileError, Nvrtc, find_nvrtc
 from esper.kasmina.kernels.block_plan import BlockPlan
 from esper.storage.atomic import write_atomic
 
 logger = logging.getLogger(__name__)
 
-CACHE_VARIABLE: Final = "ESPER_KERNEL_CACHE"
 SOURCE: Final = "block.cu"
 HEADERS: Final = ("block_device.h", "block_tiles.h")
 
@@ -49,15 +47,6 @@ class BlockBuilds:
 
 BUILDS: Final = BlockBuilds()
 """Of this process."""
-
-
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels."""
-    own = os.environ.get(CACHE_VARIABLE)
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "esper" / "kernels"
 
 
 @cache
