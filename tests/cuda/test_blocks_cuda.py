@@ -67,14 +67,19 @@ def test_every_number_of_the_output_is_written():
 
 
 def trained(kernels: str, batches: int = 3):
-    """Losses and parameters of eight members with conv_light and conv_heavy seeds."""
+    """Losses and parameters of eight members with seeds of all kinds, some of them incubating."""
+    kinds = ["conv_light", "conv_heavy", "norm", "conv_small", "depthwise", "attention"]
     population = Population(
-        lambda: CNNHost(10), ["r0c0", "r0c1", "r0c2"], ["conv_light", "conv_heavy"], 8,
+        lambda: CNNHost(10), ["r0c0", "r0c1", "r0c2"], kinds, 8,
         device=DEVICE, config=PopulationConfig(executor="vmap"),
     )  # fmt: skip
     population.plant([0, 1, 2], "r0c0", "conv_light")
     population.plant([2, 3], "r0c1", "conv_heavy")
     population.plant([4], "r0c2", "conv_heavy")
+    for number, kind in enumerate(kinds[2:]):
+        population.plant([4 + number], "r0c0", kind)
+        population.germinate([4 + number], "r0c1", kind)
+        population.plant([3 - number], "r0c2", kind)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 96, 3, 32, 32, generator=generator).to(DEVICE)
     y = torch.randint(10, (8, 96), generator=generator).to(DEVICE)

@@ -18,7 +18,12 @@ from torch import Tensor
 from esper.device.triton_support import can_use_kernels
 from esper.kasmina import block_cpu
 from esper.kasmina.block_cpu import Steps
-from esper.kasmina.block_parameters import BlockParameters
+from esper.kasmina.block_parameters import (
+    BlockParameters,
+    ExciteParameters,
+    NormParameters,
+    StepParameters,
+)
 from esper.kasmina.layout import padded_channels
 from esper.leyline.compute import KernelName
 
@@ -100,11 +105,7 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
     alone = group_channels == 1 and groups == channels == out_channels
     if height != width or not (groups == 1 or alone):
         return None
-    most = max(channels, out_channels)
-    if most > MOST_CHANNELS_ALONE if alone else most > MOST_CHANNELS or height > LARGEST_KERNEL:
-        return None
-    widest = max(padded_channels(channels), out_channels)
-    if not row_fits(x.shape[0], widest, *x.shape[2:]):
+    if not _convolution_fits(x, max(channels, out_channels), height, alone):
         return None
     from esper.kasmina.kernels.convolution import convolve
     from esper.kasmina.kernels.depthwise import convolve_alone
@@ -112,6 +113,15 @@ def conv2d(x: Tensor, weight: Tensor, groups: int, dtype: torch.dtype) -> Tensor
 
     ready = x if x.dtype == dtype else prepare(x, dtype)
     return (convolve if groups == 1 else convolve_alone)(ready, weight, dtype)
+
+
+def _convolution_fits(x: Tensor, most: int, side: int, alone: bool) -> bool:
+    """Whether we have a kernel for a convolution of images `[..., B, C, H, W]`; `most`: the larger
+    number of channels, `alone`: every channel is convolved alone."""
+    if most > MOST_CHANNELS_ALONE if alone else most > MOST_CHANNELS or side > LARGEST_KERNEL:
+        return False
+    images, channels, *sides = x.shape[-4:]
+    return row_fits(images, max(padded_channels(channels), most), *sides)
 
 
 def input_buffer(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -199,14 +209,30 @@ def conv_norm(
     return blocks.convolve_normalised(x, weight, scale, shift, groups, relu)
 
 
-def seeds_fit(h: Tensor, blocks: Sequence[BlockParameters]) -> bool:
-    """Whether the blocks of seeds can work on rows of `h` `[R, B, C, H, W]` where they lie."""
+def seeds_fit(h: Tensor, steps: Sequence[StepParameters]) -> bool:
+    """Whether the steps of seeds can work on rows of `h` `[R, B, C, H, W]` where they lie."""
     if not asked_for_blocks() or half_type(h) is not torch.bfloat16 or h.ndim != 5:
         return False
-    from esper.kasmina.kernels.blocks import MOST_IMAGES, obstacle, shape_of
+    from esper.kasmina.kernels.blocks import MOST_IMAGES
     from esper.kasmina.kernels.layout import pixel_stride
 
     lies = pixel_stride(h) == h.shape[2] and h.data_ptr() % 16 == 0
     if not lies or h.stride(0) != h[0].numel() or h.shape[1] > MOST_IMAGES:
         return False
-    return not any(obstacle(shape_of(h, b.weight, b.groups), h.device) for b in blocks)
+    return all(_step_fits(h, step, number, len(steps)) for number, step in enumerate(steps))
+
+
+def _step_fits(h: Tensor, step: StepParameters, number: int, count: int) -> bool:
+    """Whether a step of seeds, one of `count`, can work on rows of `h`."""
+    if isinstance(step, NormParameters | ExciteParameters):
+        from esper.kasmina.kernels.normalise import supported
+
+        return supported(h, step.groups if isinstance(step, NormParameters) else 1)
+    if isinstance(step, BlockParameters):
+        from esper.kasmina.kernels.blocks import obstacle, shape_of
+
+        return not obstacle(shape_of(h, step.weight, step.groups), h.device)
+    side, last = step.weight.shape[-1], number == count - 1
+    if last and (step.alone or (number == 0 and side > 1)):  # would read what it has changed
+        return False
+    return _convolution_fits(h, h.shape[2], side, step.alone)

@@ -41,7 +41,7 @@ GROWTH: Final = 1.25
 """Ratio of consecutive buckets above E."""
 SLACK: Final = 1.25
 """Largest waste, in rows relative to the exact bucket, at which existing buffers are reused."""
-RESTLESS_SLACK: Final = 3.0
+RESTLESS_SLACK: Final = 8.0
 """The same while new shapes keep coming."""
 RESTLESS: Final = 2.0
 """New shapes, each weighted by MEMORY for each plan since, from which on more waste is accepted."""

@@ -31,7 +31,7 @@ from esper.kasmina.kernels import block_plan, blocks
 from esper.kasmina.kernels.block_args import BlockArgs
 from esper.kasmina.kernels.block_plan import MOST_SHARED, plan
 from esper.kasmina.kernels.layout import empty_activation, only_live
-from esper.kasmina.kernels.seed_blocks import SeedRows, add_seeds
+from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds
 from esper.kasmina.layers import Conv2d
 from kernel_support import choose_kernels
 from support import batch, make_population

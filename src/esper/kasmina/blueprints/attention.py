@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import fused
+from esper.kasmina.block_parameters import ExciteParameters, StepParameters
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import LayerScale, Linear
 
@@ -31,6 +34,13 @@ class SqueezeExcite(nn.Module):
             return fused.excite(x, self._weights(means) * self.scale.gamma.flatten())
         out: Tensor = self.scale(x * self._weights(x.mean(dim=(-2, -1)))[..., None, None])
         return out
+
+    def seed_steps(self, state: Mapping[str, Tensor]) -> list[StepParameters]:
+        """Return the parameters of its step, for rows with this state."""
+        squeeze, shift = state["squeeze.weight"], state["squeeze.bias"]
+        excite, end = state["excite.weight"], state["excite.bias"]
+        gamma = state["scale.gamma"].flatten(1)
+        return [ExciteParameters(squeeze, shift, excite, end, gamma)]
 
     def _weights(self, pooled: Tensor) -> Tensor:
         return torch.tanh(self.excite(F.silu(self.squeeze(pooled))))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from esper.kasmina.block_parameters import BlockParameters, block_with_relu, scaled_block
+from esper.kasmina.block_parameters import StepParameters, block_with_relu, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_norm_relu, conv_scaled_norm
 
@@ -27,8 +27,8 @@ class ConvHeavy(nn.Module):
         h = conv_norm_relu(self.conv1, self.norm1, x)
         return conv_scaled_norm(self.conv2, self.norm2, self.scale, h)
 
-    def seed_blocks(self, state: Mapping[str, Tensor]) -> list[BlockParameters]:
-        """Return the parameters of its blocks, for rows with this state."""
+    def seed_steps(self, state: Mapping[str, Tensor]) -> list[StepParameters]:
+        """Return the parameters of its steps, for rows with this state."""
         return [
             block_with_relu(state, "conv1", "norm1", self.norm1.groups),
             scaled_block(state, "conv2", "norm2", "scale", self.norm2.groups),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from esper.kasmina.block_parameters import BlockParameters, scaled_block
+from esper.kasmina.block_parameters import StepParameters, scaled_block
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, conv_scaled_norm
 
@@ -24,6 +24,6 @@ class ConvLight(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return conv_scaled_norm(self.conv, self.norm, self.scale, x)
 
-    def seed_blocks(self, state: Mapping[str, Tensor]) -> list[BlockParameters]:
-        """Return the parameters of its blocks, for rows with this state."""
+    def seed_steps(self, state: Mapping[str, Tensor]) -> list[StepParameters]:
+        """Return the parameters of its steps, for rows with this state."""
         return [scaled_block(state, "conv", "norm", "scale", self.norm.groups)]

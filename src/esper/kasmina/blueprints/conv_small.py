@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
 from esper.kasmina import fused
+from esper.kasmina.block_parameters import ConvParameters, StepParameters
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.convolution import conv2d
 from esper.kasmina.layers import Conv2d, LayerScale
@@ -25,3 +28,7 @@ class ConvSmall(nn.Module):
             return conv2d(x, weight, None, self.conv.padding, 1, 1)
         out: Tensor = self.scale(self.conv(x))
         return out
+
+    def seed_steps(self, state: Mapping[str, Tensor]) -> list[StepParameters]:
+        """Return the parameters of its step, for rows with this state."""
+        return [ConvParameters(state["conv.weight"] * state["scale.gamma"][..., None])]

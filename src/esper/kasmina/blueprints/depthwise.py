@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
+from esper.kasmina.block_parameters import ConvParameters, StepParameters, scaled_norm_step
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import ChannelNorm, Conv2d, LayerScale, scaled_norm
 
@@ -21,3 +24,11 @@ class Depthwise(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return scaled_norm(self.norm, self.scale, self.pointwise(self.depthwise(x)))
+
+    def seed_steps(self, state: Mapping[str, Tensor]) -> list[StepParameters]:
+        """Return the parameters of its steps, for rows with this state."""
+        return [
+            ConvParameters(state["depthwise.weight"]),
+            ConvParameters(state["pointwise.weight"]),
+            scaled_norm_step(state, "norm", "scale", self.norm.groups),
+        ]

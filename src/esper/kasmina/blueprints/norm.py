@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor, nn
 
+from esper.kasmina.block_parameters import StepParameters, scaled_norm_step
 from esper.kasmina.blueprints.registry import blueprint
 from esper.kasmina.layers import ChannelNorm, LayerScale, scaled_norm
 
@@ -19,3 +22,7 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return scaled_norm(self.norm, self.scale, x)
+
+    def seed_steps(self, state: Mapping[str, Tensor]) -> list[StepParameters]:
+        """Return the parameters of its steps, for rows with this state."""
+        return [scaled_norm_step(state, "norm", "scale", self.norm.groups)]

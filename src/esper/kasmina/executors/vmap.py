@@ -23,7 +23,7 @@ from esper.device.branches import Branches
 from esper.kasmina import fused
 from esper.kasmina.batch_norm import batch_norms_for_vmap
 from esper.kasmina.blending import Gate, update_rows
-from esper.kasmina.block_parameters import BlockParameters
+from esper.kasmina.block_parameters import StepParameters
 from esper.kasmina.executors.base import (
     ObjectiveOfRows,
     check_delta,
@@ -295,18 +295,18 @@ def _apply_slot_by_kernels(
     streams: RowStreams | None,
     own: Ownership,
 ) -> Tensor:
-    """Seeds made of fused blocks work on their rows in place, others on copies of theirs.
+    """Seeds made of steps with kernels work on their rows in place, others on copies of theirs.
 
     Groups have different rows, so they are branches of a captured graph, forward and backward.
     """
     from esper.kasmina.kernels.layout import only_live
-    from esper.kasmina.kernels.seed_blocks import SeedRows, add_seeds
+    from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds
 
     with Branches(h.device) as branches:
-        blocks = [branches.run(partial(_seed_blocks, network, g, h)) for g in groups]
-    found = list(zip(groups, blocks, strict=True))
-    in_place = [SeedRows(g.rows_G, g.alpha_G, own_blocks) for g, own_blocks in found if own_blocks]
-    copied = [group for group, own_blocks in found if not own_blocks]
+        steps = [branches.run(partial(_seed_steps, network, g, h)) for g in groups]
+    found = list(zip(groups, steps, strict=True))
+    in_place = [SeedRows(g.rows_G, g.alpha_G, own_steps) for g, own_steps in found if own_steps]
+    copied = [group for group, own_steps in found if not own_steps]
     blended = [_blends_by_kernel(network, group, h) for group in copied]
     # What blends and seeds in place return backward is theirs, or was ours before.
     own_gradient = own.gradient or any(blended)
@@ -411,20 +411,20 @@ def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> b
     return type(gate) is Gate and not has_hooks(gate) and gates_fit(h)
 
 
-def _seed_blocks(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Sequence[BlockParameters]:
-    """Return the blocks of a group's seeds if they can work on rows of `h` in place, else none."""
+def _seed_steps(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Sequence[StepParameters]:
+    """Return the steps of a group's seeds if they can work on rows of `h` in place, else none."""
     if not fused.asked_for_blocks():
         return ()
     bank = network.bank(group.slot, group.blueprint)
     template = bank.template
-    if vars(type(template)).get("seed_blocks") is None or has_hooks(template):
+    if vars(type(template)).get("seed_steps") is None or has_hooks(template):
         return ()  # a subclass may compute something else
     if group.present != {BlendStyle.ADD} or group.detached_G is not None:
         return ()
-    blocks: Sequence[BlockParameters] = template.seed_blocks(  # type: ignore[operator]
+    steps: Sequence[StepParameters] = template.seed_steps(  # type: ignore[operator]
         bank.gather(group.members_G, group.frozen_G)
     )
-    return blocks if fused.seeds_fit(h, blocks) else ()
+    return steps if fused.seeds_fit(h, steps) else ()
 
 
 def _seed_update(

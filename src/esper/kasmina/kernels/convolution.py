@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
-from esper.kasmina.kernels.grids import if_live, if_written
+from esper.kasmina.kernels.grids import if_live, is_padding
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -26,9 +26,10 @@ from esper.kasmina.kernels.layout import (
     laid_out,
     launched,
     next_power,
+    pixel_stride,
     row_stride,
-    skipping,
 )
+from esper.kasmina.kernels.placing import Placement, placed
 from esper.kasmina.kernels.sums import add_parts
 
 PIXELS: Final = 256
@@ -91,50 +92,81 @@ def _tile(
 
 @triton.jit
 def _convolve(
-    x, packed, y, live, first_row, x_row, pixels, inputs, SKIPS: tl.constexpr,
+    x, packed, y, rows, alpha, live, first_row, x_row, pixels, inputs, SKIPS: tl.constexpr,
+    SCALES: tl.constexpr, ADDS: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     OUT: tl.constexpr, OUTPUTS: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
     TAPS: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """y = x convolved; SCALES: x is rows[g], to be multiplied by alpha; ADDS (to rows[g] of y,
+    2: times alpha)
+
+    A program reads all that it needs of its pixels before it changes them, so that x may be y if
+    the kernel is 1x1.
+    """
     row = (first_row + tl.program_id(1)).to(tl.int64)
+    if is_padding(live, row, SKIPS):
+        return
+    source, target, factor = row, row, 1.0
+    if SCALES or ADDS > 0:
+        factor = tl.load(alpha + row)
+    if SCALES:
+        source = tl.load(rows + row).to(tl.int64)
+    if ADDS > 0:
+        target = tl.load(rows + row).to(tl.int64)
     start = tl.program_id(0) * BLOCK
     offset = tl.arange(0, BLOCK)
     n = tl.arange(0, OUTPUTS)
-    x += row * x_row + start.to(tl.int64) * STEP
+    x += source * x_row + start.to(tl.int64) * STEP
     packed += row * K * OUTPUTS
     total = tl.zeros((BLOCK, OUTPUTS), dtype=tl.float32)
     seen = if_live(live, row, pixels, SKIPS)
     for chunk in tl.static_range(0, K, CHUNK):
         k = chunk + tl.arange(0, CHUNK)
         tile = _tile(x, start, offset, k, seen, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
+        if SCALES:
+            tile = (tile.to(tl.float32) * factor).to(x.dtype.element_ty)
         weight = tl.load(packed + k[:, None] * OUTPUTS + n[None, :])
         total = tl.dot(tile, weight, total)
     m = start + offset
-    inside = (m < if_written(live, row, pixels, SKIPS))[:, None] & (n < OUT)[None, :]
-    place = y + row * pixels * OUT + (m.to(tl.int64)[:, None] * OUT + n[None, :])
-    tl.store(place, total.to(y.dtype.element_ty), mask=inside)
+    inside = (m < pixels)[:, None] & (n < OUT)[None, :]
+    place = y + target * pixels * OUT + (m.to(tl.int64)[:, None] * OUT + n[None, :])
+    out = total.to(y.dtype.element_ty)
+    if ADDS > 0:
+        more = out.to(tl.float32)
+        if ADDS == 2:
+            more = more * factor
+        out = (tl.load(place, mask=inside, other=0.0).to(tl.float32) + more).to(y.dtype.element_ty)
+    tl.store(place, out, mask=inside)
 
 
 @triton.jit
 def _weight_gradient(
-    x, dy, partial, live, first_row, x_row, dy_row, pixels, inputs, tiles, SKIPS: tl.constexpr,
+    x, dy, partial, rows, alpha, live, first_row, x_row, dy_row, pixels, inputs, tiles,
+    SKIPS: tl.constexpr, SCALES: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, STEP: tl.constexpr, INPUTS: tl.constexpr,
     OUT: tl.constexpr, OUTPUTS: tl.constexpr, CHUNK: tl.constexpr, TAPS: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """A part of the gradient; SCALES: dy is rows[g], to be multiplied by alpha"""
     part, parts = tl.program_id(1), tl.num_programs(1)
     row = (first_row + tl.program_id(2)).to(tl.int64)
     k = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     n = tl.arange(0, OUTPUTS)
     start = part * tiles * BLOCK
     x += row * x_row + start.to(tl.int64) * STEP
-    dy += row * dy_row + start.to(tl.int64) * OUT
+    source, factor = row, 1.0
+    if SCALES:
+        source, factor = tl.load(rows + row).to(tl.int64), tl.load(alpha + row)
+    dy += source * dy_row + start.to(tl.int64) * OUT
     total = tl.zeros((OUTPUTS, CHUNK), dtype=tl.float32)
     for tile in range(if_live(live, row, tiles, SKIPS)):
         offset = tile * BLOCK + tl.arange(0, BLOCK)
         seen = _tile(x, start, offset, k, pixels, inputs, H, W, STEP, INPUTS, TAPS, SIDE)
         inside = (start + offset < pixels)[:, None] & (n < OUT)[None, :]
         back = tl.load(dy + offset[:, None] * OUT + n[None, :], mask=inside, other=0.0)
+        if SCALES:
+            back = (back.to(tl.float32) * factor).to(dy.dtype.element_ty)
         total = tl.dot(tl.trans(back), seen, total)
     tap, channel = k // INPUTS, k % INPUTS
     inside = (n < OUT)[:, None] & ((tap < TAPS) & (channel < inputs))[None, :]
@@ -164,19 +196,36 @@ def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor,
     return packed, width, chunk
 
 
-@launched
 def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
     """Convolve `x` `[R, B, C, H, W]`, or with flipped weights a gradient."""
-    x, step = laid_out(x, dtype)
-    _, batch, inputs, height, width = x.shape
-    rows, side = weight.shape[0], weight.shape[-1]
+    x, _ = laid_out(x, dtype)
     outputs = weight.shape[2] if backward else weight.shape[1]
-    packed, in_width, chunk = _packed(weight, dtype, backward)
-    y = empty_activation((rows, batch, outputs, height, width), x)
-    pixels, (live, skips) = batch * height * width, skipping(rows, packed)
+    y = empty_activation((len(weight), x.shape[1], outputs, *x.shape[3:]), x)
+    return run_into(y, x, weight, backward)
+
+
+@launched
+def run_into(
+    y: Tensor, x: Tensor, weight: Tensor, backward: bool, place: Placement | None = None
+) -> Tensor:
+    """Convolve `x`, which is laid out, into `y`, or with flipped weights a gradient.
+
+    `place` of a step: forward alpha times the result is added to its rows if it `adds`. Backward it
+    reads the gradient there in that case, and adds the result to them if it `takes`.
+    """
+    step = pixel_stride(x)
+    _, batch, inputs, height, width = x.shape
+    rows, side, outputs = weight.shape[0], weight.shape[-1], y.shape[2]
+    packed, in_width, chunk = _packed(weight, x.dtype, backward)
+    pixels, (index, alpha, live, skips) = batch * height * width, placed(rows, packed, place)
+    scales, adds = False, 0
+    if place is not None:
+        scales = backward and place.adds
+        adds = int(place.takes) if backward else 2 * place.adds
     for first, count in row_launches(rows):
         _convolve[(triton.cdiv(pixels, PIXELS), count)](
-            x, packed, y, live, first, row_stride(x), pixels, inputs, SKIPS=skips,
+            x, packed, y, index, alpha, live, first, row_stride(x), pixels, inputs, SKIPS=skips,
+            SCALES=scales, ADDS=adds,
             H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=packed.shape[2],
             K=packed.shape[1], CHUNK=chunk, TAPS=side * side, SIDE=side, BLOCK=PIXELS, num_warps=4,
         )  # fmt: skip
@@ -184,11 +233,15 @@ def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tenso
 
 
 @launched
-def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    """Return `[R, O, C, side, side]` in float32, from parts summed in order."""
+def gradient_of_weights(x: Tensor, dy: Tensor, side: int, place: Placement | None = None) -> Tensor:
+    """Return `[R, O, C, side, side]` in float32, from parts summed in order.
+
+    `place` of a step: if it `adds`, `dy` are those rows.
+    """
     x, step = laid_out(x, dy.dtype)
     _, batch, inputs, height, width = x.shape
-    rows, outputs, taps = dy.shape[0], dy.shape[2], side * side
+    scales = place is not None and place.adds
+    rows, outputs, taps = len(x) if scales else len(dy), dy.shape[2], side * side
     in_width, columns = next_power(inputs), max(16, next_power(outputs))
     whole = max(16, next_power(taps * in_width))
     chunk = whole if whole <= 128 else 64
@@ -199,18 +252,18 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     partial = torch.empty(
         rows, parts, outputs, inputs, side, side, dtype=torch.float32, device=x.device
     )
-    live, skips = skipping(rows, partial)
+    index, alpha, live, skips = placed(rows, partial, place)
     for first, count in row_launches(rows):
         _weight_gradient[(chunks, parts, count)](
-            x, dy, partial, live, first, row_stride(x), dy.stride(0), pixels, inputs, tiles,
-            SKIPS=skips,
+            x, dy, partial, index, alpha, live, first, row_stride(x), dy.stride(0), pixels, inputs,
+            tiles, SKIPS=skips, SCALES=scales,
             H=height, W=width, STEP=step, INPUTS=in_width, OUT=outputs, OUTPUTS=columns,
             CHUNK=chunk, TAPS=taps, SIDE=side, BLOCK=GRADIENT_PIXELS, num_warps=4, num_stages=2,
         )  # fmt: skip
     return add_parts(partial)
 
 
-KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)
+KERNELS: Final = ConvolutionKernels(_run, gradient_of_weights)
 
 
 def convolve(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

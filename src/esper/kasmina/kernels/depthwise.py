@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.kasmina.kernels.gradients import Convolution, ConvolutionKernels
-from esper.kasmina.kernels.grids import if_live, if_written
+from esper.kasmina.kernels.grids import if_live, is_padding
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -25,8 +25,8 @@ from esper.kasmina.kernels.layout import (
     launched,
     next_power,
     row_stride,
-    skipping,
 )
+from esper.kasmina.kernels.placing import Placement, placed
 from esper.kasmina.kernels.sums import add_parts
 
 NUMBERS: Final = 2048
@@ -56,11 +56,17 @@ def _neighbours(
 
 @triton.jit
 def _convolve(
-    x, weight, y, live, first_row, x_row, weight_row, pixels, SKIPS: tl.constexpr,
-    C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    x, weight, y, rows, live, first_row, x_row, weight_row, pixels, SKIPS: tl.constexpr,
+    ADDS: tl.constexpr, C: tl.constexpr, CHANNELS: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
     SIDE: tl.constexpr, FLIP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """y = x convolved; ADDS: added to rows[g] of y"""
     at = (first_row + tl.program_id(1)).to(tl.int64)
+    if is_padding(live, at, SKIPS):
+        return
+    goal = at
+    if ADDS:
+        goal = tl.load(rows + at).to(tl.int64)
     start = tl.program_id(0) * BLOCK
     offset = tl.arange(0, BLOCK)
     x += at * x_row + start.to(tl.int64) * C
@@ -77,10 +83,13 @@ def _convolve(
         factor = factor.to(y.dtype.element_ty).to(tl.float32)
         seen = _neighbours(x, start, offset, c, tap, read, C, H, W, SIDE)
         total += seen * factor[None, :]
-    written = start + offset < if_written(live, at, pixels, SKIPS)
-    mask = written[:, None] & (c < C)[None, :]
-    target = y + (at * pixels + start) * C + (offset[:, None] * C + c[None, :])
-    tl.store(target, total.to(y.dtype.element_ty), mask=mask)
+    mask = (start + offset < pixels)[:, None] & (c < C)[None, :]
+    target = y + (goal * pixels + start) * C + (offset[:, None] * C + c[None, :])
+    out = total.to(y.dtype.element_ty)
+    if ADDS:
+        before = tl.load(target, mask=mask, other=0.0).to(tl.float32)
+        out = (before + out.to(tl.float32)).to(y.dtype.element_ty)
+    tl.store(target, out, mask=mask)
 
 
 @triton.jit
@@ -114,25 +123,36 @@ def _sizes(x: Tensor, side: int) -> dict[str, int]:
     return sizes | {"BLOCK": max(16, NUMBERS // up)}
 
 
-@launched
 def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
     """Convolve `x`, or with flipped weights a gradient."""
-    x, weight = dense_pixels(x, dtype), dense_inside(weight)
-    rows, (_, batch, channels, height, width) = len(weight), x.shape
-    y = empty_activation((rows, batch, channels, height, width), x)
+    x = dense_pixels(x, dtype)
+    return run_into(empty_activation((len(weight), *x.shape[1:]), x), x, weight, backward)
+
+
+@launched
+def run_into(
+    y: Tensor, x: Tensor, weight: Tensor, backward: bool, place: Placement | None = None
+) -> Tensor:
+    """Convolve `x`, whose pixels are dense, into `y`, or with flipped weights a gradient.
+
+    `place` of a step that does not `add`: backward the result is added to its rows if it `takes`.
+    """
+    weight = dense_inside(weight)
+    rows, (_, batch, _, height, width) = len(weight), x.shape
     sizes, pixels = _sizes(x, weight.shape[-1]), batch * height * width
-    live, skips = skipping(rows, weight)
+    index, _, live, skips = placed(rows, weight, place)
+    adds = backward and place is not None and place.takes
     for first, count in row_launches(rows):
         _convolve[(triton.cdiv(pixels, sizes["BLOCK"]), count)](
-            x, weight, y, live, first, row_stride(x), weight.stride(0), pixels, SKIPS=skips,
-            **sizes, FLIP=backward, num_warps=4,
+            x, weight, y, index, live, first, row_stride(x), weight.stride(0), pixels, SKIPS=skips,
+            ADDS=adds, **sizes, FLIP=backward, num_warps=4,
         )  # fmt: skip
     return y
 
 
 @launched
-def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
-    """Return `[R, C, 1, side, side]` in float32."""
+def gradient_of_weights(x: Tensor, dy: Tensor, side: int, place: Placement | None = None) -> Tensor:
+    """Return `[R, C, 1, side, side]` in float32; `place` of a step that does not `add`."""
     x = dense_pixels(x, dy.dtype)
     rows, batch, channels, height, width = dy.shape
     sizes, pixels = _sizes(x, side), batch * height * width
@@ -141,7 +161,7 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     partial = torch.empty(
         rows, parts, channels, 1, side, side, dtype=torch.float32, device=x.device
     )
-    live, skips = skipping(rows, partial)
+    _, _, live, skips = placed(rows, partial, place)
     for first, count in row_launches(rows):
         _weight_gradient[(side * side, parts, count)](
             x, dy, partial, live, first, row_stride(x), dy.stride(0), pixels,
@@ -150,7 +170,7 @@ def _gradient_of_weights(x: Tensor, dy: Tensor, side: int) -> Tensor:
     return add_parts(partial)
 
 
-KERNELS: Final = ConvolutionKernels(_run, _gradient_of_weights)
+KERNELS: Final = ConvolutionKernels(_run, gradient_of_weights)
 
 
 def convolve_alone(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:

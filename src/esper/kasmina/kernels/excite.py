@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import if_live, if_written
+from esper.kasmina.kernels.grids import if_live, is_padding
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_pixels,
@@ -40,10 +40,14 @@ def _squeeze(
     first, left, row = samples_of(first_row, batch, SAMPLES)
     place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     s = tl.arange(0, SAMPLES)[:, None, None, None]
+    goal = means + (row * batch + first) * WIDTH + (s * WIDTH + c)
+    if is_padding(live, row, SKIPS):
+        tl.store(goal, tl.zeros((SAMPLES, 1, GROUPS, WIDTH), tl.float32), mask=s < left)
+        return
     read = inside & (s < if_live(live, row, left, SKIPS))
     value = tl.load(x + (row * x_row + first * (PLACES * WIDTH)) + place, mask=read, other=0.0)
     mean = tl.sum(value.to(tl.float32), axis=1)[:, None, :, :] / PLACES
-    tl.store(means + (row * batch + first) * WIDTH + (s * WIDTH + c), mean, mask=s < left)
+    tl.store(goal, mean, mask=s < left)
 
 
 @triton.jit
@@ -54,17 +58,17 @@ def _spread(
 ):  # fmt: skip
     """dx = (or +=, if ADD) dmeans[sample, channel] / pixels"""
     first, left, row = samples_of(first_row, batch, SAMPLES)
+    if is_padding(live, row, SKIPS):
+        return
     place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     s = tl.arange(0, SAMPLES)[:, None, None, None]
     own = (row * batch + first) * WIDTH + (s * WIDTH + c)
     back = tl.load(dmeans + own, mask=s < left, other=0.0) / PLACES
     out = back + tl.zeros((SAMPLES, PLACES_UP, GROUPS, WIDTH), tl.float32)
     target = dx + (row * dx_row + first * (PLACES * WIDTH)) + place
-    written = inside & (s < if_written(live, row, left, SKIPS))
     if ADD:
-        written = inside & (s < if_live(live, row, left, SKIPS))
-        out += tl.load(target, mask=written, other=0.0).to(tl.float32)
-    tl.store(target, out.to(dx.dtype.element_ty), mask=written)
+        out += tl.load(target, mask=inside, other=0.0).to(tl.float32)
+    tl.store(target, out.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -75,14 +79,15 @@ def _excite(
 ):  # fmt: skip
     """y = x * factor[sample, channel]"""
     first, left, row = samples_of(first_row, batch, SAMPLES)
+    if is_padding(live, row, SKIPS):
+        return
     place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     s = tl.arange(0, SAMPLES)[:, None, None, None]
     read, sample = inside & (s < if_live(live, row, left, SKIPS)), row * batch + first
     value = tl.load(x + (row * x_row + first * (PLACES * WIDTH)) + place, mask=read, other=0.0)
     times = tl.load(factor + sample * WIDTH + (s * WIDTH + c), mask=s < left, other=0.0)
     out = (value.to(tl.float32) * times).to(y.dtype.element_ty)
-    written = inside & (s < if_written(live, row, left, SKIPS))
-    tl.store(y + sample * (PLACES * WIDTH) + place, out, mask=written)
+    tl.store(y + sample * (PLACES * WIDTH) + place, out, mask=inside)
 
 
 @triton.jit
@@ -95,15 +100,18 @@ def _excite_back(
     first, left, row = samples_of(first_row, batch, SAMPLES)
     place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     s = tl.arange(0, SAMPLES)[:, None, None, None]
-    read, sample = inside & (s < if_live(live, row, left, SKIPS)), row * batch + first
+    sample = row * batch + first
+    own = sample * WIDTH + (s * WIDTH + c)
+    if is_padding(live, row, SKIPS):
+        tl.store(dfactor + own, tl.zeros((SAMPLES, 1, GROUPS, WIDTH), tl.float32), mask=s < left)
+        return
+    read = inside & (s < if_live(live, row, left, SKIPS))
     value = tl.load(x + (row * x_row + first * (PLACES * WIDTH)) + place, mask=read, other=0.0)
     back = tl.load(dy + (row * dy_row + first * (PLACES * WIDTH)) + place, mask=read, other=0.0)
     value, back = value.to(tl.float32), back.to(tl.float32)
-    own = sample * WIDTH + (s * WIDTH + c)
     times = tl.load(factor + own, mask=s < left, other=0.0)
     out = (back * times).to(dx.dtype.element_ty)
-    written = inside & (s < if_written(live, row, left, SKIPS))
-    tl.store(dx + sample * (PLACES * WIDTH) + place, out, mask=written)
+    tl.store(dx + sample * (PLACES * WIDTH) + place, out, mask=inside)
     tl.store(dfactor + own, tl.sum(back * value, axis=1)[:, None, :, :], mask=s < left)
 
 

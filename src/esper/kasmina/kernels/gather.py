@@ -18,10 +18,11 @@ from esper.kasmina.kernels.layout import launched, next_power
 
 BLOCK: Final = 1024
 """Parameters per program forward."""
-TILE: Final = 4096
-"""Gradients that a program looks at backward, most of them masked."""
-ROWS: Final = 64
-"""Rows of a tile, at most."""
+ROWS: Final = 16
+"""Rows that a program looks at backward in one go; the same for all plans, for each number would be
+a kernel to build in the middle of a run."""
+MOST: Final = 256
+"""Parameters per program backward, at most."""
 
 
 @triton.jit
@@ -33,7 +34,7 @@ def _gather(flat, member, out, first, count, stride, BLOCK: tl.constexpr):
     tl.store(out + (row * count + start) + offset, value, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _scatter(
     grad, member, frozen, out, first, rows, count, stride, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -70,11 +71,10 @@ def scatter_rows(grad_RP: Tensor, member_R: Tensor, frozen_R: Tensor, members: i
     grad_RP = grad_RP if grad_RP.stride(1) == 1 else grad_RP.contiguous()
     rows, count = grad_RP.shape
     out = grad_RP.new_empty(members, count)
-    at_once = min(ROWS, next_power(rows))
-    block = min(next_power(count), TILE // at_once)
+    block = min(next_power(count), MOST)
     for first, number in row_launches(members):
         _scatter[(triton.cdiv(count, block), number)](
             grad_RP, member_R, frozen_R.view(torch.uint8), out, first, rows, count,
-            grad_RP.stride(0), ROWS=at_once, BLOCK=block, num_warps=4,
+            grad_RP.stride(0), ROWS=ROWS, BLOCK=block, num_warps=4,
         )  # fmt: skip
     return out

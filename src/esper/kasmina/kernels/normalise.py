@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import if_live, if_written, left_of
+from esper.kasmina.kernels.grids import if_live, is_padding, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_inside,
@@ -28,9 +28,9 @@ from esper.kasmina.kernels.layout import (
     live_rows,
     next_power,
     only_live,
-    skipping,
     stacked,
 )
+from esper.kasmina.kernels.placing import Placement, placed
 from esper.kasmina.kernels.sums import add_parts
 
 LARGEST: Final = 2**15
@@ -73,17 +73,30 @@ def _mean(value, count):
 
 @triton.jit
 def _forward(
-    x, weight, bias, y, means, inverses, live, first_row, x_row, weight_row, bias_row, batch,
-    SKIPS: tl.constexpr,
+    x, weight, bias, y, means, inverses, rows, alpha, kept, live, first_row, x_row, weight_row,
+    bias_row, batch,
+    SKIPS: tl.constexpr, TAKES: tl.constexpr, KEEPS: tl.constexpr, ADDS: tl.constexpr,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, EPS: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
+    """y = norm of x; TAKES: of rows[g] of x, KEEPS: which are copied; ADDS: times alpha, added to
+    rows[g] of y"""
     first, left, row = samples_of(first_row, batch, SAMPLES)
+    if is_padding(live, row, SKIPS):
+        return
+    source, target = row, row
+    if TAKES:
+        source = tl.load(rows + row).to(tl.int64)
+    if ADDS:
+        target = tl.load(rows + row).to(tl.int64)
     place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     size = PLACES * GROUPS * WIDTH
     s = tl.arange(0, SAMPLES)[:, None, None, None]
     read = inside & (s < if_live(live, row, left, SKIPS))
-    value = tl.load(x + (row * x_row + first * size) + place, mask=read, other=0.0)
+    sample = row * batch + first
+    value = tl.load(x + (source * x_row + first * size) + place, mask=read, other=0.0)
+    if KEEPS:
+        tl.store(kept + sample * size + place, value, mask=inside)
     value = value.to(tl.float32)
     mean = _mean(value, PLACES * WIDTH)
     apart = tl.where(inside, value - mean, 0.0)
@@ -93,31 +106,50 @@ def _forward(
     out = apart * inverse * scale + shift
     if RELU:
         out = tl.where(out <= 0, 0.0, out)  # NaN stays NaN
-    sample = row * batch + first
-    written = inside & (s < if_written(live, row, left, SKIPS))
-    tl.store(y + sample * size + place, out.to(y.dtype.element_ty), mask=written)
+    out = out.to(y.dtype.element_ty)
+    goal = y + (target * batch + first) * size + place
+    if ADDS:
+        before = tl.load(goal, mask=inside, other=0.0).to(tl.float32)
+        out = (before + tl.load(alpha + row) * out.to(tl.float32)).to(y.dtype.element_ty)
+    tl.store(goal, out, mask=inside)
     g = tl.arange(0, GROUPS)[None, None, :, None]
-    kept = sample * GROUPS + (s * GROUPS + g)
-    tl.store(means + kept, mean, mask=s < left)
-    tl.store(inverses + kept, inverse, mask=s < left)
+    own = sample * GROUPS + (s * GROUPS + g)
+    tl.store(means + own, mean, mask=s < left)
+    tl.store(inverses + own, inverse, mask=s < left)
 
 
 @triton.jit
 def _backward(
-    x, dy, weight, bias, means, inverses, dx, sums, live, first_row, x_row,
+    x, dy, weight, bias, means, inverses, dx, sums, rows, alpha, live, first_row, x_row,
     dy_row, weight_row, bias_row, batch,
-    SKIPS: tl.constexpr,
+    SKIPS: tl.constexpr, TAKES: tl.constexpr, ADDS: tl.constexpr,
     SAMPLES: tl.constexpr, PLACES: tl.constexpr, PLACES_UP: tl.constexpr, GROUPS: tl.constexpr,
     WIDTH: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
+    """The gradients; ADDS: dy is in rows[g], to be multiplied by alpha; TAKES: dx is added to
+    rows[g]"""
     first, left, row = samples_of(first_row, batch, SAMPLES)
+    channel = tl.arange(0, GROUPS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+    own = (row * tl.num_programs(0) + tl.program_id(0)) * (2 * GROUPS * WIDTH) + channel
+    if is_padding(live, row, SKIPS):
+        nothing = tl.zeros((GROUPS, WIDTH), tl.float32)
+        tl.store(sums + own, nothing)
+        tl.store(sums + own + GROUPS * WIDTH, nothing)
+        return
+    source, target = row, row
+    if ADDS:
+        source = tl.load(rows + row).to(tl.int64)
+    if TAKES:
+        target = tl.load(rows + row).to(tl.int64)
     place, c, inside = places_of(left, SAMPLES, PLACES, PLACES_UP, GROUPS, WIDTH)
     size = PLACES * GROUPS * WIDTH
     s = tl.arange(0, SAMPLES)[:, None, None, None]
     read = inside & (s < if_live(live, row, left, SKIPS))
     value = tl.load(x + (row * x_row + first * size) + place, mask=read, other=0.0)
-    back = tl.load(dy + (row * dy_row + first * size) + place, mask=read, other=0.0)
+    back = tl.load(dy + (source * dy_row + first * size) + place, mask=read, other=0.0)
     value, back = value.to(tl.float32), back.to(tl.float32)
+    if ADDS:
+        back = (back * tl.load(alpha + row)).to(dy.dtype.element_ty).to(tl.float32)
     sample = row * batch + first
     g = tl.arange(0, GROUPS)[None, None, :, None]
     kept = sample * GROUPS + (s * GROUPS + g)
@@ -131,10 +163,12 @@ def _backward(
     pull = back * scale
     level, tilt = _mean(pull, PLACES * WIDTH), _mean(pull * even, PLACES * WIDTH)
     out = (pull - level - even * tilt) * inverse
-    written = inside & (s < if_written(live, row, left, SKIPS))
-    tl.store(dx + sample * size + place, out.to(dx.dtype.element_ty), mask=written)
-    channel = tl.arange(0, GROUPS)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-    own = (row * tl.num_programs(0) + tl.program_id(0)) * (2 * GROUPS * WIDTH) + channel
+    out = out.to(dx.dtype.element_ty)
+    goal = dx + (target * batch + first) * size + place
+    if TAKES:
+        before = tl.load(goal, mask=inside, other=0.0).to(tl.float32)
+        out = (before + out.to(tl.float32)).to(dx.dtype.element_ty)
+    tl.store(goal, out, mask=inside)
     tl.store(sums + own, tl.sum(tl.sum(back * even, axis=1), axis=0))
     tl.store(sums + own + GROUPS * WIDTH, tl.sum(tl.sum(back, axis=1), axis=0))
 
@@ -158,22 +192,43 @@ def sizes(x: Tensor, groups: int) -> tuple[dict[str, int], int, int]:
 
 
 @launched
+def run_forward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    groups: int,
+    relu: bool,
+    y: Tensor,
+    place: Placement | None = None,
+    kept: Tensor | None = None,
+) -> Tensor:
+    """Write to `y`; return `[R, 2, B, G]`: mean and inverse deviation of each group.
+
+    `place`: the rows it reads, of which copies go to `kept`, or adds to.
+    """
+    weight, bias = dense_inside(weight), dense_inside(bias)
+    rows, batch = len(weight), x.shape[1]
+    statistics = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
+    constants, programs, warps = sizes(x, groups)
+    index, alpha, live, skips = placed(rows, x, place)
+    takes, adds = (False, False) if place is None else (place.takes, place.adds)
+    for first, count in row_launches(rows):
+        _forward[(programs, count)](
+            x, weight, bias, y, statistics[0], statistics[1], index, alpha,
+            x if kept is None else kept, live, first, x.stride(0), weight.stride(0),
+            bias.stride(0), batch, SKIPS=skips, TAKES=takes, KEEPS=kept is not None, ADDS=adds,
+            **constants, EPS=EPSILON, RELU=relu, num_warps=warps,
+        )  # fmt: skip
+    return statistics.movedim(0, 1)
+
+
 def _normalised(
     x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the output, and mean and inverse deviation of each group."""
-    x, weight, bias = dense_pixels(x, x.dtype), dense_inside(weight), dense_inside(bias)
-    rows, batch = x.shape[:2]
+    x = dense_pixels(x, x.dtype)
     y = empty_activation(x.shape, x)
-    kept = torch.empty(2, rows, batch, groups, dtype=torch.float32, device=x.device)
-    (constants, programs, warps), (live, skips) = sizes(x, groups), skipping(rows, x)
-    for first, count in row_launches(rows):
-        _forward[(programs, count)](
-            x, weight, bias, y, kept[0], kept[1], live, first, x.stride(0), weight.stride(0),
-            bias.stride(0), batch, SKIPS=skips, **constants, EPS=EPSILON, RELU=relu,
-            num_warps=warps,
-        )  # fmt: skip
-    return y, kept.movedim(0, 1)
+    return y, run_forward(x, weight, bias, groups, relu, y)
 
 
 class Normalise(torch.autograd.Function):
@@ -205,8 +260,10 @@ class Normalise(torch.autograd.Function):
         alone = x.ndim == 4
         x, weight, bias, statistics, dy = (v[None] if alone else v for v in (*given, dy))
         with only_live(ctx.live):
-            parts = _gradients(x, dy, weight, bias, statistics, ctx.groups, ctx.relu)
-        dx, dw, db = (part[0] for part in parts) if alone else parts
+            x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
+            dx = empty_activation(x.shape, x)
+            dw, db = run_backward(x, dy, weight, bias, statistics, ctx.groups, ctx.relu, dx)
+        dx, dw, db = (v[0] if alone else v for v in (dx, dw, db))
         return dx, dw, db, None, None
 
     @staticmethod
@@ -227,7 +284,7 @@ class Normalise(torch.autograd.Function):
 
 
 @launched
-def _gradients(
+def run_backward(
     x: Tensor,
     dy: Tensor,
     weight: Tensor,
@@ -235,23 +292,25 @@ def _gradients(
     statistics: Tensor,
     groups: int,
     relu: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of input, scale and shift."""
-    x, dy = dense_pixels(x, x.dtype), dense_pixels(dy, x.dtype)
+    dx: Tensor,
+    place: Placement | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Write to `dx`; return the gradients of scale and shift."""
     weight, bias = dense_inside(weight), dense_inside(bias)
     rows, batch, channels = x.shape[:3]
-    dx = empty_activation(x.shape, x)
-    (constants, programs, warps), (live, skips) = sizes(x, groups), skipping(rows, x)
+    constants, programs, warps = sizes(x, groups)
+    index, alpha, live, skips = placed(rows, x, place)
+    takes, adds = (False, False) if place is None else (place.takes, place.adds)
     sums = torch.empty(rows, programs, 2, channels, dtype=torch.float32, device=x.device)
     means, inverses = statistics.movedim(1, 0)
     for first, count in row_launches(rows):
         _backward[(programs, count)](
-            x, dy, weight, bias, means, inverses, dx, sums, live, first, x.stride(0),
-            dy.stride(0), weight.stride(0), bias.stride(0), batch, SKIPS=skips, **constants,
-            RELU=relu, num_warps=warps,
+            x, dy, weight, bias, means, inverses, dx, sums, index, alpha, live, first, x.stride(0),
+            dy.stride(0), weight.stride(0), bias.stride(0), batch, SKIPS=skips, TAKES=takes,
+            ADDS=adds, **constants, RELU=relu, num_warps=warps,
         )  # fmt: skip
     dw, db = add_parts(sums).unbind(1)
-    return dx, dw, db
+    return dw, db
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int, relu: bool) -> Tensor:

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from esper.kasmina.kernels.grids import block_of, if_live, if_written
+from esper.kasmina.kernels.grids import block_of, if_live, is_padding
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import (
     dense_pixels,
@@ -85,13 +85,14 @@ def _forward(
     KEEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = (first_row + tl.program_id(1)).to(tl.int64)
+    if is_padding(live, at, SKIPS):
+        return
     start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
     x += at * x_row + sample * (H * W * C)
     read = inside & (offset < if_live(live, at, BLOCK, SKIPS))
     first, wide, tall = _places(n, read, C, H, W, HO, WO)
     best, who = _winner(x, first, read, wide, tall, C, W)
-    written = inside & (offset < if_written(live, at, BLOCK, SKIPS))
-    tl.store(y + (at * outputs + start) + offset, best.to(y.dtype.element_ty), mask=written)
+    tl.store(y + (at * outputs + start) + offset, best.to(y.dtype.element_ty), mask=inside)
     if KEEP:
         tl.store(winners + (at * outputs + start) + offset, who.to(tl.uint8), mask=read)
 
@@ -103,15 +104,16 @@ def _backward(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = (first_row + tl.program_id(1)).to(tl.int64)
+    if is_padding(live, at, SKIPS):
+        return
     start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
-    written = inside & (offset < if_written(live, at, BLOCK, SKIPS))
-    first, wide, tall = _places(n, written, C, H, W, HO, WO)
+    first, wide, tall = _places(n, inside, C, H, W, HO, WO)
     read = inside & (offset < if_live(live, at, BLOCK, SKIPS))
     who = tl.load(winners + (at * outputs + start) + offset, mask=read, other=0)
     back = tl.load(dy + (at * dy_row + start) + offset, mask=read, other=0.0)
     none = tl.zeros_like(back)
     target = dx + (at * size + sample * (H * W * C)) + first
-    tl.store(target, tl.where(who == 0, back, none), mask=written)
+    tl.store(target, tl.where(who == 0, back, none), mask=inside)
     tl.store(target + C, tl.where(who == 1, back, none), mask=wide)
     tl.store(target + W * C, tl.where(who == 2, back, none), mask=tall)
     tl.store(target + W * C + C, tl.where(who == 3, back, none), mask=wide & tall)

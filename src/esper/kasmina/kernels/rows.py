@@ -29,9 +29,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from esper.device.branches import Branches
-from esper.kasmina.kernels.grids import block_of, if_live, if_written, left_of
+from esper.kasmina.kernels.grids import block_of, if_live, is_padding, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
+from esper.kasmina.kernels.placing import IN_PLACE
 
 BLOCK: Final = 4096
 """Elements per program."""
@@ -44,9 +45,12 @@ def _take(
     source, index, scale, target, first, size,
     SKIPS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """target[g] = source[index[g]] (times scale[g]), or 0 where scale[g] is 0; below 0: nothing"""
+    """target[g] = source[index[g]] (times scale[g]), or 0 where scale[g] is 0; nothing below 0 (and
+    if SKIPS is IN_PLACE at 0)"""
     at = (first + tl.program_id(1)).to(tl.int64)
-    start, offset, inside = block_of(if_written(scale, at, size, SKIPS), BLOCK)
+    if is_padding(scale, at, SKIPS):
+        return
+    start, offset, inside = block_of(size, BLOCK)
     row = tl.load(index + at).to(tl.int64)
     read = offset < left_of(if_live(scale, at, size, SKIPS), start, BLOCK)
     value = tl.load(source + (row * size + start) + offset, mask=read, other=0.0)
@@ -98,7 +102,6 @@ def same_layout(grad: Tensor, stride: tuple[int, ...], dtype: torch.dtype) -> Te
     return out.copy_(grad)
 
 
-@launched
 def take_rows(
     h: Tensor,
     index: Tensor,
@@ -109,13 +112,26 @@ def take_rows(
     """Return copies of rows, optionally scaled; of rows with scale or `live` 0: zeros; of rows with
     `live` below 0: whatever was there."""
     out = like_rows(h, len(index)) if out is None else out
-    size, skip = h[0].numel(), scale if live is None else live
+    skip = scale if live is None else live
+    _launch_take(h, index, skip, out, int(skip is not None), scale is not None)
+    return out
+
+
+def take_used_rows(h: Tensor, index: Tensor, alpha: Tensor, out: Tensor) -> None:
+    """Copy rows to `out`; nothing for unused entries, whose alpha is 0."""
+    _launch_take(h, index, alpha, out, IN_PLACE, False)
+
+
+@launched
+def _launch_take(
+    h: Tensor, index: Tensor, skip: Tensor | None, out: Tensor, skips: int, scaled: bool
+) -> None:
+    size = h[0].numel()
     for first, count in row_launches(len(index)):
         _take[(triton.cdiv(size, BLOCK), count)](
             h, index, skip, out, first, size,
-            SKIPS=skip is not None, SCALED=scale is not None, BLOCK=BLOCK, num_warps=4,
+            SKIPS=skips, SCALED=scaled, BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
-    return out
 
 
 @launched
