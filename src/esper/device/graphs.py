@@ -77,7 +77,7 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream), _no_collection(), _any_stream():
+        with torch.cuda.stream(self._stream), _no_collection():
             # Other threads (the next epoch's order, telemetry) may use CUDA meanwhile.
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
@@ -101,19 +101,6 @@ def _no_collection() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-@contextlib.contextmanager
-def _any_stream() -> Iterator[None]:
-    """Let gradients arrive from streams of their own without a warning of torch: in a capture those
-    are branches."""
-    name = "set_warn_on_accumulate_grad_stream_mismatch"  # since torch 2.10
-    set_warning = getattr(torch.autograd.graph, name, lambda _: None)
-    set_warning(False)
-    try:
-        yield
-    finally:
-        set_warning(True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,3 +31,16 @@ def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
             yield
     finally:
         outer.wait_stream(stream)
+
+
+@contextlib.contextmanager
+def any_stream() -> Iterator[None]:
+    """Let gradients arrive from another stream than a parameter was first used on, without a
+    warning of torch: members compute on a stream of their own, and in a capture on its branches."""
+    name = "set_warn_on_accumulate_grad_stream_mismatch"  # since torch 2.10
+    set_warning = getattr(torch.autograd.graph, name, lambda _: None)
+    set_warning(False)
+    try:
+        yield
+    finally:
+        set_warning(True)

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
 from esper.device.shards import shards_for
+from esper.device.streams import any_stream
 from esper.device.upload import upload
 from esper.kasmina.arguments import IntLike, as_integers
 from esper.kasmina.executors.base import check_input, check_tensor
@@ -260,7 +261,7 @@ class Population:
     ) -> TrainBatch:
         """Train on one batch with a `train_plan`; does not read the lifecycle."""
         self._check_batch(x, target)
-        with self.trainer.leaving_inactive():
+        with self.trainer.leaving_inactive(), any_stream():
             self.trainer.drop_gradients()  # left by the caller or by a failed batch
             target_R = row_targets(target, plan.member_R, plan.table.rows)
             scale_R = None if scaler is None else scaler.scales(plan.member_R)
