@@ -9,7 +9,8 @@ Shape letters: R rows, S slots, K blueprints, J groups (slot by slot), N entries
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +38,7 @@ class GroupShape:
     """Blend styles that are computed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowShape:
     """Tensor sizes of a plan, which determine its sequence of kernels."""
 
@@ -46,29 +47,29 @@ class RowShape:
     begin_S: tuple[int, ...]
     """Rows that start at each slot."""
     groups_S: tuple[tuple[GroupShape, ...], ...]
-    first_live: int | None = field(init=False, repr=False, compare=False)
-    """First slot with a group; None if there is none."""
-    total: int = field(init=False, repr=False, compare=False)
-    """Rows of the host plus rows of seeds."""
-    group_of: dict[tuple[int, int], GroupShape] = field(init=False, repr=False, compare=False)
-    """Groups by slot and blueprint."""
-    _hash: int = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        groups = {(s, group.blueprint): group for s, at in enumerate(self.groups_S) for group in at}
-        live = next((s for s, at_slot in enumerate(self.groups_S) if at_slot), None)
-        seeds = sum(group.rows for at_slot in self.groups_S for group in at_slot)
-        derived = {
-            "first_live": live,
-            "total": self.first + sum(self.begin_S) + seeds,
-            "group_of": groups,
-            "_hash": hash((self.first, self.begin_S, self.groups_S)),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
-        return self._hash  # caches look shapes up many times a step
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:  # caches look up a shape many times a step
+        return hash((self.first, self.begin_S, self.groups_S))
+
+    @cached_property
+    def first_live(self) -> int | None:
+        """First slot with a group; None if there is none."""
+        return next((s for s, groups in enumerate(self.groups_S) if groups), None)
+
+    @cached_property
+    def group_of(self) -> dict[tuple[int, int], GroupShape]:
+        """Groups by slot and blueprint."""
+        return {(s, group.blueprint): group for s, at in enumerate(self.groups_S) for group in at}
+
+    @cached_property
+    def total(self) -> int:
+        """Rows of the host plus rows of seeds."""
+        seeds = sum(group.rows for group in self.group_of.values())
+        return self.first + sum(self.begin_S) + seeds
 
 
 def smallest_shape(start_R: Ints, blueprint_RS: Ints, style_RS: Codes, blueprints: int) -> RowShape:

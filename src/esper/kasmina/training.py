@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from esper.device.branches import Branches
-from esper.device.upload import upload
+from esper.device.packing import PackedArrays
 from esper.kasmina import fused
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
@@ -29,7 +29,7 @@ from esper.kasmina.rows import RowPlan, RowShape, TrainMasks
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
-from esper.leyline.arrays import Bools, Codes, Ints
+from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.stages import SeedStage
@@ -108,16 +108,18 @@ class Trainer:
         self.active_E: Tensor | None = None
         """Members that train; None: all."""
         self._active_buffer: Tensor | None = None
-        self.host_lr_E = torch.zeros(network.members, device=network.device)
-        self.seed_lr_E = torch.zeros_like(self.host_lr_E)
+        zeros_E = np.zeros(network.members, dtype=np.float32)
+        self._rates = PackedArrays({"host": zeros_E, "seed": zeros_E}, network.device)
+        self.host_lr_E, self.seed_lr_E = self._rates.tensors["host"], self._rates.tensors["seed"]
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
         """Set the learning rates, `[E]` or one for all."""
-        rates = self._rates("host_lr", host_lr), self._rates("seed_lr", seed_lr)
-        for held_E, new_E in zip((self.host_lr_E, self.seed_lr_E), rates, strict=True):
-            held_E.copy_(new_E)  # in place: captured graphs use this address
+        # In place: captured graphs use these addresses.
+        self._rates.fill(
+            {"host": self._checked("host_lr", host_lr), "seed": self._checked("seed_lr", seed_lr)}
+        )
 
-    def _rates(self, name: str, rates: npt.ArrayLike) -> Tensor:
+    def _checked(self, name: str, rates: npt.ArrayLike) -> Floats:
         values = np.asarray(rates, dtype=np.float32)
         if values.ndim > 1 or values.size not in (1, self.network.members):
             raise EsperError(
@@ -125,7 +127,7 @@ class Trainer:
             )
         if not np.isfinite(values).all() or (values < 0).any():
             raise EsperError(f"{name}={values.tolist()}: rates must be finite and 0 or more")
-        return upload(np.broadcast_to(values, (self.network.members,)), self.network.device)
+        return np.broadcast_to(values, (self.network.members,))
 
     def set_active(self, active_E: Tensor | None) -> None:
         """Train only these members (bool `[E]`, on the device); None: all."""
