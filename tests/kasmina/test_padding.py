@@ -249,6 +249,15 @@ def test_packed_arrays_come_back_as_they_were_and_stay_where_they_are():
     assert all((place - start) % ALIGNMENT == 0 for place in places.values())
 
 
+def test_a_copy_of_packed_arrays_is_filled_by_itself():
+    packed = PackedArrays({"index": np.arange(3), "alpha": np.zeros(2)}, torch.device("cpu"))
+    twin = copy.deepcopy(packed)
+    twin.fill({"index": np.arange(3) + 5, "alpha": np.ones(2)})
+    assert twin.tensors["index"].tolist() == [5, 6, 7]
+    assert twin.tensors["alpha"].tolist() == [1.0, 1.0]
+    assert packed.tensors["index"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

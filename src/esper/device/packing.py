@@ -56,17 +56,13 @@ class PackedArrays:
             name: span.view(self._buffer) for name, span in self._spans.items()
         }
         """By name; read-only."""
+        self._host = np.zeros(end, dtype=np.uint8)
         self.fill(arrays)
 
     def fill(self, arrays: Arrays) -> None:
         """Replace the values, with the same names, dtypes and shapes; does not synchronise."""
         if arrays.keys() != self._spans.keys():
             raise EsperError(f"arrays {sorted(arrays)}: the buffer has {sorted(self._spans)}")
-        on_gpu = self._buffer.device.type == "cuda"
-        # Its own memory for each fill: the allocator keeps it until the copy is done.
-        host = torch.empty(self._buffer.shape[0], dtype=torch.uint8, pin_memory=on_gpu)
-        # SYNC: never, this is host memory.
-        raw = host.numpy()
         for name, array in arrays.items():
             span = self._spans[name]
             if array.dtype != span.dtype or array.shape != span.shape:
@@ -74,8 +70,11 @@ class PackedArrays:
                     f"array {name!r}: {array.dtype} {array.shape} given, the buffer has room for "
                     f"{span.dtype} {span.shape}"
                 )
-            np.ndarray(span.shape, span.dtype, raw, span.start)[...] = array
-        self._buffer.copy_(host, non_blocking=True)
+            np.ndarray(span.shape, span.dtype, self._host, span.start)[...] = array
+        values = torch.from_numpy(self._host)
+        if self._buffer.device.type == "cuda":
+            values = values.pin_memory()  # a copy: the allocator keeps it until it is uploaded
+        self._buffer.copy_(values, non_blocking=True)
 
     def clone(self) -> dict[str, Tensor]:
         """Return copies of all tensors, unaffected by the next `fill`; one copy on the device."""
