@@ -51,8 +51,9 @@ ON_THE_HOST: Final = {
     "kasmina/lifecycle.py": ("np.flatnonzero(self.fits_SK[at[1][misfit][0]])",),
     "kasmina/population.py": ("np.argwhere(self.network.fits_SK)",),
     "kasmina/saving.py": ("population.member_ids",),
-    "kasmina/rows.py": ("table.member_R", "late", "source"),
-    "kasmina/training.py": ("values",),
+    "kasmina/plan_layout.py": ("count_N", "group_J", "self.begin_J", "end_J"),
+    "kasmina/rows.py": ("table.member_R", "late", "source", "active_S"),
+    "kasmina/training.py": ("values", "some"),
     "simic/telemetry/emitters.py": ("slot_counts", "slot_successes", "slot_reward"),
     "simic/telemetry/listener.py": (
         "np.bincount(stage_ES.ravel(), minlength=len(SeedStage))",

@@ -249,6 +249,15 @@ def test_packed_arrays_come_back_as_they_were_and_stay_where_they_are():
     assert all((place - start) % ALIGNMENT == 0 for place in places.values())
 
 
+def test_a_copy_of_packed_arrays_is_filled_by_itself():
+    packed = PackedArrays({"index": np.arange(3), "alpha": np.zeros(2)}, torch.device("cpu"))
+    twin = copy.deepcopy(packed)
+    twin.fill({"index": np.arange(3) + 5, "alpha": np.ones(2)})
+    assert twin.tensors["index"].tolist() == [5, 6, 7]
+    assert twin.tensors["alpha"].tolist() == [1.0, 1.0]
+    assert packed.tensors["index"].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -477,13 +486,15 @@ def test_an_alpha_that_moves_changes_values_and_no_address():
     first = population.train_plan(padded=True)
     tensors = dict(first.buffers.packed.tensors)
     places = {name: tensor.data_ptr() for name, tensor in tensors.items()}
-    before = tensors["group/1/0/alpha_G"].clone()
+    alpha_G = first.groups_S[1][0].alpha_G
+    before = alpha_G.clone()
     population.begin_step()
     second = population.train_plan(padded=True)
     assert second is not first
     assert second.buffers is first.buffers
     assert {n: t.data_ptr() for n, t in second.buffers.packed.tensors.items()} == places
-    assert not torch.equal(tensors["group/1/0/alpha_G"], before)
+    assert second.groups_S[1][0].alpha_G is alpha_G
+    assert not torch.equal(alpha_G, before)
 
 
 def test_a_shape_says_which_arrays_there_are():

@@ -26,7 +26,7 @@ from random_support import (
     train,
     weights,
 )
-from support import ROW_0, batch, make_population
+from support import KINDS, ROW_0, batch, make_population
 
 EXECUTORS = ["vmap", "loop"]
 P = 0.3
@@ -336,6 +336,17 @@ def test_row_keys_do_not_depend_on_padding_or_on_other_rows():
     assert len(set(keys.tolist())) == table.rows
     assert plan.table.rows > table.rows
     assert np.array_equal(plan.key_R.numpy()[plan.real_R], keys)
+
+
+def test_plans_hold_keys_as_soon_as_a_seed_draws():
+    with blueprints_of(t_random=random_seed(LAYERS["dropout"])) as names:
+        population = random_population(3, host=KINDS["cnn"].host, blueprints=("norm", *names))
+        population.train_batch(*batch(3))
+        assert not population.train_plan().key_R.any(), "nothing draws: keys cost time for nothing"
+        population.germinate([1], "r0c1", "t_random")
+        population.begin_step()
+        keys = row_keys(0, 0, training_rows(population.lifecycle), np.arange(3))
+        assert np.array_equal(population.train_plan().key_R.numpy(), keys)
 
 
 # ---- over time ----------------------------------------------------------------------------

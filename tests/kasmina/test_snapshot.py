@@ -423,6 +423,14 @@ def test_finite_members_see_buffers():
     assert finite_members(population).tolist() == [True, True, False, True]
 
 
+def test_finite_members_see_buffers_of_one_number_and_none():
+    population = make_population(E)
+    fixed = population.network.host.fixed
+    fixed["scale"] = torch.tensor([1.0, float("-inf"), float("nan"), 3e38])
+    fixed["count"], fixed["empty"] = torch.arange(E), torch.zeros(E, 0)
+    assert finite_members(population).tolist() == [True, False, False, True]
+
+
 # ---- random lives -------------------------------------------------------------------------
 
 

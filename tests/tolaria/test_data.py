@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,32 @@ def test_going_back_or_ahead_gives_the_same_step():
     for step in (4, 1, 1, 5, 0, 2, 3):
         for found, expected in zip(iterator.step(step), straight[step], strict=True):
             assert torch.equal(found[1], expected)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_step_queued_ahead_is_the_same_step(device):
+    settings = {"members": 3, "batch_size": 4, "batches_per_step": 5, "augmentation": "crop_flip"}
+    plain = SharedBatchIterator(IMAGES, LABELS, device="cpu", **settings)
+    ahead = SharedBatchIterator(IMAGES, LABELS, device=device, **settings)
+    ahead.queues_next = True
+    made = []
+    ahead._augmentation_bits = partial(_noted, made, ahead._augmentation_bits)
+    for round_index, steps in ((0, (0, 1, 2)), (1, (0, 1, 4, 3))):
+        for iterator in (plain, ahead):
+            iterator.reset(round_index)
+        for step in steps:
+            made.clear()
+            for (x1, y1), (x2, y2) in zip(plain.step(step), ahead.step(step), strict=True):
+                torch.testing.assert_close(x2.cpu(), x1)
+                assert torch.equal(y2.cpu(), y1)
+            steps_made = [first // 5 for first in made]
+            known = step in (1, 2)
+            assert steps_made == ([step + 1] if known else [step, step + 1])
+
+
+def _noted(made, work, first_E, count):
+    made.append(int(first_E[0]))
+    return work(first_E, count)
 
 
 def test_images_are_normalised_by_channel():

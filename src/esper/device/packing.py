@@ -56,13 +56,13 @@ class PackedArrays:
             name: span.view(self._buffer) for name, span in self._spans.items()
         }
         """By name; read-only."""
+        self._host = np.zeros(end, dtype=np.uint8)
         self.fill(arrays)
 
     def fill(self, arrays: Arrays) -> None:
         """Replace the values, with the same names, dtypes and shapes; does not synchronise."""
         if arrays.keys() != self._spans.keys():
             raise EsperError(f"arrays {sorted(arrays)}: the buffer has {sorted(self._spans)}")
-        host = np.zeros(self._buffer.shape[0], dtype=np.uint8)
         for name, array in arrays.items():
             span = self._spans[name]
             if array.dtype != span.dtype or array.shape != span.shape:
@@ -70,10 +70,10 @@ class PackedArrays:
                     f"array {name!r}: {array.dtype} {array.shape} given, the buffer has room for "
                     f"{span.dtype} {span.shape}"
                 )
-            host[span.start : span.end] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        values = torch.from_numpy(host)
+            np.ndarray(span.shape, span.dtype, self._host, span.start)[...] = array
+        values = torch.from_numpy(self._host)
         if self._buffer.device.type == "cuda":
-            values = values.pin_memory()  # the allocator keeps it until the copy is done
+            values = values.pin_memory()  # a copy: the allocator keeps it until it is uploaded
         self._buffer.copy_(values, non_blocking=True)
 
     def clone(self) -> dict[str, Tensor]:

@@ -89,19 +89,16 @@ def covers(capacity: RowShape, need: RowShape) -> bool:
     for s, (there, wanted) in enumerate(zip(capacity.begin_S, need.begin_S, strict=True)):
         if there < wanted + (s == capacity.first_live):
             return False
-    for there_at, wanted_at in zip(capacity.groups_S, need.groups_S, strict=True):
-        by_kind = {group.blueprint: group for group in there_at}
-        for group in wanted_at:
-            found = by_kind.get(group.blueprint)
-            if found is None or found.rows < group.rows or not found.present >= group.present:
-                return False
+    for place, group in need.group_of.items():
+        found = capacity.group_of.get(place)
+        if found is None or found.rows < group.rows or not found.present >= group.present:
+            return False
     return True
 
 
 def rows_of(shape: RowShape) -> int:
     """Return the cost of a shape: rows of the host plus rows of seeds."""
-    seeds = sum(group.rows for at_slot in shape.groups_S for group in at_slot)
-    return shape.first + sum(shape.begin_S) + seeds
+    return shape.total
 
 
 def merged(one: RowShape, other: RowShape) -> RowShape:
@@ -179,11 +176,13 @@ class PlanBufferCache:
         `detach` makes no difference to a shape.
         """
         shape = self._shape(name, shape_of(table, life))
-        buffers = self._buffers.setdefault((name, shape), PlanBuffers(shape, training))
-        self._buffers.move_to_end((name, shape))
+        key = (name, shape)
+        if key not in self._buffers:
+            self._buffers[key] = PlanBuffers(shape, training)
+        self._buffers.move_to_end(key)
         if len(self._buffers) > self._limit:
             self._buffers.popitem(last=False)
-        return buffers
+        return self._buffers[key]
 
     def find_exact(
         self, name: str, table: RowTable, life: Lifecycle, training: bool, detach: bool

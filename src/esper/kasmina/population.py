@@ -124,7 +124,7 @@ class Population:
         """Training passes in this episode; random layers draw new numbers in each."""
         self.member_ids: Ints = np.arange(members, dtype=np.int64)
         """Member numbers in the names of random streams; members with the same one start alike."""
-        self._plans: dict[tuple[str, bool, bool], tuple[int, RowPlan]] = {}
+        self._plans: dict[tuple[str, bool, bool, bool], tuple[int, RowPlan]] = {}
         self._plan_buffers = PlanBufferCache()
         self.seed_sizes = SeedSizes(self.network)
         self._draw_hosts()
@@ -318,7 +318,7 @@ class Population:
         self, name: str, rows: Callable[[Lifecycle], RowTable], padded: bool
     ) -> RowPlan:
         """Return the cached plan of a standard table, rebuilt after a stage or an alpha changed."""
-        key = (name, padded, self._loops)
+        key = (name, padded, self._loops, self._may_draw)
         version, plan = self._plans.get(key, (-1, None))
         if plan is None or version != self.lifecycle.version:
             plan = self._make_plan(name, rows(self.lifecycle), padded)
@@ -330,13 +330,22 @@ class Population:
         find = self._plan_buffers.find_exact if self._loops else self._plan_buffers.find
         buffers = find(name, table, self.lifecycle, training, detach) if padded else None
         masks = self.trainer.masks(None if buffers is None else buffers.shape) if training else None
-        keys = self._row_keys if training else None
+        keys = self._plan_keys if training else None
         return make_plan(table, self.lifecycle, self.device, detach, masks, buffers, keys)
 
     @property
     def _loops(self) -> bool:
         """Whether the loop executor was chosen, or the sharded one, which loops too."""
         return self.choice is not None and self.choice.executor.name != "vmap"
+
+    @property
+    def _may_draw(self) -> bool:
+        """Whether some part draws random numbers in training, as far as known."""
+        return self.network.sites is None or self.network.draws
+
+    def _plan_keys(self, table: RowTable) -> Ints:
+        """Keys for a train plan, which has room for them; 0 while nothing draws."""
+        return self._row_keys(table) if self._may_draw else np.zeros(table.rows, dtype=np.int64)
 
     def _row_keys(self, table: RowTable) -> Ints:
         return row_keys(self.seed, self.round, table, self.member_ids)

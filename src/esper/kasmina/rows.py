@@ -14,7 +14,8 @@ Shape letters: E members, R rows, S slots (execution order), G rows of one group
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,9 @@ from torch import Tensor
 
 from esper.device.packing import PackedArrays
 from esper.kasmina.lifecycle import Lifecycle
+from esper.kasmina.plan_layout import GroupLayout, aligned, smallest_shape
+from esper.kasmina.plan_layout import GroupShape as GroupShape
+from esper.kasmina.plan_layout import RowShape as RowShape
 from esper.leyline.actions import BlendStyle
 from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.errors import EsperError
@@ -30,6 +34,7 @@ from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.stages import SeedStage
 
 FROM_INPUT = -1
+_ON_TRIAL: Bools = np.isin(list(SeedStage), [SeedStage.BLENDING, SeedStage.HOLDING])
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +92,6 @@ def training_rows(life: Lifecycle) -> RowTable:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """Capacity for rows with the same blueprint in the same slot."""
-
-    blueprint: int
-    rows: int
-    present: frozenset[BlendStyle]
-    """Blend styles that are computed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowShape:
-    """Tensor sizes of a plan, which determine its sequence of kernels."""
-
-    first: int
-    """Rows that start at the input."""
-    begin_S: tuple[int, ...]
-    """Rows that start at each slot."""
-    groups_S: tuple[tuple[GroupShape, ...], ...]
-
-    @property
-    def first_live(self) -> int | None:
-        """First slot with a group; None if there is none."""
-        return next((s for s, groups in enumerate(self.groups_S) if groups), None)
-
-
 class PlanBuffers:
     """Device buffers at fixed addresses, reused by all plans of one shape."""
 
@@ -122,14 +101,33 @@ class PlanBuffers:
         """Whether it is for train batches: late rows are shadow rows, padding is frozen."""
         self.packed: PackedArrays | None = None
         """None until the first plan is compiled."""
+        self.first_plan: RowPlan | None = None
+        """The first plan, whose tensors are those of all: without its buffers, which hold it."""
+        self._layout: GroupLayout | None = None
+
+    def layout(self, blueprints: int) -> GroupLayout:
+        """Return the places of the entries of groups."""
+        if self._layout is None:
+            self._layout = GroupLayout(self.shape, blueprints)
+        return self._layout
+
+    @cached_property
+    def start_R(self) -> Ints:
+        """Slot that each row starts at."""
+        size_N = [self.shape.first, *self.shape.begin_S]
+        start_R = np.repeat(np.arange(FROM_INPUT, len(self.shape.begin_S)), size_N)
+        start_R.setflags(write=False)
+        return start_R
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TrainMask:
-    """Members that train in one bank (or gate bank), on the host."""
+class TrainMasks:
+    """Members that train in each of M banks (or gate banks), on the host."""
 
-    active_E: Bools
-    fossil_E: Bools
+    keys: tuple[Hashable, ...]
+    slot_M: Ints
+    active_ME: Bools
+    fossil_ME: Bools
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,6 +221,8 @@ class _TableInfo:
     keeps_RS: Bools
     trained_ES: Bools
     """Seeds that some row trains."""
+    in_order: bool
+    """The rows that start at the input are the members in order."""
 
 
 def make_plan(
@@ -230,7 +230,7 @@ def make_plan(
     life: Lifecycle,
     device: torch.device,
     detach_seed_input: bool = False,
-    masks: Mapping[Hashable, TrainMask] | None = None,
+    masks: TrainMasks | None = None,
     buffers: PlanBuffers | None = None,
     keys: Callable[[RowTable], Ints] | None = None,
 ) -> RowPlan:
@@ -244,22 +244,43 @@ def make_plan(
     if buffers is not None:
         table, real_R, padding_R = pad_table(table, buffers)
     info = _table_info(table, padding_R, life, detach_seed_input)
-    shape = _shape(info) if buffers is None else buffers.shape
-    arrays = _arrays(info, shape, masks or {}, buffers, detach_seed_input)
+    blueprints = life.fits_SK.shape[1]
+    if buffers is None:
+        shape = smallest_shape(table.start_R, info.blueprint_RS, info.style_RS, blueprints)
+        layout = GroupLayout(shape, blueprints)
+    else:
+        layout = buffers.layout(blueprints)
+    arrays = _arrays(info, layout, masks, buffers, detach_seed_input)
     if keys is not None:
         arrays["key_R"] = keys(table)
-    reused = None if buffers is None else buffers.packed
-    packed = reused or PackedArrays(arrays, device)
-    if buffers is not None:
-        if packed is buffers.packed:
-            packed.fill(arrays)
-        buffers.packed = packed
-    return _assemble(info, shape, packed.tensors, real_R, buffers, tuple(masks or ()))
+    if buffers is not None and buffers.packed is not None and buffers.first_plan is not None:
+        buffers.packed.fill(arrays)
+        plan = buffers.first_plan
+    else:
+        packed = PackedArrays(arrays, device)
+        groups_S = _groups(arrays, packed.tensors, layout, life.members, buffers is not None)
+        plan = _assemble(info, layout.shape, packed.tensors, groups_S, masks)
+        if buffers is not None:
+            buffers.packed, buffers.first_plan = packed, plan
+    return replace(
+        plan,
+        table=info.table,
+        blueprint_RS=info.blueprint_RS,
+        style_RS=info.style_RS,
+        detached_RS=info.detached_RS,
+        main_R=info.main_R,
+        keeps_RS=info.keeps_RS,
+        real_R=real_R,
+        buffers=buffers,
+        in_order=info.in_order,
+    )
 
 
 def shape_of(table: RowTable, life: Lifecycle) -> RowShape:
     """Return the smallest shape that holds a table."""
-    return _shape(_table_info(table, np.zeros(table.rows, dtype=np.bool_), life, False))
+    blueprint_RS = np.where(_live_seeds(table), life.blueprint_ES[table.member_R], NO_BLUEPRINT)
+    style_RS, blueprints = life.style_ES[table.member_R], life.fits_SK.shape[1]
+    return smallest_shape(table.start_R, blueprint_RS, style_RS, blueprints)
 
 
 def plan_content(table: RowTable, life: Lifecycle, detach_seed_input: bool) -> tuple[bytes, ...]:
@@ -277,22 +298,20 @@ def plan_content(table: RowTable, life: Lifecycle, detach_seed_input: bool) -> t
 
 def pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, Bools]:
     """Pad a table; return it with the indices of the original rows and a padding mask."""
-    shape = buffers.shape
-    slots = range(len(shape.begin_S))
+    shape, start_R = buffers.shape, buffers.start_R
     size_N = np.array([shape.first, *shape.begin_S])
     count_N = np.bincount(table.start_R + 1, minlength=len(size_N))
     if (count_N > size_N).any() or count_N[0] != shape.first:
         raise EsperError(f"{count_N} rows start: the plan has room for {size_N}")
-    within_R = np.arange(table.rows) - (np.cumsum(count_N) - count_N)[table.start_R + 1]
-    real_R = (np.cumsum(size_N) - size_N)[table.start_R + 1] + within_R
-    rows = int(size_N.sum())
+    shift_N = (np.cumsum(size_N) - size_N) - (np.cumsum(count_N) - count_N)
+    real_R = np.arange(table.rows) + shift_N[table.start_R + 1]
+    rows = len(start_R)
     padding_R = np.ones(rows, dtype=np.bool_)
     padding_R[real_R] = False
     member_R, source_R = np.zeros((2, rows), dtype=np.int64)
-    alpha_RS = np.zeros((rows, len(slots)), dtype=np.float32)
+    alpha_RS = np.zeros((rows, table.alpha_RS.shape[1]), dtype=np.float32)
     member_R[real_R], alpha_RS[real_R] = table.member_R, table.alpha_RS
     source_R[real_R] = np.where(table.start_R == FROM_INPUT, 0, real_R[table.source_R])
-    start_R = np.repeat(np.arange(-1, len(slots)), size_N)
     shadow_R = (start_R != FROM_INPUT) & buffers.training
     return RowTable(member_R, alpha_RS, start_R, source_R, shadow_R), real_R, padding_R
 
@@ -300,50 +319,40 @@ def pad_table(table: RowTable, buffers: PlanBuffers) -> tuple[RowTable, Ints, Bo
 def _table_info(
     table: RowTable, padding_R: Bools, life: Lifecycle, detach_seed_input: bool
 ) -> _TableInfo:
-    slot_S = np.arange(len(life.slots))
-    stage_RS = life.stage_ES[table.member_R]
-    live_RS = (table.alpha_RS > 0) & (slot_S >= table.start_R[:, None])
-    on_trial = np.isin(stage_RS, [int(SeedStage.BLENDING), int(SeedStage.HOLDING)])
-    main_R = _main_rows(table, life)
-    own_RS = table.shadow_R[:, None] & (table.start_R[:, None] == slot_S)
+    member_R, shadow_R1 = table.member_R, table.shadow_R[:, None]
+    live_RS, main_R = _live_seeds(table), _main_rows(table, life)
+    own_RS = shadow_R1 & (table.start_R[:, None] == np.arange(len(life.slots)))
     trained_ES = np.zeros((life.members, len(life.slots)), dtype=np.bool_)
-    np.logical_or.at(trained_ES, table.member_R, live_RS & (own_RS | ~table.shadow_R[:, None]))
+    row, slot = np.nonzero(live_RS & (own_RS | ~shadow_R1))
+    trained_ES[member_R[row], slot] = True
+    first = member_R[table.start_R == FROM_INPUT]
     return _TableInfo(
         table=table,
         padding_R=padding_R,
-        blueprint_RS=np.where(live_RS, life.blueprint_ES[table.member_R], NO_BLUEPRINT),
-        style_RS=life.style_ES[table.member_R],
-        detached_RS=on_trial & detach_seed_input,
+        blueprint_RS=np.where(live_RS, life.blueprint_ES[member_R], NO_BLUEPRINT),
+        style_RS=life.style_ES[member_R],
+        detached_RS=_ON_TRIAL[life.stage_ES[member_R]] & detach_seed_input,
         main_R=main_R,
-        keeps_RS=live_RS & (own_RS | (main_R[:, None] & ~life.pruning_ES[table.member_R])),
+        keeps_RS=live_RS & (own_RS | (main_R[:, None] & ~life.pruning_ES[member_R])),
         trained_ES=trained_ES,
+        in_order=np.array_equal(first, np.arange(life.members)),
     )
 
 
-def _shape(info: _TableInfo) -> RowShape:
-    table = info.table
-    slots = range(table.alpha_RS.shape[1])
-    begin_N = np.bincount(table.start_R + 1, minlength=len(slots) + 1)
-    first, *begin = (int(count) for count in begin_N)
-    groups = []
-    for s in slots:
-        at_slot = []
-        for kind in np.unique(info.blueprint_RS[:, s]):
-            if kind != NO_BLUEPRINT:
-                rows = info.blueprint_RS[:, s] == kind
-                present = frozenset(BlendStyle(v) for v in np.unique(info.style_RS[rows, s]))
-                at_slot.append(GroupShape(int(kind), int(rows.sum()), present))
-        groups.append(tuple(at_slot))
-    return RowShape(first, tuple(begin), tuple(groups))
+def _live_seeds(table: RowTable) -> Bools:
+    """Return `[R, S]` the seeds that each row computes."""
+    reached_RS = np.arange(table.alpha_RS.shape[1]) >= table.start_R[:, None]
+    return np.asarray((table.alpha_RS > 0) & reached_RS)
 
 
 def _main_rows(table: RowTable, life: Lifecycle) -> Bools:
     """Return the first full row of each member with its current alphas."""
     current = (table.alpha_RS == life.alpha_ES[table.member_R]).all(axis=1)
-    rows = np.flatnonzero((table.start_R == FROM_INPUT) & ~table.shadow_R & current)
-    _, first = np.unique(table.member_R[rows], return_index=True)
+    rows = np.flatnonzero((table.start_R == FROM_INPUT) & ~table.shadow_R & current)[::-1]
+    first_E = np.full(life.members, -1)
+    first_E[table.member_R[rows]] = rows  # the last assignment counts: the first row
     main_R = np.zeros(table.rows, dtype=np.bool_)
-    main_R[rows[first]] = True
+    main_R[first_E[first_E >= 0]] = True
     return main_R
 
 
@@ -354,8 +363,8 @@ _HostArrays = dict[str, npt.NDArray[np.generic]]
 
 def _arrays(
     info: _TableInfo,
-    shape: RowShape,
-    masks: Mapping[Hashable, TrainMask],
+    layout: GroupLayout,
+    masks: TrainMasks | None,
     buffers: PlanBuffers | None,
     detach_seed_input: bool,
 ) -> _HostArrays:
@@ -364,29 +373,44 @@ def _arrays(
     out: _HostArrays = {}
     if buffers is not None:
         out["live_R"] = _live(info.padding_R)
-    if table.rows != members or (table.member_R != np.arange(members)).any():
+    if table.rows != members or not info.in_order:
         out["member_R"] = table.member_R
     if table.shadow_R.any():
         out["shadow_R"] = table.shadow_R
         slots = table.alpha_RS.shape[1]
         place_R = table.member_R * slots + table.start_R
         out["shadow_index"] = np.where(info.padding_R, members * slots, place_R)[table.shadow_R]
-    if not (_in_order(info) and info.main_R[:members].all()):
+    if not (info.in_order and info.main_R[:members].all()):
         if buffers is not None:
             raise EsperError("padded rows must start with all members at their current alphas")
-        out |= _kept_arrays("", table.member_R, info.main_R, members)
-    for s, groups in enumerate(shape.groups_S):
-        begun = np.flatnonzero(table.start_R == s)
-        if begun.size:
-            out[f"source/{s}"] = table.source_R[begun]
-        for group in groups:
-            name = f"group/{s}/{group.blueprint}/"
-            parts = _group_arrays(info, s, group, buffers, detach_seed_input)
-            out |= {name + part: values for part, values in parts.items()}
-    for index, (key, mask) in enumerate(masks.items()):
-        assert isinstance(key, tuple), "bank keys are (slot, blueprint)"
-        out[f"mask/{index}/active_E"] = mask.active_E & info.trained_ES[:, key[0]]
-        out[f"mask/{index}/fossil_E"] = mask.fossil_E
+        rows = np.flatnonzero(info.main_R)
+        kept_E, row_E = np.zeros(members, dtype=np.bool_), np.zeros(members, dtype=np.int64)
+        kept_E[table.member_R[rows]], row_E[table.member_R[rows]] = True, rows
+        out |= {"kept_E": kept_E, "kept_row_E": row_E}
+    out |= _sources(table, layout.shape)
+    if layout.groups:
+        out |= _group_arrays(info, layout, buffers, detach_seed_input)
+    if masks is not None and masks.keys:
+        trains_ME = masks.active_ME & info.trained_ES.T[masks.slot_M]
+        out |= {"mask/active_ME": _wide(trains_ME), "mask/fossil_ME": _wide(masks.fossil_ME)}
+    return out
+
+
+def _sources(table: RowTable, shape: RowShape) -> _HostArrays:
+    out: _HostArrays = {}
+    begin = shape.first
+    for s, count in enumerate(shape.begin_S):
+        if count:
+            out[f"source/{s}"] = table.source_R[begin : begin + count]
+        begin += count
+    return out
+
+
+def _wide(mask_ME: Bools) -> Bools:
+    """Return a mask whose rows begin at aligned places."""
+    banks, members = mask_ME.shape
+    out = np.zeros((banks, int(aligned(members))), dtype=np.bool_)
+    out[:, :members] = mask_ME
     return out
 
 
@@ -394,54 +418,34 @@ def _live(padding: Bools) -> npt.NDArray[np.float32]:
     return np.where(padding, np.float32(-1), np.float32(1))
 
 
-def _in_order(info: _TableInfo) -> bool:
-    first = info.table.member_R[info.table.start_R == FROM_INPUT]
-    return np.array_equal(first, np.arange(len(info.trained_ES)))
-
-
-def _kept_arrays(name: str, member_G: Ints, keeps_G: Bools, members: int) -> _HostArrays:
-    kept_E = np.zeros(members, dtype=np.bool_)
-    row_E = np.zeros(members, dtype=np.int64)
-    rows = np.flatnonzero(keeps_G)
-    kept_E[member_G[rows]], row_E[member_G[rows]] = True, rows
-    return {f"{name}kept_E": kept_E, f"{name}kept_row_E": row_E}
-
-
 def _group_arrays(
-    info: _TableInfo,
-    slot: int,
-    group: GroupShape,
-    buffers: PlanBuffers | None,
-    detach_seed_input: bool,
+    info: _TableInfo, layout: GroupLayout, buffers: PlanBuffers | None, detach_seed_input: bool
 ) -> _HostArrays:
-    table = info.table
-    rows = np.flatnonzero(info.blueprint_RS[:, slot] == group.blueprint)
-    spare = group.rows - len(rows)
-    idle = np.flatnonzero(info.padding_R & (table.start_R <= slot))
-    if spare < 0 or (spare > 0 and not idle.size):
-        raise EsperError(
-            f"{len(rows)} rows of blueprint {group.blueprint} in slot {slot}: the plan has room "
-            f"for {group.rows}, with {idle.size} padding rows"
-        )
-    rows = np.concatenate([rows, np.resize(idle, spare)])
-    padding = info.padding_R[rows]
-    keeps = info.keeps_RS[rows, slot] & ~padding
-    style = info.style_RS[rows, slot]
+    """Build the arrays of all groups, entries side by side (`plan_layout`)."""
+    table, slot_N, group_N = info.table, layout.slot_N, layout.group_N
+    idle = np.flatnonzero(info.padding_R)
+    idle_S = np.bincount(table.start_R[idle], minlength=table.alpha_RS.shape[1]).cumsum()
+    rows_N, spare_N = layout.place(info.blueprint_RS, idle, idle_S)
+    at = rows_N, slot_N
+    member_N, shadow_N = table.member_R[rows_N], table.shadow_R[rows_N]
     out: _HostArrays = {
-        "rows_G": rows,
-        "members_G": table.member_R[rows],
-        "alpha_G": table.alpha_RS[rows, slot],
-        "style_G": np.where(padding, np.int8(min(group.present)), style),
+        "group/rows_N": rows_N,
+        "group/members_N": member_N,
+        "group/alpha_N": table.alpha_RS[at],
+        "group/style_N": np.where(spare_N, layout.style_N, info.style_RS[at]),
     }
+    kept = np.flatnonzero(info.keeps_RS[at] & ~spare_N)
+    shape = layout.groups, int(aligned(len(info.trained_ES)))
+    kept_JE, row_JE = np.zeros(shape, dtype=np.bool_), np.zeros(shape, dtype=np.int64)
+    kept_JE[group_N[kept], member_N[kept]] = True
+    row_JE[group_N[kept], member_N[kept]] = layout.within_N[kept]
+    out |= {"group/kept_JE": kept_JE, "group/kept_row_JE": row_JE}
     if buffers is not None:
-        out["live_G"] = _live(padding)
-    out |= _kept_arrays("", table.member_R[rows], keeps, len(info.trained_ES))
-    frozen = padding | (table.shadow_R[rows] & (table.start_R[rows] != slot))
-    detached = info.detached_RS[rows, slot] & ~table.shadow_R[rows]
-    if buffers.training if buffers is not None else frozen.any():
-        out["frozen_G"] = frozen
-    if buffers.training and detach_seed_input if buffers is not None else detached.any():
-        out["detached_G"] = detached
+        out["group/live_N"] = _live(spare_N)
+    if buffers is None or buffers.training:
+        out["group/frozen_N"] = spare_N | (shadow_N & (table.start_R[rows_N] != slot_N))
+    if detach_seed_input and (buffers is None or buffers.training):
+        out["group/detached_N"] = info.detached_RS[at] & ~shadow_N
     return out
 
 
@@ -452,15 +456,16 @@ def _assemble(
     info: _TableInfo,
     shape: RowShape,
     tensors: Mapping[str, Tensor],
-    real_R: Ints | None,
-    buffers: PlanBuffers | None,
-    keys: tuple[Hashable, ...],
+    groups_S: tuple[tuple[SeedGroup, ...], ...],
+    masks: TrainMasks | None,
 ) -> RowPlan:
+    """Return a plan of a shape; `make_plan` sets what belongs to one table."""
+    members = len(info.trained_ES)
     active_S = np.cumsum([shape.first, *shape.begin_S])[1:]
-    masks = {
-        key: (tensors[f"mask/{i}/active_E"], tensors[f"mask/{i}/fossil_E"])
-        for i, key in enumerate(keys)
-    }
+    by_bank = {}
+    if masks is not None and masks.keys:
+        pair = (tensors[f"mask/{name}_ME"][:, :members] for name in ("active", "fossil"))
+        by_bank = dict(zip(masks.keys, zip(*pair, strict=True), strict=True))
     kept = None
     if "kept_E" in tensors:
         kept = BufferUpdates(tensors["kept_E"], tensors["kept_row_E"])
@@ -471,40 +476,62 @@ def _assemble(
         detached_RS=info.detached_RS,
         main_R=info.main_R,
         keeps_RS=info.keeps_RS,
-        members=len(info.trained_ES),
-        real_R=real_R,
+        members=members,
+        real_R=None,
         live_R=tensors.get("live_R"),
-        buffers=buffers,
+        buffers=None,
         member_R=tensors.get("member_R"),
-        in_order=_in_order(info),
+        in_order=info.in_order,
         shadow_R=tensors.get("shadow_R"),
-        active_S=tuple(int(rows) for rows in active_S),
+        active_S=tuple(active_S.tolist()),
         source_S=tuple(tensors.get(f"source/{s}") for s in range(len(shape.begin_S))),
-        groups_S=tuple(
-            tuple(_seed_group(tensors, s, group) for group in groups)
-            for s, groups in enumerate(shape.groups_S)
-        ),
+        groups_S=groups_S,
         kept=kept,
         shadow_index=tensors.get("shadow_index"),
-        masks=masks,
+        masks=by_bank,
         key_R=tensors.get("key_R"),
     )
 
 
-def _seed_group(tensors: Mapping[str, Tensor], slot: int, group: GroupShape) -> SeedGroup:
-    name = f"group/{slot}/{group.blueprint}/"
-    return SeedGroup(
-        slot=slot,
-        blueprint=group.blueprint,
-        rows_G=tensors[f"{name}rows_G"],
-        members_G=tensors[f"{name}members_G"],
-        alpha_G=tensors[f"{name}alpha_G"],
-        style_G=tensors[f"{name}style_G"],
-        present=group.present,
-        frozen_G=tensors.get(f"{name}frozen_G"),
-        detached_G=tensors.get(f"{name}detached_G"),
-        kept=BufferUpdates(tensors[f"{name}kept_E"], tensors[f"{name}kept_row_E"]),
-        live_G=tensors.get(f"{name}live_G"),
+def _groups(
+    arrays: _HostArrays,
+    tensors: Mapping[str, Tensor],
+    layout: GroupLayout,
+    members: int,
+    padded: bool,
+) -> tuple[tuple[SeedGroup, ...], ...]:
+    """Return the groups of each slot, as views of the entries of all."""
+    spans = enumerate(layout.spans())
+
+    def group(slot: int, wanted: GroupShape) -> SeedGroup:
+        j, span = next(spans)
+
+        def part(name: str) -> Tensor:
+            return tensors[f"group/{name}_N"][span]
+
+        def part_if(name: str, needed: bool) -> Tensor | None:
+            known = arrays.get(f"group/{name}_N")
+            return part(name) if known is not None and (needed or known[span].any()) else None
+
+        return SeedGroup(
+            slot=slot,
+            blueprint=wanted.blueprint,
+            rows_G=part("rows"),
+            members_G=part("members"),
+            alpha_G=part("alpha"),
+            style_G=part("style"),
+            present=wanted.present,
+            frozen_G=part_if("frozen", padded),
+            detached_G=part_if("detached", padded),
+            kept=BufferUpdates(
+                tensors["group/kept_JE"][j, :members], tensors["group/kept_row_JE"][j, :members]
+            ),
+            live_G=part_if("live", padded),
+        )
+
+    return tuple(
+        tuple(group(slot, wanted) for wanted in at_slot)
+        for slot, at_slot in enumerate(layout.shape.groups_S)
     )
 
 
@@ -550,5 +577,5 @@ def _check_starts(table: RowTable, life: Lifecycle) -> None:
             f"row {late[other | early][0]} must start from a row of its own member that is "
             f"computed before it"
         )
-    if len(np.unique(table.shadow_R[late])) > 1:
+    if table.shadow_R[late].any() and not table.shadow_R[late].all():
         raise EsperError("rows that start at a slot must be all shadow rows, or none")

@@ -286,19 +286,22 @@ def finite_members(population: Population) -> Tensor:
     A loss can be finite despite a non-finite weight (an embedding no sample used), and such a
     member must not be snapshotted.
     """
-    life = population.lifecycle
-    permanent_ES = _STATIC[life.stage_ES]
-    finite_E = torch.ones(population.members, dtype=torch.bool, device=population.device)
+    arrays = population.lifecycle.arrays()
+    permanent_ES = _STATIC[population.lifecycle.stage_ES]
+    largest, owned = [], []
     for ref in _store_refs(population):
-        owners_E = ref.owners_E(permanent_ES, life.arrays())
+        owners_E = ref.owners_E(permanent_ES, arrays)
         if not owners_E.any():
             continue
-        tensors = [ref.store.flat_EP.detach(), *ref.store.fixed.values()]
-        tensors += ref.optimizer.state.get(ref.key, {}).values()
-        sound_E = finite_E
-        for tensor in tensors:
-            each = tensor.reshape(population.members, tensor[0].numel())
-            sound_E = sound_E & torch.isfinite(each).all(dim=1)
-        sound_E = ref.store.everywhere(sound_E)
-        finite_E = torch.where(upload(owners_E, population.device), sound_E, finite_E)
-    return finite_E
+        moments = ref.optimizer.state.get(ref.key, {}).values()
+        for tensor in (ref.store.flat_EP.detach(), *ref.store.fixed.values(), *moments):
+            if tensor.numel() and (tensor.is_floating_point() or tensor.is_complex()):
+                each = tensor.reshape(population.members, -1)
+                # One kernel; NaN and infinity show in the largest absolute value.
+                largest.append(torch.linalg.vector_norm(each, torch.inf, dim=1))
+                owned.append(owners_E)
+    if not largest:
+        return torch.ones(population.members, dtype=torch.bool, device=population.device)
+    others = upload(~np.stack(owned), population.device)
+    finite_E = (torch.isfinite(torch.stack(largest)) | others).all(dim=0)
+    return population.network.host.everywhere(finite_E)  # all stores are cut alike

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -20,17 +20,18 @@ import torch
 from torch import Tensor
 
 from esper.device.branches import Branches
-from esper.device.upload import upload
+from esper.device.packing import PackedArrays
 from esper.kasmina import fused
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.optim import OptimConfig, StackedOptimizer, gradient_norm
-from esper.kasmina.rows import RowPlan, RowShape, TrainMask
+from esper.kasmina.rows import RowPlan, RowShape, TrainMasks
 from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.store import ParameterStore
 from esper.leyline.actions import BlendStyle
-from esper.leyline.arrays import Bools, Codes
+from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.errors import EsperError
+from esper.leyline.signals import NO_BLUEPRINT
 from esper.leyline.stages import SeedStage
 
 HOST_KEY = "host"
@@ -64,6 +65,7 @@ _GROUP_OF_STAGE = np.array(
     ],
     dtype=np.int8,
 )
+_FROZEN, _FOSSIL = int(ParameterGroup.FROZEN), int(ParameterGroup.FOSSIL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +108,18 @@ class Trainer:
         self.active_E: Tensor | None = None
         """Members that train; None: all."""
         self._active_buffer: Tensor | None = None
-        self.host_lr_E = torch.zeros(network.members, device=network.device)
-        self.seed_lr_E = torch.zeros_like(self.host_lr_E)
+        zeros_E = np.zeros(network.members, dtype=np.float32)
+        self._rates = PackedArrays({"host": zeros_E, "seed": zeros_E}, network.device)
+        self.host_lr_E, self.seed_lr_E = self._rates.tensors["host"], self._rates.tensors["seed"]
 
     def set_rates(self, host_lr: npt.ArrayLike, seed_lr: npt.ArrayLike) -> None:
         """Set the learning rates, `[E]` or one for all."""
-        rates = self._rates("host_lr", host_lr), self._rates("seed_lr", seed_lr)
-        for held_E, new_E in zip((self.host_lr_E, self.seed_lr_E), rates, strict=True):
-            held_E.copy_(new_E)  # in place: captured graphs use this address
+        # In place: captured graphs use these addresses.
+        self._rates.fill(
+            {"host": self._checked("host_lr", host_lr), "seed": self._checked("seed_lr", seed_lr)}
+        )
 
-    def _rates(self, name: str, rates: npt.ArrayLike) -> Tensor:
+    def _checked(self, name: str, rates: npt.ArrayLike) -> Floats:
         values = np.asarray(rates, dtype=np.float32)
         if values.ndim > 1 or values.size not in (1, self.network.members):
             raise EsperError(
@@ -123,7 +127,7 @@ class Trainer:
             )
         if not np.isfinite(values).all() or (values < 0).any():
             raise EsperError(f"{name}={values.tolist()}: rates must be finite and 0 or more")
-        return upload(np.broadcast_to(values, (self.network.members,)), self.network.device)
+        return np.broadcast_to(values, (self.network.members,))
 
     def set_active(self, active_E: Tensor | None) -> None:
         """Train only these members (bool `[E]`, on the device); None: all."""
@@ -170,7 +174,7 @@ class Trainer:
     def seed_groups(self) -> Codes:
         """Return `[E, S]` the group of the seed in each slot."""
         groups = _GROUP_OF_STAGE[self.life.stage_ES]
-        return np.where(self.life.pruning_ES, np.int8(ParameterGroup.FROZEN), groups)
+        return np.where(self.life.pruning_ES, np.int8(_FROZEN), groups)
 
     def training(self) -> Bools:
         """Return `[E, S]` where a seed trains, and so has a gradient."""
@@ -207,16 +211,25 @@ class Trainer:
             found.append((key, store, s, np.asarray(mine_E)))
         return found
 
-    def masks(self, shape: RowShape | None = None) -> dict[Hashable, TrainMask]:
+    def masks(self, shape: RowShape | None = None) -> TrainMasks:
         """Return who trains in each bank: banks with any trained row, or all banks of a shape."""
-        out: dict[Hashable, TrainMask] = {}
-        groups_ES = self.seed_groups()
-        for key, _, slot, mine in self._seed_stores():
-            group = np.where(mine, groups_ES[:, slot], np.int8(ParameterGroup.FROZEN))
-            mask = TrainMask(group != ParameterGroup.FROZEN, group == ParameterGroup.FOSSIL)
-            if mask.active_E.any() if shape is None else _computes(shape, key):
-                out[key] = mask
-        return out
+        life, groups_SE = self.life, self.seed_groups().T
+        if shape is None:
+            banks = _banks(tuple(key for key, _, _ in self._stores()))
+        else:
+            banks = _banks_of(shape)
+        gated_SE = ((life.style_ES == BlendStyle.GATE) & life.occupied()).T
+        slot_M = banks.slot_M
+        mine_ME = np.where(
+            banks.gate_M1, gated_SE[slot_M], life.blueprint_ES.T[slot_M] == banks.kind_M1
+        )
+        group_ME = groups_SE[slot_M]
+        active_ME, fossil_ME = mine_ME & (group_ME != _FROZEN), mine_ME & (group_ME == _FOSSIL)
+        if shape is not None:
+            return TrainMasks(banks.keys, slot_M, active_ME, fossil_ME)
+        some = np.flatnonzero(active_ME.any(axis=1))
+        keys = tuple(banks.keys[m] for m in some.tolist())
+        return TrainMasks(keys, slot_M[some], active_ME[some], fossil_ME[some])
 
     def step(
         self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor, scaler: MemberScaler | None = None
@@ -359,9 +372,31 @@ def _slot_norms(updates: Sequence[_SlotUpdate], device: torch.device) -> dict[in
     return {slot: norm for slot, norm in norms.items() if norm is not None}
 
 
-def _computes(shape: RowShape, key: tuple[int, int | str]) -> bool:
-    """Whether plans of a shape have rows of that bank or gate bank."""
-    slot, part = key
-    if part == GATE_KEY:
-        return any(BlendStyle.GATE in group.present for group in shape.groups_S[slot])
-    return any(group.blueprint == part for group in shape.groups_S[slot])
+@dataclass(frozen=True, slots=True, eq=False)
+class _Banks:
+    """Keys of M banks and gate banks, and the same as arrays."""
+
+    keys: tuple[tuple[int, int | str], ...]
+    slot_M: Ints
+    kind_M1: Ints
+    gate_M1: Bools
+
+
+def _banks(keys: tuple[tuple[int, int | str], ...]) -> _Banks:
+    kinds = [NO_BLUEPRINT if isinstance(part, str) else part for _, part in keys]
+    return _Banks(
+        keys,
+        np.array([slot for slot, _ in keys], dtype=np.int64),
+        np.array(kinds, dtype=np.int64)[:, None],
+        np.array([part == GATE_KEY for _, part in keys], dtype=np.bool_)[:, None],
+    )
+
+
+@lru_cache(maxsize=256)
+def _banks_of(shape: RowShape) -> _Banks:
+    """Return the banks and gate banks that plans of a shape may have rows of."""
+    keys: list[tuple[int, int | str]] = list(shape.group_of)
+    for slot, groups in enumerate(shape.groups_S):
+        if any(BlendStyle.GATE in group.present for group in groups):
+            keys.append((slot, GATE_KEY))
+    return _banks(tuple(keys))

@@ -117,10 +117,8 @@ class RowTotals:
 
 
 def _zero(totals: TrainTotals | RowTotals) -> None:
-    for field in fields(totals):
-        value = getattr(totals, field.name)
-        if isinstance(value, Tensor):
-            value.zero_()
+    values = (getattr(totals, field.name) for field in fields(totals))
+    torch._foreach_zero_([value for value in values if isinstance(value, Tensor)])  # one launch
 
 
 def process_train_batch(

@@ -6,6 +6,8 @@ memory: batches are gathered into pinned memory and copied on a separate stream 
 
 Each member iterates over epochs in its own permutations, derived from (seed, round, member, epoch).
 Neither its order nor its augmentation depends on the number of members, the device or prefetching.
+On a GPU the indices and random bits of the next step are queued behind the batches of this one, so
+that its first batch need not wait for them.
 
 Shape letters: E members, B batch, M batches of a step, N examples, C H W.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -44,6 +47,17 @@ StepOrder = tuple[Tensor, PinnedBatch | None]
 """Example indices of a step `[E, M, B]`, and its first batch if already gathered."""
 BatchSource = tuple[Tensor, Tensor, Tensor]
 """Examples and targets on the device, and the indices of a batch `[E, B]` into them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _NextStep:
+    """What was computed ahead for a step."""
+
+    step: int
+    order_EMB: Tensor | None
+    bits_EMB: Tensor | None
+    stream: torch.cuda.Stream | None
+    """Stream it was queued on; None on a CPU."""
 
 
 class SharedBatchIterator:
@@ -102,6 +116,9 @@ class SharedBatchIterator:
         self._epochs: dict[int, Tensor] = {}
         self._own_epochs = OwnEpochs()
         self._prefetched: tuple[int, Future[StepOrder]] | None = None
+        self.queues_next = self.device.type == "cuda"
+        """Whether the next step is prepared on the device after the batches of a step."""
+        self._next: _NextStep | None = None
         self._process = os.getpid()
         self._pool = (
             ThreadPoolExecutor(1, "esper-order") if self._data_device.type == "cpu" else None
@@ -128,7 +145,7 @@ class SharedBatchIterator:
             self._prefetched[1].cancel()
             if not self._prefetched[1].cancelled():
                 self._prefetched[1].result()
-        self.round, self._prefetched = round_index, None
+        self.round, self._prefetched, self._next = round_index, None, None
         self._epochs.clear()
         self._own_epochs = OwnEpochs()
 
@@ -137,7 +154,7 @@ class SharedBatchIterator:
         examples, targets = data.part("train", self._data_device)
         self.examples.copy_(examples)
         self.targets.copy_(targets)
-        self.used = used
+        self.used, self._next = used, None
 
     def step(
         self, step: int, out: tuple[Tensor, Tensor] | None = None
@@ -147,9 +164,13 @@ class SharedBatchIterator:
         `out`: tensors of those shapes that every batch is written to in turn. On a GPU each batch
         is made on the stream that is current when it is requested.
         """
-        order_EMB, first = self._order_of_step(step)
-        first_E = np.full(self.members, step * self.batches_per_step)
-        return self._make_batches(order_EMB, first, first_E, out)
+        prepared, self._next = self._next, None
+        if prepared is None or (prepared.step, prepared.stream) != (step, self._stream()):
+            prepared = _NextStep(step, None, self._bits_of_step(step), self._stream())
+        order_EMB, first = prepared.order_EMB, None
+        if order_EMB is None:
+            order_EMB, first = self._order_of_step(step)
+        return self._make_batches(order_EMB, first, prepared.bits_EMB, out, step + 1)
 
     def batches(
         self, first_E: Ints, count: int, out: tuple[Tensor, Tensor] | None = None
@@ -159,19 +180,21 @@ class SharedBatchIterator:
             order = self._make_order(int(first_E[0]), count)
         else:
             order = self._make_own_order(first_E, count)
-        return self._make_batches(order, None, first_E, out)
+        return self._make_batches(order, None, self._augmentation_bits(first_E, count), out)
 
     def _make_batches(
         self,
         order_EMB: Tensor,
         first: PinnedBatch | None,
-        first_E: Ints,
+        bits_EMB: Tensor | None,
         out: tuple[Tensor, Tensor] | None,
+        next_step: int | None = None,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Make the batches of an order; `first`: the first one, if already gathered."""
+        """Make the batches of an order; `first`: the first one, if already gathered.
+
+        `next_step`: the step to prepare when all are taken.
+        """
         count = order_EMB.shape[1]
-        augmented = self.augmentation != "none"
-        bits_EMB = self._augmentation_bits(first_E, count) if augmented else None
         for batch in range(count):
             bits_EB = None if bits_EMB is None else bits_EMB[:, batch]
             source = self.examples, self.targets, order_EMB[:, batch]
@@ -184,6 +207,13 @@ class SharedBatchIterator:
                 continue
             x, targets = self._make_batch(source, bits_EB)
             yield (x, targets) if out is None else (out[0].copy_(x), out[1].copy_(targets))
+        if next_step is not None and self.queues_next:
+            order = self._step_order(next_step) if self._pool is None else None
+            bits = self._bits_of_step(next_step)
+            self._next = _NextStep(next_step, order, bits, self._stream())
+
+    def _stream(self) -> torch.cuda.Stream | None:
+        return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
     def _make_batch(self, source: BatchSource, bits_EB: Tensor | None) -> tuple[Tensor, Tensor]:
         examples, targets_N, index_EB = source
@@ -272,7 +302,8 @@ class SharedBatchIterator:
         self._epochs = {e: self._epochs[e] for e in epochs if e in self._epochs} | {
             e: self._permutation(e) for e in epochs if e not in self._epochs
         }
-        joined = torch.cat([self._epochs[e] for e in epochs], dim=1)
+        orders = [self._epochs[e] for e in epochs]
+        joined = orders[0] if len(orders) == 1 else torch.cat(orders, dim=1)
         start = first - epochs[0] * examples
         part = joined[:, start : start + length]
         return part.reshape(self.members, count, self.batch_size)
@@ -303,8 +334,14 @@ class SharedBatchIterator:
 
     # ---- augmentation ---------------------------------------------------------------------
 
-    def _augmentation_bits(self, first_E: Ints, count: int) -> Tensor:
-        """`[E, M, B]`: 64 random bits for each image of the next batches."""
+    def _bits_of_step(self, step: int) -> Tensor | None:
+        first_E = np.full(self.members, step * self.batches_per_step)
+        return self._augmentation_bits(first_E, self.batches_per_step)
+
+    def _augmentation_bits(self, first_E: Ints, count: int) -> Tensor | None:
+        """`[E, M, B]`: 64 random bits for each image of the next batches; None: not augmented."""
+        if self.augmentation == "none":
+            return None
         member_E1 = self.member_ids[:, None]
         batch_EM = first_E[:, None] + np.arange(count)
         keys_EM = stream_keys(

@@ -454,10 +454,10 @@ class VectorizedEngine:
     def _train_pass(self) -> int:
         """Train all members on the batches of the step; returns the number of shadow rows."""
         self.env.model.begin_step()
+        self.trainer.run(self.step)  # first: the rest overlaps with the device's work
         slots = self.slot_events.collect_changes()
         if self.context.clock is None:
             self.episode.add_training_flops(slots)
-        self.trainer.run(self.step)
         return int((slots.stage_ES == SeedStage.TRAINING).sum())
 
     def _validate(self) -> tuple[CoalitionPlan, RowTotals]:
