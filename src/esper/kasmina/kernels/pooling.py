@@ -24,6 +24,7 @@ from esper.kasmina.kernels.layout import (
     empty_activation,
     launched,
     live_rows,
+    next_power,
     only_live,
     skipping,
     stacked,
@@ -31,6 +32,8 @@ from esper.kasmina.kernels.layout import (
 
 BLOCK: Final = 1024
 """Outputs per program."""
+NUMBERS_BACK: Final = 2048
+"""The same backward."""
 
 
 @triton.jit
@@ -99,20 +102,27 @@ def _forward(
 
 @triton.jit
 def _backward(
-    winners, dy, dx, live, first_row, dy_row, outputs, size, SKIPS: tl.constexpr,
+    winners, dy, dx, live, first_row, dy_row, pixels, size, SKIPS: tl.constexpr,
     C: tl.constexpr, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """Pixels by channels, so that a thread's accesses are whole pixels wherever they lie."""
     at = (first_row + tl.program_id(1)).to(tl.int64)
     if is_padding(live, at, SKIPS):
         return
-    start, offset, inside, sample, n = _outputs(outputs, C, HO, WO, BLOCK)
-    first, wide, tall = _places(n, inside, C, H, W, HO, WO)
-    read = inside & (offset < if_live(live, at, BLOCK, SKIPS))
-    who = tl.load(winners + (at * outputs + start) + offset, mask=read, other=0)
-    back = tl.load(dy + (at * dy_row + start) + offset, mask=read, other=0.0)
+    start, offset, there = block_of(pixels, BLOCK)
+    sample = start // (WO * HO)
+    p, c = (start - sample * (WO * HO)).to(tl.int32) + offset, tl.arange(0, CHANNELS)[None, :]
+    column, row = p % WO, (p // WO) % HO
+    first = (((p // (WO * HO)) * H + 2 * row) * W + 2 * column) * C
+    inside = there[:, None] & (c < C)
+    wide, tall = inside & (2 * column + 1 < W)[:, None], inside & (2 * row + 1 < H)[:, None]
+    read = inside & (c < if_live(live, at, C, SKIPS))
+    own = start * C + (offset[:, None] * C + c)
+    who = tl.load(winners + at * pixels * C + own, mask=read, other=0)
+    back = tl.load(dy + at * dy_row + own, mask=read, other=0.0)
     none = tl.zeros_like(back)
-    target = dx + (at * size + sample * (H * W * C)) + first
+    target = dx + (at * size + sample * (H * W * C)) + (first[:, None] + c)
     tl.store(target, tl.where(who == 0, back, none), mask=inside)
     tl.store(target + C, tl.where(who == 1, back, none), mask=wide)
     tl.store(target + W * C, tl.where(who == 2, back, none), mask=tall)
@@ -181,11 +191,12 @@ def _gradient(winners: Tensor, dy: Tensor, height: int, width: int) -> Tensor:
     dy = dense_pixels(dy, dy.dtype)
     rows, batch, channels = dy.shape[:3]
     dx = empty_activation((rows, batch, channels, height, width), dy)
-    outputs, (live, skips) = dy[0].numel(), skipping(rows, dy)
+    pixels, wide = dy[0].numel() // channels, next_power(channels)
+    block, (live, skips) = max(1, NUMBERS_BACK // wide), skipping(rows, dy)
     for first, count in row_launches(rows):
-        _backward[(triton.cdiv(outputs, BLOCK), count)](
-            winners, dy, dx, live, first, dy.stride(0), outputs, dx[0].numel(), SKIPS=skips,
-            **_sizes(height, width, channels), BLOCK=BLOCK, num_warps=4,
+        _backward[(triton.cdiv(pixels, block), count)](
+            winners, dy, dx, live, first, dy.stride(0), pixels, dx[0].numel(), SKIPS=skips,
+            **_sizes(height, width, channels), CHANNELS=wide, BLOCK=block, num_warps=4,
         )  # fmt: skip
     return dx
 
