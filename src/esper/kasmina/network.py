@@ -208,6 +208,11 @@ class StackedNetwork:
         """Whether any part draws random numbers in training."""
         return bool(self.sites) or any(bank.site for bank in self.banks.values())
 
+    @property
+    def may_draw(self) -> bool:
+        """The same, also if the host's random layers are not known yet."""
+        return self.sites is None or self.draws
+
     def check_fit(self, slot: int, blueprint: int) -> None:
         """Raise unless the blueprint fits the slot, listing those that do."""
         names = [b.name for b in self.blueprints]

@@ -318,7 +318,7 @@ class Population:
         self, name: str, rows: Callable[[Lifecycle], RowTable], padded: bool
     ) -> RowPlan:
         """Return the cached plan of a standard table, rebuilt after a stage or an alpha changed."""
-        key = (name, padded, self._loops, self._may_draw)
+        key = (name, padded, self._loops, self.network.may_draw)
         version, plan = self._plans.get(key, (-1, None))
         if plan is None or version != self.lifecycle.version:
             plan = self._make_plan(name, rows(self.lifecycle), padded)
@@ -338,14 +338,10 @@ class Population:
         """Whether the loop executor was chosen, or the sharded one, which loops too."""
         return self.choice is not None and self.choice.executor.name != "vmap"
 
-    @property
-    def _may_draw(self) -> bool:
-        """Whether some part draws random numbers in training, as far as known."""
-        return self.network.sites is None or self.network.draws
-
     def _plan_keys(self, table: RowTable) -> Ints:
         """Keys for a train plan, which has room for them; 0 while nothing draws."""
-        return self._row_keys(table) if self._may_draw else np.zeros(table.rows, dtype=np.int64)
+        draws = self.network.may_draw
+        return self._row_keys(table) if draws else np.zeros(table.rows, dtype=np.int64)
 
     def _row_keys(self, table: RowTable) -> Ints:
         return row_keys(self.seed, self.round, table, self.member_ids)

@@ -300,8 +300,8 @@ def finite_members(population: Population) -> Tensor:
                 # One kernel; NaN and infinity show in the largest absolute value.
                 largest.append(torch.linalg.vector_norm(each, torch.inf, dim=1))
                 owned.append(owners_E)
-    if not largest:
-        return torch.ones(population.members, dtype=torch.bool, device=population.device)
-    others = upload(~np.stack(owned), population.device)
-    finite_E = (torch.isfinite(torch.stack(largest)) | others).all(dim=0)
-    return population.network.host.everywhere(finite_E)  # all stores are cut alike
+    finite_E = torch.ones(population.members, dtype=torch.bool, device=population.device)
+    if largest:
+        others = upload(~np.stack(owned), population.device)
+        finite_E = (torch.isfinite(torch.stack(largest)) | others).all(dim=0)
+    return population.network.host.everywhere(finite_E)  # once: all stores are cut alike
