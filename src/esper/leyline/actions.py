@@ -123,6 +123,14 @@ HEAD_CHOICES: Final[Mapping[ActionHead, tuple[str, ...]]] = MappingProxyType(
 )
 """Choices of the heads that do not depend on the host (slot and blueprint do)."""
 
+_CHOICES: Final[Mapping[ActionHead, tuple[str, int | None]]] = MappingProxyType(
+    {
+        head: (head.name.lower(), len(HEAD_CHOICES[head]) if head in HEAD_CHOICES else None)
+        for head in ActionHead
+    }
+)
+"""Field of `ActionSpec` of each head, and its number of choices; None: it depends on the host."""
+
 NO_SLOT: Final = -1
 """Slot index of an action without a slot (WAIT)."""
 
@@ -192,9 +200,8 @@ class ActionSpec(ArrayStruct):
 
     def __post_init__(self) -> None:
         require_equal_lengths(self)
-        for head in ActionHead:
-            choices = len(HEAD_CHOICES[head]) if head in HEAD_CHOICES else None
-            require_choice(head.name.lower(), self.of(head), choices, "action")
+        for name, choices in _CHOICES.values():
+            require_choice(name, getattr(self, name), choices, "action")
 
     def sizes(self) -> dict[str, int]:
         """Return E, the number of members."""
@@ -207,7 +214,7 @@ class ActionSpec(ArrayStruct):
 
     def of(self, head: ActionHead) -> Ints:
         """Return the indices `[E]` of one head."""
-        indices: Ints = getattr(self, head.name.lower())
+        indices: Ints = getattr(self, _CHOICES[head][0])
         return indices
 
     @classmethod

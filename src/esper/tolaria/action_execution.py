@@ -114,8 +114,7 @@ def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools
 def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bools) -> Codes:
     """`[E]`: first veto reason of each action, in the order of `VetoReason`."""
     life, everyone = population.lifecycle, np.arange(actions.members)
-    veto_OES = np.stack([life.veto(op) for op in LifecycleOp])
-    veto_E = veto_OES[actions.op, everyone, actions.slot]
+    veto_E = life.vetoes()[actions.op, everyone, actions.slot]
     grows_E = (actions.op == _Op.GERMINATE) | (actions.op == _Op.PLANT)
     misfit_E = grows_E & ~life.fits_SK[actions.slot, actions.blueprint]
     over_cap_E = grows_E & ~life.fits_ESK()[everyone, actions.slot, actions.blueprint]
