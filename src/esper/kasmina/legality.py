@@ -22,6 +22,13 @@ from esper.leyline.signals import GateSignals
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
 
 
+class SlotRules(Protocol):
+    """Settings that the rules read."""
+
+    @property
+    def min_prune_age(self) -> int: ...
+
+
 class SlotStates(Protocol):
     """State that the rules read: the arrays of a lifecycle, and its gates."""
 
@@ -42,9 +49,7 @@ class SlotStates(Protocol):
     action_space: ActionSpace
 
     @property
-    def config(self) -> object: ...
-    @property
-    def min_prune_age(self) -> int: ...
+    def config(self) -> SlotRules: ...
     def budget_left(self) -> Ints: ...
     def fits_ESK(self) -> Bools: ...
     def occupied(self) -> Bools: ...
@@ -146,7 +151,7 @@ def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bool
         return
     yield VetoReason.RAMPING, np.asarray(life.mode_ES != AlphaMode.HOLD)
     if op is LifecycleOp.PRUNE:
-        yield VetoReason.TOO_YOUNG, np.asarray(life.age_ES < life.min_prune_age)
+        yield VetoReason.TOO_YOUNG, np.asarray(life.age_ES < life.config.min_prune_age)
     if op is LifecycleOp.FOSSILIZE:
         yield VetoReason.GATE_CLOSED, ~life.gate_open(Gate.G5)
 
@@ -155,7 +160,7 @@ def _germination_vetoes(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
     """Vetoes of a new seed. Here any blueprint may fit; `action_vetoes` checks the chosen one."""
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
     yield VetoReason.BUDGET_SPENT, life.budget_left()[:, None] <= 0
-    yield VetoReason.BLUEPRINT_MISFIT, ~life.fits_SK.any(axis=1)[None]
+    yield VetoReason.BLUEPRINT_MISFIT, np.asarray(~life.fits_SK.any(axis=1))[None]
     if life.caps is not None:
         yield VetoReason.OVER_CAP, np.asarray(~life.fits_ESK().any(axis=2))
     yield VetoReason.SLOT_CLOSED, life.closed_ES

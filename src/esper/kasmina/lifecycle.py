@@ -10,6 +10,7 @@ Shape letters: E members, S slots, N (member, slot) pairs of a call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Protocol
@@ -50,8 +51,6 @@ from esper.leyline.stages import (
 
 _LEGAL_MOVE: Bools = np.array([[b in TRANSITIONS[a] for b in SeedStage] for a in SeedStage])
 _OCCUPIED: Bools = np.array([stage in OCCUPIED_STAGES for stage in SeedStage])
-_STYLES = tuple(map(int, BlendStyle))
-_CURVES = tuple(map(int, AlphaCurve))
 _PRUNABLE: Bools = np.array([stage in PRUNABLE_STAGES for stage in SeedStage])
 
 
@@ -150,6 +149,15 @@ class Lifecycle:
         """Return all mutable arrays by name; not copies, so that a load can write into them."""
         own = {name: value for name, value in vars(self).items() if name.endswith(("_ES", "_E"))}
         return own | {f.name: getattr(self.signals, f.name) for f in fields(self.signals)}
+
+    def copy(self) -> Lifecycle:
+        """Return a copy that later steps of this one do not change."""
+        other = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(other, name, value.copy())
+        other._vetoes = VetoTable()
+        return other
 
     def reset(self) -> None:
         """Reset all slots to dormant, as at the start of an episode."""
@@ -253,11 +261,6 @@ class Lifecycle:
             return np.asarray(fully_blended(self.alpha_ES) & (self.mode_ES == AlphaMode.HOLD))
         return worth_keeping(self.config.gates, self.signals)
 
-    @property
-    def min_prune_age(self) -> int:
-        """Minimum age in steps before a seed may be pruned."""
-        return self.config.min_prune_age
-
     def veto(self, op: LifecycleOp) -> Codes:
         """Return `[E, S]` the first `VetoReason` against `op`, read-only; NONE where legal."""
         return self._vetoes.reasons(self, op)
@@ -320,11 +323,11 @@ class Lifecycle:
         at = self._pairs(members, slots)
         kind = as_ints("blueprint", blueprints, at)
         self._check_choice("blueprint", kind, range(self.fits_SK.shape[1]))
-        self._check_choice("style", as_ints("style", style, at), _STYLES)
+        self._check_choice("style", as_ints("style", style, at), range(len(BlendStyle)))
         self._check_choice("tempo", as_ints("tempo", tempo, at), TEMPOS)
         targets = as_floats("alpha_target", alpha_target, at)
         self._check_choice("alpha_target", targets, ALPHA_TARGETS)
-        self._check_choice("curve", as_ints("curve", curve, at), _CURVES)
+        self._check_choice("curve", as_ints("curve", curve, at), range(len(AlphaCurve)))
         self._check_legal(LifecycleOp.PLANT if self.planning else LifecycleOp.GERMINATE, at)
         self._check_fit(at, kind)
         self._check_budget(at[0])
@@ -376,7 +379,7 @@ class Lifecycle:
         at = self._pairs(members, slots)
         self._check_choice("alpha_target", as_floats("alpha_target", target, at), ALPHA_TARGETS)
         self._check_choice("alpha_speed", as_ints("alpha_speed", speed, at), ALPHA_SPEEDS)
-        self._check_choice("curve", as_ints("curve", curve, at), _CURVES)
+        self._check_choice("curve", as_ints("curve", curve, at), range(len(AlphaCurve)))
         self._check_legal(LifecycleOp.SET_ALPHA_TARGET, at)
         self.target_ES[at] = target
         below = self._mask(at) & (self.target_ES < 1.0) & self._at(SeedStage.HOLDING)
@@ -394,7 +397,7 @@ class Lifecycle:
         at = self._pairs(members, slots)
         steps = as_ints("alpha_speed", speed, at)
         self._check_choice("alpha_speed", steps, ALPHA_SPEEDS)
-        self._check_choice("curve", as_ints("curve", curve, at), _CURVES)
+        self._check_choice("curve", as_ints("curve", curve, at), range(len(AlphaCurve)))
         self._check_legal(LifecycleOp.PRUNE, at)
         speed_ES = np.zeros_like(self.age_ES)
         speed_ES[at] = steps

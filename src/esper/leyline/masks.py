@@ -62,7 +62,7 @@ class ActionMasks(ArrayStruct):
         if nowhere_EO.any():
             member, op = np.argwhere(nowhere_EO)[0]
             raise EsperError(f"empty mask: member {member}, {LifecycleOp(op).name} in no slot")
-        barren_ES = ~self.blueprint_ESK.any(axis=2)
+        barren_ES = np.asarray(~self.blueprint_ESK.any(axis=2))
         if barren_ES.any():
             self._check_grows(barren_ES)
         for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):

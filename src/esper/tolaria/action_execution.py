@@ -5,7 +5,8 @@ Shape letters: E members, S slots, K blueprints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from esper.leyline.actions import (
 from esper.leyline.arrays import Bools, Codes, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
+from esper.leyline.masks import ActionMasks
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.masks import build_masks
@@ -69,14 +71,31 @@ def execute_actions(
         stage_before=stage_before_E,
         stage_after=_stage_of(population, actions, targets_slot_E),
     )
-    life = population.lifecycle
     targets = bootstrap_targets(signals, rolled_back_E) if truncated else BootstrapTargets.none()
-    return ActionExecutionResult(
-        outcome=outcome,
-        truncated_bootstrap_targets=targets,
-        post_action_signals=with_slots(signals, population, context),
-        post_action_masks=build_masks(life.legal_ops(), life.fits_ESK(), frozen),
-    )
+    after = _state_after(population, signals, frozen, context)
+    return ActionExecutionResult.deferred(outcome, targets, len(population.slots), after)
+
+
+def _state_after(
+    population: Population,
+    signals: TrainingSignals,
+    frozen: Mapping[ActionHead, int] | None,
+    context: ContextState | None,
+) -> Callable[[], tuple[TrainingSignals, ActionMasks]]:
+    """Return a function that observes the members as they are now, whenever it is called.
+
+    It is called for the last step of a rollout alone, unless a listener reads every step's.
+    """
+    slots, life = population.slot_reports(), population.lifecycle.copy()
+    if context is not None:  # its budget and caps change later, so it is read now
+        seen, candidates = context.observe(signals.context.spent_E, slots)
+        signals = replace(signals, context=seen, candidates=candidates)
+
+    def observe() -> tuple[TrainingSignals, ActionMasks]:
+        masks = build_masks(life.legal_ops(), life.fits_ESK(), frozen)
+        return with_slots(signals, population, slots, life), masks
+
+    return observe
 
 
 def _check_indices(population: Population, actions: ActionSpec) -> None:
@@ -126,7 +145,8 @@ def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bo
 
 def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
     """Apply each operation to all members that chose it, in one call."""
-    members_of = {op: np.flatnonzero(legal_E & (actions.op == op)) for op in LifecycleOp}
+    chosen_E = np.where(legal_E, actions.op, _Op.WAIT)
+    members_of = {op: np.flatnonzero(chosen_E == op) for op in LifecycleOp}
     if (e := members_of[_Op.GERMINATE]).size:
         population.germinate(
             e,
