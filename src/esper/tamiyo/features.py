@@ -108,7 +108,8 @@ class _Columns:
             unknown = np.isnan(raw[self._relative])
             change = values[self._relative] - values[self._base]
             values[self._relative] = np.where(unknown, np.float32(0.0), change)
-        return np.ascontiguousarray(np.moveaxis(values[self._column_rows], 0, -1))
+        columns = values[self._column_rows].transpose(*range(1, values.ndim), 0)
+        return np.ascontiguousarray(columns)
 
 
 _KINDS: Final = ("scale", "unit")

@@ -53,6 +53,9 @@ def build_masks(
 
 def forced_members(masks: ActionMasks) -> Bools:
     """`[E]`: members with exactly one legal action."""
+    forced_E = np.asarray(masks.op_EO.sum(axis=1) == 1)
+    if not forced_E.any():
+        return forced_E
     member_E = np.arange(len(masks.op_EO))
     op_E = masks.op_EO.argmax(axis=1)
     slot_ES = masks.slot_EOS[member_E, op_E]
@@ -65,7 +68,6 @@ def forced_members(masks: ActionMasks) -> Bools:
         ActionHead.ALPHA_SPEED: masks.alpha_speed_V.sum(),
         ActionHead.ALPHA_CURVE: masks.alpha_curve_U.sum(),
     }
-    forced_E = np.asarray(masks.op_EO.sum(axis=1) == 1)
     for head, choices_E in choices.items():
         forced_E &= ~HEAD_USED_OA[op_E, head] | (choices_E == 1)
     return forced_E

@@ -208,7 +208,8 @@ class SignalTracker:
         histories = (
             state.train_loss_history_EL, state.val_loss_history_EL, state.val_accuracy_history_EL
         )  # fmt: skip
-        train_E, val_E, accuracy_E = np.split(slope(np.concatenate(histories)), len(histories))
+        slopes = slope(np.concatenate(histories)).reshape(len(histories), self.members)
+        train_E, val_E, accuracy_E = slopes
         return TrackedSignals(
             train_loss_history_EL=state.train_loss_history_EL.copy(),
             val_loss_history_EL=state.val_loss_history_EL.copy(),

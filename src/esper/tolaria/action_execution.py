@@ -104,8 +104,9 @@ def _check_indices(population: Population, actions: ActionSpec) -> None:
         raise EsperError(f"{actions.members} actions for {population.members} members")
     limits = ((ActionHead.SLOT, population.slots), (ActionHead.BLUEPRINT, population.blueprints))
     for head, names in limits:
-        bad = np.flatnonzero(actions.of(head) >= len(names))
-        if bad.size:
+        beyond_E = actions.of(head) >= len(names)
+        if beyond_E.any():
+            bad = np.flatnonzero(beyond_E)
             raise EsperError(
                 f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
                 f"there are {len(names)} ({', '.join(names)})"
@@ -115,9 +116,9 @@ def _check_indices(population: Population, actions: ActionSpec) -> None:
 def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None:
     """Raise if a used head differs from its frozen choice."""
     for head, choice in frozen.items():
-        used_E = HEAD_USED_OA[actions.op, head]
-        bad = np.flatnonzero(used_E & (actions.of(head) != choice))
-        if bad.size:
+        differs_E = HEAD_USED_OA[actions.op, head] & (actions.of(head) != choice)
+        if differs_E.any():
+            bad = np.flatnonzero(differs_E)
             raise EsperError(
                 f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
                 f"that head is frozen to {choice}"
@@ -145,8 +146,10 @@ def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bo
 
 def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
     """Apply each operation to all members that chose it, in one call."""
-    chosen_E = np.where(legal_E, actions.op, _Op.WAIT)
-    members_of = {op: np.flatnonzero(chosen_E == op) for op in LifecycleOp}
+    nobody: Ints = np.zeros(0, dtype=np.int64)
+    members_of = dict.fromkeys(LifecycleOp, nobody)
+    for op in np.unique(actions.op[legal_E]):
+        members_of[LifecycleOp(op)] = np.flatnonzero(legal_E & (actions.op == op))
     if (e := members_of[_Op.GERMINATE]).size:
         population.germinate(
             e,
