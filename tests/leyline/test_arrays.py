@@ -1,5 +1,7 @@
 """Structs of arrays: a field's name says its shape, and disagreement is refused by name."""
 
+import copy
+import pickle
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -43,6 +45,14 @@ def test_sizes_are_read_from_the_names():
 
 def test_nested_structs_share_members_and_slots_only():
     assert outer().sizes() == {"N": 9, "E": 3, "S": 2}
+
+
+def test_a_changed_or_copied_struct_has_sizes_of_its_own():
+    assert inner(3).sizes() is not inner(3).sizes()
+    wider = replace(inner(3, hits=1), hit_N=np.zeros(4, np.bool_))
+    for struct in (wider, copy.copy(wider), pickle.loads(pickle.dumps(wider))):
+        assert struct.sizes() == {"E": 3, "S": 2, "N": 4}
+        assert struct == wider
 
 
 def test_wrong_length_is_refused_by_name():

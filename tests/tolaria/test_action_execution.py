@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -25,6 +27,7 @@ from esper.leyline.actions import (
     ActionSpec,
     VetoReason,
 )
+from esper.tamiyo.masks import build_masks
 from esper.tolaria.action_execution import action_vetoes, execute_actions
 from support import bring_to, good_signals, make_population, refused
 
@@ -198,6 +201,26 @@ def test_the_result_shows_what_stands_and_what_is_legal_afterwards():
     assert result.post_action_signals.seed_budget_left_E.tolist() == [3, 2, 3]
     mask = result.post_action_masks.slot_EOS[:, LifecycleOp.GERMINATE]
     assert mask.tolist() == [[True] * 3, [False, True, True], [True] * 3]
+
+
+def test_the_result_stays_what_it_was_when_it_is_read_later():
+    """Signals and masks are computed when they are read, of the state after the actions."""
+    population = population_for_actions()
+    life = population.lifecycle
+    result = run(population, action(1, LifecycleOp.GERMINATE, 0, blueprint=1))
+    slots, masks = population.slot_reports(), build_masks(life.legal_ops(), life.fits_ESK())
+    for member in (0, 2):
+        population.begin_step()
+        population.end_step(good_signals(population))
+        run(population, action(member, LifecycleOp.GERMINATE, 1, blueprint=1))
+    assert population.slot_reports() != slots
+    assert result.sizes() == {"E": 3, "S": 3}
+    assert result.post_action_slot_reports == slots
+    assert result.post_action_masks == masks
+    assert result.post_action_signals.seed_budget_left_E.tolist() == [3, 2, 3]
+    assert replace(result) == result == pickle.loads(pickle.dumps(result))
+    with pytest.raises(AttributeError, match="no attribute 'post_action'"):
+        _ = result.post_action
 
 
 def test_wrong_sizes_are_refused():

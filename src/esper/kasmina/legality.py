@@ -14,19 +14,34 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from esper.kasmina.caps import Caps
 from esper.leyline.actions import CLASSIC_OPS, AlphaMode, LifecycleOp, VetoReason
-from esper.leyline.arrays import Bools, Codes, Ints
+from esper.leyline.arrays import Bools, Codes, Floats, Ints
 from esper.leyline.context import ActionSpace
+from esper.leyline.signals import GateSignals
 from esper.leyline.stages import ADVANCE_TO, GATE_INTO, PRUNABLE_STAGES, Gate, SeedStage
+
+
+class SlotRules(Protocol):
+    """Settings that the rules read."""
+
+    @property
+    def min_prune_age(self) -> int: ...
 
 
 class SlotStates(Protocol):
     """State that the rules read: the arrays of a lifecycle, and its gates."""
 
     stage_ES: Codes
+    blueprint_ES: Ints
+    style_ES: Codes
+    steps_in_stage_ES: Ints
     age_ES: Ints
+    alpha_ES: Floats
     mode_ES: Codes
+    signals: GateSignals
     fits_SK: Bools
+    caps: Caps | None
     closed_ES: Bools
     stopped_E: Bools
     trained_E: Bools
@@ -34,11 +49,14 @@ class SlotStates(Protocol):
     action_space: ActionSpace
 
     @property
-    def min_prune_age(self) -> int: ...
+    def config(self) -> SlotRules: ...
     def budget_left(self) -> Ints: ...
     def fits_ESK(self) -> Bools: ...
     def occupied(self) -> Bools: ...
     def gate_open(self, gate: Gate, /) -> Bools: ...
+
+
+_OPS: Final = tuple(LifecycleOp)
 
 
 def _stages(*stages: SeedStage) -> Bools:
@@ -54,24 +72,71 @@ STAGES_FOR: Final = {
 """Stages in which an operation is allowed, as a mask over `SeedStage`."""
 
 
+class VetoTable:
+    """Veto reasons of a lifecycle, computed once per operation and state of the slots."""
+
+    def __init__(self) -> None:
+        self._state: tuple[object, ...] = ()
+        """What the rules read when the reasons below were found."""
+        self._found: dict[LifecycleOp, Codes] = {}
+
+    def reasons(self, life: SlotStates, op: LifecycleOp) -> Codes:
+        """Return `[E, S]` the first `VetoReason` against `op`, read-only; NONE where legal."""
+        self._renew(life)
+        return self._reasons(life, op)
+
+    def all_reasons(self, life: SlotStates) -> Codes:
+        """Return `[O, E, S]` the first `VetoReason` against each operation."""
+        self._renew(life)
+        return np.array([self._reasons(life, op) for op in _OPS])
+
+    def _reasons(self, life: SlotStates, op: LifecycleOp) -> Codes:
+        if op not in self._found:
+            veto_ES = self._found[op] = veto_reasons(life, op)
+            veto_ES.setflags(write=False)
+        return self._found[op]
+
+    def _renew(self, life: SlotStates) -> None:
+        """Forget what was found if the slots have changed since.
+
+        They are compared by content, because callers write into the arrays of a lifecycle.
+        """
+        state = _state_of(life)
+        if state != self._state:
+            self._state = state
+            self._found.clear()
+
+
+def _state_of(life: SlotStates) -> tuple[object, ...]:
+    """Return everything that the rules read."""
+    seen = life.signals
+    arrays = (
+        life.stage_ES, life.blueprint_ES, life.style_ES, life.steps_in_stage_ES, life.age_ES,
+        life.alpha_ES, life.mode_ES, life.closed_ES, life.stopped_E, life.trained_E, life.fits_SK,
+        seen.host_loss_E, seen.shadow_loss_ES, seen.grad_norm_ES, seen.contribution_ES,
+        seen.contribution_se_ES,
+    )  # fmt: skip
+    settings = (life.planning, life.action_space, life.caps, life.config)
+    return (*settings, *[array.tobytes() for array in arrays])
+
+
 def veto_reasons(life: SlotStates, op: LifecycleOp) -> Codes:
     """Return `[E, S]` the first `VetoReason` against `op`; NONE where it is legal."""
     if not _offered(life, op):
         return np.full(life.stage_ES.shape, VetoReason.NOT_IN_PHASE, dtype=np.int8)
-    veto_ES = np.full(life.stage_ES.shape, VetoReason.NONE, dtype=np.int8)
-    for reason, applies_ES in _rules(life, op):
-        veto_ES[(veto_ES == VetoReason.NONE) & applies_ES] = reason
+    veto_ES = np.zeros(life.stage_ES.shape, dtype=np.int8)  # VetoReason.NONE
+    for reason, applies_ES in reversed(list(_rules(life, op))):  # the first is written last
+        np.copyto(veto_ES, int(reason), where=applies_ES)
     return veto_ES
 
 
 def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bools]]:
-    """Yield reasons and where they apply `[E, S]`; the first that applies counts."""
+    """Yield reasons and where they apply `[E, S]`, either axis may be 1; the first counts."""
     if op is LifecycleOp.WAIT:
         return
-    shape = life.stage_ES.shape
-    yield VetoReason.STOPPED, np.broadcast_to(life.stopped_E[:, None], shape)
+    yield VetoReason.STOPPED, life.stopped_E[:, None]
     if op is LifecycleOp.STOP:
-        yield VetoReason.NOTHING_TRAINED, np.broadcast_to(~life.trained_E[:, None], shape)
+        yield VetoReason.NOTHING_TRAINED, ~life.trained_E[:, None]
         return
     if op is LifecycleOp.CLOSE:
         yield VetoReason.SLOT_CLOSED, life.closed_ES
@@ -86,18 +151,18 @@ def _rules(life: SlotStates, op: LifecycleOp) -> Iterator[tuple[VetoReason, Bool
         return
     yield VetoReason.RAMPING, np.asarray(life.mode_ES != AlphaMode.HOLD)
     if op is LifecycleOp.PRUNE:
-        yield VetoReason.TOO_YOUNG, np.asarray(life.age_ES < life.min_prune_age)
+        yield VetoReason.TOO_YOUNG, np.asarray(life.age_ES < life.config.min_prune_age)
     if op is LifecycleOp.FOSSILIZE:
         yield VetoReason.GATE_CLOSED, ~life.gate_open(Gate.G5)
 
 
 def _germination_vetoes(life: SlotStates) -> Iterator[tuple[VetoReason, Bools]]:
     """Vetoes of a new seed. Here any blueprint may fit; `action_vetoes` checks the chosen one."""
-    shape = life.stage_ES.shape
     yield VetoReason.SLOT_NOT_DORMANT, np.asarray(life.stage_ES != SeedStage.DORMANT)
-    yield VetoReason.BUDGET_SPENT, np.broadcast_to(life.budget_left()[:, None] <= 0, shape)
-    yield VetoReason.BLUEPRINT_MISFIT, np.broadcast_to(~life.fits_SK.any(axis=1), shape)
-    yield VetoReason.OVER_CAP, np.asarray(~life.fits_ESK().any(axis=2))
+    yield VetoReason.BUDGET_SPENT, life.budget_left()[:, None] <= 0
+    yield VetoReason.BLUEPRINT_MISFIT, np.asarray(~life.fits_SK.any(axis=1))[None]
+    if life.caps is not None:
+        yield VetoReason.OVER_CAP, np.asarray(~life.fits_ESK().any(axis=2))
     yield VetoReason.SLOT_CLOSED, life.closed_ES
 
 

@@ -10,7 +10,9 @@ Shape letters: E members, S slots, N (member, slot) pairs of a call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +22,7 @@ from esper.kasmina.alpha import ramp_alpha
 from esper.kasmina.arguments import IntLike, as_floats, as_integers, as_ints
 from esper.kasmina.caps import Caps
 from esper.kasmina.gates import GateConfig, fully_blended, ready_to_blend, worth_keeping
-from esper.kasmina.legality import veto_reasons
+from esper.kasmina.legality import VetoTable
 from esper.leyline.actions import (
     ALPHA_SPEEDS,
     ALPHA_TARGETS,
@@ -107,6 +109,7 @@ class Lifecycle:
         """In the plan phase, where PLANT is the only operation besides WAIT."""
         self.version = 0
         """Increases whenever a stage or an alpha changes; used to invalidate caches."""
+        self._vetoes = VetoTable()
         self._allocate(members)
 
     def _allocate(self, members: int) -> None:
@@ -146,6 +149,15 @@ class Lifecycle:
         """Return all mutable arrays by name; not copies, so that a load can write into them."""
         own = {name: value for name, value in vars(self).items() if name.endswith(("_ES", "_E"))}
         return own | {f.name: getattr(self.signals, f.name) for f in fields(self.signals)}
+
+    def copy(self) -> Lifecycle:
+        """Return a copy that later steps of this one do not change."""
+        other = copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, np.ndarray):
+                setattr(other, name, value.copy())
+        other._vetoes = VetoTable()
+        return other
 
     def reset(self) -> None:
         """Reset all slots to dormant, as at the start of an episode."""
@@ -218,12 +230,11 @@ class Lifecycle:
 
     def cooldown_left(self) -> Ints:
         """Steps until a cooling slot is dormant again."""
-        left = np.zeros_like(self.steps_in_stage_ES)
-        later = 0
-        for stage in COOLDOWN_CHAIN[-2::-1]:
-            later += self.config.cooldown_steps(stage)
-            left = np.where(self._at(stage), later - self.steps_in_stage_ES, left)
-        return left
+        steps_Z = np.zeros(len(SeedStage), dtype=np.int64)
+        for stage, after in pairwise((SeedStage.DORMANT, *COOLDOWN_CHAIN[-2::-1])):
+            steps_Z[after] = steps_Z[stage] + self.config.cooldown_steps(after)
+        whole_ES = steps_Z[self.stage_ES]
+        return np.where(whole_ES > 0, whole_ES - self.steps_in_stage_ES, 0)
 
     def budget_left(self) -> Ints:
         """Return `[E]` how many seeds each member may still germinate."""
@@ -250,18 +261,17 @@ class Lifecycle:
             return np.asarray(fully_blended(self.alpha_ES) & (self.mode_ES == AlphaMode.HOLD))
         return worth_keeping(self.config.gates, self.signals)
 
-    @property
-    def min_prune_age(self) -> int:
-        """Minimum age in steps before a seed may be pruned."""
-        return self.config.min_prune_age
-
     def veto(self, op: LifecycleOp) -> Codes:
-        """Return `[E, S]` the first `VetoReason` against `op`; NONE where it is legal."""
-        return veto_reasons(self, op)
+        """Return `[E, S]` the first `VetoReason` against `op`, read-only; NONE where legal."""
+        return self._vetoes.reasons(self, op)
+
+    def vetoes(self) -> Codes:
+        """Return `[op, E, S]` the first `VetoReason` against each operation."""
+        return self._vetoes.all_reasons(self)
 
     def legal_ops(self) -> Bools:
         """Return `[E, S, op]` which operations are legal, gates included. WAIT always is."""
-        return np.stack([self.veto(op) == VetoReason.NONE for op in LifecycleOp], axis=-1)
+        return np.ascontiguousarray((self.vetoes() == VetoReason.NONE).transpose(1, 2, 0))
 
     # ---- operations on arrays of members --------------------------------------------------
 
@@ -313,11 +323,11 @@ class Lifecycle:
         at = self._pairs(members, slots)
         kind = as_ints("blueprint", blueprints, at)
         self._check_choice("blueprint", kind, range(self.fits_SK.shape[1]))
-        self._check_choice("style", as_ints("style", style, at), list(BlendStyle))
+        self._check_choice("style", as_ints("style", style, at), range(len(BlendStyle)))
         self._check_choice("tempo", as_ints("tempo", tempo, at), TEMPOS)
         targets = as_floats("alpha_target", alpha_target, at)
         self._check_choice("alpha_target", targets, ALPHA_TARGETS)
-        self._check_choice("curve", as_ints("curve", curve, at), list(AlphaCurve))
+        self._check_choice("curve", as_ints("curve", curve, at), range(len(AlphaCurve)))
         self._check_legal(LifecycleOp.PLANT if self.planning else LifecycleOp.GERMINATE, at)
         self._check_fit(at, kind)
         self._check_budget(at[0])
@@ -369,7 +379,7 @@ class Lifecycle:
         at = self._pairs(members, slots)
         self._check_choice("alpha_target", as_floats("alpha_target", target, at), ALPHA_TARGETS)
         self._check_choice("alpha_speed", as_ints("alpha_speed", speed, at), ALPHA_SPEEDS)
-        self._check_choice("curve", as_ints("curve", curve, at), list(AlphaCurve))
+        self._check_choice("curve", as_ints("curve", curve, at), range(len(AlphaCurve)))
         self._check_legal(LifecycleOp.SET_ALPHA_TARGET, at)
         self.target_ES[at] = target
         below = self._mask(at) & (self.target_ES < 1.0) & self._at(SeedStage.HOLDING)
@@ -387,7 +397,7 @@ class Lifecycle:
         at = self._pairs(members, slots)
         steps = as_ints("alpha_speed", speed, at)
         self._check_choice("alpha_speed", steps, ALPHA_SPEEDS)
-        self._check_choice("curve", as_ints("curve", curve, at), list(AlphaCurve))
+        self._check_choice("curve", as_ints("curve", curve, at), range(len(AlphaCurve)))
         self._check_legal(LifecycleOp.PRUNE, at)
         speed_ES = np.zeros_like(self.age_ES)
         speed_ES[at] = steps
@@ -491,9 +501,9 @@ class Lifecycle:
             bad = values[(values < 0) | (values >= limit)]
             if bad.size:
                 raise EsperError(f"{name} {bad[0]}: valid are 0 to {limit - 1}")
-        pairs, counts = np.unique(np.stack([e, s]), axis=1, return_counts=True)
-        if (counts > 1).any():
-            twice_e, twice_s = pairs[:, counts > 1][:, 0]
+        times = np.bincount(e * len(self.slots) + s)
+        if (times > 1).any():
+            twice_e, twice_s = divmod(int(np.argmax(times > 1)), len(self.slots))
             raise EsperError(
                 f"member {twice_e} slot {self.slots[twice_s]} appears twice in one call"
             )
@@ -505,8 +515,9 @@ class Lifecycle:
         return mask
 
     def _check_choice(self, name: str, values: Ints | Floats, valid: Sequence[float]) -> None:
-        bad = values[~np.isin(values, np.asarray(valid, dtype=values.dtype))]
-        if bad.size:
+        known = (values[:, None] == np.asarray(valid, dtype=values.dtype)).any(axis=1)
+        if not known.all():
+            bad = values[~known]
             listed = ", ".join(f"{choice:g}" if choice % 1 else str(choice) for choice in valid)
             raise EsperError(f"{name} {float(bad[0]):g}: choose from {listed}")
 

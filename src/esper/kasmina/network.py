@@ -41,6 +41,7 @@ from esper.kasmina.random_probe import (
     report_evaluation,
 )
 from esper.kasmina.store import ParameterStore
+from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, ShapeError, unknown_name
 from esper.leyline.protocols import HostProtocol
 from esper.leyline.slots import InjectionSpec, Topology
@@ -212,6 +213,12 @@ class StackedNetwork:
     def may_draw(self) -> bool:
         """The same, also if the host's random layers are not known yet."""
         return self.sites is None or self.draws
+
+    def all_fit(self, slot_N: Ints, blueprint_N: Ints) -> bool:
+        """Whether each blueprint is one that fits its slot."""
+        slots, blueprints = self.fits_SK.shape
+        known_N = (slot_N >= 0) & (slot_N < slots) & (blueprint_N >= 0) & (blueprint_N < blueprints)
+        return bool(known_N.all() and self.fits_SK[slot_N, blueprint_N].all())
 
     def check_fit(self, slot: int, blueprint: int) -> None:
         """Raise unless the blueprint fits the slot, listing those that do."""

@@ -55,6 +55,7 @@ from esper.kasmina.scaling import MemberScaler
 from esper.kasmina.seed_costs import SeedSizes
 from esper.kasmina.seed_draws import draw_seeds
 from esper.kasmina.selection import copy_members
+from esper.kasmina.slot_reporter import SlotReporter
 from esper.kasmina.training import TrainBatch, Trainer
 from esper.leyline.actions import ALPHA_SPEEDS, TEMPOS, AlphaCurve, BlendStyle
 from esper.leyline.arrays import Floats, Ints
@@ -127,6 +128,7 @@ class Population:
         self._plans: dict[tuple[str, bool, bool, bool], tuple[int, RowPlan]] = {}
         self._plan_buffers = PlanBufferCache()
         self.seed_sizes = SeedSizes(self.network)
+        self._reporter = SlotReporter(self.slots, self.blueprints, self.seed_sizes)
         self._draw_hosts()
 
     # ---- structure ------------------------------------------------------------------------
@@ -442,8 +444,8 @@ class Population:
         styles = np.broadcast_to(np.asarray(style), members.shape)
         choices = (kinds, styles, tempo, alpha_target, curve)
         at = self.lifecycle.check_germinate(members, slots, *choices)
-        for s, k in np.unique(np.stack([slots, kinds]), axis=1).T:
-            self._allocate_bank(int(s), int(k))
+        for pair in np.unique(slots * len(self.blueprints) + kinds):
+            self._allocate_bank(*divmod(int(pair), len(self.blueprints)))
         self.lifecycle.apply_germinate(at, *choices)
         self._draw_seeds(members, slots, kinds, styles)
 
@@ -539,8 +541,9 @@ class Population:
                 raise unknown_name("blueprint", blueprint, self.blueprints, "in this population")
             kinds = self.blueprints.index(blueprint)
         places = np.broadcast_arrays(self._members(members), self._slot(slot), kinds)
-        for s, k in np.unique(np.stack(places[1:]), axis=1).T:
-            self.network.check_fit(int(s), int(k))
+        if not self.network.all_fit(places[1], places[2]):
+            for s, k in np.unique(np.stack(places[1:]), axis=1).T:
+                self.network.check_fit(int(s), int(k))
         return places[0], places[1], places[2]
 
     def _draw_seeds(
@@ -557,29 +560,8 @@ class Population:
     # ---- costs ----------------------------------------------------------------------------
 
     def slot_reports(self) -> SlotReports:
-        """Return the state of every slot of every member."""
-        life = self.lifecycle
-        params_ES, macs_ES = self._seed_sizes()
-        return SlotReports(
-            slot_ids=self.slots,
-            blueprints=self.blueprints,
-            stage_ES=life.stage_ES.copy(),
-            blueprint_ES=life.blueprint_ES.copy(),
-            style_ES=life.style_ES.copy(),
-            alpha_ES=life.alpha_ES.copy(),
-            alpha_target_ES=life.target_ES.copy(),
-            alpha_mode_ES=life.mode_ES.copy(),
-            ramp_steps_left_ES=life.ramp_steps_left(),
-            steps_in_stage_ES=life.steps_in_stage_ES.copy(),
-            age_ES=life.age_ES.copy(),
-            pruning_ES=life.pruning_ES.copy(),
-            cooldown_left_ES=life.cooldown_left(),
-            closed_ES=life.closed_ES.copy(),
-            params_ES=params_ES,
-            macs_ES=macs_ES,
-            contribution_ES=life.signals.contribution_ES.copy(),
-            contribution_se_ES=life.signals.contribution_se_ES.copy(),
-        )
+        """Return the state of every slot of every member; read-only."""
+        return self._reporter.reports(self.lifecycle, self.probe)
 
     def parameters_E(self) -> Ints:
         """Parameter count `[E]` of each member's export: host and blended seeds."""

@@ -43,6 +43,12 @@ class SeedSizes:
         self._asked: tuple[bytes, bytes, HostProbe | None] | None = None
         self._sizes: tuple[Ints, Ints] = np.zeros(0, np.int64), np.zeros(0, np.int64)
         """What `per_slot` was asked last, and the answer."""
+        self._counted_with: HostProbe | None = None
+        self._params_SK: Ints = np.full(network.fits_SK.shape, -1, dtype=np.int64)
+        """Of the seeds that `per_slot` has counted with that probe; -1: none yet."""
+        self._macs_SK: Ints = np.zeros(network.fits_SK.shape, dtype=np.int64)
+        gates = [self.gate_params(slot) for slot in range(len(network.slots))]
+        self._gate_params_S: Ints = np.array(gates, dtype=np.int64)
 
     def _cache(
         self, slot: int, blueprint: int, own: _Counts, known: _Counts
@@ -96,17 +102,27 @@ class SeedSizes:
     def _sizes_of(
         self, blueprint_ES: Ints, style_ES: Codes, probe: HostProbe | None
     ) -> tuple[Ints, Ints]:
-        params_ES, macs_ES = np.zeros_like(blueprint_ES), np.zeros_like(blueprint_ES)
-        for slot in range(blueprint_ES.shape[1]):
-            for kind in np.unique(blueprint_ES[:, slot]):
-                if kind == NO_BLUEPRINT:
-                    continue
-                here_E = blueprint_ES[:, slot] == kind
-                gated_E = style_ES[here_E, slot] == BlendStyle.GATE
-                size = self.params(slot, int(kind))
-                params_ES[here_E, slot] = size + gated_E * self.gate_params(slot)
-                macs_ES[here_E, slot] = self.macs(slot, int(kind), probe)
-        return params_ES, macs_ES
+        held_ES = blueprint_ES != NO_BLUEPRINT
+        at = (np.arange(blueprint_ES.shape[1]), np.where(held_ES, blueprint_ES, 0))
+        self._count(held_ES, blueprint_ES, probe)
+        gate_ES = np.where(style_ES == BlendStyle.GATE, self._gate_params_S, 0)
+        params_ES = np.where(held_ES, self._params_SK[at] + gate_ES, 0)
+        return params_ES, np.where(held_ES, self._macs_SK[at], 0)
+
+    def _count(self, held_ES: Bools, blueprint_ES: Ints, probe: HostProbe | None) -> None:
+        """Count the seeds in the slots that were not counted before, with this probe."""
+        if probe is not self._counted_with:
+            self._counted_with = probe
+            self._params_SK.fill(-1)
+        slot_N, kind_N = np.nonzero(held_ES)[1], blueprint_ES[held_ES]
+        new_N = self._params_SK[slot_N, kind_N] < 0
+        if not new_N.any():
+            return
+        kinds = self._params_SK.shape[1]
+        for pair in np.unique(slot_N[new_N] * kinds + kind_N[new_N]):
+            slot, kind = divmod(int(pair), kinds)
+            self._params_SK[slot, kind] = self.params(slot, kind)
+            self._macs_SK[slot, kind] = self.macs(slot, kind, probe)
 
     def table(self, probe: HostProbe) -> SeedCosts:
         """Sizes of every blueprint in every slot it fits."""
@@ -116,13 +132,12 @@ class SeedSizes:
         for slot, kind in np.argwhere(network.fits_SK):
             params_SK[slot, kind] = self.params(int(slot), int(kind))
             macs_SK[slot, kind] = self.macs(int(slot), int(kind), probe)
-        gates = [self.gate_params(slot) for slot in range(len(network.slots))]
         return SeedCosts(
             host_params=network.host.parameters_per_member,
             host_macs=probe.host_macs,
             params_SK=params_SK,
             macs_SK=macs_SK,
-            gate_params_S=np.array(gates, dtype=np.int64),
+            gate_params_S=self._gate_params_S.copy(),
         )
 
     def receptive_fields(self) -> Floats:

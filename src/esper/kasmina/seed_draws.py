@@ -53,7 +53,9 @@ def _runs(*values: Ints) -> Iterator[slice]:
     """Yield the runs of equal values, which are sorted."""
     if not len(values[0]):
         return
-    changes = np.any([value[1:] != value[:-1] for value in values], axis=0)
+    changes = values[0][1:] != values[0][:-1]
+    for value in values[1:]:
+        changes = changes | (value[1:] != value[:-1])
     bounds = [0, *(int(at) + 1 for at in np.flatnonzero(changes)), len(values[0])]
     for begin, end in pairwise(bounds):
         yield slice(begin, end)

@@ -123,6 +123,20 @@ HEAD_CHOICES: Final[Mapping[ActionHead, tuple[str, ...]]] = MappingProxyType(
 )
 """Choices of the heads that do not depend on the host (slot and blueprint do)."""
 
+_CHOICES: Final[Mapping[ActionHead, tuple[str, int | None]]] = MappingProxyType(
+    {
+        head: (head.name.lower(), len(HEAD_CHOICES[head]) if head in HEAD_CHOICES else None)
+        for head in ActionHead
+    }
+)
+"""Field of `ActionSpec` of each head, and its number of choices; None: it depends on the host."""
+
+_LIMIT_A1: Final = np.array(
+    [[np.iinfo(np.int64).max if n is None else n - 1] for _, n in _CHOICES.values()],
+    dtype=np.uint64,
+)
+"""Largest index of each head."""
+
 NO_SLOT: Final = -1
 """Slot index of an action without a slot (WAIT)."""
 
@@ -192,9 +206,17 @@ class ActionSpec(ArrayStruct):
 
     def __post_init__(self) -> None:
         require_equal_lengths(self)
-        for head in ActionHead:
-            choices = len(HEAD_CHOICES[head]) if head in HEAD_CHOICES else None
-            require_choice(head.name.lower(), self.of(head), choices, "action")
+        if not self._within_limits():
+            for name, choices in _CHOICES.values():  # raises at the first that is not
+                require_choice(name, getattr(self, name), choices, "action")
+
+    def _within_limits(self) -> bool:
+        """Whether all indices are int64 within the choices of their heads."""
+        heads = [getattr(self, name) for name, _ in _CHOICES.values()]
+        if any(head.dtype != np.int64 for head in heads):
+            return False
+        # As unsigned numbers, negative ones are above any limit.
+        return bool((np.array(heads).view(np.uint64) <= _LIMIT_A1).all())
 
     def sizes(self) -> dict[str, int]:
         """Return E, the number of members."""
@@ -207,7 +229,7 @@ class ActionSpec(ArrayStruct):
 
     def of(self, head: ActionHead) -> Ints:
         """Return the indices `[E]` of one head."""
-        indices: Ints = getattr(self, head.name.lower())
+        indices: Ints = getattr(self, _CHOICES[head][0])
         return indices
 
     @classmethod

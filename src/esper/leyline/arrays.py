@@ -49,8 +49,15 @@ def _layout(cls: type) -> tuple[tuple[str, str], ...]:
     return _LAYOUTS[cls]
 
 
+class _RemembersSizes:
+    """Room for the sizes of a struct, which are not a field of it."""
+
+    __slots__ = ("_sizes",)
+    _sizes: dict[str, int]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class ArrayStruct:
+class ArrayStruct(_RemembersSizes):
     """Frozen struct of arrays: shapes are checked, and `==` compares contents (NaN equals NaN)."""
 
     def __post_init__(self) -> None:
@@ -58,14 +65,28 @@ class ArrayStruct:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each shape letter; raises if fields disagree."""
+        try:
+            return self._sizes
+        except AttributeError:  # the first call
+            known = self._read_sizes()
+            object.__setattr__(self, "_sizes", known)
+            return known
+
+    def _read_sizes(self) -> dict[str, int]:
         known: dict[str, int] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        """Shape of the last field with these letters: most fields have one that was read before."""
         for name, letters in _layout(type(self)):
             value = getattr(self, name)
-            if isinstance(value, ArrayStruct):
+            if letters:
+                shape = value.shape if type(value) is np.ndarray else np.shape(value)
+                if shapes.get(letters) == shape:
+                    continue
+                shapes[letters] = shape
+                found = self._axes(name, letters, shape)
+            elif isinstance(value, ArrayStruct):
                 inner = value.sizes().items()
                 found = tuple((letter, size) for letter, size in inner if letter in _SHARED)
-            elif letters:
-                found = self._axes(name, letters, value)
             else:
                 continue
             for letter, size in found:
@@ -76,11 +97,8 @@ class ArrayStruct:
                     )
         return known
 
-    def _axes(
-        self, name: str, letters: str, value: npt.NDArray[np.generic]
-    ) -> tuple[tuple[str, int], ...]:
+    def _axes(self, name: str, letters: str, shape: tuple[int, ...]) -> tuple[tuple[str, int], ...]:
         """Return (letter, size) of each axis of one array field."""
-        shape = np.shape(value)
         if len(shape) != len(letters):
             raise EsperError(
                 f"{type(self).__name__}.{name}: shape {shape}, expected axes [{', '.join(letters)}]"
@@ -129,12 +147,12 @@ def _same_fields(left: object, right: object) -> bool:
 def require_equal_lengths(struct: ArrayStruct) -> None:
     """Raise unless all fields are arrays `[E]` of one length, at least 1."""
     expected: tuple[int, ...] | None = None
-    for field in fields(struct):
-        shape = np.shape(getattr(struct, field.name))
+    for name, _ in _layout(type(struct)):
+        shape = np.shape(getattr(struct, name))
         expected = expected or shape
         if shape != expected or len(shape) != 1 or shape[0] < 1:
             raise EsperError(
-                f"{type(struct).__name__}.{field.name}: shape {shape}, expected one value for each "
+                f"{type(struct).__name__}.{name}: shape {shape}, expected one value for each "
                 f"of the {expected[0] if expected else 'E'} members"
             )
 
@@ -143,12 +161,13 @@ def require_choice(
     name: str, values: npt.NDArray[np.generic], choices: int | None, where: str
 ) -> None:
     """Raise unless all values `[E]` are integers in 0..choices-1 (None: no upper limit)."""
-    if not np.issubdtype(values.dtype, np.integer):
+    if values.dtype.kind not in "iu":
         raise EsperError(f"{where}: {name} has dtype {values.dtype}, expected integers")
     whole = values.astype(np.int64)
-    beyond = whole < 0 if choices is None else (whole < 0) | (whole >= choices)
-    bad = np.flatnonzero(beyond)
-    if bad.size:
-        member = int(bad[0])
+    # As unsigned numbers, negative ones are above any limit.
+    limit = np.iinfo(np.int64).max if choices is None else choices - 1
+    beyond = whole.view(np.uint64) > limit
+    if beyond.any():
+        member = int(np.flatnonzero(beyond)[0])
         valid = "0 or more" if choices is None else f"0 to {choices - 1}"
         raise EsperError(f"{where} of member {member}: {name} {whole[member]}, valid: {valid}")

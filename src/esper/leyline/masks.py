@@ -22,6 +22,8 @@ _LETTER_OF = {
     ActionHead.ALPHA_SPEED: "V",
     ActionHead.ALPHA_CURVE: "U",
 }
+_CHOICES = tuple((head, letter, len(HEAD_CHOICES[head])) for head, letter in _LETTER_OF.items())
+_HAS_SLOT: Bools = np.array([op in SLOT_OPS for op in LifecycleOp])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,34 +44,39 @@ class ActionMasks(ArrayStruct):
 
     def __post_init__(self) -> None:
         sizes = self.sizes()
-        for head, letter in _LETTER_OF.items():
-            if sizes[letter] != len(HEAD_CHOICES[head]):
+        for head, letter, choices in _CHOICES:
+            if sizes[letter] != choices:
                 raise EsperError(
                     f"ActionMasks: {sizes[letter]} choices for {head.name}, "
-                    f"there are {len(HEAD_CHOICES[head])} ({', '.join(HEAD_CHOICES[head])})"
+                    f"there are {choices} ({', '.join(HEAD_CHOICES[head])})"
                 )
         self._check_not_empty()
 
     def _check_not_empty(self) -> None:
         """Raise unless every reachable choice leaves at least one choice for each later head."""
-        stuck = np.flatnonzero(~self.op_EO.any(axis=1))
-        if stuck.size:
-            raise EsperError(f"empty mask: member {stuck[0]} has no legal operation, not even WAIT")
-        placed = self.op_EO.copy()
-        placed[:, [op for op in LifecycleOp if op not in SLOT_OPS]] = False
-        nowhere = np.argwhere(placed & ~self.slot_EOS.any(axis=2))
-        if nowhere.size:
-            member, op = nowhere[0]
+        acts_E = self.op_EO.any(axis=1)
+        if not acts_E.all():
+            stuck = np.flatnonzero(~acts_E)[0]
+            raise EsperError(f"empty mask: member {stuck} has no legal operation, not even WAIT")
+        nowhere_EO = self.op_EO & _HAS_SLOT & ~self.slot_EOS.any(axis=2)
+        if nowhere_EO.any():
+            member, op = np.argwhere(nowhere_EO)[0]
             raise EsperError(f"empty mask: member {member}, {LifecycleOp(op).name} in no slot")
+        barren_ES = np.asarray(~self.blueprint_ESK.any(axis=2))
+        if barren_ES.any():
+            self._check_grows(barren_ES)
+        for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):
+            if not getattr(self, name).any():
+                raise EsperError(f"empty mask: {name} allows nothing; freeze a head to one choice")
+
+    def _check_grows(self, barren_ES: Bools) -> None:
+        """Raise if a seed may grow in a slot that no blueprint may grow in."""
         for op in (LifecycleOp.GERMINATE, LifecycleOp.PLANT):
-            reachable_ES = self.slot_EOS[:, op] & placed[:, op, None]
-            barren = np.argwhere(reachable_ES & ~self.blueprint_ESK.any(axis=2))
-            if barren.size:
-                member, slot = barren[0]
+            grows_ES = self.slot_EOS[:, op] & self.op_EO[:, op, None]
+            reached = np.argwhere(grows_ES & barren_ES)
+            if reached.size:
+                member, slot = reached[0]
                 raise EsperError(
                     f"empty mask: no blueprint for slot {slot} of member {member}, where one may "
                     f"grow"
                 )
-        for name in ("style_Y", "tempo_M", "alpha_target_T", "alpha_speed_V", "alpha_curve_U"):
-            if not getattr(self, name).any():
-                raise EsperError(f"empty mask: {name} allows nothing; freeze a head to one choice")

@@ -33,6 +33,9 @@ CAPACITY: Final = QUEUE_SIZE
 """Capacity of the queue."""
 MAX_FAILURES: Final = 5
 """Consecutive failures after which a sink is disabled."""
+GATHER_SECONDS: Final = 0.05
+"""How long the writer waits after the first event of a burst: the thread that emits a step's events
+needs the interpreter to itself until it has queued the next work for the device."""
 FLUSH_SECONDS: Final = 5.0
 """Longest time until a written event is flushed."""
 CLOSE_SECONDS: Final = 30.0
@@ -77,6 +80,7 @@ class TelemetryHub:
         self._queued = 0
         self._delivered = 0
         self._flush_asked = 0
+        self._drain_asked = 0
         self._flushed = 0
         self._after_close = 0
         self._dropped: Counter[str] = Counter()
@@ -114,7 +118,12 @@ class TelemetryHub:
                 return
             self._queued += 1
             self._queue.append(event)
-            self._changed.notify_all()
+            if len(self._queue) == 1 or self._half_full:
+                self._changed.notify_all()
+
+    @property
+    def _half_full(self) -> bool:
+        return 2 * len(self._queue) >= self._capacity
 
     def flush(self, timeout: float = CLOSE_SECONDS) -> bool:
         """Wait until all events so far are written and flushed; False on timeout."""
@@ -134,7 +143,8 @@ class TelemetryHub:
         if not self._feeds or os.getpid() != self._pid:
             return True
         with self._changed:
-            wanted = self._queued
+            wanted = self._drain_asked = self._queued
+            self._changed.notify_all()
             return self._changed.wait_for(lambda: self._delivered >= wanted, timeout)
 
     def close(self, timeout: float = CLOSE_SECONDS) -> HubReport:
@@ -207,8 +217,15 @@ class TelemetryHub:
         def something_to_do() -> bool:
             return bool(self._queue) or self._closing or self._flush_due(taken)
 
+        def waited_for() -> bool:
+            asked = max(self._flush_asked, self._drain_asked)
+            return self._closing or asked > taken or self._half_full
+
         with self._changed:
-            self._changed.wait_for(something_to_do, max(0.0, flush_at - time.monotonic()))
+            if not self._queue:
+                self._changed.wait_for(something_to_do, max(0.0, flush_at - time.monotonic()))
+                if self._queue:
+                    self._changed.wait_for(waited_for, GATHER_SECONDS)
             return self._queue.popleft() if self._queue else None
 
     def _flush_due(self, taken: int) -> bool:

@@ -76,5 +76,7 @@ def draw_hidden(probability: float, seed: int, round_index: int, members: Ints) 
     >>> draw_hidden(1.0, 0, 0, np.arange(2)).tolist(), draw_hidden(0.0, 0, 0, np.arange(1)).tolist()
     ([True, True], [False])
     """
+    if probability <= 0:
+        return np.zeros(len(members), dtype=np.bool_)
     bits = stream_keys(seed, "curve dropout", round_index, members) >> np.uint64(11)
     return np.asarray(bits.astype(np.float64) * 2.0**-53 < probability)

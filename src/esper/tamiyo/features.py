@@ -1,11 +1,12 @@
 """Conversion of `TrainingSignals` into the features of the policy network.
 
-Each feature is one row of a table: its name and a function of `TrainingSignals`. Losses are divided
-by the loss of guessing, accuracies are above chance (0 is guessing, 1 is perfect), so that they
-mean the same in every context. Unbounded quantities are scaled by symlog(x) = sign(x) log(1 + |x|)
-and clipped at `MAX_SIZE`, positive ones that span decades by log(x) from `MIN_SIZE` on; fractions
-are clipped to [-1, 1]. NaN (not measured) becomes 0; where 0 is also a valid measurement, a
-separate feature tells them apart. Features are always finite.
+Each feature is one row of a table: its name, a function of `TrainingSignals` and the scale of its
+values; all features of a scale are scaled in one call. Losses are divided by the loss of guessing,
+accuracies are above chance (0 is guessing, 1 is perfect), so that they mean the same in every
+context. Unbounded quantities are scaled by symlog(x) = sign(x) log(1 + |x|) and clipped at
+`MAX_SIZE`, positive ones that span decades by log(x) from `MIN_SIZE` on; fractions are clipped to
+[-1, 1]. NaN (not measured) becomes 0; where 0 is also a valid measurement, a separate feature tells
+them apart. Features are always finite.
 
 To add one, append a row to `GLOBAL_FEATURES`, `SLOT_FEATURES` or `CANDIDATE_FEATURES`; the
 network's input width follows, and saved controllers of another width are refused. Never reorder
@@ -20,7 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +45,10 @@ MAX_LOG: Final = 1e12
 """Upper clipping bound of `log`."""
 
 
+_Scale = Callable[[npt.ArrayLike], Floats]
+_Unit = Callable[[TrainingSignals, npt.ArrayLike], Doubles]
+
+
 @dataclass(frozen=True, slots=True)
 class Feature:
     """Name of a feature and how to compute it."""
@@ -50,27 +57,72 @@ class Feature:
     read: _Reader
     """Returns `[E]` for a global feature, `[E, S]` for a slot, `[E, S, K]` for a candidate; leading
     axes may be left out where all members agree."""
+    scale: _Scale | None = None
+    """Maps what was read to the feature; None: it is the feature."""
+    unit: _Unit | None = None
+    """Converts what was read before it is scaled."""
+    minus: str | None = None
+    """Name of a feature of the same table to subtract; 0 where what was read is NaN."""
 
 
 def batch_signals_to_features(signals: TrainingSignals) -> Observation:
     """Compute the features of all members, in the order of `FEATURE_NAMES`."""
     shape_ESK = signals.candidates.fits_ESK.shape
+    whole, slot, candidate = _COLUMNS
     return Observation(
-        global_EG=_columns(GLOBAL_FEATURES, signals, shape_ESK[:1]),
-        slot_ESF=_columns(SLOT_FEATURES, signals, shape_ESK[:2]),
-        candidate_ESKD=_columns(CANDIDATE_FEATURES, signals, shape_ESK),
+        global_EG=whole.read(signals, shape_ESK[:1]),
+        slot_ESF=slot.read(signals, shape_ESK[:2]),
+        candidate_ESKD=candidate.read(signals, shape_ESK),
         blueprint_ES=signals.slots.blueprint_ES,
     )
 
 
-def _columns(
-    table: tuple[Feature, ...], signals: TrainingSignals, shape: tuple[int, ...]
-) -> Floats:
-    """Values of all features of a table, the feature axis last."""
-    values = np.empty((*shape, len(table)), dtype=np.float32)
-    for column, feature in enumerate(table):
-        values[..., column] = feature.read(signals)
-    return values
+class _Columns:
+    """A table of features, sorted by scale, so that each scale is one range of rows."""
+
+    def __init__(self, table: tuple[Feature, ...]) -> None:
+        scales, units = ([*dict.fromkeys(getattr(f, key) for f in table)] for key in _KINDS)
+        ordered = sorted(table, key=lambda f: (scales.index(f.scale), units.index(f.unit)))
+        self._readers = tuple(feature.read for feature in ordered)
+        self._units = [(unit, rows) for unit, rows in _runs(ordered, "unit") if unit is not None]
+        self._scales = _runs(ordered, "scale")
+        row_of = {feature.name: row for row, feature in enumerate(ordered)}
+        self._column_rows = np.array([row_of[feature.name] for feature in table])
+        """Row of each column of the result."""
+        relative = [(f.name, f.minus) for f in table if f.minus is not None]
+        self._relative = np.array([row_of[name] for name, _ in relative], dtype=np.int64)
+        self._base = np.array([row_of[base] for _, base in relative], dtype=np.int64)
+
+    def read(self, signals: TrainingSignals, shape: tuple[int, ...]) -> Floats:
+        """Values of all features, the feature axis last."""
+        raw = np.empty((len(self._readers), *shape))
+        values = np.empty(raw.shape, dtype=np.float32)
+        with np.errstate(all="ignore"):
+            for row, read in zip(raw, self._readers, strict=True):
+                row[...] = read(signals)
+            for unit, rows in self._units:
+                raw[rows] = unit(signals, raw[rows])
+        for scale, rows in self._scales:
+            values[rows] = raw[rows] if scale is None else scale(raw[rows])
+        if self._relative.size:
+            unknown = np.isnan(raw[self._relative])
+            change = values[self._relative] - values[self._base]
+            values[self._relative] = np.where(unknown, np.float32(0.0), change)
+        columns = values[self._column_rows].transpose(*range(1, values.ndim), 0)
+        return np.ascontiguousarray(columns)
+
+
+_KINDS: Final = ("scale", "unit")
+
+
+def _runs(features: list[Feature], kind: str) -> list[tuple[Any, slice]]:
+    """Ranges of consecutive features with the same scale or unit."""
+    runs, begin = [], 0
+    for value, run in groupby(features, attrgetter(kind)):
+        end = begin + len(list(run))
+        runs.append((value, slice(begin, end)))
+        begin = end
+    return runs
 
 
 # ---- scales --------------------------------------------------------------------------------------
@@ -82,9 +134,7 @@ def symlog(x: npt.ArrayLike) -> Floats:
     >>> [round(float(y), 2) for y in symlog([np.nan, 0.0, -1.0, np.inf])]
     [0.0, 0.0, -0.69, 13.82]
     """
-    known = np.nan_to_num(
-        np.asarray(x, dtype=np.float64), nan=0.0, posinf=MAX_SIZE, neginf=-MAX_SIZE
-    )
+    known = _zero_for_nan(x)
     size = np.minimum(np.abs(known), MAX_SIZE)
     return np.asarray(np.sign(known) * np.log1p(size), dtype=np.float32)
 
@@ -95,8 +145,8 @@ def log(x: npt.ArrayLike) -> Floats:
     >>> [round(float(y), 2) for y in log([np.nan, 0.0, 1.0, np.inf])]
     [-11.51, -11.51, 0.0, 27.63]
     """
-    known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=MAX_LOG)
-    return np.asarray(np.log(np.clip(known, MIN_SIZE, MAX_LOG)), dtype=np.float32)
+    size = np.clip(_zero_for_nan(x), MIN_SIZE, MAX_LOG)
+    return np.asarray(np.log(size), dtype=np.float32)
 
 
 def share(x: npt.ArrayLike) -> Floats:
@@ -105,13 +155,17 @@ def share(x: npt.ArrayLike) -> Floats:
     >>> share([np.nan, 0.25, -np.inf]).tolist()
     [0.0, 0.25, -1.0]
     """
-    known = np.nan_to_num(np.asarray(x, dtype=np.float64), nan=0.0, posinf=1.0, neginf=-1.0)
-    return np.asarray(np.clip(known, -1.0, 1.0), dtype=np.float32)
+    return np.asarray(np.clip(_zero_for_nan(x), -1.0, 1.0), dtype=np.float32)
 
 
 def known(x: npt.ArrayLike) -> Floats:
     """1 where finite, else 0."""
     return np.isfinite(np.asarray(x, dtype=np.float64)).astype(np.float32)
+
+
+def _zero_for_nan(x: npt.ArrayLike) -> Doubles:
+    values = np.asarray(x, dtype=np.float64)
+    return np.where(np.isnan(values), 0.0, values)
 
 
 # ---- normalised curves ---------------------------------------------------------------------------
@@ -128,21 +182,13 @@ def _above_chance(s: TrainingSignals, accuracy: npt.ArrayLike) -> Doubles:
     return (np.asarray(accuracy, dtype=np.float64) - chance) / max(1.0 - chance, MIN_SIZE)
 
 
-_Normalise = Callable[[TrainingSignals, npt.ArrayLike], Doubles]
-_Scale = Callable[[npt.ArrayLike], Floats]
-
-
-def _history_deltas(name: str, normalise: _Normalise, scale: _Scale) -> list[Feature]:
+def _history_deltas(name: str, unit: _Unit, scale: _Scale) -> list[Feature]:
     """Past values of a metric minus the current one; 0 before the start of the episode."""
+    history = attrgetter(f"{name}_history_EL")
 
     def ago(steps: int) -> Feature:
-        def read(s: TrainingSignals) -> Floats:
-            before_E: Floats = getattr(s, f"{name}_history_EL")[:, -1 - steps]
-            now_E: Floats = getattr(s, f"{name}_E")
-            past_E, present_E = (scale(normalise(s, x_E)) for x_E in (before_E, now_E))
-            return np.where(np.isnan(before_E), 0.0, past_E - present_E)
-
-        return Feature(f"{name}_{steps}_steps_ago", read)
+        title = f"{name}_{steps}_steps_ago"
+        return Feature(title, lambda s: history(s)[:, -1 - steps], scale, unit, minus=name)
 
     return [ago(steps) for steps in range(HISTORY_LENGTH - 1, 0, -1)]
 
@@ -152,89 +198,73 @@ def _history_known(s: TrainingSignals) -> Floats:
     return np.asarray((~np.isnan(s.val_loss_history_EL)).mean(axis=1), dtype=np.float32)
 
 
-def _loss_gap(s: TrainingSignals) -> Floats:
-    """Validation loss minus train loss; 0 where either is unknown."""
-    with np.errstate(invalid="ignore"):
-        return symlog(_over_chance(s, s.val_loss_E) - _over_chance(s, s.train_loss_E))
+def _loss_gap(s: TrainingSignals) -> Doubles:
+    """Validation loss minus train loss; NaN where either is unknown."""
+    return _over_chance(s, s.val_loss_E) - _over_chance(s, s.train_loss_E)
 
 
-def _accuracy_gap(s: TrainingSignals) -> Floats:
-    """Train accuracy minus validation accuracy; 0 where either is unknown."""
-    with np.errstate(invalid="ignore"):
-        return share(_above_chance(s, s.train_accuracy_E) - _above_chance(s, s.val_accuracy_E))
+def _accuracy_gap(s: TrainingSignals) -> Doubles:
+    """Train accuracy minus validation accuracy; NaN where either is unknown."""
+    return _above_chance(s, s.train_accuracy_E) - _above_chance(s, s.val_accuracy_E)
 
 
 # ---- tables --------------------------------------------------------------------------------------
 
 
 def _size(name: str, field: str) -> Feature:
-    """Symlog of a field of the signals."""
-    return Feature(name, lambda s: symlog(getattr(s, field)))
+    """Symlog of a field of the signals, or of a part of them."""
+    return Feature(name, attrgetter(field), symlog)
 
 
 def _share(name: str, field: str) -> Feature:
-    """Field of the signals, clipped to [-1, 1]."""
-    return Feature(name, lambda s: share(getattr(s, field)))
+    """Field of the signals, or of a part of them, clipped to [-1, 1]."""
+    return Feature(name, attrgetter(field), share)
 
 
 def _known(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: known(getattr(s, field)))
+    return Feature(name, attrgetter(field), known)
+
+
+def _log(name: str, field: str) -> Feature:
+    return Feature(name, attrgetter(field), log)
 
 
 def _loss(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: symlog(_over_chance(s, getattr(s, field))))
+    return Feature(name, attrgetter(field), symlog, _over_chance)
 
 
 def _accuracy(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: share(_above_chance(s, getattr(s, field))))
+    return Feature(name, attrgetter(field), share, _above_chance)
 
 
-def _accuracy_slope(s: TrainingSignals) -> Floats:
+def _accuracy_slope(s: TrainingSignals) -> Doubles:
     slope_E = s.val_accuracy_slope_E.astype(np.float64)
-    return share(slope_E / max(1.0 - s.context.chance_accuracy, MIN_SIZE))
-
-
-def _slot_size(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: symlog(getattr(s.slots, field)))
-
-
-def _slot_share(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: share(getattr(s.slots, field)))
+    return slope_E / max(1.0 - s.context.chance_accuracy, MIN_SIZE)
 
 
 def _price(name: str, constant: str) -> Feature:
     """Log of the price the member pays: a constant of the task times the member's factor."""
-    return Feature(name, lambda s: log(s.context.price_E * getattr(s.context.constants, constant)))
-
-
-def _context_log(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: log(getattr(s.context, field)))
-
-
-def _capped(kind: str) -> Feature:
-    return Feature(f"{kind}_capped", lambda s: known(getattr(s.context, f"{kind}_cap_E")))
+    price = attrgetter(f"context.constants.{constant}")
+    return Feature(name, lambda s: s.context.price_E * price(s), log)
 
 
 def _cap_left(kind: str) -> Feature:
     """Share of the cap that is not reserved; 1 without a cap."""
-
-    def read(s: TrainingSignals) -> Floats:
-        cap_E = getattr(s.context, f"{kind}_cap_E")
-        with np.errstate(all="ignore"):
-            return share(1.0 - getattr(s.context, f"reserved_{kind}_E") / cap_E)
-
-    return Feature(f"{kind}_cap_left", read)
+    reserved, cap = attrgetter(f"context.reserved_{kind}_E"), attrgetter(f"context.{kind}_cap_E")
+    return Feature(f"{kind}_cap_left", lambda s: 1.0 - reserved(s) / cap(s), share)
 
 
 def _stage(stage: SeedStage) -> Feature:
-    name = f"stage_{stage.name.lower()}"
-    return Feature(name, lambda s: s.slots.stage_ES == stage)
+    name, code = f"stage_{stage.name.lower()}", int(stage)
+    return Feature(name, lambda s: s.slots.stage_ES == code)
 
 
 def _style(style: BlendStyle) -> Feature:
+    code = int(style)
+
     def read(s: TrainingSignals) -> _Values:
         occupied_ES = s.slots.blueprint_ES != NO_BLUEPRINT
-        return np.asarray((s.slots.style_ES == style) & occupied_ES)
+        return np.asarray((s.slots.style_ES == code) & occupied_ES)
 
     return Feature(f"style_{style.name.lower()}", read)
 
@@ -245,21 +275,21 @@ def _direction(s: TrainingSignals) -> _Values:
     return np.asarray((mode_ES == AlphaMode.UP) * 1.0 - (mode_ES == AlphaMode.DOWN) * 1.0)
 
 
-def _significance(s: TrainingSignals) -> Floats:
-    """Contribution in standard errors; 0 where either is unknown."""
+def _significance(s: TrainingSignals) -> Doubles:
+    """Contribution in standard errors; NaN where either is unknown."""
     contribution_ES = s.slots.contribution_ES.astype(np.float64)
     error_ES = s.slots.contribution_se_ES.astype(np.float64)
-    with np.errstate(all="ignore"):
-        return symlog(contribution_ES / np.maximum(error_ES, 1e-6))
+    return np.asarray(contribution_ES / np.maximum(error_ES, 1e-6))
 
 
-def _steps_left(s: TrainingSignals) -> Floats:
+def _steps_left(s: TrainingSignals) -> int:
     """Steps after this decision; all of them in the plan phase."""
-    return symlog(s.episode_length - (0 if s.planning else s.step + 1))
+    return s.episode_length - (0 if s.planning else s.step + 1)
 
 
 def _last_op(op: LifecycleOp) -> Feature:
-    return Feature(f"last_{op.name.lower()}", lambda s: s.last_op_E == op)
+    code = int(op)
+    return Feature(f"last_{op.name.lower()}", lambda s: s.last_op_E == code)
 
 
 def _acted_on(s: TrainingSignals) -> _Values:
@@ -274,55 +304,45 @@ def _planned(s: TrainingSignals) -> _Values:
 
 def _candidate_over_host(kind: str) -> Feature:
     """Log of a candidate's parameters or MACs over the host's."""
-
-    def read(s: TrainingSignals) -> Floats:
-        host = max(getattr(s.context, f"host_{kind}"), 1)
-        return log(getattr(s.candidates, f"{kind}_SK") / host)
-
-    return Feature(f"candidate_{kind}", read)
+    host, size_SK = attrgetter(f"context.host_{kind}"), attrgetter(f"candidates.{kind}_SK")
+    return Feature(f"candidate_{kind}", lambda s: size_SK(s) / max(host(s), 1), log)
 
 
 def _fits_cap(kind: str) -> Feature:
+    reserved, cap = attrgetter(f"context.reserved_{kind}_E"), attrgetter(f"context.{kind}_cap_E")
+    needed_SK = attrgetter(f"candidates.{kind}_SK")
+
     def read(s: TrainingSignals) -> _Values:
-        needed_SK = getattr(s.candidates, f"{kind}_SK")
-        left_E = getattr(s.context, f"{kind}_cap_E") - getattr(s.context, f"reserved_{kind}_E")
-        return np.asarray(needed_SK <= left_E[:, None, None])
+        left_E = cap(s) - reserved(s)
+        return np.asarray(needed_SK(s) <= left_E[:, None, None])
 
     return Feature(f"candidate_fits_{kind}_cap", read)
-
-
-def _candidate_size(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: symlog(getattr(s.candidates, field)))
-
-
-def _candidate_share(name: str, field: str) -> Feature:
-    return Feature(name, lambda s: share(getattr(s.candidates, field)))
 
 
 UNSEEN_STAGES: Final = frozenset({SeedStage.GERMINATED})
 """Stages that no policy observes: a seed germinated by an action trains from the next step on."""
 
 GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
-    Feature("progress", lambda s: 0.0 if s.planning else share(s.progress)),
-    Feature("steps_left", _steps_left),
+    Feature("progress", lambda s: 0.0 if s.planning else s.progress, share),
+    Feature("steps_left", _steps_left, symlog),
     Feature("planning", lambda s: float(s.planning)),
     # context
     _price("price_params", "c_p"),
     _price("price_macs", "c_m"),
     _price("price_compute", "c_f"),
-    _capped("params"),
+    _known("params_capped", "context.params_cap_E"),
     _cap_left("params"),
-    _capped("macs"),
+    _known("macs_capped", "context.macs_cap_E"),
     _cap_left("macs"),
-    _context_log("compute_budget", "budget"),
-    Feature("compute_spent", lambda s: share(s.context.spent_E)),
-    _context_log("batch_cost", "cost_E"),
-    Feature("stopped", lambda s: share(s.context.stopped_E)),
-    _context_log("learning_rate", "learning_rate_E"),
-    _context_log("train_samples", "train_samples"),
-    _context_log("groups", "groups"),
-    _context_log("host_params", "host_params"),
-    _context_log("host_macs", "host_macs"),
+    _log("compute_budget", "context.budget"),
+    _share("compute_spent", "context.spent_E"),
+    _log("batch_cost", "context.cost_E"),
+    _share("stopped", "context.stopped_E"),
+    _log("learning_rate", "context.learning_rate_E"),
+    _log("train_samples", "context.train_samples"),
+    _log("groups", "context.groups"),
+    _log("host_params", "context.host_params"),
+    _log("host_macs", "context.host_macs"),
     # learning curve
     _loss("train_loss", "train_loss_E"),
     _known("train_loss_finite", "train_loss_E"),
@@ -331,15 +351,15 @@ GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
     _accuracy("train_accuracy", "train_accuracy_E"),
     _known("train_accuracy_known", "train_accuracy_E"),
     _accuracy("val_accuracy", "val_accuracy_E"),
-    Feature("loss_gap", _loss_gap),
-    Feature("accuracy_gap", _accuracy_gap),
+    Feature("loss_gap", _loss_gap, symlog),
+    Feature("accuracy_gap", _accuracy_gap, share),
     *_history_deltas("train_loss", _over_chance, symlog),
     *_history_deltas("val_loss", _over_chance, symlog),
     *_history_deltas("val_accuracy", _above_chance, share),
     Feature("history_known", _history_known),
     _loss("train_loss_slope", "train_loss_slope_E"),
     _loss("val_loss_slope", "val_loss_slope_E"),
-    Feature("val_accuracy_slope", _accuracy_slope),
+    Feature("val_accuracy_slope", _accuracy_slope, share),
     _size("plateau_steps", "plateau_steps_E"),
     _share("plateaued", "plateaued_E"),
     _share("stabilised", "stabilised_E"),
@@ -357,23 +377,23 @@ GLOBAL_FEATURES: Final[tuple[Feature, ...]] = (
 
 SLOT_FEATURES: Final[tuple[Feature, ...]] = (
     *(_stage(stage) for stage in SeedStage if stage not in UNSEEN_STAGES),
-    Feature("closed", lambda s: s.slots.closed_ES),
+    Feature("closed", attrgetter("slots.closed_ES")),
     Feature("planned_now", _planned),
     *(_style(style) for style in BlendStyle),
-    _slot_share("alpha", "alpha_ES"),
-    _slot_share("alpha_target", "alpha_target_ES"),
+    _share("alpha", "slots.alpha_ES"),
+    _share("alpha_target", "slots.alpha_target_ES"),
     Feature("alpha_direction", _direction),
-    _slot_size("ramp_steps_left", "ramp_steps_left_ES"),
-    _slot_size("steps_in_stage", "steps_in_stage_ES"),
-    _slot_size("age", "age_ES"),
-    _slot_share("pruning", "pruning_ES"),
-    _slot_size("cooldown_left", "cooldown_left_ES"),
-    _slot_size("params", "params_ES"),
-    _slot_size("macs", "macs_ES"),
-    _slot_share("contribution", "contribution_ES"),
-    Feature("contribution_known", lambda s: known(s.slots.contribution_ES)),
-    _slot_share("contribution_error", "contribution_se_ES"),
-    Feature("contribution_significance", _significance),
+    _size("ramp_steps_left", "slots.ramp_steps_left_ES"),
+    _size("steps_in_stage", "slots.steps_in_stage_ES"),
+    _size("age", "slots.age_ES"),
+    _share("pruning", "slots.pruning_ES"),
+    _size("cooldown_left", "slots.cooldown_left_ES"),
+    _size("params", "slots.params_ES"),
+    _size("macs", "slots.macs_ES"),
+    _share("contribution", "slots.contribution_ES"),
+    _known("contribution_known", "slots.contribution_ES"),
+    _share("contribution_error", "slots.contribution_se_ES"),
+    Feature("contribution_significance", _significance, symlog),
     _size("contribution_age", "contribution_age_ES"),
     _share("contribution_velocity", "contribution_velocity_ES"),
     _share("shapley", "shapley_ES"),
@@ -395,13 +415,13 @@ SLOT_FEATURES: Final[tuple[Feature, ...]] = (
 CANDIDATE_FEATURES: Final[tuple[Feature, ...]] = (
     _candidate_over_host("params"),
     _candidate_over_host("macs"),
-    _candidate_size("candidate_rent", "rent_ESK"),
-    _candidate_share("candidate_budget_share", "budget_share_ESK"),
-    _candidate_share("candidate_fits", "fits_ESK"),
+    _size("candidate_rent", "candidates.rent_ESK"),
+    _share("candidate_budget_share", "candidates.budget_share_ESK"),
+    _share("candidate_fits", "candidates.fits_ESK"),
     _fits_cap("params"),
     _fits_cap("macs"),
-    _candidate_size("candidate_receptive_field", "receptive_SK"),
-    _candidate_share("candidate_copies_host", "copies_SK"),
+    _size("candidate_receptive_field", "candidates.receptive_SK"),
+    _share("candidate_copies_host", "candidates.copies_SK"),
 )
 """Descriptor of a blueprint in a slot: what the blueprint head points at."""
 
@@ -424,3 +444,5 @@ FEATURE_NAMES: Final = FeatureNames(
     candidate=tuple(feature.name for feature in CANDIDATE_FEATURES),
 )
 """Column names of an `Observation`."""
+
+_COLUMNS: Final = tuple(map(_Columns, (GLOBAL_FEATURES, SLOT_FEATURES, CANDIDATE_FEATURES)))

@@ -15,6 +15,8 @@ from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.tamiyo.actions import HEAD_USED_OA
 
+_GROWS = [int(LifecycleOp.GERMINATE), int(LifecycleOp.PLANT)]
+
 UNFREEZABLE_HEADS = (ActionHead.OP, ActionHead.SLOT)
 """Heads that cannot be frozen: their masks depend on the member and the step."""
 
@@ -34,8 +36,7 @@ def build_masks(
     if ActionHead.BLUEPRINT in frozen:
         blueprint_ESK &= _one_hot(frozen[ActionHead.BLUEPRINT], fits_ESK.shape[2])
     slot_EOS = np.array(legal_ESO.transpose(0, 2, 1), order="C")
-    for op in (LifecycleOp.GERMINATE, LifecycleOp.PLANT):
-        slot_EOS[:, op] &= blueprint_ESK.any(axis=2)
+    slot_EOS[:, _GROWS] &= np.asarray(blueprint_ESK.any(axis=2))[:, None]
     op_EO = np.asarray(slot_EOS.any(axis=2))
     op_EO[:, LifecycleOp.WAIT] = True
     return ActionMasks(
@@ -52,6 +53,9 @@ def build_masks(
 
 def forced_members(masks: ActionMasks) -> Bools:
     """`[E]`: members with exactly one legal action."""
+    forced_E = np.asarray(masks.op_EO.sum(axis=1) == 1)
+    if not forced_E.any():
+        return forced_E
     member_E = np.arange(len(masks.op_EO))
     op_E = masks.op_EO.argmax(axis=1)
     slot_ES = masks.slot_EOS[member_E, op_E]
@@ -64,7 +68,6 @@ def forced_members(masks: ActionMasks) -> Bools:
         ActionHead.ALPHA_SPEED: masks.alpha_speed_V.sum(),
         ActionHead.ALPHA_CURVE: masks.alpha_curve_U.sum(),
     }
-    forced_E = np.asarray(masks.op_EO.sum(axis=1) == 1)
     for head, choices_E in choices.items():
         forced_E &= ~HEAD_USED_OA[op_E, head] | (choices_E == 1)
     return forced_E
@@ -98,9 +101,10 @@ def _check_shapes(legal_ESO: Bools, fits_ESK: Bools) -> None:
 def check_frozen(frozen: Mapping[ActionHead, int], blueprints: int) -> None:
     """Raise for a head that cannot be frozen, or an index out of its range."""
     for head, index in frozen.items():
-        name = ActionHead(head).name
         if head in UNFREEZABLE_HEADS:
+            name = ActionHead(head).name
             raise EsperError(f"frozen head {name}: only the heads after SLOT can be frozen")
         count = blueprints if head == ActionHead.BLUEPRINT else len(HEAD_CHOICES[head])
         if index not in range(count):
+            name = ActionHead(head).name
             raise EsperError(f"frozen head {name}: index {index}, valid are 0 to {count - 1}")

@@ -143,6 +143,8 @@ class SignalTracker:
                 f"SignalTracker.reset: {np.asarray(reset_E).dtype} of shape {np.shape(reset_E)}, "
                 f"expected a bool mask of shape ({self.members},)"
             )
+        if not np.any(reset_E):
+            return
         fresh = _TrackerState.fresh(self.members).arrays()
         for name, array in self._state.arrays().items():
             array[reset_E] = fresh[name][reset_E]
@@ -203,13 +205,18 @@ class SignalTracker:
     def _signals(self) -> TrackedSignals:
         """Return copies of the current signals."""
         state = self._state
+        histories = (
+            state.train_loss_history_EL, state.val_loss_history_EL, state.val_accuracy_history_EL
+        )  # fmt: skip
+        slopes = slope(np.concatenate(histories)).reshape(len(histories), self.members)
+        train_E, val_E, accuracy_E = slopes
         return TrackedSignals(
             train_loss_history_EL=state.train_loss_history_EL.copy(),
             val_loss_history_EL=state.val_loss_history_EL.copy(),
             val_accuracy_history_EL=state.val_accuracy_history_EL.copy(),
-            train_loss_slope_E=slope(state.train_loss_history_EL),
-            val_loss_slope_E=slope(state.val_loss_history_EL),
-            val_accuracy_slope_E=slope(state.val_accuracy_history_EL),
+            train_loss_slope_E=train_E,
+            val_loss_slope_E=val_E,
+            val_accuracy_slope_E=accuracy_E,
             plateau_steps_E=state.plateau_steps_E.copy(),
             plateaued_E=np.asarray(state.plateau_steps_E >= self.config.plateau_patience),
             stabilised_E=state.stabilised_E.copy(),

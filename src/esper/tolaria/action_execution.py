@@ -5,7 +5,8 @@ Shape letters: E members, S slots, K blueprints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from esper.leyline.actions import (
 from esper.leyline.arrays import Bools, Codes, Ints
 from esper.leyline.errors import EsperError
 from esper.leyline.execution import ActionExecutionResult, BootstrapTargets
+from esper.leyline.masks import ActionMasks
 from esper.leyline.signals import TrainingSignals
 from esper.tamiyo.actions import HEAD_USED_OA
 from esper.tamiyo.masks import build_masks
@@ -69,14 +71,31 @@ def execute_actions(
         stage_before=stage_before_E,
         stage_after=_stage_of(population, actions, targets_slot_E),
     )
-    life = population.lifecycle
     targets = bootstrap_targets(signals, rolled_back_E) if truncated else BootstrapTargets.none()
-    return ActionExecutionResult(
-        outcome=outcome,
-        truncated_bootstrap_targets=targets,
-        post_action_signals=with_slots(signals, population, context),
-        post_action_masks=build_masks(life.legal_ops(), life.fits_ESK(), frozen),
-    )
+    after = _state_after(population, signals, frozen, context)
+    return ActionExecutionResult.deferred(outcome, targets, len(population.slots), after)
+
+
+def _state_after(
+    population: Population,
+    signals: TrainingSignals,
+    frozen: Mapping[ActionHead, int] | None,
+    context: ContextState | None,
+) -> Callable[[], tuple[TrainingSignals, ActionMasks]]:
+    """Return a function that observes the members as they are now, whenever it is called.
+
+    It is called for the last step of a rollout alone, unless a listener reads every step's.
+    """
+    slots, life = population.slot_reports(), population.lifecycle.copy()
+    if context is not None:  # its budget and caps change later, so it is read now
+        seen, candidates = context.observe(signals.context.spent_E, slots)
+        signals = replace(signals, context=seen, candidates=candidates)
+
+    def observe() -> tuple[TrainingSignals, ActionMasks]:
+        masks = build_masks(life.legal_ops(), life.fits_ESK(), frozen)
+        return with_slots(signals, population, slots, life), masks
+
+    return observe
 
 
 def _check_indices(population: Population, actions: ActionSpec) -> None:
@@ -85,8 +104,9 @@ def _check_indices(population: Population, actions: ActionSpec) -> None:
         raise EsperError(f"{actions.members} actions for {population.members} members")
     limits = ((ActionHead.SLOT, population.slots), (ActionHead.BLUEPRINT, population.blueprints))
     for head, names in limits:
-        bad = np.flatnonzero(actions.of(head) >= len(names))
-        if bad.size:
+        beyond_E = actions.of(head) >= len(names)
+        if beyond_E.any():
+            bad = np.flatnonzero(beyond_E)
             raise EsperError(
                 f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
                 f"there are {len(names)} ({', '.join(names)})"
@@ -96,9 +116,9 @@ def _check_indices(population: Population, actions: ActionSpec) -> None:
 def _check_frozen(actions: ActionSpec, frozen: Mapping[ActionHead, int]) -> None:
     """Raise if a used head differs from its frozen choice."""
     for head, choice in frozen.items():
-        used_E = HEAD_USED_OA[actions.op, head]
-        bad = np.flatnonzero(used_E & (actions.of(head) != choice))
-        if bad.size:
+        differs_E = HEAD_USED_OA[actions.op, head] & (actions.of(head) != choice)
+        if differs_E.any():
+            bad = np.flatnonzero(differs_E)
             raise EsperError(
                 f"action of member {bad[0]}: {head.name.lower()} {actions.of(head)[bad[0]]}, but "
                 f"that head is frozen to {choice}"
@@ -114,8 +134,7 @@ def _stage_of(population: Population, actions: ActionSpec, targets_slot_E: Bools
 def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bools) -> Codes:
     """`[E]`: first veto reason of each action, in the order of `VetoReason`."""
     life, everyone = population.lifecycle, np.arange(actions.members)
-    veto_OES = np.stack([life.veto(op) for op in LifecycleOp])
-    veto_E = veto_OES[actions.op, everyone, actions.slot]
+    veto_E = life.vetoes()[actions.op, everyone, actions.slot]
     grows_E = (actions.op == _Op.GERMINATE) | (actions.op == _Op.PLANT)
     misfit_E = grows_E & ~life.fits_SK[actions.slot, actions.blueprint]
     over_cap_E = grows_E & ~life.fits_ESK()[everyone, actions.slot, actions.blueprint]
@@ -127,7 +146,10 @@ def action_vetoes(population: Population, actions: ActionSpec, rolled_back_E: Bo
 
 def _apply(population: Population, actions: ActionSpec, legal_E: Bools) -> None:
     """Apply each operation to all members that chose it, in one call."""
-    members_of = {op: np.flatnonzero(legal_E & (actions.op == op)) for op in LifecycleOp}
+    nobody: Ints = np.zeros(0, dtype=np.int64)
+    members_of = dict.fromkeys(LifecycleOp, nobody)
+    for op in np.unique(actions.op[legal_E]):
+        members_of[LifecycleOp(op)] = np.flatnonzero(legal_E & (actions.op == op))
     if (e := members_of[_Op.GERMINATE]).size:
         population.germinate(
             e,

@@ -84,6 +84,9 @@ class ContextState:
         sizes, network = population.seed_sizes, population.network
         self.costs = sizes.table(probe)
         self._receptive_SK = sizes.receptive_fields()
+        self._params_SK: Ints = self.costs.params_SK
+        if gates_allowed:
+            self._params_SK = self._params_SK + self.costs.gate_params_S[:, None]
         copies_K = np.array([recipe.from_host for recipe in network.blueprints], dtype=np.bool_)
         self._copies_SK: Bools = network.fits_SK & copies_K
         if spec.clock == "compute":
@@ -168,8 +171,12 @@ class ContextState:
 
     # ---- observations -------------------------------------------------------------------------
 
-    def signals(self, spent_E: Doubles) -> ContextSignals:
+    def observe(self, spent_E: Doubles, slots: SlotReports) -> tuple[ContextSignals, Candidates]:
         """What a policy sees of the context; `spent_E`: share of the budget spent."""
+        cost_E = self.cost_E()
+        return self._signals(spent_E, cost_E), self._candidates(slots, cost_E)
+
+    def _signals(self, spent_E: Doubles, cost_E: Doubles) -> ContextSignals:
         life, costs = self.population.lifecycle, self.costs
         params_E, macs_E = costs.reserved(life.blueprint_ES, life.style_ES)
         return ContextSignals(
@@ -183,7 +190,7 @@ class ContextState:
             reserved_macs_E=macs_E,
             budget=self.round.budget,
             spent_E=spent_E,
-            cost_E=self.cost_E(),
+            cost_E=cost_E,
             stopped_E=life.stopped_E.copy(),
             groups=self.chance.groups,
             chance_accuracy=self.chance.accuracy,
@@ -193,39 +200,35 @@ class ContextState:
             host_macs=costs.host_macs,
         )
 
-    def candidates(self, slots: SlotReports) -> Candidates:
+    def _candidates(self, slots: SlotReports, cost_E: Doubles) -> Candidates:
         """Cost of every seed that could be grown now."""
-        life, costs = self.population.lifecycle, self.costs
-        params_SK = costs.params_SK
-        if self._gates_allowed:
-            params_SK = params_SK + costs.gate_params_S[:, None]
         return Candidates(
-            params_SK=params_SK,
-            macs_SK=costs.macs_SK,
+            params_SK=self._params_SK,
+            macs_SK=self.costs.macs_SK,
             receptive_SK=self._receptive_SK,
             copies_SK=self._copies_SK,
-            fits_ESK=life.fits_ESK(),
-            rent_ESK=self._added_rent(slots, params_SK).astype(np.float32),
-            budget_share_ESK=self._budget_share().astype(np.float32),
+            fits_ESK=self.population.lifecycle.fits_ESK(),
+            rent_ESK=self._added_rent(slots).astype(np.float32),
+            budget_share_ESK=self._budget_share(cost_E).astype(np.float32),
         )
 
-    def _added_rent(self, slots: SlotReports, params_SK: Ints) -> Doubles:
+    def _added_rent(self, slots: SlotReports) -> Doubles:
         """Rent a seed would add at the member's price, without the rent of compute."""
         costs = self.costs
         params_E11 = added(slots.alpha_ES, slots.params_ES)[:, None, None] / costs.host_params
         macs_E11 = added(slots.alpha_ES, slots.macs_ES)[:, None, None] / costs.host_macs
         before = self.constants.rent(params_E11, macs_E11, 0.0)
         after = self.constants.rent(
-            params_E11 + params_SK / costs.host_params,
+            params_E11 + self._params_SK / costs.host_params,
             macs_E11 + costs.macs_SK / costs.host_macs,
             0.0,
         )
         return self.members.price_E[:, None, None] * (after - before)
 
-    def _budget_share(self) -> Doubles:
+    def _budget_share(self, cost_E: Doubles) -> Doubles:
         """Share of a batch's compute that a seed would take."""
         seed_SK = self.training_costs.seed_SK / self.training_costs.host
-        return np.asarray(seed_SK / (self.cost_E()[:, None, None] + seed_SK))
+        return np.asarray(seed_SK / (cost_E[:, None, None] + seed_SK))
 
 
 def gates_allowed(frozen: Sequence[tuple[object, int]], style_head: object) -> bool:

@@ -227,22 +227,13 @@ class TolariaGovernor:
     ) -> Codes:
         """`[E]`: first `PanicKind` that applies."""
         collapse = self.chance + self.config.collapse_share * (1 - self.chance)
-        found = np.select(
-            [
-                ~loss_finite_E,
-                ~gradients_finite_E,
-                self.strikes_E >= self.config.spike_steps,
-                self._learnt_E & (accuracy_E <= collapse),
-            ],
-            [
-                PanicKind.NON_FINITE_LOSS,
-                PanicKind.NON_FINITE_GRADIENT,
-                PanicKind.LOSS_SPIKE,
-                PanicKind.ACCURACY_COLLAPSE,
-            ],
-            PanicKind.NONE,
-        )
-        return found.astype(np.int8)
+        found_E = np.full(self._members, PanicKind.NONE, dtype=np.int8)
+        # The first kind that applies is written last.
+        found_E[self._learnt_E & (accuracy_E <= collapse)] = PanicKind.ACCURACY_COLLAPSE
+        found_E[self.strikes_E >= self.config.spike_steps] = PanicKind.LOSS_SPIKE
+        found_E[~gradients_finite_E] = PanicKind.NON_FINITE_GRADIENT
+        found_E[~loss_finite_E] = PanicKind.NON_FINITE_LOSS
+        return found_E
 
     def _roll_back(self, mask_E: Bools) -> Ints:
         """Restore members from their snapshots and clear their state; returns seeds removed."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.population import Population
 from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec
 from esper.leyline.arrays import Doubles, Floats, Ints
@@ -79,6 +80,7 @@ class Observer:
         """
         population, life = self.population, self.population.lifecycle
         slots = population.slot_reports()
+        seen, candidates = self.context.observe(status.spent_E, slots)
         tracked: dict[str, Any] = {
             f.name: getattr(metrics.tracked, f.name) for f in fields(metrics.tracked)
         }
@@ -92,7 +94,7 @@ class Observer:
             val_loss_E=metrics.val_loss_E.astype(np.float32),
             val_accuracy_E=metrics.val_accuracy_E.astype(np.float32),
             **tracked,
-            **_sizes(population, slots),
+            **_sizes(population, slots, life),
             last_op_E=status.last_action.op.astype(np.int8),
             last_slot_E=target_slot_E,
             last_executed_E=status.last_outcome.executed,
@@ -112,8 +114,8 @@ class Observer:
             resolution_S=self._resolution_S.copy(),
             activation_grad_ES=metrics.activation_grad_ES,
             train_accuracy_E=metrics.train_accuracy_E.astype(np.float32),
-            context=self.context.signals(status.spent_E),
-            candidates=self.context.candidates(slots),
+            context=seen,
+            candidates=candidates,
             plan_slot=plan_slot,
         )
 
@@ -160,17 +162,13 @@ def gradient_health(norm_ES: Floats) -> Floats:
 
 
 def with_slots(
-    signals: TrainingSignals, population: Population, context: ContextState | None = None
+    signals: TrainingSignals, population: Population, slots: SlotReports, life: Lifecycle
 ) -> TrainingSignals:
-    """Return the signals with the slots, costs and caps of the current population state."""
-    slots = population.slot_reports()
-    if context is not None:
-        seen, candidates = context.signals(signals.context.spent_E), context.candidates(slots)
-        signals = replace(signals, context=seen, candidates=candidates)
-    return replace(signals, slots=slots, **_sizes(population, slots))
+    """Return the signals with slots and sizes of the population in this state of its lifecycle."""
+    return replace(signals, slots=slots, **_sizes(population, slots, life))
 
 
-def _sizes(population: Population, slots: SlotReports) -> dict[str, Any]:
+def _sizes(population: Population, slots: SlotReports, life: Lifecycle) -> dict[str, Any]:
     """Size of the seeds with alpha > 0 relative to the host, and the seed budget left."""
     probe = population.probe
     assert probe is not None  # checked by `Observer`
@@ -181,7 +179,7 @@ def _sizes(population: Population, slots: SlotReports) -> dict[str, Any]:
     return {
         "params_over_host_E": params_E.astype(np.float32),
         "macs_over_host_E": macs_E.astype(np.float32),
-        "seed_budget_left_E": population.lifecycle.budget_left(),
+        "seed_budget_left_E": life.budget_left(),
     }
 
 

@@ -185,6 +185,8 @@ def _pruned(mask_ES: Bools, last: SlotReports, cause: PruneCause) -> SeedPruned:
 
 def _concatenate(payloads: Sequence[_P]) -> _P:
     """Concatenate payloads of one kind, in order of occurrence."""
+    if len(payloads) == 1:
+        return payloads[0]
     kind = type(payloads[0])
     columns: dict[str, npt.NDArray[np.generic]] = {
         f.name: np.concatenate([getattr(payload, f.name) for payload in payloads])

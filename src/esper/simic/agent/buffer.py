@@ -131,13 +131,14 @@ class RolloutBuffer:
             (self.log_prob_TEA, trace.log_prob_EA),
         )
         for stored, new in pairs:
-            if stored[t].shape != new.shape:
+            place = stored[t]
+            if place.shape != new.shape:
                 raise EsperError(
                     f"rollout step {t}: shape {tuple(new.shape)} does not fit the buffer's "
-                    f"{tuple(stored[t].shape)} (members {self.members}, slots {self.slots}, "
+                    f"{tuple(place.shape)} (members {self.members}, slots {self.slots}, "
                     f"blueprints {self.blueprints})"
                 )
-            stored[t].copy_(new)
+            place.copy_(new)
         self.epsilon_T11[t] = trace.epsilon
         self.value_TE[t] = trace.value_E
         self.legal_O |= trace.legal_O

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import numpy as np
@@ -49,7 +50,7 @@ from esper.leyline.payloads import (
 from esper.leyline.records import BatchSummary, Rollout, StepRecord
 from esper.leyline.rewards import RewardComponentsTelemetry
 from esper.leyline.signals import CounterfactualGap, PanicKind
-from esper.leyline.stages import LIVE_STAGES
+from esper.leyline.stages import LIVE_STAGES, SeedStage
 from esper.leyline.telemetry import (
     EVENT_TYPE_OF,
     TelemetryConfig,
@@ -77,6 +78,8 @@ SLOT_EVENTS: Final = frozenset(
 )
 """Event types of slots."""
 
+_LIVE: Final[Bools] = np.array([stage in LIVE_STAGES for stage in SeedStage])
+
 DEAD_FRACTION: Final = 0.9
 """A layer is dead if more than this fraction of its gradient is exactly 0."""
 EXPLODING_FRACTION: Final = 0.1
@@ -99,7 +102,9 @@ def emit_with_env_context(
 ) -> None:
     """Emit `event` with this member (None: its columns name the members) and device."""
     if hub.records(event.type):
-        hub.emit(replace(event, env_id=env_id, device=device))
+        if (event.env_id, event.device) != (env_id, device):
+            event = replace(event, env_id=env_id, device=device)
+        hub.emit(event)
 
 
 # ---- steps ------------------------------------------------------------------------------------
@@ -124,9 +129,14 @@ def apply_slot_telemetry(
     global_epoch: int,
 ) -> SlotTelemetry:
     """Return `slot_config` for this step and round, at the level of `telemetry_config`."""
-    level = telemetry_config.level
-    kinds = frozenset(kind for kind in SLOT_EVENTS if kind.recorded_at(level))
-    return replace(slot_config, kinds=kinds, inner_epoch=inner_epoch, global_epoch=global_epoch)
+    kinds = _slot_kinds(telemetry_config.level)
+    now = SlotTelemetry(kinds, inner_epoch, global_epoch)
+    return slot_config if slot_config == now else now
+
+
+@cache
+def _slot_kinds(level: TelemetryLevel) -> frozenset[TelemetryEventType]:
+    return frozenset(kind for kind in SLOT_EVENTS if kind.recorded_at(level))
 
 
 def emit_slot_events(
@@ -134,13 +144,14 @@ def emit_slot_events(
 ) -> None:
     """Emit a slot event; no event if the payload is empty."""
     if EVENT_TYPE_OF[type(payload)] in slot_config.kinds and len(payload.member_N):
-        event = TelemetryEvent.of(payload, slot_config.global_epoch, slot_config.inner_epoch)
-        emit_with_env_context(hub, event, None, device)
+        at = slot_config.global_epoch, slot_config.inner_epoch
+        emit_with_env_context(hub, TelemetryEvent.of(payload, *at, device=device), None, device)
 
 
 def _emit_step_event(hub: TelemetryHub, device: str, record: StepRecord, payload: Payload) -> None:
     at = record.signals
-    emit_with_env_context(hub, TelemetryEvent.of(payload, at.round_index, at.step), None, device)
+    event = TelemetryEvent.of(payload, at.round_index, at.step, device=device)
+    emit_with_env_context(hub, event, None, device)
 
 
 def emit_step_completed(hub: TelemetryHub, device: str, record: StepRecord) -> None:
@@ -148,7 +159,7 @@ def emit_step_completed(hub: TelemetryHub, device: str, record: StepRecord) -> N
     if not hub.records(_Kind.STEP_COMPLETED):
         return
     seen = record.signals
-    live_E = np.isin(seen.slots.stage_ES, list(LIVE_STAGES)).sum(axis=1)
+    live_E = _LIVE[seen.slots.stage_ES].sum(axis=1)
     payload = StepCompleted(
         train_loss_E=seen.train_loss_E.copy(),
         val_loss_E=seen.val_loss_E.copy(),

@@ -197,7 +197,9 @@ class TelemetryListener:
         """Emit slot events."""
         if self.hub.level is TelemetryLevel.OFF:
             return
-        now = replace(self.config, level=self.hub.level)
+        now = self.config
+        if now.level is not self.hub.level:
+            now = replace(now, level=self.hub.level)
         self._slots = emitters.apply_slot_telemetry(self._slots, now, step, round_index)
         emitters.emit_slot_events(self.hub, self._slots, self.device, payload)
 

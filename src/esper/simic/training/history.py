@@ -111,7 +111,9 @@ class ActionTally:
         self.waited += int((actions.op == LifecycleOp.WAIT).sum())
         self.stopped += int((actions.op == LifecycleOp.STOP).sum())
         placed_E = outcome.stage_before >= 0
-        np.add.at(self.chosen_OZ, (actions.op[placed_E], outcome.stage_before[placed_E]), 1)
+        cell_N = actions.op[placed_E] * _SHAPE_OZ[1] + outcome.stage_before[placed_E]
+        counts = np.bincount(cell_N, minlength=self.chosen_OZ.size)
+        self.chosen_OZ += counts.reshape(_SHAPE_OZ)
 
     def on_round_end(self, rollout: Rollout[object]) -> None:
         """No-op: the counts are kept until the next round starts."""
