@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.func import vmap
 
@@ -101,6 +101,7 @@ def test_large_kernels(inputs, outputs, side, size):
     last=st.booleans(),
     seed=st.integers(0, 99),
 )
+@example(rows=1, batch=2, inputs=3, outputs=1, size=(1, 1), side=1, last=False, seed=0)
 def test_stacked_rows_are_torchs_members(rows, batch, inputs, outputs, size, side, last, seed):
     x = numbers((rows, batch, inputs, *size), seed)
     x = (laid_out(x, HALF)[0] if last else x).requires_grad_(True)

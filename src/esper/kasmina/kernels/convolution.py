@@ -26,7 +26,6 @@ from esper.kasmina.kernels.layout import (
     laid_out,
     launched,
     next_power,
-    pixel_stride,
     row_stride,
 )
 from esper.kasmina.kernels.placing import Placement, placed
@@ -198,22 +197,28 @@ def _packed(weight: Tensor, dtype: torch.dtype, backward: bool) -> tuple[Tensor,
 
 def _run(x: Tensor, weight: Tensor, dtype: torch.dtype, backward: bool) -> Tensor:
     """Convolve `x` `[R, B, C, H, W]`, or with flipped weights a gradient."""
-    x, _ = laid_out(x, dtype)
+    x, step = laid_out(x, dtype)
     outputs = weight.shape[2] if backward else weight.shape[1]
     y = empty_activation((len(weight), x.shape[1], outputs, *x.shape[3:]), x)
-    return run_into(y, x, weight, backward)
+    return run_into(y, x, weight, backward, step=step)
 
 
 @launched
 def run_into(
-    y: Tensor, x: Tensor, weight: Tensor, backward: bool, place: Placement | None = None
+    y: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    backward: bool,
+    place: Placement | None = None,
+    step: int | None = None,
 ) -> Tensor:
     """Convolve `x`, which is laid out, into `y`, or with flipped weights a gradient.
 
     `place` of a step: forward alpha times the result is added to its rows if it `adds`. Backward it
-    reads the gradient there in that case, and adds the result to them if it `takes`.
+    reads the gradient there in that case, and adds the result to them if it `takes`. `step`: stored
+    channels of a pixel of `x`, if not its own.
     """
-    step = pixel_stride(x)
+    step = x.shape[2] if step is None else step
     _, batch, inputs, height, width = x.shape
     rows, side, outputs = weight.shape[0], weight.shape[-1], y.shape[2]
     packed, in_width, chunk = _packed(weight, x.dtype, backward)
