@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cuda_support import NEEDS_CUDA, sync_mode
+from esper.kasmina.snapshot import finite_members
 from esper.leyline import BlendStyle, SeedStage
 from support import batch, bring_to, make_population
 
@@ -31,3 +32,11 @@ def test_no_synchronisation_inside_a_step(executor):
         population.evaluate(x, y, alpha_RS=off)
     assert torch.isfinite(stats.loss_E).all()
     assert torch.isfinite(result.loss_R).all()
+
+
+def test_members_with_nan_or_infinite_weights_are_found():
+    population = make_population(4, device="cuda")
+    weights = population.network.host.flat_EP.detach()
+    assert finite_members(population).tolist() == [True] * 4
+    weights[1, 5], weights[2, -1], weights[3, 0] = torch.nan, -torch.inf, 3e38
+    assert finite_members(population).tolist() == [True, False, False, True]
