@@ -87,6 +87,11 @@ class ContextState:
         self._params_SK: Ints = self.costs.params_SK
         if gates_allowed:
             self._params_SK = self._params_SK + self.costs.gate_params_S[:, None]
+        self._over_host_SK = (
+            self._params_SK / self.costs.host_params,
+            self.costs.macs_SK / self.costs.host_macs,
+        )
+        """Parameters and MACs of the candidates over the host's."""
         copies_K = np.array([recipe.from_host for recipe in network.blueprints], dtype=np.bool_)
         self._copies_SK: Bools = network.fits_SK & copies_K
         if spec.clock == "compute":
@@ -100,6 +105,7 @@ class ContextState:
                 shadow_SK=MAIN_PASSES * macs_SK,
                 frozen_SK=SHADOW_PASSES * macs_SK,
             )
+        self._seed_cost_SK: Doubles = self.training_costs.seed_SK / self.training_costs.host
         fullest = self.training_costs.fullest(network.fits_SK)
         self.limits = DrawLimits(self.costs, network.fits_SK, fullest)
         """A comparison sets those of the whole task, so that all policies meet the same draws."""
@@ -218,16 +224,13 @@ class ContextState:
         params_E11 = added(slots.alpha_ES, slots.params_ES)[:, None, None] / costs.host_params
         macs_E11 = added(slots.alpha_ES, slots.macs_ES)[:, None, None] / costs.host_macs
         before = self.constants.rent(params_E11, macs_E11, 0.0)
-        after = self.constants.rent(
-            params_E11 + self._params_SK / costs.host_params,
-            macs_E11 + costs.macs_SK / costs.host_macs,
-            0.0,
-        )
+        seed_params_SK, seed_macs_SK = self._over_host_SK
+        after = self.constants.rent(params_E11 + seed_params_SK, macs_E11 + seed_macs_SK, 0.0)
         return self.members.price_E[:, None, None] * (after - before)
 
     def _budget_share(self, cost_E: Doubles) -> Doubles:
         """Share of a batch's compute that a seed would take."""
-        seed_SK = self.training_costs.seed_SK / self.training_costs.host
+        seed_SK = self._seed_cost_SK
         return np.asarray(seed_SK / (cost_E[:, None, None] + seed_SK))
 
 
