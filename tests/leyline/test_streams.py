@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import GOLDEN, MIX_1, mix64, stream_keys, stream_seed
+from esper.leyline.streams import text_number
 
 MASK = 2**64 - 1
 
@@ -26,6 +27,14 @@ def key_by_hand(seed: int, *path: str | int) -> int:
         step = mix64_by_hand((word + GOLDEN) & MASK)
         key = mix64_by_hand(((key ^ step) + GOLDEN) & MASK)
     return key
+
+
+def test_names_in_an_array_are_the_names_alone():
+    names = ["r0c0", "r0c1", "r2c0"]
+    numbers = np.array([text_number(name) for name in names])
+    together = stream_keys(5, "slot", numbers, "birth", np.arange(3))
+    alone = [int(stream_keys(5, "slot", name, "birth", at)) for at, name in enumerate(names)]
+    assert together.tolist() == alone
 
 
 def test_mix_is_splitmix64():

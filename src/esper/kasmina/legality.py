@@ -177,5 +177,7 @@ def _offered(life: SlotStates, op: LifecycleOp) -> bool:
 def _next_gate_closed(life: SlotStates) -> Bools:
     closed_ES = np.zeros(life.stage_ES.shape, dtype=np.bool_)
     for stage, after in ADVANCE_TO.items():
-        closed_ES |= (life.stage_ES == stage) & ~life.gate_open(GATE_INTO[after])
+        here_ES = life.stage_ES == stage
+        if here_ES.any():
+            closed_ES |= here_ES & ~life.gate_open(GATE_INTO[after])
     return closed_ES

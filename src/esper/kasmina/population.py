@@ -65,7 +65,7 @@ from esper.leyline.limits import MAX_MEMBERS, require_at_most
 from esper.leyline.seeds import require_seed
 from esper.leyline.signals import GateSignals, SlotReports
 from esper.leyline.stages import SeedStage
-from esper.leyline.streams import UInt64Array, stream_keys
+from esper.leyline.streams import UInt64Array, stream_keys, text_number
 
 logger = logging.getLogger(__name__)
 
@@ -550,11 +550,9 @@ class Population:
         self, members: Ints, slots: Ints, kinds: Ints, styles: npt.NDArray[np.generic]
     ) -> None:
         """Initialise new seeds from the streams of (seed, round, member, slot, birth)."""
-        keys = np.empty(len(members), dtype=np.uint64)
-        for s in np.unique(slots):
-            at = slots == s
-            birth_N = self.lifecycle.births_ES[members[at], s]
-            keys[at] = self._keys(members[at], "slot", self.slots[s], "birth", birth_N)
+        names_S = np.array([text_number(slot) for slot in self.slots])
+        birth_N = self.lifecycle.births_ES[members, slots]
+        keys = self._keys(members, "slot", names_S[slots], "birth", birth_N)
         draw_seeds(self.network, self.trainer, keys, members, slots, kinds, styles)
 
     # ---- costs ----------------------------------------------------------------------------

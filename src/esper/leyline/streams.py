@@ -83,9 +83,14 @@ def _word(part: str | int) -> int:
     return _mix_integer(((int(part) & _WORD) + GOLDEN) & _WORD)
 
 
+def text_number(name: str) -> int:
+    """Return the integer that a text part of a path counts as; an array may hold several."""
+    return _TEXT + zlib.crc32(name.encode())
+
+
 @cache
 def _name_integer(name: str) -> int:
-    return _word(_TEXT + zlib.crc32(name.encode()))
+    return _word(text_number(name))
 
 
 @cache

@@ -84,9 +84,6 @@ class ContextState:
         sizes, network = population.seed_sizes, population.network
         self.costs = sizes.table(probe)
         self._receptive_SK = sizes.receptive_fields()
-        self._params_SK: Ints = self.costs.params_SK
-        if gates_allowed:
-            self._params_SK = self._params_SK + self.costs.gate_params_S[:, None]
         copies_K = np.array([recipe.from_host for recipe in network.blueprints], dtype=np.bool_)
         self._copies_SK: Bools = network.fits_SK & copies_K
         if spec.clock == "compute":
@@ -100,6 +97,7 @@ class ContextState:
                 shadow_SK=MAIN_PASSES * macs_SK,
                 frozen_SK=SHADOW_PASSES * macs_SK,
             )
+        self._measure_candidates()
         fullest = self.training_costs.fullest(network.fits_SK)
         self.limits = DrawLimits(self.costs, network.fits_SK, fullest)
         """A comparison sets those of the whole task, so that all policies meet the same draws."""
@@ -114,6 +112,17 @@ class ContextState:
         self.chance: Chance = chance_of(task, self.round, self._constant_loss)
         self.samples = len(data.train)
         """Training samples in use."""
+
+    def _measure_candidates(self) -> None:
+        """Sizes of the seeds that could be grown, which are the same in every round."""
+        costs = self.costs
+        self._params_SK: Ints = costs.params_SK
+        if self._gates_allowed:
+            self._params_SK = self._params_SK + costs.gate_params_S[:, None]
+        self._over_host_SK = self._params_SK / costs.host_params, costs.macs_SK / costs.host_macs
+        """Parameters and MACs over the host's."""
+        self._seed_cost_SK: Doubles = self.training_costs.seed_SK / self.training_costs.host
+        """Training cost over the host's."""
 
     def begin_round(self, seed: int, round_index: int) -> bool:
         """Draw the contexts of a round; return whether its data differ from the last one's."""
@@ -218,16 +227,13 @@ class ContextState:
         params_E11 = added(slots.alpha_ES, slots.params_ES)[:, None, None] / costs.host_params
         macs_E11 = added(slots.alpha_ES, slots.macs_ES)[:, None, None] / costs.host_macs
         before = self.constants.rent(params_E11, macs_E11, 0.0)
-        after = self.constants.rent(
-            params_E11 + self._params_SK / costs.host_params,
-            macs_E11 + costs.macs_SK / costs.host_macs,
-            0.0,
-        )
+        seed_params_SK, seed_macs_SK = self._over_host_SK
+        after = self.constants.rent(params_E11 + seed_params_SK, macs_E11 + seed_macs_SK, 0.0)
         return self.members.price_E[:, None, None] * (after - before)
 
     def _budget_share(self, cost_E: Doubles) -> Doubles:
         """Share of a batch's compute that a seed would take."""
-        seed_SK = self.training_costs.seed_SK / self.training_costs.host
+        seed_SK = self._seed_cost_SK
         return np.asarray(seed_SK / (cost_E[:, None, None] + seed_SK))
 
 

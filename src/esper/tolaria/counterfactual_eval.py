@@ -341,7 +341,9 @@ def attribute(
                 f"totals of shape {np.shape(total_R)} over {samples} samples: expected shape "
                 f"({plan.table.rows},) and at least 1 sample"
             )
-    broken_R = ~np.all([np.isfinite(total_R) for total_R in totals], axis=0)
+    broken_R = ~np.isfinite(merit_R)
+    for total_R in totals[1:]:
+        broken_R |= ~np.isfinite(total_R)
     broken_E = np.bincount(plan.table.member_R, broken_R, minlength=plan.members) > 0
     value_R = np.where(broken_R, np.nan, merit_R / samples)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -141,8 +141,6 @@ class PPOAgent:
         self._require_fit(obs, masks)
         uniform_EA, epsilon = None, 0.0
         learning = learning and not greedy
-        if learning and self.config.normalize_observations:
-            self.obs_normalizer.observe(obs)
         if not greedy:
             numbers = self.ranks.numbers(len(obs.global_EG)) if members is None else members
             uniform_EA = action_uniforms(self.seed, round_index, step, numbers)
@@ -151,6 +149,10 @@ class PPOAgent:
         needed = required_heads(legal_O)
         request = ActRequest(self._scaled(obs), masks, state, epsilon, uniform_EA, needed)
         result = self._run_step(request)
+        # While the device computes: neither is needed for this step.
+        if learning and self.config.normalize_observations:
+            self.obs_normalizer.observe(obs)
+        forced_E = forced_members(masks)
         decision = _to_host(result.outputs_EX)
         value_E = decision.value_E.astype(np.float64)
         trace = Trace(
@@ -161,7 +163,7 @@ class PPOAgent:
             value_E,
             epsilon,
             legal_O,
-            forced_members(masks),
+            forced_E,
         )
         return Act(decision, result.state, trace)
 

@@ -70,20 +70,13 @@ def _choices_left(masks: ActionMasks, actions: ActionSpec, counts_EA: Bools) -> 
     left_EA[:, ActionHead.OP] = masks.op_EO.sum(axis=1)
     left_EA[:, ActionHead.SLOT] = of_slots_ES.sum(axis=1)
     left_EA[:, ActionHead.BLUEPRINT] = of_blueprints_EK.sum(axis=1)
-    same_for_all = {
-        ActionHead.STYLE: masks.style_Y,
-        ActionHead.TEMPO: masks.tempo_M,
-        ActionHead.ALPHA_TARGET: masks.alpha_target_T,
-        ActionHead.ALPHA_SPEED: masks.alpha_speed_V,
-        ActionHead.ALPHA_CURVE: masks.alpha_curve_U,
-    }
-    size_A = np.empty(_A, dtype=np.int64)
-    size_A[ActionHead.OP] = masks.op_EO.shape[1]
-    size_A[ActionHead.SLOT], size_A[ActionHead.BLUEPRINT] = masks.blueprint_ESK.shape[1:]
-    for head, mask in same_for_all.items():
-        left_EA[:, head] = mask.sum()
-        size_A[head] = len(mask)
-    return left_EA, np.maximum(size_A, 1)
+    same_for_all = (  # in the order of the heads
+        masks.style_Y, masks.tempo_M, masks.alpha_target_T, masks.alpha_speed_V,
+        masks.alpha_curve_U,
+    )  # fmt: skip
+    left_EA[:, ActionHead.STYLE :] = [np.count_nonzero(mask) for mask in same_for_all]
+    sizes = [masks.op_EO.shape[1], *masks.blueprint_ESK.shape[1:], *map(len, same_for_all)]
+    return left_EA, np.maximum(np.array(sizes, dtype=np.int64), 1)
 
 
 class RoundTotals:
