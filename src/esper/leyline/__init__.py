@@ -123,6 +123,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "name_word",
         "stream_keys",
         "stream_seed",
+        "text_number",
     ),
     ".arrays": (
         "Floats",
@@ -445,6 +446,7 @@ if TYPE_CHECKING:
     from esper.leyline.streams import name_word as name_word
     from esper.leyline.streams import stream_keys as stream_keys
     from esper.leyline.streams import stream_seed as stream_seed
+    from esper.leyline.streams import text_number as text_number
     from esper.leyline.telemetry import EVENT_TYPE_OF as EVENT_TYPE_OF
     from esper.leyline.telemetry import QUEUE_SIZE as QUEUE_SIZE
     from esper.leyline.telemetry import SCHEMA_VERSION as SCHEMA_VERSION

@@ -73,7 +73,7 @@ def batch_signals_to_features(signals: TrainingSignals) -> Observation:
         global_EG=whole.read(signals, shape_ESK[:1]),
         slot_ESF=slot.read(signals, shape_ESK[:2]),
         candidate_ESKD=candidate.read(signals, shape_ESK),
-        blueprint_ES=signals.slots.blueprint_ES,
+        blueprint_ES=signals.slots.blueprint_ES.copy(),  # the report is shared
     )
 
 

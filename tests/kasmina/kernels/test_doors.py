@@ -149,8 +149,8 @@ def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
     noting(update, "update_rows")
     for module in (convolution, depthwise):
         noting(module, "_run")
-        noting(module, "_gradient_of_weights")
-        kernels = ConvolutionKernels(module._run, module._gradient_of_weights)
+        noting(module, "gradient_of_weights")
+        kernels = ConvolutionKernels(module._run, module.gradient_of_weights)
         monkeypatch.setattr(module, "KERNELS", kernels)
     noting(normalise, "sizes")
     noting(pooling, "_sizes")
@@ -163,7 +163,7 @@ def test_on_a_gpu_every_door_takes_a_kernel(monkeypatch):
             population.train_batch(x, y)
     asked = {"batches.gather_batch", "update.row_norms", "update.update_rows"}
     asked |= {
-        f"{m}.{n}" for m in ("convolution", "depthwise") for n in ("_run", "_gradient_of_weights")
+        f"{m}.{n}" for m in ("convolution", "depthwise") for n in ("_run", "gradient_of_weights")
     }
     assert opened == asked | {"normalise.sizes", "pooling._sizes"}
 
