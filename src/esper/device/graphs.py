@@ -66,11 +66,17 @@ class CudaRecorder:
 
     def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture `work` on a side stream; unlike `torch.cuda.graph`, without a synchronise."""
-        with contextlib.suppress(torch.OutOfMemoryError):
+        try:
             return self._record(work)
-        # SYNC: only when memory is short: a capture cannot use blocks that the allocator has
-        # cached.
-        torch.cuda.empty_cache()
+        except torch.OutOfMemoryError:
+            # SYNC: only when memory is short: a capture cannot use blocks that the allocator has
+            # cached.
+            torch.cuda.empty_cache()
+        except RuntimeError:
+            # A node of autograd that outlived its pass brings a stream along that may not be
+            # captured; work that cannot be captured fails again.
+            logger.debug("a capture failed, once more", exc_info=True)
+            gc.collect()
         return self._record(work)
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
