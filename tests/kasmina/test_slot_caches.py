@@ -13,7 +13,7 @@ from esper.kasmina.population import Population
 from esper.kasmina.slot_reporter import SlotReporter
 from esper.leyline import AlphaMode, LifecycleOp, SeedStage
 from esper.leyline.signals import SlotReports
-from support import bring_to, good_signals, make_population
+from support import KINDS, batch, bring_to, good_signals, make_population
 
 STAGES = (SeedStage.TRAINING, SeedStage.BLENDING, SeedStage.HOLDING)
 
@@ -124,3 +124,14 @@ def test_a_copy_of_a_lifecycle_does_not_follow_it():
     population.prune([2], "r0c1")
     assert not np.array_equal(life.legal_ops(), legal)
     assert np.array_equal(copied.legal_ops(), legal)
+
+
+def test_a_population_without_blueprints_has_empty_slots():
+    made = KINDS["cnn"]
+    population = Population(made.host, made.slots, [], 3)
+    population.train_rows(population.train_plan(padded=True), *batch(3))
+    reports = population.slot_reports()
+    assert not reports.params_ES.any()
+    assert not reports.macs_ES.any()
+    life = population.lifecycle
+    assert set(np.flatnonzero(life.legal_ops().any(axis=(0, 1)))) == {LifecycleOp.WAIT}

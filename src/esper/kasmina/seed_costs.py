@@ -44,9 +44,11 @@ class SeedSizes:
         self._sizes: tuple[Ints, Ints] = np.zeros(0, np.int64), np.zeros(0, np.int64)
         """What `per_slot` was asked last, and the answer."""
         self._counted_with: HostProbe | None = None
-        self._params_SK: Ints = np.full(network.fits_SK.shape, -1, dtype=np.int64)
-        """Of the seeds that `per_slot` has counted with that probe; -1: none yet."""
-        self._macs_SK: Ints = np.zeros(network.fits_SK.shape, dtype=np.int64)
+        slots, blueprints = network.fits_SK.shape
+        self._params_SK: Ints = np.full((slots, blueprints + 1), -1, dtype=np.int64)
+        """Of the seeds that `per_slot` has counted with that probe; -1: none yet. The last column
+        is that of NO_BLUEPRINT (-1)."""
+        self._macs_SK: Ints = np.zeros_like(self._params_SK)
         gates = [self.gate_params(slot) for slot in range(len(network.slots))]
         self._gate_params_S: Ints = np.array(gates, dtype=np.int64)
 
@@ -103,7 +105,7 @@ class SeedSizes:
         self, blueprint_ES: Ints, style_ES: Codes, probe: HostProbe | None
     ) -> tuple[Ints, Ints]:
         held_ES = blueprint_ES != NO_BLUEPRINT
-        at = (np.arange(blueprint_ES.shape[1]), np.where(held_ES, blueprint_ES, 0))
+        at = (np.arange(blueprint_ES.shape[1]), blueprint_ES)
         self._count(held_ES, blueprint_ES, probe)
         gate_ES = np.where(style_ES == BlendStyle.GATE, self._gate_params_S, 0)
         params_ES = np.where(held_ES, self._params_SK[at] + gate_ES, 0)
