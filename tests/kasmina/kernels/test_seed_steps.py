@@ -78,6 +78,22 @@ def test_seeds_work_on_rows_where_they_lie(kind, own):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_unused_entries_touch_no_row(kind):
+    """Their parameters are those of a member that may be sick."""
+    template, state = modules(kind, 8)
+    for value in state.values():
+        value.data[UNUSED] = torch.nan
+    h, grad = activation(8, 1), activation(8, 2)
+    leaf = h.clone().requires_grad_(True)
+    index, alpha = torch.tensor(ROWS, device=DEVICE), torch.tensor(ALPHA, device=DEVICE)
+    out = add_seeds(leaf, [SeedRows(index, alpha, template.seed_steps(state))], False, False)
+    (found,) = torch.autograd.grad(out, leaf, grad)
+    assert torch.equal(out[[0, 2, 3]], h[[0, 2, 3]])
+    assert torch.equal(found[[0, 2, 3]], grad[[0, 2, 3]])
+    assert not torch.equal(out[[1, 4]], h[[1, 4]])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_nothing_is_kept_without_gradients(kind):
     """Validation changes rows as training does."""
     template, state = modules(kind, 8)
