@@ -66,17 +66,11 @@ class CudaRecorder:
 
     def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture `work` on a side stream; unlike `torch.cuda.graph`, without a synchronise."""
-        try:
+        with contextlib.suppress(torch.OutOfMemoryError):
             return self._record(work)
-        except torch.OutOfMemoryError:
-            # SYNC: only when memory is short: a capture cannot use blocks that the allocator has
-            # cached.
-            torch.cuda.empty_cache()
-        except RuntimeError:
-            # A node of autograd that outlived its pass brings a stream along that may not be
-            # captured; work that cannot be captured fails again.
-            logger.debug("a capture failed, once more", exc_info=True)
-            gc.collect()
+        # SYNC: only when memory is short: a capture cannot use blocks that the allocator has
+        # cached.
+        torch.cuda.empty_cache()
         return self._record(work)
 
     def _record(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
@@ -227,6 +221,7 @@ class GraphCache:
             self.problem = f"a capture failed: {line}"
             self._entries.clear()
             logger.warning("graphs off from here on, results stay the same: %s", self.problem)
+            logger.debug("the capture that failed", exc_info=True)
             return None
         self.capture_seconds += perf_counter() - start
         self.captures += 1
