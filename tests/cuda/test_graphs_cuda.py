@@ -180,6 +180,21 @@ def test_branches_of_a_graph_compute_what_one_stream_does_bit_for_bit():
     assert_same(*ends)
 
 
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_a_graph_of_an_earlier_pass_that_still_lives_does_not_break_a_capture(executor):
+    """Its nodes belong to the default stream, which no capture may wait for."""
+    population = grown(executor=executor)
+    cache = cuda_cache()
+    host = population.network.host
+    held = [torch.autograd.graph.get_gradient_edge(host.flat_EP)]
+    leaves = [leaf for member in range(5) for leaf in host.member_leaves(member).values()]
+    held += [torch.autograd.graph.get_gradient_edge(leaf) for leaf in leaves]
+    train_steps(population, cache)
+    assert cache.on, cache.problem
+    assert cache.replays > 0
+    assert len(held) > 5
+
+
 def test_a_capture_computes_nothing():
     population = grown()
     population.begin_step()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
@@ -70,6 +72,23 @@ def test_detached_input_keeps_the_seed_out_of_the_host_gradient(executor):
     torch.testing.assert_close(
         grads[False]["head.linear.weight"], grads[True]["head.linear.weight"]
     )
+
+
+@pytest.mark.parametrize("in_inference_mode", [False, True])
+def test_a_batch_uses_no_autograd_node_of_an_earlier_graph_that_still_lives(in_inference_mode):
+    """They belong to the CUDA stream of that graph, and break a capture."""
+    population = make_population(members=2)
+    host = population.network.host
+    x, y = batch(2)
+    held = torch.autograd.graph.get_gradient_edge(host.flat_EP).node
+    called = []
+    held.register_prehook(called.append)
+    with torch.inference_mode() if in_inference_mode else contextlib.nullcontext():
+        host.drop_gradients()
+    population.train_batch(x, y)
+    assert not called
+    assert host.flat_EP.requires_grad
+    assert not host.flat_EP.is_inference()
 
 
 @pytest.mark.parametrize(

@@ -184,8 +184,17 @@ class ParameterStore:
         self.flat_EP.grad = grad_EP
 
     def drop_gradients(self) -> None:
-        """Remove all gradients."""
-        self.flat_EP.grad = None
+        """Remove all gradients, and start the next pass from a new leaf of autograd.
+
+        The node that adds up the gradient of a leaf belongs to the stream of its first use, and
+        lives as long as any graph of an earlier pass: a compiler's reference cycles may hold the
+        frames of one until the next garbage collection. A capture fails if it meets the node of
+        another stream.
+        """
+        with torch.inference_mode(False):
+            self.flat_EP = self.flat_EP.detach().requires_grad_()
+        if self._leaves and self.flat_EP.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._leaves.clear()  # only here: making them takes a while
         for parts in self._leaves.values():
             for leaf in parts.values():
                 leaf.grad = None

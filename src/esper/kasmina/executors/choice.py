@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.device.rng import forked_rng
+from esper.device.streams import any_stream
 from esper.device.upload import to_device, upload
 from esper.kasmina.executors.base import Executor
 from esper.kasmina.executors.loop import LoopExecutor
@@ -114,7 +115,7 @@ def vmap_failure(network: StackedNetwork, life: Lifecycle, x: Tensor) -> str | N
     executors: tuple[Executor, ...] = (VmapExecutor(), LoopExecutor())
     for executor in executors:
         try:
-            with forked_rng(0, network.device), torch.inference_mode(False):
+            with forked_rng(0, network.device), torch.inference_mode(False), any_stream():
                 out = executor.run(network, sample.clone(), plan, training=False)
                 trained = executor.run(network, sample.clone(), plan, True, key_R)
                 if trained.requires_grad:  # False if the whole host is frozen
