@@ -63,9 +63,9 @@ class Branches:
 
 
 def _tensors(out: object) -> Iterator[Tensor]:
-    """Yield the tensors of a result, which may be nested in tuples and lists."""
+    """Yield the tensors of a result, which may be nested in tuples, lists and dicts."""
     if isinstance(out, Tensor):
         yield out
-    elif isinstance(out, tuple | list):
-        for part in out:
+    elif isinstance(out, tuple | list | dict):
+        for part in out.values() if isinstance(out, dict) else out:
             yield from _tensors(part)

@@ -20,12 +20,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from esper.device.branches import Branches
 from esper.device.rng import derive_keys
 from esper.device.selection import parse_device
 from esper.device.shards import shards_for
@@ -71,6 +73,9 @@ logger = logging.getLogger(__name__)
 
 InputKey = tuple[torch.Size, torch.dtype]
 """Shape and dtype of one sample, which determine the shapes of all activations."""
+
+COUNTING_LANE: Final = 4
+"""Lane of the branch that counts correct predictions, beside the update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +278,10 @@ class Population:
                 self.network, x, plan, objective, self._pass_keys(plan)
             )
         main = slice(self.members)
-        correct_E = self.count_correct(logits[main], target_R[main])
-        return self.trainer.step(plan, loss_R, correct_E, scaler)
+        given = logits[main], target_R[main]
+        with Branches(self.device, COUNTING_LANE) as branches:
+            correct_E = branches.run(partial(self.count_correct, *given), *given)
+            return self.trainer.step(plan, loss_R, correct_E, scaler)
 
     def set_active(self, active_E: Tensor | None) -> None:
         """Train only the members of the mask from now on; None: all.

@@ -235,31 +235,41 @@ class Trainer:
         self, plan: RowPlan, loss_R: Tensor, correct_E: Tensor, scaler: MemberScaler | None = None
     ) -> TrainBatch:
         """Clip and apply the gradients of one backward pass."""
-        network = self.network
+        network, slots = self.network, len(self.network.slots)
         updates = self._slot_updates(plan)
         if scaler is not None:
             self._unscale(scaler, updates)
         host_norm_E = gradient_norm(network.host)
-        slot_norms = _slot_norms(updates, self.host_lr_E.device)
-        sound_E = self.active_E
-        if scaler is not None:
+        sound_E, retry_E = self.active_E, None
+        slot_norms: dict[int, Tensor] = {}
+        if scaler is not None:  # needs all norms before any update
+            slot_norms = _slot_norms(updates, self.host_lr_E.device)
             overflow_E = self._overflow(host_norm_E, slot_norms, updates)
             retry_E, sound_E = scaler.recoverable(overflow_E), ~overflow_E
             if self.active_E is not None:
                 sound_E = sound_E & self.active_E
             scaler.update(overflow_E, self.active_E)
-        rates = self._bank_rates(updates)
+        rates, found = self._bank_rates(updates), {}
         with Branches(self.host_lr_E.device) as branches:
             for slot, mine in _by_slot(updates).items():
-                norm_E = slot_norms.get(slot)
-                reads = (norm_E, sound_E, *(rates[u.key] for u in mine), *_gradients(mine))
-                branches.run(partial(self._update, mine, rates, norm_E, sound_E), *reads)
+                given = (slot_norms.get(slot), sound_E, retry_E)
+                reads = (*given, *(rates[u.key] for u in mine), *_gradients(mine))
+                found[slot] = branches.run(partial(self._update, mine, rates, *given), *reads)
             self.host_optimizer.step(HOST_KEY, network.host, self.host_lr_E, host_norm_E, sound_E)
+            shadow_ES = self._shadow_losses(plan, loss_R)
         self._drop_seed_gradients()
-        if scaler is not None:
-            slot_norms = {s: norm.masked_fill(retry_E, 0.0) for s, norm in slot_norms.items()}
-            host_norm_E = None if host_norm_E is None else host_norm_E.masked_fill(retry_E, 0.0)
-        return self._statistics(plan, loss_R, correct_E, host_norm_E, slot_norms, updates)
+        if retry_E is not None and host_norm_E is not None:
+            host_norm_E = host_norm_E.masked_fill(retry_E, 0.0)
+        none_E = loss_R.new_full((network.members,), torch.nan)
+        norms = [none_E if norm is None else norm for norm in map(found.get, range(slots))]
+        main = slice(network.members)
+        return TrainBatch(
+            loss_E=loss_R[main],
+            correct_E=correct_E,
+            shadow_loss_ES=shadow_ES,
+            host_grad_norm_E=torch.zeros_like(loss_R[main]) if host_norm_E is None else host_norm_E,
+            grad_norm_ES=torch.stack(norms, dim=1) if norms else none_E[:, None][:, :0],
+        )
 
     def _update(
         self,
@@ -267,11 +277,22 @@ class Trainer:
         rates: Mapping[Hashable, Tensor],
         norm_E: Tensor | None,
         sound_E: Tensor | None,
-    ) -> None:
-        """Update the banks of a slot."""
+        retry_E: Tensor | None,
+    ) -> Tensor | None:
+        """Update the banks of a slot; return its gradient norms, NaN where nothing trains.
+
+        `norm_E`: norms, if known already; `retry_E`: members whose norms are no use.
+        """
+        if norm_E is None:
+            norm_E = gradient_norm(*(update.store for update in updates))
         for update in updates:
             active_E = update.active_E if sound_E is None else update.active_E & sound_E
             self.seed_optimizer.step(update.key, update.store, rates[update.key], norm_E, active_E)
+        if norm_E is None:
+            return None
+        norm_E = norm_E if retry_E is None else norm_E.masked_fill(retry_E, 0.0)
+        trains_E = torch.stack([update.active_E for update in updates]).any(dim=0)
+        return torch.where(trains_E, norm_E, torch.nan)
 
     def _bank_rates(self, updates: Sequence[_SlotUpdate]) -> dict[Hashable, Tensor]:
         """Return the learning rates `[E]` of each bank: fossils have the host's."""
@@ -322,33 +343,13 @@ class Trainer:
             new, old = store.mean_square(), self.network.host.mean_square()
             return self.seed_lr_E * (new / old.clamp(min=1e-12)).sqrt()
 
-    def _statistics(
-        self,
-        plan: RowPlan,
-        loss_R: Tensor,
-        correct_E: Tensor,
-        host_norm_E: Tensor | None,
-        slot_norms: dict[int, Tensor],
-        updates: Sequence[_SlotUpdate],
-    ) -> TrainBatch:
+    def _shadow_losses(self, plan: RowPlan, loss_R: Tensor) -> Tensor:
+        """Return `[E, S]` the losses of shadow rows, NaN elsewhere."""
         members, slots = self.network.members, len(self.network.slots)
         shadow = loss_R.new_full((members * slots + 1,), torch.nan)  # last entry: padding rows
         if plan.shadow_index is not None:
             shadow[plan.shadow_index] = loss_R[members:]
-        grads = loss_R.new_full((slots, members), torch.nan)
-        for slot, mine in _by_slot(updates).items():
-            if slot in slot_norms:
-                active_E = torch.stack([update.active_E for update in mine]).any(dim=0)
-                grads[slot] = torch.where(active_E, slot_norms[slot], torch.nan)
-        if host_norm_E is None:
-            host_norm_E = torch.zeros_like(loss_R[:members])
-        return TrainBatch(
-            loss_E=loss_R[:members],
-            correct_E=correct_E,
-            shadow_loss_ES=shadow[:-1].view(members, slots),
-            host_grad_norm_E=host_norm_E,
-            grad_norm_ES=grads.T,
-        )
+        return shadow[:-1].view(members, slots)
 
 
 def _by_slot(updates: Sequence[_SlotUpdate]) -> dict[int, list[_SlotUpdate]]:
