@@ -11,6 +11,7 @@ from esper.device.triton_support import can_build_kernels
 from esper.kasmina import Population
 from esper.kasmina.hosts.cnn import CNNHost
 from esper.kasmina.population_config import PopulationConfig
+from esper.leyline import BlendStyle
 
 pytestmark = [
     pytest.mark.cuda,
@@ -67,19 +68,20 @@ def test_every_number_of_the_output_is_written():
 
 
 def trained(kernels: str, batches: int = 3):
-    """Losses and parameters of eight members with seeds of all kinds, some of them incubating."""
+    """Logits and parameters of eight members with seeds of all kinds, some of them incubating, and
+    of all blend styles: some groups have one, some two or three."""
     kinds = ["conv_light", "conv_heavy", "norm", "conv_small", "depthwise", "attention"]
     population = Population(
         lambda: CNNHost(10), ["r0c0", "r0c1", "r0c2"], kinds, 8,
         device=DEVICE, config=PopulationConfig(executor="vmap"),
     )  # fmt: skip
-    population.plant([0, 1, 2], "r0c0", "conv_light")
-    population.plant([2, 3], "r0c1", "conv_heavy")
+    population.plant([0, 1, 2], "r0c0", "conv_light", list(BlendStyle))
+    population.plant([2, 3], "r0c1", "conv_heavy", [BlendStyle.MULTIPLY, BlendStyle.ADD])
     population.plant([4], "r0c2", "conv_heavy")
     for number, kind in enumerate(kinds[2:]):
         population.plant([4 + number], "r0c0", kind)
         population.germinate([4 + number], "r0c1", kind)
-        population.plant([3 - number], "r0c2", kind)
+        population.plant([3 - number], "r0c2", kind, BlendStyle(number % 3))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 96, 3, 32, 32, generator=generator).to(DEVICE)
     y = torch.randint(10, (8, 96), generator=generator).to(DEVICE)
@@ -91,8 +93,9 @@ def trained(kernels: str, batches: int = 3):
             population.train_batch(x, y)
         with torch.no_grad():
             logits = population.forward(x)
-    return logits.float(), [p.flat_EP.detach().clone() for p in (population.network.host,
-            *population.network.banks.values())]  # fmt: skip
+    network = population.network
+    stores = (network.host, *network.banks.values(), *network.gates.values())
+    return logits.float(), [store.flat_EP.detach().clone() for store in stores]
 
 
 def test_members_train_as_with_our_other_kernels():

@@ -209,8 +209,11 @@ def conv_norm(
     return blocks.convolve_normalised(x, weight, scale, shift, groups, relu)
 
 
-def seeds_fit(h: Tensor, steps: Sequence[StepParameters]) -> bool:
-    """Whether the steps of seeds can work on rows of `h` `[R, B, C, H, W]` where they lie."""
+def seeds_fit(h: Tensor, steps: Sequence[StepParameters], styled: bool) -> bool:
+    """Whether the steps of seeds can work on rows of `h` `[R, B, C, H, W]` where they lie.
+
+    `styled`: a kernel of its own blends in what the last step computes.
+    """
     if not asked_for_blocks() or half_type(h) is not torch.bfloat16 or h.ndim != 5:
         return False
     from esper.kasmina.kernels.blocks import MOST_IMAGES
@@ -219,11 +222,12 @@ def seeds_fit(h: Tensor, steps: Sequence[StepParameters]) -> bool:
     lies = pixel_stride(h) == h.shape[2] and h.data_ptr() % 16 == 0
     if not lies or h.stride(0) != h[0].numel() or h.shape[1] > MOST_IMAGES:
         return False
-    return all(_step_fits(h, step, number, len(steps)) for number, step in enumerate(steps))
+    adds = None if styled else len(steps) - 1
+    return all(_step_fits(h, step, n == 0, n == adds) for n, step in enumerate(steps))
 
 
-def _step_fits(h: Tensor, step: StepParameters, number: int, count: int) -> bool:
-    """Whether a step of seeds, one of `count`, can work on rows of `h`."""
+def _step_fits(h: Tensor, step: StepParameters, takes: bool, adds: bool) -> bool:
+    """Whether a step of seeds, which takes from rows of `h` or adds to them, can work there."""
     if isinstance(step, NormParameters | ExciteParameters):
         from esper.kasmina.kernels.normalise import supported
 
@@ -232,7 +236,7 @@ def _step_fits(h: Tensor, step: StepParameters, number: int, count: int) -> bool
         from esper.kasmina.kernels.blocks import obstacle, shape_of
 
         return not obstacle(shape_of(h, step.weight, step.groups), h.device)
-    side, last = step.weight.shape[-1], number == count - 1
-    if last and (step.alone or (number == 0 and side > 1)):  # would read what it has changed
+    side = step.weight.shape[-1]
+    if adds and (step.alone or (takes and side > 1)):  # would read what it has changed
         return False
     return _convolution_fits(h, h.shape[2], side, step.alone)

@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
     from esper.kasmina.kernels.layout import Room
 
 Named = dict[str, Tensor]
+
+PARAMETER_LANE: Final = 3
+"""Lane of the branch that gathers the host's parameters, and scatters their gradients."""
 
 
 class VmapExecutor:
@@ -90,21 +93,22 @@ class VmapExecutor:
     ) -> Tensor:
         check_input(network, x)
         set_training(network, training)
-        params = network.host.gather(plan.member_R, plan.shadow_R)
+        with Branches(x.device, PARAMETER_LANE) as branches:
+            params = branches.run(partial(_host_parameters, network, plan))
         fixed = network.host.gather_fixed(plan.member_R)
         h = _input_rows(x, plan)
         live_R = _live_rows(plan) if fused.half_type(h) is not None else None
         active = plan.first_active
         slot = 0
         following = (*network.fused_runs[1:], None)
-        for run, after in zip(network.fused_runs, following, strict=True):
+        for run, after, own_params in zip(network.fused_runs, following, params, strict=True):
             if training and run.site is not None and h.shape[0] < active:
                 h = h.expand(active, *h.shape[1:]).clone()  # in-place dropout differs by row
             room = _room_behind(run, plan, slot) if fused.asked_for_blocks() else None
             live = None if live_R is None else live_R[:active]
             with row_draws(run.site, streams, slice(active)), _leaving(room, live):
                 h = _run_samplewise(run, h)
-                h = _run_segment(run.segment, params, fixed, h, active, training)
+                h = _run_segment(run.segment, own_params, fixed, h, active, training)
             while slot < len(network.slots) and network.slots[slot].position == run.last:
                 network.check_activation(slot, h[0])
                 whole = None if room is None else room.whole(h)
@@ -158,12 +162,30 @@ def _run_samplewise(run: FusedRun, h: Tensor) -> Tensor:
     return out.view(rows, -1, *out.shape[1:])
 
 
+def _host_parameters(network: StackedNetwork, plan: RowPlan) -> list[Named]:
+    """Return the parameters of the rows that each run computes, by their names in the host.
+
+    Cut before the pass, and not at each run, so that the cuts' gradients delay no other work.
+    """
+    whole = network.host.gather(plan.member_R, plan.shadow_R)
+    found, active, slot = list[Named](), plan.first_active, 0
+    for run in network.fused_runs:
+        names = [name for name in run.segment.names.values() if name in whole]
+        found.append({name: whole[name][:active] for name in names})
+        while slot < len(network.slots) and network.slots[slot].position == run.last:
+            active, slot = plan.active_S[slot], slot + 1
+    return found
+
+
 def _run_segment(
     segment: Segment, params: Named, fixed: Named, h: Tensor, active: int, training: bool
 ) -> Tensor:
-    """Run one segment, or several fused ones, for the first `active` rows."""
+    """Run one segment, or several fused ones, for the first `active` rows.
+
+    `params`: those of these rows; `fixed`: buffers and frozen parameters of all rows.
+    """
     state = {
-        local: (params[name] if name in params else fixed[name])[:active]
+        local: params[name] if name in params else fixed[name][:active]
         for local, name in segment.names.items()
     }
     if h.shape[0] > 1 or active == 1:
@@ -302,12 +324,21 @@ def _apply_slot_by_kernels(
     from esper.kasmina.kernels.layout import only_live
     from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds
 
+    blends = [_blends_by_kernel(network, group, h) for group in groups]
     with Branches(h.device) as branches:
-        steps = [branches.run(partial(_seed_steps, network, g, h)) for g in groups]
-    found = list(zip(groups, steps, strict=True))
-    in_place = [SeedRows(g.rows_G, g.alpha_G, own_steps) for g, own_steps in found if own_steps]
-    copied = [group for group, own_steps in found if not own_steps]
-    blended = [_blends_by_kernel(network, group, h) for group in copied]
+        steps = [
+            branches.run(partial(_seed_steps, network, group, h, by_kernel))
+            for group, by_kernel in zip(groups, blends, strict=True)
+        ]
+        gated = [group for group, by_kernel in zip(groups, blends, strict=True) if by_kernel]
+        gates = dict(branches.run(partial(_gather_gates, network, gated)))
+    in_place = [
+        SeedRows(g.rows_G, g.alpha_G, own_steps, _styles(g), gates.get(g.blueprint))
+        for g, own_steps in zip(groups, steps, strict=True)
+        if own_steps
+    ]
+    rest = [i for i, own_steps in enumerate(steps) if not own_steps]
+    copied, blended = [groups[i] for i in rest], [blends[i] for i in rest]
     # What blends and seeds in place return backward is theirs, or was ours before.
     own_gradient = own.gradient or any(blended)
     taken: Sequence[Tensor] = ()
@@ -326,18 +357,19 @@ def _apply_slot_by_kernels(
             h = add_seeds(h, in_place, own.activation, own_gradient)
     own = replace(own, activation=own.activation or bool(in_place))
     results = list(zip(copied, taken, outputs, blended, strict=True))
-    return _return_rows(network, h, results, own)
+    return _return_rows(h, results, gates, own)
 
 
 def _return_rows(
-    network: StackedNetwork,
     h: Tensor,
     results: Sequence[tuple[SeedGroup, Tensor, Tensor, bool]],
+    gates: Mapping[int, tuple[Tensor, Tensor]],
     own: Ownership,
 ) -> Tensor:
     """Add or blend in what seeds returned for copies of their rows.
 
-    `results`: group, copied rows, what came out, and whether a kernel blends it in.
+    `results`: group, copied rows, what came out, and whether a kernel blends it in; `gates`: weight
+    and bias by blueprint.
     """
     if not results:
         return h
@@ -351,7 +383,6 @@ def _return_rows(
     later = [(group, h_G, out) for group, h_G, out, by_kernel in results if by_kernel]
     if not later:
         return h
-    gates = _gather_gates(network, [group for group, *_ in later])
     rows = [
         BlendRows(
             h_G.detach(), out, g.rows_G, g.alpha_G, g.style_G, gates.get(g.blueprint),
@@ -383,11 +414,11 @@ def _run_seeds(
 
 def _gather_gates(
     network: StackedNetwork, groups: Sequence[SeedGroup]
-) -> dict[int, tuple[Tensor, Tensor]]:
+) -> list[tuple[int, tuple[Tensor, Tensor]]]:
     """Return weight and bias of the gates of groups in one slot, by blueprint: one gather."""
     gated = [group for group in groups if BlendStyle.GATE in group.present]
     if not gated:
-        return {}
+        return []
     frozen_G = [
         torch.zeros_like(g.members_G, dtype=torch.bool) if g.frozen_G is None else g.frozen_G
         for g in gated
@@ -396,12 +427,17 @@ def _gather_gates(
     found = network.gate(gated[0].slot).gather(members, torch.cat(frozen_G))
     sizes = [len(group.members_G) for group in gated]
     parts = zip(*(torch.split(found[name], sizes) for name in ("weight", "bias")), strict=True)
-    return {group.blueprint: part for group, part in zip(gated, parts, strict=True)}
+    return [(group.blueprint, part) for group, part in zip(gated, parts, strict=True)]
+
+
+def _styles(group: SeedGroup) -> Tensor | None:
+    """Return the blend styles of a group's entries; None: all add."""
+    return None if group.present == {BlendStyle.ADD} else group.style_G
 
 
 def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> bool:
     """Whether one kernel blends a group in; groups that only add have a simpler one."""
-    if group.present == {BlendStyle.ADD} or group.detached_G is not None:
+    if _styles(group) is None or group.detached_G is not None:
         return False
     if BlendStyle.GATE not in group.present:
         return True
@@ -411,20 +447,26 @@ def _blends_by_kernel(network: StackedNetwork, group: SeedGroup, h: Tensor) -> b
     return type(gate) is Gate and not has_hooks(gate) and gates_fit(h)
 
 
-def _seed_steps(network: StackedNetwork, group: SeedGroup, h: Tensor) -> Sequence[StepParameters]:
-    """Return the steps of a group's seeds if they can work on rows of `h` in place, else none."""
+def _seed_steps(
+    network: StackedNetwork, group: SeedGroup, h: Tensor, by_kernel: bool
+) -> Sequence[StepParameters]:
+    """Return the steps of a group's seeds if they can work on rows of `h` in place, else none.
+
+    `by_kernel`: whether a kernel can blend in seeds that do not all add.
+    """
     if not fused.asked_for_blocks():
         return ()
     bank = network.bank(group.slot, group.blueprint)
     template = bank.template
     if vars(type(template)).get("seed_steps") is None or has_hooks(template):
         return ()  # a subclass may compute something else
-    if group.present != {BlendStyle.ADD} or group.detached_G is not None:
+    styled = _styles(group) is not None
+    if group.detached_G is not None or (styled and not by_kernel):
         return ()
     steps: Sequence[StepParameters] = template.seed_steps(  # type: ignore[operator]
         bank.gather(group.members_G, group.frozen_G)
     )
-    return steps if fused.seeds_fit(h, steps) else ()
+    return steps if fused.seeds_fit(h, steps, styled) else ()
 
 
 def _seed_update(

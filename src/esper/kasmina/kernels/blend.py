@@ -23,9 +23,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from esper.device.branches import Branches
-from esper.kasmina.kernels.grids import block_of, if_written, left_of
+from esper.kasmina.kernels.grids import block_of, is_padding, left_of
 from esper.kasmina.kernels.launches import row_launches
 from esper.kasmina.kernels.layout import launched
+from esper.kasmina.kernels.placing import IN_PLACE
 from esper.kasmina.kernels.rows import LANE, same_layout
 from esper.kasmina.kernels.sums import add_parts
 from esper.leyline.actions import BlendStyle
@@ -48,14 +49,16 @@ def _tanh(v):
 
 @triton.jit
 def _blend(
-    h, index, alpha, style, delta, weight, bias, first, size,
+    h, index, alpha, style, delta, weight, bias, gate_row, first, size,
     GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """h[index[g]] += alpha[g] * update(h[index[g]], delta[g])"""
     at = (first + tl.program_id(1)).to(tl.int64)
-    row, factor = tl.load(index + at).to(tl.int64), tl.load(alpha + at)
-    kind = tl.load(style + at).to(tl.int32)
-    start, offset, inside = block_of(tl.where(factor != 0, size, 0), BLOCK)
+    factor = tl.load(alpha + at)
+    if factor == 0:
+        return
+    row, kind = tl.load(index + at).to(tl.int64), tl.load(style + at).to(tl.int32)
+    start, offset, inside = block_of(size, BLOCK)
     update = tl.load(delta + (at * size + start) + offset, mask=inside, other=0.0).to(tl.float32)
     place = h + (row * size + start) + offset
     value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
@@ -64,33 +67,39 @@ def _blend(
     if GATED:  # noqa: SIM102 - a constant, apart from what is known on the device
         if kind == _GATE:
             channel = offset % C  # a program starts at a multiple of C
-            w, b = tl.load(weight + at * C + channel), tl.load(bias + at * C + channel)
+            w = tl.load(weight + at * gate_row + channel)
+            b = tl.load(bias + at * gate_row + channel)
             update = update * tl.sigmoid(w * value + b)
     tl.store(place, (value + factor * update).to(h.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def _blend_back(
-    grad, index, alpha, style, delta, kept, weight, bias, ddelta, partial, alive, first, size,
-    parts, SKIPS: tl.constexpr, GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
+    grad, index, alpha, style, delta, kept, weight, bias, gate_row, ddelta, partial, alive, first,
+    size, parts, SKIPS: tl.constexpr, GATED: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):  # fmt: skip
     """Gradient of the delta, of the gate (a part of its sums), and in place that of the row."""
     at = (first + tl.program_id(1)).to(tl.int64)
+    sums = partial + (at * parts + tl.program_id(0)) * (2 * C) + tl.arange(0, C)
+    if is_padding(alive, at, SKIPS):
+        if GATED:
+            tl.store(sums, tl.zeros((C,), tl.float32))
+            tl.store(sums + C, tl.zeros((C,), tl.float32))
+        return
     row, factor = tl.load(index + at).to(tl.int64), tl.load(alpha + at)
     kind = tl.load(style + at).to(tl.int32)
     offset = tl.arange(0, BLOCK)
     read_size = tl.where(factor != 0, size, 0)
-    written_size = if_written(alive, at, size, SKIPS)
     dw = tl.zeros((BLOCK,), tl.float32)
     db = tl.zeros((BLOCK,), tl.float32)
     w, b = dw, dw
     if GATED:
-        w = tl.load(weight + at * C + offset % C)  # a block starts at a multiple of C
-        b = tl.load(bias + at * C + offset % C)
+        w = tl.load(weight + at * gate_row + offset % C)  # a block starts at a multiple of C
+        b = tl.load(bias + at * gate_row + offset % C)
     for block in range(BLOCKS):
         start = (tl.program_id(0).to(tl.int64) * BLOCKS + block) * BLOCK
-        inside = offset < left_of(written_size, start, BLOCK)
+        inside = offset < left_of(size, start, BLOCK)
         live = offset < left_of(read_size, start, BLOCK)
         place = grad + (row * size + start) + offset
         mine = (at * size + start) + offset
@@ -114,7 +123,6 @@ def _blend_back(
                 back = back * gate
         tl.store(ddelta + mine, back.to(ddelta.dtype.element_ty), mask=inside)
     if GATED:
-        sums = partial + (at * parts + tl.program_id(0)) * (2 * C) + tl.arange(0, C)
         tl.store(sums, tl.sum(tl.reshape(dw, (BLOCK // C, C)), axis=0))
         tl.store(sums + C, tl.sum(tl.reshape(db, (BLOCK // C, C)), axis=0))
 
@@ -142,6 +150,8 @@ class BlendRows(NamedTuple):
     """Weight and bias `[G, C]` if an entry may have style GATE (`gates_fit` must hold)."""
     live: Tensor | None = None
     """`[G]`, below 0 where nobody reads the gradient of the delta, as in `only_live`."""
+    in_place: bool = False
+    """Nobody reads the gradient of the delta of unused entries."""
 
 
 PARTS: Final = 7
@@ -166,7 +176,7 @@ class Blend(torch.autograd.Function):
         groups = [_laid_out(group, layout) for group in _groups(given, lives)]
         with Branches(h.device, LANE) as branches:
             for group in groups:
-                branches.run(partial(_launch_blend, out, group))
+                branches.run(partial(launch_blend, out, group))
         ctx.layout, ctx.own_gradient, ctx.lives = layout, own_gradient, lives
         ctx.save_for_backward(*_tensors(groups))
         return out
@@ -181,7 +191,7 @@ class Blend(torch.autograd.Function):
         ddeltas = [torch.empty_like(group.delta) for group in groups]
         with Branches(grad.device, LANE) as branches:
             found = [
-                branches.run(partial(_launch_blend_back, total, group, ddelta))
+                branches.run(partial(launch_blend_back, total, group, ddelta))
                 for group, ddelta in zip(groups, ddeltas, strict=True)
             ]
         out: list[Tensor | None] = [total, None, None, None]
@@ -211,27 +221,34 @@ def _tensors(groups: Sequence[BlendRows]) -> Iterator[Tensor | None]:
 
 def _laid_out(group: BlendRows, layout: tuple[tuple[int, ...], torch.dtype]) -> BlendRows:
     """Return a group as kernels read it."""
-    gates = None if group.gates is None else (_flat(group.gates[0]), _flat(group.gates[1]))
+    gates = None if group.gates is None else flat_gates(*group.gates)
     return group._replace(delta=same_layout(group.delta, *layout), gates=gates)
 
 
-def _flat(value: Tensor) -> Tensor:
-    return value.float().reshape(len(value), -1).contiguous()
+def flat_gates(weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weight and bias `[G, C]` of gates as kernels read them: rows may lie apart, as those
+    of parts of one tensor do, but equally for both."""
+    weight, bias = weight.float().flatten(1), bias.float().flatten(1)
+    if weight.stride() == bias.stride() and weight.stride(1) == 1:
+        return weight, bias
+    return weight.contiguous(), bias.contiguous()
 
 
 @launched
-def _launch_blend(h: Tensor, group: BlendRows) -> None:
+def launch_blend(h: Tensor, group: BlendRows) -> None:
+    """Blend the deltas of a group into their rows of `h` in place."""
     size = h[0].numel()
     weight, bias = group.gates or (group.alpha, group.alpha)
     for first, count in row_launches(len(group.rows)):
         _blend[(triton.cdiv(size, BLOCK), count)](
-            h, group.rows, group.alpha, group.style, group.delta, weight, bias, first, size,
+            h, group.rows, group.alpha, group.style, group.delta, weight, bias, weight.stride(0),
+            first, size,
             GATED=group.gates is not None, C=weight[0].numel(), BLOCK=BLOCK, num_warps=4,
         )  # fmt: skip
 
 
 @launched
-def _launch_blend_back(
+def launch_blend_back(
     grad: Tensor, group: BlendRows, ddelta: Tensor
 ) -> tuple[Tensor | None, Tensor | None]:
     """Change `grad` in place, write `ddelta`; return the gradients of weight and bias of gates."""
@@ -239,11 +256,12 @@ def _launch_blend_back(
     weight, bias = group.gates or (group.alpha, group.alpha)
     channels, parts = weight[0].numel(), triton.cdiv(size, BLOCK * BLOCKS)
     sums = group.alpha.new_empty((count, parts, 2, channels)) if gated else group.alpha
-    alive = group.alpha if group.live is None else group.live
+    alive = group.alpha if group.live is None or group.in_place else group.live
+    skips = IN_PLACE if group.in_place else int(group.live is not None)
     for first, number in row_launches(count):
         _blend_back[(parts, number)](
             grad, group.rows, group.alpha, group.style, group.delta, group.kept, weight, bias,
-            ddelta, sums, alive, first, size, parts, SKIPS=group.live is not None, GATED=gated,
+            weight.stride(0), ddelta, sums, alive, first, size, parts, SKIPS=skips, GATED=gated,
             C=channels, BLOCK=BLOCK, BLOCKS=BLOCKS, num_warps=4,
         )  # fmt: skip
     if not gated:

@@ -24,6 +24,9 @@ that a row's sums do not depend on the number of rows."""
 LEAST_STEPS: Final = 8
 """Steps of a part backward, if the batch has that many: a part reads its member's weights first and
 leaves sums of their gradients."""
+SEED_PARTS: Final = 64
+"""The same for seeds: few of them have one blueprint, and their blocks follow one another."""
+SEED_STEPS: Final = 4
 FORWARD_BLOCKS: Final = 1024
 """Thread blocks of a launch forward, about: groups of seeds have few rows, and no sums there depend
 on the parts."""
@@ -138,8 +141,10 @@ class BlockPlan:
         fewest, most = FORWARD_PARTS
         return self._divided(batch, min(most, max(fewest, FORWARD_BLOCKS // rows)), FORWARD_STEPS)
 
-    def backward_parts(self, batch: int) -> tuple[int, int]:
+    def backward_parts(self, batch: int, few_rows: bool = False) -> tuple[int, int]:
         """Return the parts of a row of `batch` images, and the steps of a part."""
+        if few_rows:
+            return self._divided(batch, SEED_PARTS, SEED_STEPS)
         return self._divided(batch, MOST_PARTS, LEAST_STEPS)
 
     def _divided(self, batch: int, most: int, least_steps: int) -> tuple[int, int]:

@@ -100,13 +100,17 @@ def run_backward(
     own: BlockParameters,
     statistics: Tensor,
     dx: Tensor | None,
+    few_rows: bool = False,
     **rows: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write to `dx` (None: not wanted); return the gradients of weights, scale and shift."""
+    """Write to `dx` (None: not wanted); return the gradients of weights, scale and shift.
+
+    `few_rows`: as groups of seeds have, which are divided into more parts.
+    """
     weight, statistics = own.weight, statistics.contiguous()
     shape, (count, batch) = shape_of(x, weight, own.groups), (len(weight), dy.shape[1])
     planned = plan(shape)
-    parts, steps = planned.backward_parts(batch)
+    parts, steps = planned.backward_parts(batch, few_rows)
     weights = weight[0].numel()
     size = weights + 2 * shape.outputs
     partial = torch.empty(count, parts, size, dtype=torch.float32, device=x.device)

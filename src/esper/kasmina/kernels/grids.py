@@ -35,14 +35,6 @@ def if_live(live, row, count, SKIPS: tl.constexpr):
 
 
 @triton.jit
-def if_written(live, row, count, SKIPS: tl.constexpr):
-    """Return `count` for a row whose output somebody reads, 0 for padding (`layout.only_live`)."""
-    if SKIPS:
-        count = tl.where(tl.load(live + row) >= 0, count, 0)
-    return count
-
-
-@triton.jit
 def is_padding(live, row, SKIPS: tl.constexpr):
     """Whether nobody reads what comes out of a row: its program ends at once. A row that changes
     another tensor where it lies (SKIPS is IN_PLACE) also does so at 0, where nothing changes."""
