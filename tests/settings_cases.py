@@ -94,6 +94,7 @@ TABLES: Final = {
     "audit": flags_of("esper audit"),
     "bench": flags_of("esper bench"),
     "tasks": [("--json", ""), ("--data-dir", "PATH")],
+    "query": flags_of("esper query"),
     "runs": [("--json", ""), ("--runs", "PATH")],
     "doctor": [("--task", "STR"), ("--envs", "INT"), ("--device", "STR")],
     "grow": flags_of("esper grow"),
@@ -301,7 +302,8 @@ def _base_line(chance: random.Random) -> tuple[list[str], list[tuple[str, str]],
 
 def _base_lines() -> list[list[str]]:
     """Commands of the page, the learner's as often as all others together."""
-    slow = {"cifar_baseline", "--demo"}  # seconds each
+    # Seconds each; minutes; until they are stopped.
+    slow = {"cifar_baseline", "--demo", "sweep", "serve", "tui"}
     found = [words for words in page_commands() if not slow & set(words)]
     learner = [words for words in found if words[:2] == ["train", "ppo"]]
     others = [words for words in found if words[:2] != ["train", "ppo"]]

@@ -1,11 +1,12 @@
 """Random programs: 60 legal ones, on five hosts, each under vmap and under loop.
 
-A seed draws a population, its settings and twelve steps: train batches, validation, gate signals
-and legal operations (germinate, advance, set an alpha target, prune, fossilize) on some members.
-Both executors agree on losses, gradient norms, outputs, parameters, moments and running statistics
-after every batch, to 2e-5 relative and 2e-6 absolute; lifecycles, parameter counts and MACs agree
-exactly. After a batch one population continues from the other's numbers, so that rounding does
-not add up and a difference is of that batch. Hosts and programs: `program_support.py`.
+A seed draws a population, its settings, perhaps seeds planted from the start, and twelve steps:
+train batches, validation, gate signals and legal operations (germinate, advance, set an alpha
+target, prune, fossilize) on some members. Both executors agree on losses, gradient norms, outputs,
+parameters, moments and running statistics after every batch, to 2e-5 relative and 2e-6 absolute;
+lifecycles, parameter counts and MACs agree exactly. After a batch one population continues from the
+other's numbers, so that rounding does not add up and a difference is of that batch. Hosts and
+programs: `program_support.py`.
 
 Repeat one case (all that it did is printed where it fails), or try others:
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from esper.kasmina import Population
-from esper.leyline import SeedStage
+from esper.leyline import BlendStyle, SeedStage
 from fuzz_support import require_none, seeds
 from program_support import (
     HOSTS,
@@ -83,6 +84,23 @@ def compare_outputs(program: Program, pair: tuple[Population, Population], step:
     same(f"step {step}, rows {rows.tolist()} at {alpha_RS.tolist()}", *outputs)
 
 
+def plant(program: Program, pair: tuple[Population, Population]) -> None:
+    """Plant a seed in some members, permanent or to be pruned later."""
+    chance = program.chance
+    s, members = chance.randrange(len(program.slots)), range(program.members)
+    blueprint = chance.choice(list(np.flatnonzero(pair[0].lifecycle.fits_SK[s])))
+    given = {
+        "members": sorted(chance.sample(members, chance.randint(1, program.members))),
+        "slot": pair[0].slots[s],
+        "blueprint": pair[0].blueprints[blueprint],
+        "style": int(chance.choice(list(BlendStyle))),
+        "prunable": chance.random() < 0.7,
+    }
+    program.note(f"plant {given}")
+    for population in pair:
+        population.plant(**given)
+
+
 def act(program: Program, pair: tuple[Population, Population]) -> None:
     for _ in range(program.chance.randrange(4)):
         action = random_action(program, pair[0])
@@ -136,6 +154,8 @@ def run_program(seed: int, steps: int = STEPS) -> tuple[str, Counter]:
     program, seen = make_program(seed), Counter()
     pair = program.population("vmap"), program.population("loop")
     try:
+        if program.chance.random() < 0.5:
+            plant(program, pair)
         for step in range(steps):
             program.note(f"step {step}")
             stages = pair[0].lifecycle.stage_ES.copy()

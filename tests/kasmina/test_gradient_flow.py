@@ -84,7 +84,7 @@ def test_a_batch_uses_no_autograd_node_of_an_earlier_graph_that_still_lives(in_i
     called = []
     held.register_prehook(called.append)
     with torch.inference_mode() if in_inference_mode else contextlib.nullcontext():
-        host.drop_gradients()
+        host.begin_pass()
     population.train_batch(x, y)
     assert not called
     assert host.flat_EP.requires_grad

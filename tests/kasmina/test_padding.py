@@ -445,11 +445,11 @@ def test_padding_rows_can_be_anything_without_a_trace():
     assert padding.size
     grads = []
     for factor in (0.0, 1e6, float("nan")):
+        population.trainer.begin_pass()
         logits = population.forward(x, plan, training=True)
         weight = torch.ones(plan.table.rows)
         weight[padding] = factor
         target = y if plan.member_R is None else y.index_select(0, plan.member_R)
-        population.trainer.drop_gradients()
         (population.loss(logits, target) * weight).sum().backward()
         network = population.network
         stores = (network.host, *network.banks.values(), *network.gates.values())

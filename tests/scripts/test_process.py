@@ -129,7 +129,10 @@ def test_a_full_stdout_is_one_line_and_status_1_with_every_file_written(commands
 @pytest.mark.parametrize("stream", ["broken", FULL])
 def test_no_other_command_loses_anything_either(commands, tmp_path, stream):
     expected = {
-        COMPARE: {"settings.json", "policies", "compare.png", "compare.md", "compare.json"},
+        COMPARE: {
+            *("settings.json", "sessions.json", "lock", "policies"),
+            *("compare.png", "compare.md", "compare.json", "report.html"),
+        },
         DUAL: {f"dual_ab_synthetic_score_shaped.{end}" for end in ("json", "png")},
         ("train", "wait", *TINY, "--dry-run"): set(),
         ("tasks",): set(),

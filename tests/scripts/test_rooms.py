@@ -82,8 +82,8 @@ def test_runs_are_listed_with_their_state(run, capsys):
         assert word in said
     assert runs.main(["--runs", str(run.parent), "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["state"], entry["rounds_done"], entry["rounds"]) == ("finished", 2, 2)
-    assert (entry["task"], entry["name"], entry["seed"]) == ("synthetic", "ppo", 0)
+    assert (entry["state"], entry["done"], entry["total"]) == ("finished", 2, 2)
+    assert (entry["task"], entry["policy"], entry["seed"]) == ("synthetic", "ppo", 0)
     history = json.loads((run / "report" / "learning.json").read_text())["history"]
     means = [sum(done["score_E"]) / 2 for done in history]
     assert entry["best_score"] == pytest.approx(max(means))
@@ -104,10 +104,12 @@ def test_a_folder_without_runs_or_with_broken_ones_is_told(tmp_path, capsys):
     assert "does not exist" in capsys.readouterr().err
     assert runs.main(["--runs", str(tmp_path)]) == 0
     assert "no runs in" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
     (tmp_path / "junk").mkdir()
+    (tmp_path / "junk" / "run.json").write_text("{")
     assert runs.main(["--runs", str(tmp_path), "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["state"], entry["task"], entry["score"]) == ("broken", None, None)
+    assert (entry["state"], entry["task"], entry["score"]) == ("broken", "", None)
     assert runs.main(["--runs", str(tmp_path)]) == 0
     assert "junk: " in capsys.readouterr().out
 

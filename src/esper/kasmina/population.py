@@ -269,7 +269,7 @@ class Population:
         """Train on one batch with a `train_plan`; does not read the lifecycle."""
         self._check_batch(x, target)
         with self.trainer.leaving_inactive(), any_stream():
-            self.trainer.drop_gradients()  # left by the caller or by a failed batch
+            self.trainer.begin_pass()  # gradients may be left by the caller or by a failed batch
             target_R = row_targets(target, plan.member_R, plan.table.rows)
             scale_R = None if scaler is None else scaler.scales(plan.member_R)
             objective = partial(scaled_loss, self.loss, target_R, scale_R)

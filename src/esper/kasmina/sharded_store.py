@@ -171,8 +171,8 @@ class ShardedStore(ParameterStore):
             self._modules[member, unit].flat.grad = None
         self.flat_EP.grad = grad_EL
 
-    def drop_gradients(self) -> None:
-        """Remove all gradients."""
+    def begin_pass(self) -> None:
+        """Before a forward pass: remove all gradients."""
         self.flat_EP.grad = None
         for module in self._modules.values():
             module.flat.grad = None

@@ -183,8 +183,8 @@ class ParameterStore:
         torch._foreach_copy_(into, given)
         self.flat_EP.grad = grad_EP
 
-    def drop_gradients(self) -> None:
-        """Remove all gradients, and start the next pass from a new leaf of autograd.
+    def begin_pass(self) -> None:
+        """Before a forward pass: remove all gradients, and make a new leaf of autograd.
 
         The node that adds up the gradient of a leaf belongs to the stream of its first use, and
         lives as long as any graph of an earlier pass: a compiler's reference cycles may hold the

@@ -156,11 +156,11 @@ class Trainer:
             active = self.active_E.view(-1, *([1] * (value.ndim - 1)))
             value.copy_(torch.where(active, value, old))
 
-    def drop_gradients(self) -> None:
-        """Remove the gradients of all parameters."""
+    def begin_pass(self) -> None:
+        """Before a forward pass: remove the gradients of all parameters (`store.begin_pass`)."""
         network = self.network
         for store in (network.host, *network.banks.values(), *network.gates.values()):
-            store.drop_gradients()
+            store.begin_pass()
 
     def reset(self) -> None:
         """Reset all optimiser state, as at the start of an episode."""
