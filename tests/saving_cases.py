@@ -163,11 +163,13 @@ def _member_story(folder: str) -> dict[str, str]:
     return told | {"reports": repr(model.reports), "member": str(model.member)}
 
 
-def in_fresh_process(call: str, timeout: float = 300) -> object:
+def in_fresh_process(call: str, timeout: float = 300, threads: int | None = None) -> object:
     """What an expression about this module gives in a new interpreter, by JSON.
 
-    It has as many threads as this one: sums are split between them.
+    By default it has as many threads as this one: sums are split between them. What forks needs 1:
+    OpenMP's threads do not survive that, and the next sum would wait for them.
     """
+    count = torch.get_num_threads() if threads is None else threads
     program = f"import json, saving_cases as c; print(json.dumps(c.{call}))"
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     out = subprocess.run(
@@ -175,7 +177,7 @@ def in_fresh_process(call: str, timeout: float = 300) -> object:
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": str(count)},
     )
     assert out.returncode == 0, out.stderr
     return json.loads(out.stdout.splitlines()[-1])

@@ -220,7 +220,7 @@ def interrupted():
     """What a fresh process found after every kind of interruption, and the folder it was in."""
     with tempfile.TemporaryDirectory() as top:  # pytest's own folders are closed to other users
         os.chmod(top, 0o755)
-        yield Path(top), in_fresh_process(f"interrupted_saves({top!r}, {KILLS})")
+        yield Path(top), in_fresh_process(f"interrupted_saves({top!r}, {KILLS})", threads=1)
 
 
 def test_killed_at_each_call_the_old_or_the_new_save_is_whole(interrupted):
@@ -239,7 +239,7 @@ def test_killed_at_random_moments_the_old_or_the_new_save_is_whole(interrupted):
 
 @pytest.mark.slow
 def test_killed_at_many_random_moments_some_in_the_middle_of_a_save(tmp_path):
-    seen = in_fresh_process(f"killed_at_random({str(tmp_path / 'save')!r}, 200)", 600)
+    seen = in_fresh_process(f"killed_at_random({str(tmp_path / 'save')!r}, 200)", 600, threads=1)
     assert seen["old"] + seen["new"] == 200
     assert seen["midway"] > 0, f"some kills fell into the middle of a save: {seen}"
 
