@@ -1,20 +1,16 @@
-"""A tiny run of the learner is the one it has been: scores, actions, figures, events, steps.
+"""A tiny run of the learner, and the run of a script that is the same on every machine.
 
 The golden file is written anew, after a deliberate change of behaviour, by
 
     PYTHONPATH=src:tests python tests/integration/test_phase6_regression_baseline.py
 
-and its difference belongs in the same commit. The last time (issue 18): the policy sees contexts,
-normalised curves and candidates, so its inputs and weights are others; the first round's actions,
-drawn before anything is learnt, stayed the same. On another kind of machine (torch, vector
-instructions) last bits differ, and in a learner they grow: there, what follows from the design
-alone is compared exactly and scores loosely.
+and its difference belongs in the same commit. It holds whole numbers alone. Scores differ in last
+bits between machines, and in a learner these grow: they are held by running the same thing twice.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -26,16 +22,34 @@ import numpy as np
 import pytest
 import torch
 
-from engine_support import small_task
-from esper.leyline import TelemetryConfig, TelemetryLevel
+from engine_support import CALM, Diary, small_engine, small_task
+from esper.leyline import (
+    ActionHead,
+    LifecycleOp,
+    PolicyDecision,
+    Rollout,
+    StepRecord,
+    TelemetryConfig,
+    TelemetryLevel,
+)
 from esper.leyline.telemetry import TelemetryEventType as Kind
 from esper.nissa import MemorySink, TelemetryHub
-from esper.simic.telemetry.listener import TelemetryListener
+from esper.simic.rewards.score import ScoreReward
+from esper.simic.telemetry.listener import ListenerGroup, TelemetryListener
 from esper.simic.training.vectorized import make_trainer
 from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
-from loop_support import ANYTHING_GOES, figures, same_agents, tiny_config, untimed
+from esper.tamiyo.baselines import StatelessPolicy
+from esper.tamiyo.scripted import (
+    FIXED_MASK,
+    FULL_ALPHA,
+    build_actions,
+    legal_members,
+    nearest_allowed,
+)
+from esper.tolaria.env_factory import configure_slot_telemetry
+from loop_support import ANYTHING_GOES, same_agents, tiny_config, untimed
 
-GOLDEN = Path(__file__).parent / "golden" / "ppo_run.json"
+GOLDEN = Path(__file__).parent / "golden" / "scripted_run.json"
 LEVELS = [level for level in TelemetryLevel if level is not TelemetryLevel.OFF]
 ROUNDS, MEMBERS, STEPS = 2, 4, 8
 SPEC = small_task(
@@ -79,71 +93,11 @@ def the_run() -> Run:
     return Run()
 
 
-def machine() -> dict[str, str]:
-    """What last bits depend on."""
-    return {
-        "torch": torch.__version__.partition("+")[0],
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def described(run: Run) -> dict[str, Any]:
-    return {
-        "machine": machine(),
-        "rounds": [
-            {
-                "score_E": record.score_E.tolist(),
-                "accuracy_E": record.accuracy_E.tolist(),
-                "return_E": record.return_E.tolist(),
-                "chosen_O": record.chosen_O.tolist(),
-                "blueprint_ES": record.blueprint_ES.tolist(),
-                "metrics": {
-                    name: None if isinstance(value, float) and math.isnan(value) else value
-                    for name, value in figures(record.metrics).items()
-                },
-            }
-            for record in run.history
-        ],
-        "events": {level.name: run.counts(level) for level in LEVELS},
-    }
-
-
-def golden() -> dict[str, Any]:
-    return json.loads(GOLDEN.read_text())
-
-
-here_only = pytest.mark.skipif(
-    GOLDEN.exists() and golden()["machine"] != machine(), reason="golden of another kind of machine"
-)
-
-
-@here_only
-@pytest.mark.parametrize("round_index", range(ROUNDS))
-def test_a_round_is_the_golden_one(round_index):
-    found = described(the_run())["rounds"][round_index]
-    wanted = golden()["rounds"][round_index]
-    for name in ("chosen_O", "blueprint_ES"):
-        assert found[name] == wanted[name], name
-    for name in ("score_E", "accuracy_E", "return_E"):
-        np.testing.assert_allclose(found[name], wanted[name], atol=1e-6, err_msg=name)
-    assert found["metrics"].keys() == wanted["metrics"].keys()
-    for name, value in wanted["metrics"].items():
-        assert found["metrics"][name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-
-
-@here_only
-@pytest.mark.parametrize("level", LEVELS)
-def test_number_of_events_per_type_is_the_golden_one(level):
-    assert the_run().counts(level) == golden()["events"][level.name]
-
-
-def test_on_any_machine_the_run_is_about_the_golden_one():
-    run, wanted = the_run(), golden()["rounds"]
-    for record, round_wanted in zip(run.history, wanted, strict=True):
-        assert record.chosen_O.sum() == MEMBERS * STEPS == sum(round_wanted["chosen_O"])
-        assert abs(record.mean_score - np.mean(round_wanted["score_E"])) < 0.25
+def test_hosts_learn_and_every_member_acts_at_every_step():
+    for record in the_run().history:
+        assert record.chosen_O.sum() == MEMBERS * STEPS
         assert record.metrics.epochs_run <= 4
-    assert run.history[0].mean_score > 0.4, "hosts learn: guessing is right once in three"
+    assert the_run().history[0].mean_score > 0.4, "guessing is right once in three"
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -172,6 +126,104 @@ def test_the_same_seed_is_the_same_run_and_its_events():
             for run in (one, two)
         )
         assert told == again
+
+
+# ---- a scripted run, the same on every machine -------------------------------------------------
+
+
+class Script(StatelessPolicy):
+    """Each member's own plan: (operation, slot) by step; it waits where the masks forbid it.
+
+    No FOSSILIZE: its gate asks whether a contribution is positive, which can hang on a last bit.
+    """
+
+    WAIT, GROW, ADVANCE = (LifecycleOp.WAIT, 0), LifecycleOp.GERMINATE, LifecycleOp.ADVANCE
+    PRUNE = LifecycleOp.PRUNE
+    PLANS = (
+        [(GROW, 0), WAIT, WAIT, WAIT, (ADVANCE, 0), *[WAIT] * 7],
+        [WAIT, (GROW, 1), WAIT, WAIT, WAIT, (ADVANCE, 1), WAIT, WAIT, *[(PRUNE, 1)] * 4],
+        [WAIT] * 12,
+        [(GROW, 2), (GROW, 0), (PRUNE, 2), (ADVANCE, 1), *[(ADVANCE, 0)] * 3, *[(GROW, 2)] * 5],
+    )
+
+    def act(self, obs, masks, policy_state):
+        """The planned actions: a conv_heavy that ramps to alpha 1, else the first choice."""
+        op_E, slot_E = np.array([plan[obs.step] for plan in self.PLANS]).T
+        heads = {head: nearest_allowed(masks, head, 0) for head in FIXED_MASK}
+        heads[ActionHead.ALPHA_TARGET] = FULL_ALPHA
+        heads[ActionHead.BLUEPRINT] = obs.slots.blueprints.index("conv_heavy")
+        planned = build_actions(op_E, slot_E, heads)
+        allowed_E = legal_members(masks, planned)
+        actions = build_actions(np.where(allowed_E, op_E, LifecycleOp.WAIT), slot_E, heads)
+        return PolicyDecision.deterministic(actions), None
+
+
+class Notes(Diary):
+    """What a run did, in whole numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[dict[str, Any]] = []
+        self.ends: list[dict[str, Any]] = []
+
+    def on_step(self, record: StepRecord) -> None:
+        """Keep actions, outcomes and slots."""
+        outcome, slots = record.result.outcome, record.signals.slots
+        self.steps.append(
+            {
+                "op": record.decision.actions.op.tolist(),
+                "veto": outcome.veto.tolist(),
+                "stage_after": outcome.stage_after.tolist(),
+                "stage_ES": slots.stage_ES.tolist(),
+                "rows": record.rows,
+            }
+        )
+
+    def on_round_end(self, rollout: Rollout[Any]) -> None:
+        """Keep what members have grown to."""
+        end = rollout.outcome
+        self.ends.append(
+            {
+                name: getattr(end, name).tolist()
+                for name in ("added_params_E", "added_macs_E", "rollbacks_E", "blueprint_ES")
+            }
+        )
+
+
+def scripted_run(executor: str) -> dict[str, Any]:
+    """Two rounds by the script."""
+    sinks = {level: MemorySink() for level in LEVELS}
+    hubs = {level: TelemetryHub([sink], level) for level, sink in sinks.items()}
+    notes = Notes()
+    listeners = [
+        TelemetryListener(
+            hub, TelemetryConfig(level), "cpu", ROUNDS,
+            batches_per_step=1, batch_size=16, anomalies=ANYTHING_GOES,
+        )
+        for level, hub in hubs.items()
+    ]  # fmt: skip
+    engine = small_engine(
+        small_task(batches_per_step=1), ListenerGroup([*listeners, notes]),
+        members=MEMBERS, seed=11, executor=executor, governor=CALM,
+    )  # fmt: skip
+    configure_slot_telemetry(engine.slot_events, TelemetryConfig(TelemetryLevel.DEBUG))
+    engine.train(Script(ScoreReward(SPEC.upkeep)), ROUNDS)
+    for hub in hubs.values():
+        hub.close()
+    counts = {
+        level.name: dict(sorted(Counter(event.type.name for event in sink.events).items()))
+        for level, sink in sinks.items()
+    }
+    return {"steps": notes.steps, "ends": notes.ends, "events": counts}
+
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+def test_a_scripted_run_is_the_golden_one_on_every_machine(executor):
+    """Actions, vetoes, stages, sizes and events: nothing here hangs on a last bit."""
+    found, golden = scripted_run(executor), json.loads(GOLDEN.read_text())
+    assert found.keys() == golden.keys()
+    for part, wanted in golden.items():
+        assert found[part] == wanted, part
 
 
 # ---- what a step consists of ------------------------------------------------------------------
@@ -252,4 +304,4 @@ def test_batches_are_outermost_and_members_inside(third_step):
 
 
 if __name__ == "__main__":
-    GOLDEN.write_text(json.dumps(described(Run()), indent=1) + "\n")
+    GOLDEN.write_text(json.dumps(scripted_run("vmap"), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Blocks as one operation on an ARM CPU: torch's numbers, in any division among threads."""
+"""Blocks as one operation on a CPU: torch's numbers, in any division among threads."""
 
 from __future__ import annotations
 

@@ -1,12 +1,17 @@
-// Convolution, group norm, ReLU and 2x2 max pool of channels-last float32 images on an ARM CPU.
+// Convolution, group norm, ReLU and 2x2 max pool of channels-last float32 images on a CPU.
 //
-// Compiled for one shape: SIDE (odd kernel), CIN, COUT (a multiple of 4). One image at a time, so
-// that everything between input and output stays in the caches. Sums run in one fixed order.
+// Compiled for one shape: SIDE (odd kernel), CIN, COUT (a multiple of LANES), and for one width of
+// vectors: LANES is 4 (NEON, SSE), 8 (AVX2) or 16 (AVX-512). One image at a time, so that everything
+// between input and output stays in the caches. Sums run in one fixed order.
 //
 // A kernel's taps in one line of an image are contiguous in memory (the pixels of a line, the
 // channels of a pixel), so a convolution is a sum over SIDE lines of SIDE * CIN numbers.
 
+#ifdef __aarch64__
 #include <arm_neon.h>
+#else
+#include <immintrin.h>
+#endif
 #include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,11 +19,75 @@
 
 #define RADIUS (SIDE / 2)
 #define TAPS (SIDE * SIDE * CIN)
-#define VECTORS (COUT / 4)
+#define VECTORS (COUT / LANES)
 #define EPSILON 1e-5f
 #define MOST_THREADS 64
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
+
+// What the registers hold (32 of them, or 16): vectors in a tile of 8 pixels, sums of the weight
+// gradient for a whole line of taps, and for a part of one.
+#if defined(__aarch64__) || defined(__AVX512VL__)
+#define TILE_VECTORS 2
+#define MAX_SUMS 20
+#define PART_SUMS 16
+#else
+#define TILE_VECTORS 1
+#define MAX_SUMS 12
+#define PART_SUMS 12
+#endif
+
+// ---- vectors -----------------------------------------------------------------------------------
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t mask __attribute__((vector_size(4 * LANES)));  // all bits of a lane, or none
+
+typedef vec anywhere __attribute__((aligned(4), may_alias));    // in memory
+
+INLINE vec load(const float *from) { return *(const anywhere *)from; }
+
+INLINE void store(float *into, vec value) { *(anywhere *)into = value; }
+
+INLINE vec splat(float value) { return value - (vec){0}; }
+
+INLINE vec only(vec value, mask lanes) { return (vec)((mask)value & lanes); }
+
+INLINE vec choose(mask lanes, vec yes, vec no) {
+    return (vec)(((mask)yes & lanes) | ((mask)no & ~lanes));
+}
+
+// a * b + c, rounded once.
+INLINE vec muladd(vec a, vec b, vec c) {
+#ifdef __aarch64__
+    return vfmaq_f32(c, a, b);
+#elif LANES == 16
+    return _mm512_fmadd_ps(a, b, c);
+#elif LANES == 8
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return _mm_fmadd_ps(a, b, c);
+#endif
+}
+
+// The larger one; NaN if one of them is, as in torch's ReLU and pool.
+INLINE vec larger(vec a, vec b) {
+#ifdef __aarch64__
+    return vmaxq_f32(a, b);
+#else
+    return choose((a > b) | (a != a), a, b);
+#endif
+}
+
+// Four numbers to multiply vectors by: NEON takes lanes of a register, x86 repeats what is in memory.
+#ifdef __aarch64__
+typedef vec Four;
+INLINE Four four(const float *from) { return load(from); }
+#define MULADD_LANE(a, seen, lane, c) vfmaq_laneq_f32(c, a, seen, lane)
+#else
+typedef const float *Four;
+INLINE Four four(const float *from) { return from; }
+#define MULADD_LANE(a, seen, lane, c) muladd(a, splat(seen[lane]), c)
+#endif
 
 typedef struct {
     const float *x;           // [B, H, W, CIN]
@@ -46,39 +115,39 @@ static void surround(const float *image, float *wide, long height, long width, l
                width * channels * sizeof(float));
 }
 
-// Convolves `pixels` neighbours to 4 * `vectors` channels, from channel `first` of `outs` on.
+// Convolves `pixels` neighbours to LANES * `vectors` channels, from channel `first` of `outs` on.
 INLINE void convolve_tile(const float *wide, const float *weight, float *out, long line, long first,
                           const int channels, const int outs, const int vectors,
                           const int pixels) {
-    float32x4_t sum[16];
-    UNROLL for (int i = 0; i < pixels * vectors; i++) sum[i] = vdupq_n_f32(0.0f);
+    vec sum[16];
+    UNROLL for (int i = 0; i < pixels * vectors; i++) sum[i] = splat(0.0f);
     for (int down = 0; down < SIDE; down++) {
         const float *from = wide + down * line;
         const float *by = weight + (long)down * SIDE * channels * outs + first;
         int tap = 0;
         for (; tap + 4 <= SIDE * channels; tap += 4, from += 4) {
-            float32x4_t seen[8];
-            UNROLL for (int p = 0; p < pixels; p++) seen[p] = vld1q_f32(from + p * channels);
+            Four seen[8];
+            UNROLL for (int p = 0; p < pixels; p++) seen[p] = four(from + p * channels);
 #define LANE(lane)                                                                                 \
     UNROLL for (int v = 0; v < vectors; v++) {                                                     \
-        float32x4_t w = vld1q_f32(by + 4 * v);                                                     \
+        vec w = load(by + LANES * v);                                                              \
         UNROLL for (int p = 0; p < pixels; p++) sum[p * vectors + v] =                             \
-            vfmaq_laneq_f32(sum[p * vectors + v], w, seen[p], lane);                               \
+            MULADD_LANE(w, seen[p], lane, sum[p * vectors + v]);                                   \
     }                                                                                              \
     by += outs;
             LANE(0) LANE(1) LANE(2) LANE(3)
         }
         for (; tap < SIDE * channels; tap++, from++) {
             UNROLL for (int v = 0; v < vectors; v++) {
-                float32x4_t w = vld1q_f32(by + 4 * v);
+                vec w = load(by + LANES * v);
                 UNROLL for (int p = 0; p < pixels; p++) sum[p * vectors + v] =
-                    vfmaq_n_f32(sum[p * vectors + v], w, from[p * channels]);
+                    muladd(w, splat(from[p * channels]), sum[p * vectors + v]);
             }
             by += outs;
         }
     }
     UNROLL for (int p = 0; p < pixels; p++) UNROLL for (int v = 0; v < vectors; v++)
-        vst1q_f32(out + p * outs + 4 * v, sum[p * vectors + v]);
+        store(out + p * outs + LANES * v, sum[p * vectors + v]);
 }
 
 INLINE void convolve_channels(const float *wide, const float *weight, float *out, long height,
@@ -99,10 +168,11 @@ INLINE void convolve_channels(const float *wide, const float *weight, float *out
 // `weight`: [SIDE, SIDE * channels, outs]
 INLINE void convolve(const float *wide, const float *weight, float *out, long height, long width,
                      const int channels, const int outs) {
+    const int tile = TILE_VECTORS * LANES;
     int first = 0;
-    for (; first + 8 <= outs; first += 8)
-        convolve_channels(wide, weight, out, height, width, first, channels, outs, 2);
-    if (first + 4 <= outs)
+    for (; first + tile <= outs; first += tile)
+        convolve_channels(wide, weight, out, height, width, first, channels, outs, TILE_VECTORS);
+    for (; first < outs; first += LANES)
         convolve_channels(wide, weight, out, height, width, first, channels, outs, 1);
 }
 
@@ -112,35 +182,35 @@ INLINE void add_tap_products(const float *wide, const float *grad, float *sums, 
     long line = (width + 2 * RADIUS) * CIN, grad_line = (width + 2 * RADIUS) * COUT;
     for (int down = 0; down < SIDE; down++) {
         float *into = sums + ((long)down * SIDE * CIN + tap) * COUT + first;
-        float32x4_t sum[20];
+        vec sum[MAX_SUMS];
         UNROLL for (int t = 0; t < taps; t++) UNROLL for (int v = 0; v < vectors; v++)
-            sum[t * vectors + v] = vld1q_f32(into + t * COUT + 4 * v);
+            sum[t * vectors + v] = load(into + t * COUT + LANES * v);
         for (long y = 0; y < height; y++) {
             const float *from = wide + (y + down) * line + tap;
             const float *by = grad + (y + RADIUS) * grad_line + RADIUS * COUT + first;
             for (long x = 0; x < width; x++, from += CIN, by += COUT) {
-                float32x4_t g[4];
-                UNROLL for (int v = 0; v < vectors; v++) g[v] = vld1q_f32(by + 4 * v);
+                vec g[4];
+                UNROLL for (int v = 0; v < vectors; v++) g[v] = load(by + LANES * v);
 #define TAP(t, seen, lane)                                                                         \
     if ((t) < taps) UNROLL for (int v = 0; v < vectors; v++) sum[(t) * vectors + v] =              \
-        vfmaq_laneq_f32(sum[(t) * vectors + v], g[v], seen, lane);
+        MULADD_LANE(g[v], seen, lane, sum[(t) * vectors + v]);
 #define QUAD(t)                                                                                    \
     if ((t) < taps) {                                                                              \
-        float32x4_t seen = vld1q_f32(from + (t));                                                  \
+        Four seen = four(from + (t));                                                              \
         TAP((t), seen, 0) TAP((t) + 1, seen, 1) TAP((t) + 2, seen, 2) TAP((t) + 3, seen, 3)        \
     }
                 QUAD(0) QUAD(4) QUAD(8) QUAD(12)
             }
         }
         UNROLL for (int t = 0; t < taps; t++) UNROLL for (int v = 0; v < vectors; v++)
-            vst1q_f32(into + t * COUT + 4 * v, sum[t * vectors + v]);
+            store(into + t * COUT + LANES * v, sum[t * vectors + v]);
     }
 }
 
 INLINE void add_channel_products(const float *wide, const float *grad, float *sums, long height,
                                  long width, int first, const int vectors) {
     const int line = SIDE * CIN;
-    const int all = vectors * line <= 20 && line <= 16 ? line : 16 / vectors;
+    const int all = vectors * line <= MAX_SUMS && line <= 16 ? line : PART_SUMS / vectors;
     int tap = 0;
     for (; tap + all <= line; tap += all)
         add_tap_products(wide, grad, sums, height, width, tap, first, all, vectors);
@@ -151,13 +221,10 @@ INLINE void add_channel_products(const float *wide, const float *grad, float *su
 static void add_weight_gradient(const float *wide, const float *grad, float *sums, long height,
                                 long width) {
     int first = 0;
-    for (; first + 16 <= COUT; first += 16)
-        add_channel_products(wide, grad, sums, height, width, first, 4);
-    if (first + 8 <= COUT) {
-        add_channel_products(wide, grad, sums, height, width, first, 2);
-        first += 8;
-    }
-    if (first + 4 <= COUT) add_channel_products(wide, grad, sums, height, width, first, 1);
+#define CHANNELS(vectors)                                                                          \
+    for (; first + vectors * LANES <= COUT; first += vectors * LANES)                              \
+        add_channel_products(wide, grad, sums, height, width, first, vectors);
+    CHANNELS(4) CHANNELS(2) CHANNELS(1)
 }
 
 // ---- norm, ReLU, pool --------------------------------------------------------------------------
@@ -168,24 +235,24 @@ static void measure(const float *image, float *statistics, long places, long gro
     long each = COUT / groups;
     for (int pass = 0; pass < 2; pass++) {
         UNROLL for (int v = 0; v < VECTORS; v++) {
-            float32x4_t sum = vdupq_n_f32(0.0f), more = sum;
-            float32x4_t middle = pass ? vld1q_f32(mean + 4 * v) : sum;
-            const float *at = image + 4 * v;
+            vec sum = splat(0.0f), more = sum;
+            vec middle = pass ? load(mean + LANES * v) : sum;
+            const float *at = image + LANES * v;
             long p = 0;
             for (; p + 2 <= places; p += 2, at += 2 * COUT) {
-                float32x4_t one = vld1q_f32(at), two = vld1q_f32(at + COUT);
+                vec one = load(at), two = load(at + COUT);
                 if (pass) {
-                    one = vsubq_f32(one, middle), two = vsubq_f32(two, middle);
-                    sum = vfmaq_f32(sum, one, one), more = vfmaq_f32(more, two, two);
+                    one -= middle, two -= middle;
+                    sum = muladd(one, one, sum), more = muladd(two, two, more);
                 } else
-                    sum = vaddq_f32(sum, one), more = vaddq_f32(more, two);
+                    sum += one, more += two;
             }
             for (; p < places; p++, at += COUT) {
-                float32x4_t one = vld1q_f32(at);
-                if (pass) one = vsubq_f32(one, middle), one = vmulq_f32(one, one);
-                sum = vaddq_f32(sum, one);
+                vec one = load(at);
+                if (pass) one -= middle, one *= one;
+                sum += one;
             }
-            vst1q_f32(channel + 4 * v, vaddq_f32(sum, more));
+            store(channel + LANES * v, sum + more);
         }
         for (long g = 0; g < groups; g++) {
             float sum = 0.0f;
@@ -210,8 +277,8 @@ static void set_line(const Block *block, const float *statistics, float *factor,
     }
 }
 
-INLINE float32x4_t normed(const float *at, float32x4_t factor, float32x4_t term) {
-    return vfmaq_f32(term, vld1q_f32(at), factor);
+INLINE vec normed(const float *at, vec factor, vec term) {
+    return muladd(load(at), factor, term);
 }
 
 static void write_output(const Block *block, const float *image, const float *statistics,
@@ -219,31 +286,26 @@ static void write_output(const Block *block, const float *image, const float *st
     float factors[COUT], terms[COUT];
     set_line(block, statistics, factors, terms);
     long width = block->width, line = width * COUT;
-    // FMAX keeps NaN, as torch's ReLU and pool do.
-    float32x4_t floor = vdupq_n_f32(block->relu ? 0.0f : -__builtin_inff());
+    vec floor = splat(block->relu ? 0.0f : -__builtin_inff());
     if (!block->pool) {
         for (long p = 0; p < block->height * width; p++) UNROLL for (int v = 0; v < VECTORS; v++) {
-            long at = p * COUT + 4 * v;
-            float32x4_t factor = vld1q_f32(factors + 4 * v), term = vld1q_f32(terms + 4 * v);
-            vst1q_f32(out + at, vmaxq_f32(normed(image + at, factor, term), floor));
+            long at = p * COUT + LANES * v;
+            vec factor = load(factors + LANES * v), term = load(terms + LANES * v);
+            store(out + at, larger(normed(image + at, factor, term), floor));
         }
         return;
     }
     for (long y = 0; y < block->height; y += 2) for (long x = 0; x < width; x += 2) {
         const float *at = image + (y * width + x) * COUT;
-        UNROLL for (int v = 0; v < VECTORS; v++, at += 4, out += 4) {
-            float32x4_t factor = vld1q_f32(factors + 4 * v), term = vld1q_f32(terms + 4 * v);
-            float32x4_t above = vmaxq_f32(normed(at, factor, term),
+        UNROLL for (int v = 0; v < VECTORS; v++, at += LANES, out += LANES) {
+            vec factor = load(factors + LANES * v), term = load(terms + LANES * v);
+            vec above = larger(normed(at, factor, term),
                                           normed(at + COUT, factor, term));
-            float32x4_t below = vmaxq_f32(normed(at + line, factor, term),
+            vec below = larger(normed(at + line, factor, term),
                                           normed(at + line + COUT, factor, term));
-            vst1q_f32(out, vmaxq_f32(vmaxq_f32(above, below), floor));
+            store(out, larger(larger(above, below), floor));
         }
     }
-}
-
-INLINE float32x4_t only(float32x4_t value, uint32x4_t mask) {
-    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(value), mask));
 }
 
 // Writes the gradient before ReLU and pool into `wide`; returns its sums over an image for each
@@ -254,46 +316,46 @@ static void undo_output(const Block *block, const float *image, const float *sta
     set_line(block, statistics, factors, terms);
     long width = block->width, wide_line = (width + 2 * RADIUS) * COUT, line = width * COUT;
     long each = COUT / block->groups, step = block->pool ? 2 : 1;
-    uint32x4_t all = vdupq_n_u32(block->relu ? 0 : ~0u);
-    float32x4_t zero = vdupq_n_f32(0.0f);
+    mask relu = (mask){0} - (int32_t)(block->relu != 0);
+    vec zero = splat(0.0f);
     UNROLL for (int v = 0; v < VECTORS; v++) {
-        float32x4_t factor = vld1q_f32(factors + 4 * v), term = vld1q_f32(terms + 4 * v);
-        float32x4_t sum = zero, product = zero;
+        vec factor = load(factors + LANES * v), term = load(terms + LANES * v);
+        vec sum = zero, product = zero;
         for (long y = 0; y < block->height; y += step) {
-            const float *at = image + y * line + 4 * v;
-            const float *given = grad + y / step * (width / step) * COUT + 4 * v;
-            float *into = wide + (y + RADIUS) * wide_line + RADIUS * COUT + 4 * v;
+            const float *at = image + y * line + LANES * v;
+            const float *given = grad + y / step * (width / step) * COUT + LANES * v;
+            float *into = wide + (y + RADIUS) * wide_line + RADIUS * COUT + LANES * v;
             if (!block->pool) {
                 for (long x = 0; x < width; x++, at += COUT, given += COUT, into += COUT) {
-                    float32x4_t seen = vld1q_f32(at), value = vfmaq_f32(term, seen, factor);
-                    uint32x4_t dead = vbicq_u32(vcleq_f32(value, zero), all);
-                    float32x4_t g = only(vld1q_f32(given), vmvnq_u32(dead));
-                    vst1q_f32(into, g);
-                    sum = vaddq_f32(sum, g), product = vfmaq_f32(product, g, seen);
+                    vec seen = load(at), value = muladd(seen, factor, term);
+                    mask dead = (value <= zero) & relu;
+                    vec g = only(load(given), ~dead);
+                    store(into, g);
+                    sum += g, product = muladd(g, seen, product);
                 }
                 continue;
             }
             for (long x = 0; x < width; x += 2, at += 2 * COUT, given += COUT, into += 2 * COUT) {
-                float32x4_t a = vld1q_f32(at), b = vld1q_f32(at + COUT);
-                float32x4_t c = vld1q_f32(at + line), d = vld1q_f32(at + line + COUT);
-                float32x4_t na = vfmaq_f32(term, a, factor), nb = vfmaq_f32(term, b, factor);
-                float32x4_t nc = vfmaq_f32(term, c, factor), nd = vfmaq_f32(term, d, factor);
-                float32x4_t top = vmaxq_f32(vmaxq_f32(na, nb), vmaxq_f32(nc, nd));
-                uint32x4_t dead = vbicq_u32(vcleq_f32(top, zero), all);
-                float32x4_t g = only(vld1q_f32(given), vmvnq_u32(dead));
+                vec a = load(at), b = load(at + COUT);
+                vec c = load(at + line), d = load(at + line + COUT);
+                vec na = muladd(a, factor, term), nb = muladd(b, factor, term);
+                vec nc = muladd(c, factor, term), nd = muladd(d, factor, term);
+                vec top = larger(larger(na, nb), larger(nc, nd));
+                mask dead = (top <= zero) & relu;
+                vec g = only(load(given), ~dead);
                 // The first of equal maxima has the gradient, as in torch.
-                uint32x4_t is_a = vceqq_f32(na, top);
-                uint32x4_t is_b = vbicq_u32(vceqq_f32(nb, top), is_a), past = vorrq_u32(is_a, is_b);
-                uint32x4_t is_c = vbicq_u32(vceqq_f32(nc, top), past);
-                uint32x4_t is_d = vmvnq_u32(vorrq_u32(past, is_c));
-                vst1q_f32(into, only(g, is_a)), vst1q_f32(into + COUT, only(g, is_b));
-                vst1q_f32(into + wide_line, only(g, is_c));
-                vst1q_f32(into + wide_line + COUT, only(g, is_d));
-                float32x4_t winner = vbslq_f32(is_c, c, vbslq_f32(is_b, b, vbslq_f32(is_a, a, d)));
-                sum = vaddq_f32(sum, g), product = vfmaq_f32(product, g, winner);
+                mask is_a = na == top;
+                mask is_b = (nb == top) & ~is_a, past = is_a | is_b;
+                mask is_c = (nc == top) & ~past;
+                mask is_d = ~(past | is_c);
+                store(into, only(g, is_a)), store(into + COUT, only(g, is_b));
+                store(into + wide_line, only(g, is_c));
+                store(into + wide_line + COUT, only(g, is_d));
+                vec winner = choose(is_c, c, choose(is_b, b, choose(is_a, a, d)));
+                sum += g, product = muladd(g, winner, product);
             }
         }
-        vst1q_f32(sums + 4 * v, sum), vst1q_f32(products + 4 * v, product);
+        store(sums + LANES * v, sum), store(products + LANES * v, product);
     }
     for (long c = 0; c < COUT; c++) {
         const float *own = statistics + 2 * (c / each);
@@ -323,10 +385,9 @@ static void undo_norm(const Block *block, const float *image, const float *stati
         float *into = wide + ((y + RADIUS) * (width + 2 * RADIUS) + RADIUS) * COUT;
         const float *at = image + y * width * COUT;
         for (long x = 0; x < width; x++) UNROLL for (int v = 0; v < VECTORS; v++) {
-            float32x4_t term = vfmaq_f32(vld1q_f32(terms + 4 * v), vld1q_f32(at),
-                                         vld1q_f32(slopes + 4 * v));
-            vst1q_f32(into, vfmaq_f32(term, vld1q_f32(into), vld1q_f32(factors + 4 * v)));
-            at += 4, into += 4;
+            vec term = muladd(load(at), load(slopes + LANES * v), load(terms + LANES * v));
+            store(into, muladd(load(into), load(factors + LANES * v), term));
+            at += LANES, into += LANES;
         }
     }
 }
@@ -410,7 +471,7 @@ static void *backward_share(void *given) {
             surround(block->x + b * places * CIN, wide, block->height, block->width, CIN);
             add_weight_gradient(wide, grad, share->sums, block->height, block->width);
         }
-#if CIN % 4 == 0
+#if CIN % LANES == 0
         if (block->grad_x)
             convolve(grad, share->weight, block->grad_x + b * places * CIN, block->height,
                      block->width, COUT, CIN);

@@ -1,8 +1,9 @@
-"""Convolution, group norm, ReLU and max pool on an ARM CPU as one operation (`block_cpu.c`).
+"""Convolution, group norm, ReLU and max pool on a CPU as one operation (`block_cpu.c`).
 
 Torch computes a block in five passes over memory, and its convolutions of few channels take twice
 as long as their arithmetic (docs/performance.md). Here one image at a time goes through the whole
-block. Compiled once for each kernel size and number of channels.
+block. Compiled once for each kernel size and number of channels, for the vectors of this CPU: NEON,
+AVX2 or AVX-512.
 
 Shape letters: B batch, C channels in, O channels out, G groups, H W.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import sys
 from collections.abc import Sequence
 from functools import cache, partial
@@ -29,8 +31,13 @@ from esper.leyline.errors import EsperError
 logger = logging.getLogger(__name__)
 
 SOURCE: Final = Path(__file__).with_name("block_cpu.c")
-LANES: Final = 4
-"""Numbers in a vector: channels that are written come in such groups."""
+MIN_LANES: Final = 4
+"""Numbers in the shortest vector: channels that are written come in such groups."""
+X86_OPTIONS: Final = {
+    "AVX2": ("-mavx2", "-mfma"),
+    "AVX512": ("-mavx2", "-mfma", "-mavx512f", "-mavx512vl", "-mavx512dq"),
+}
+"""What the compiler may use, by what torch calls the CPU."""
 MOST_CHANNELS: Final = 32
 """With 64, torch's convolutions are as fast."""
 LARGEST_KERNEL: Final = 5
@@ -64,8 +71,10 @@ class _Block(ctypes.Structure):
 @cache
 def obstacle() -> str | None:
     """Return why blocks cannot be computed as one operation on this machine; None if they can."""
-    if not (ON_ARM and sys.platform == "linux"):
-        return "they are for ARM CPUs under Linux"
+    if sys.platform != "linux":
+        return "they are for Linux"
+    if not ON_ARM and _capability() not in X86_OPTIONS:
+        return f"they need ARM, or x86 with AVX2 (torch says {_capability()})"
     return "no C compiler" if find_compiler() is None else None
 
 
@@ -82,9 +91,9 @@ def fits(x: Tensor, weight: Tensor, steps: Steps) -> bool:
     outs, channels, side, other = weight.shape
     if max(outs, channels) > MOST_CHANNELS or not 1 < side == other <= LARGEST_KERNEL:
         return False
-    if outs % LANES or outs % steps.groups:
+    if outs % MIN_LANES or outs % steps.groups:
         return False
-    if channels % LANES and x.requires_grad and torch.is_grad_enabled():
+    if channels % MIN_LANES and x.requires_grad and torch.is_grad_enabled():
         return False
     if steps.pool and (x.shape[2] % 2 or x.shape[3] % 2):
         return False
@@ -154,9 +163,22 @@ def _run(which: int, given: Given, others: Sequence[Tensor | None], steps: Steps
 @cache
 def _functions(side: int, channels: int, outs: int) -> tuple[Any, Any] | None:
     """Return forward and backward for a kernel; None, with a warning, if they cannot be built."""
+    constants = {"SIDE": side, "CIN": channels, "COUT": outs, "LANES": _lanes(channels, outs)}
     try:
-        library = load_library(SOURCE, {"SIDE": side, "CIN": channels, "COUT": outs})
+        library = load_library(SOURCE, constants, X86_OPTIONS.get(_capability(), ()))
     except (EsperError, OSError) as error:
         logger.warning("blocks of %d to %d channels by torch: %s", channels, outs, error)
         return None
     return library.block_forward, library.block_backward
+
+
+def _capability() -> str:
+    """What torch's own kernels are chosen by; $ATEN_CPU_CAPABILITY lowers it."""
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def _lanes(channels: int, outs: int) -> int:
+    """Return the longest vector of this CPU that divides what is written, forward and backward."""
+    longest = {"AVX2": 8, "AVX512": 16}.get(_capability(), MIN_LANES)
+    written = outs if channels % MIN_LANES else math.gcd(outs, channels)
+    return math.gcd(longest, written)

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -47,15 +47,18 @@ def _version(compiler: tuple[str, ...]) -> str:
     return said.stdout.decode(errors="replace")
 
 
-def load_library(path: Path, constants: Mapping[str, int]) -> ctypes.CDLL:
+def load_library(
+    path: Path, constants: Mapping[str, int], options: Sequence[str] = ()
+) -> ctypes.CDLL:
     """Return a C file compiled with these definitions, from the disk if it is there.
 
-    Raises EsperError if there is no compiler, or it fails.
+    `options`: further ones of the compiler. Raises EsperError if there is none, or it fails.
     """
     compiler = find_compiler()
     if compiler is None:
         raise EsperError("no C compiler (cc, gcc or clang; or set CC)")
-    command = [*compiler, *OPTIONS, *(f"-D{name}={value}" for name, value in constants.items())]
+    defined = (f"-D{name}={value}" for name, value in constants.items())
+    command = [*compiler, *OPTIONS, *options, *defined]
     key = hashlib.sha256("\n".join([_version(compiler), *command]).encode())
     key.update(path.read_bytes())
     kept = cache_folder() / f"{path.stem}-{key.hexdigest()[:32]}.so"

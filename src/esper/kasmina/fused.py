@@ -1,4 +1,4 @@
-"""Dispatch to our own kernels: on a GPU in half precision, and whole blocks on an ARM CPU.
+"""Dispatch to our own kernels: on a GPU in half precision, and whole blocks on a CPU.
 
 Every function here falls back to torch, or tells the caller to.
 

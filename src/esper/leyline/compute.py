@@ -39,8 +39,8 @@ class ComputeSettings:
     kernels: KernelMode = "auto"
     """Kernels for members on a GPU in half precision: our `own`, `fused` (our own, with whole
     blocks in one kernel where there is one), or `torch`'s; `auto` with vmap is fused (`exact`) or
-    the faster of fused and torch's (`fast`, executor `auto`). On an ARM CPU with a C compiler
-    `fused` is blocks in C, for executor `loop`; `auto` takes them under `fast`."""
+    the faster of fused and torch's (`fast`, executor `auto`). On a CPU (ARM, or x86 with AVX2) with
+    a C compiler `fused` is blocks in C, for executor `loop`; `auto` takes them under `fast`."""
     graphs: GraphMode = "auto"
     """Batches and the policy's steps as captured CUDA graphs; `auto` uses them on CUDA, with
     the loop executor for plans that stay."""
