@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.func import stack_module_state
 
+from cuda_support import DEVICE, NEEDS_CUDA
 from esper.kasmina.blueprints.registry import BlueprintRegistry
 
 pytest.importorskip("triton")
@@ -14,8 +15,7 @@ from esper.kasmina.kernels.build_times import count_builds
 from esper.kasmina.kernels.gather import gather_rows, scatter_rows
 from esper.kasmina.kernels.seed_steps import SeedRows, add_seeds
 
-pytestmark = pytest.mark.cuda
-DEVICE = torch.device("cuda")
+pytestmark = NEEDS_CUDA
 KINDS = ("norm", "conv_small", "depthwise", "attention")
 
 
