@@ -24,7 +24,7 @@ from esper.karn.views.setup import RunSetup, setup_of
 from esper.karn.views.tables import EventTables
 from esper.leyline.errors import EsperError, shorten
 from esper.leyline.telemetry import TelemetryEventType
-from esper.nissa.columns import require_schema, schema_of
+from esper.nissa.columns import require_columns, schema_of
 from esper.nissa.parquet import PARTS, folder_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _dataset(stack: ExitStack, folder: Path, kind: TelemetryEventType) -> Any:
     for path in paths:
         fragment = form.make_fragment(pa.PythonFile(stack.enter_context(path.open("rb")), "r"))
         try:
-            require_schema(fragment.physical_schema, path)
+            require_columns(fragment.physical_schema, kind, path)
         except pa.ArrowInvalid as error:
             raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
         fragments.append(fragment)
