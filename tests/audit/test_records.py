@@ -101,15 +101,15 @@ def test_a_file_of_another_audit_or_context_is_refused(folder):
         read_audit(folder)
 
 
-def test_newer_files_say_so(folder, monkeypatch):
+def test_files_of_another_schema_say_so(folder, monkeypatch):
     monkeypatch.setattr(rows_module, "SCHEMA", 0)
-    with pytest.raises(EsperError, match="newer Esper"):
+    with pytest.raises(EsperError, match="has schema 1, this Esper reads schema 0"):
         read_audit(folder)
     monkeypatch.undo()
     document = json.loads((folder / INFO).read_text())
     del document["checksum"]
     (folder / INFO).write_text(json.dumps(seal(document | {"schema": 99})))
-    with pytest.raises(EsperError, match=r"newer Esper \(schema 99\)"):
+    with pytest.raises(EsperError, match="has schema 99, this Esper reads schema 1"):
         read_audit(folder)
 
 

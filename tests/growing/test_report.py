@@ -53,6 +53,9 @@ def info(**changes: object) -> GrowInfo:
         budget=Budget(params=1000, host_runs=5),
         versions=(("esper", "0.1.0"),),
         train_macs=270,
+        constant_score=float("nan"),
+        amp=False,
+        weight_decay=0.01,
     )
     return replace(plain, **changes)
 

@@ -5,20 +5,25 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from esper.karn import views
+from esper.karn.query import database
 from esper.karn.query.catalogue import all_views
 from esper.karn.query.event_views import code_enum
 from esper.leyline import SeedStage, TelemetryEventType
 from esper.nissa.readers import read_jsonl
 from esper.scripts.query import main
+from esper.storage.sealed_json import seal
 from record_tables import PAGE, written
 
 
@@ -127,6 +132,59 @@ def test_a_bad_query_is_one_line(refused, ppo, sql, said, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert said in refused(ppo, sql)
     assert not list(tmp_path.iterdir())
+
+
+EVIL = (
+    "{blueprints}",
+    "'], read_text('secret.txt')) --",
+    "x'); COPY (SELECT 1) TO 'stolen.csv'; --",
+    "a\"b\\ ''; DROP VIEW rounds; {slots}\x00\x1b[31m",
+    "[1]); COPY (SELECT 1) TO 'stolen.csv'; SELECT ([",
+)
+
+
+def renamed(run: Path, **names: list[str]) -> None:
+    """Change names in the event that a run starts with."""
+    (part,) = (run / "events" / "RUN_STARTED").glob("*.parquet")
+    table = pq.read_table(part)
+    for name, found in names.items():
+        at = table.schema.get_field_index(name)
+        column = pa.array([found] * len(table), table.schema.field(at).type)
+        table = table.set_column(at, table.schema.field(at), column)
+    pq.write_table(table, part)
+
+
+@pytest.mark.parametrize("slot", EVIL)
+def test_names_in_a_run_are_names_whatever_they_hold(ask, ppo, tmp_path, monkeypatch, slot):
+    run = tmp_path / "run"
+    shutil.copytree(ppo, run)
+    (tmp_path / "secret.txt").write_text("SECRET")
+    monkeypatch.chdir(tmp_path)
+    blueprint = ", (SELECT content FROM read_text('secret.txt')), "
+    renamed(run, slot_ids=[slot] * 9, blueprints=[blueprint] * 9)
+    found = ask(run, "select slot, blueprint from seed_germinated")
+    assert {(row["slot"], row["blueprint"]) for row in found} == {(slot, blueprint)}
+    outcomes = ask(run, "select blueprint_by_slot as found from episode_outcome")
+    assert {one for row in outcomes for one in row["found"]} <= {blueprint, None}
+    assert sorted(os.listdir(tmp_path)) == ["run", "secret.txt"]
+
+
+def test_what_becomes_sql_by_mistake_can_open_no_file(refused, ppo, tmp_path, monkeypatch):
+    copy = "SELECT 1; COPY (SELECT 1) TO 'stolen.csv'; SELECT 1 FROM (SELECT 1 AS round)"
+    monkeypatch.setattr(database, "select_events", lambda *_: copy)
+    monkeypatch.chdir(tmp_path)
+    assert "Permission Error" in refused(ppo, "select slot from seed_germinated")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_session_that_began_at_no_time_is_no_sql(ask, ppo, tmp_path):
+    shutil.copytree(ppo, tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    info = json.loads(path.read_text())
+    later = info["sessions"][0] | {"started": "never", "from_round": 1}
+    info["sessions"].append(later)
+    path.write_text(json.dumps(seal(info)))
+    assert len(ask(tmp_path / "run", "select * from round_completed")) == 1
 
 
 def test_without_duckdb_one_line_says_what_to_install(ppo, monkeypatch, capsys):

@@ -1,8 +1,7 @@
-"""Saves of every schema, made once and kept: they still load and give what they gave.
+"""Saves that were made once and kept: they still load and give what they gave.
 
 A test here fails when the format changes, or a built-in blueprint that a save may hold. If that is
-meant: raise `saves.SCHEMA`, keep reading the old form or refuse it in one line, and make new ones
-beside the old:
+meant: raise `saves.SCHEMA` and make new ones:
 
     PYTHONPATH=src:tests python tests/kasmina/test_save_golden.py
 """
@@ -22,10 +21,7 @@ from esper.leyline import BlendStyle, InjectionSpec, SeedStage
 from esper.storage import saves
 from support import bring_to, good_signals
 
-HOME = Path(__file__).parent / "golden"
-FOLDERS = {1: HOME, 2: HOME / "schema2", 3: HOME / "schema3"}
-"""By schema; 2 knows how many passes an episode has had, 3 those of each member."""
-GOLDEN = FOLDERS[saves.SCHEMA]
+GOLDEN = Path(__file__).parent / "golden"
 
 
 class GoldenHost(nn.Module):
@@ -79,21 +75,14 @@ def make() -> None:
     (GOLDEN / "expected.json").write_text(json.dumps(member | story(p), indent=1) + "\n")
 
 
-@pytest.fixture(params=FOLDERS.values(), ids=[f"schema {schema}" for schema in FOLDERS])
-def folder(request: pytest.FixtureRequest) -> Path:
-    return request.param
-
-
 @pytest.fixture
-def expected(folder: Path) -> dict[str, list[float]]:
-    return json.loads((folder / "expected.json").read_text())
+def expected() -> dict[str, list[float]]:
+    return json.loads((GOLDEN / "expected.json").read_text())
 
 
-def test_the_kept_population_loads_and_goes_on(folder, expected):
-    p = Population.load(folder / "population", GoldenHost)
-    assert p.passes_E.tolist() == [0 if folder == FOLDERS[1] else 1] * 2, (
-        "0 where the save does not say"
-    )
+def test_the_kept_population_loads_and_goes_on(expected):
+    p = Population.load(GOLDEN / "population", GoldenHost)
+    assert p.passes_E.tolist() == [1, 1]
     assert (p.seed, p.round, p.members) == (11, 4, 2)
     assert p.config == PopulationConfig(executor="loop", optim=OptimConfig(kind="adamw"))
     assert p.lifecycle.stage_ES.tolist() == [[SeedStage.DORMANT], [SeedStage.BLENDING]]
@@ -102,8 +91,8 @@ def test_the_kept_population_loads_and_goes_on(folder, expected):
         np.testing.assert_allclose(values, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_the_kept_member_loads(folder, expected):
-    model = MorphogeneticModel.load(folder / "member", GoldenHost)
+def test_the_kept_member_loads(expected):
+    model = MorphogeneticModel.load(GOLDEN / "member", GoldenHost)
     assert model.stages == {"r0c0": SeedStage.BLENDING}
     out = model(data()[0][1]).flatten().tolist()
     np.testing.assert_allclose(out, expected["member"], rtol=1e-4, atol=1e-5)

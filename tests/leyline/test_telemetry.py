@@ -26,7 +26,6 @@ from esper.leyline import (
     RunFinished,
     RunStatus,
     SeedStage,
-    StepCompleted,
     TelemetryConfig,
     TelemetryEvent,
     TelemetryEventType,
@@ -34,8 +33,6 @@ from esper.leyline import (
     UnknownNameError,
     from_json,
     payloads,
-    read_record,
-    to_json,
 )
 
 TYPES = list(TelemetryEventType)
@@ -164,14 +161,6 @@ def test_columns_of_unequal_length_are_refused(build):
     panic = build(GovernorPanic)
     with pytest.raises(EsperError, match=r"GovernorPanic\.loss_N: N is 1, but 4"):
         replace(panic, loss_N=np.zeros(1, np.float32))
-
-
-def test_a_step_of_an_older_version_has_no_train_accuracy(build):
-    older = to_json(build(StepCompleted, E=3))
-    del older["train_accuracy_E"], older["spent_E"]
-    step = read_record(StepCompleted, older, "event")
-    assert np.isnan(step.train_accuracy_E).tolist() == [True] * 3
-    assert np.isnan(step.spent_E).tolist() == [True] * 3
 
 
 def test_payload_of_another_type_is_refused():

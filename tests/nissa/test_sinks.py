@@ -140,7 +140,7 @@ def test_every_event_type_has_a_table(kind, tmp_path):
 
 def test_array_columns_become_rows_and_scalars_are_repeated(tmp_path):
     values = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, math.nan]])
-    reward = RewardSummary(("score", "cost"), values, np.array([3.0, 7.0, 5.0]))
+    reward = RewardSummary(("score", "cost"), values, np.array([3.0, 7.0, 5.0]), ())
     sink = ParquetSink(tmp_path)
     sink.emit(TelemetryEvent.of(reward, round_index=4))
     sink.close()

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from esper.leyline.codec import to_json
 from esper.leyline.protocols import PolicyProtocol
 from esper.nissa.readers import read_jsonl
 from esper.scripts.compare.judging import EVALUATION_SEED
@@ -349,13 +350,15 @@ def test_surroundings_change_where_the_command_line_says_so_and_stay_changed(tmp
     assert read_train_ppo(LEARN[1:]).session == SessionSettings(3), "a new run has its own"
 
 
-def test_a_run_in_the_usual_surroundings_or_an_older_one_says_nothing_about_them(tmp_path):
+def test_a_run_with_the_usual_session_settings_has_no_file_of_them(tmp_path):
     config = read_train_ppo(TINY)
     with RunFolder.create(tmp_path, "x", config.training, config.session) as folder:
         assert not (folder.path / "session.json").exists()
         asked = read_train_ppo(["--resume", str(folder.path)])
         assert asked.session == SessionSettings()
-        (folder.path / "session.json").write_text('{"telemetry": "loud"}')
+        (folder.path / "session.json").write_text(
+            json.dumps(to_json(SessionSettings()) | {"telemetry": "loud"})
+        )
         line = refused(lambda: read_train_ppo(["--resume", str(folder.path)]))
         assert "session.json.telemetry" in line
 

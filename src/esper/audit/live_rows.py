@@ -35,6 +35,7 @@ from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError, shorten
 from esper.storage.atomic import write_atomic
+from esper.storage.sealed_json import require_schema
 
 LIVE: Final = "live"
 """Folder of the files, within that of an audit."""
@@ -186,11 +187,7 @@ def _checked_settings(
     schema = metadata.get(SCHEMA_KEY, b"").decode(errors="replace")
     if not schema.isdecimal():
         raise EsperError(f"{path} is not a file of live episodes: remove it")
-    if int(schema) > SCHEMA:
-        raise EsperError(
-            f"{path} was written by a newer Esper (schema {schema}); this one reads up to schema "
-            f"{SCHEMA}: update esper"
-        )
+    require_schema(path, int(schema), SCHEMA)
     if audit is not None and metadata.get(AUDIT_KEY, b"").decode(errors="replace") != audit:
         raise EsperError(f"{path} belongs to another audit: remove it to run it again")
     settings = json.loads(metadata.get(SETTINGS_KEY, b"{}"))

@@ -22,7 +22,6 @@ import numpy as np
 
 from esper.audit.rows import (
     CURVES,
-    SCHEMA,
     ContextRows,
     RowShape,
     drawn_names,
@@ -38,7 +37,7 @@ from esper.storage import run_files
 from esper.storage.atomic import write_atomic
 from esper.storage.run_files import PACKED as PACKED
 from esper.storage.run_files import RECORDS as RECORDS
-from esper.storage.sealed_json import checksum_of, read_document, seal
+from esper.storage.sealed_json import checksum_of, read_document, require_schema, seal
 
 INFO: Final = run_files.AUDIT
 MAY_CHANGE: Final = ("contexts", "grown", "device")
@@ -76,7 +75,7 @@ class AuditInfo:
     """Price of growth at factor 1."""
     device: str
     versions: dict[str, str]
-    schema: int = SCHEMA
+    schema: int = run_files.AUDIT_SCHEMA
     budgets: tuple[float, ...] = ()
     """Budgets of the contexts, in turn; empty: drawn from `spec`."""
     grown: tuple[int, ...] = ()
@@ -205,12 +204,8 @@ def read_info(folder: Path) -> AuditInfo:
         found = "no audit" if folder.is_dir() else "no such folder"
         raise EsperError(f"{folder}: {found}; give the --out folder of an `esper audit`")
     document = read_document(path)
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise EsperError(
-            f"{path} was written by a newer Esper (schema {schema}); this one reads up to schema "
-            f"{SCHEMA}: update esper"
-        )
+    if isinstance(document, dict):
+        require_schema(path, document.get("schema"), run_files.AUDIT_SCHEMA)
     return read_record(AuditInfo, document, str(path), versions=dict, settings=dict)
 
 

@@ -33,9 +33,9 @@ from pyarrow import parquet as pq
 from esper.leyline.arrays import ArrayStruct, Floats, Ints
 from esper.leyline.errors import EsperError, shorten
 from esper.storage.atomic import write_atomic
+from esper.storage.run_files import AUDIT_SCHEMA as SCHEMA
+from esper.storage.sealed_json import require_schema
 
-SCHEMA: Final = 1
-"""Version of the files."""
 SCHEMA_KEY: Final = b"esper_audit_schema"
 AUDIT_KEY: Final = b"esper_audit"
 """Identity of the audit that a file belongs to."""
@@ -228,11 +228,7 @@ def _check_metadata(path: Path, metadata: dict[bytes, bytes], audit: str) -> Non
     schema = metadata.get(SCHEMA_KEY, b"").decode(errors="replace")
     if not schema.isdecimal():
         raise EsperError(f"{path} is not a file of an audit: remove it")
-    if int(schema) > SCHEMA:
-        raise EsperError(
-            f"{path} was written by a newer Esper (schema {schema}); this one reads up to schema "
-            f"{SCHEMA}: update esper"
-        )
+    require_schema(path, int(schema), SCHEMA)
     if metadata.get(AUDIT_KEY, b"").decode(errors="replace") != audit:
         raise EsperError(f"{path} belongs to another audit: remove it to compute it again")
 

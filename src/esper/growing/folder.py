@@ -40,13 +40,12 @@ from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.folder_lock import FolderLock
 from esper.storage.run_files import RESULT as RESULT
 from esper.storage.run_files import SEARCH
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import read_document, require_schema, seal
 
 POPULATION: Final = "population"
 NETWORKS: Final = GROWN_NETWORKS
 REPORT: Final = run_files.REPORT_PAGE
 SOURCES: Final = "source"
-SCHEMA: Final = 1
 RUNS: Final = Path("runs")
 
 
@@ -92,14 +91,13 @@ class GrowInfo:
     device: str
     budget: Budget
     versions: tuple[tuple[str, str], ...]
-    train_macs: int = 0
+    train_macs: int
     """Training MACs of the bare host for one sample, forward and backward."""
-    constant_score: float = float("nan")
+    constant_score: float
     """Score of the best constant prediction."""
-    amp: bool = False
+    amp: bool
     """Whether networks were trained in bfloat16."""
-    weight_decay: float | None = None
-    """None: not recorded, by an older version, which had the optimiser's default alone."""
+    weight_decay: float
 
 
 class GrowFolder:
@@ -208,9 +206,8 @@ def read_info(path: Path) -> GrowInfo:
     """Read what a run was started with."""
     require_grow_folder(path)
     document = read_document(path / GROW)
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise EsperError(f"{path / GROW} has schema {found}, this version reads {SCHEMA}")
+    if isinstance(document, dict):
+        require_schema(path / GROW, document.get("schema"), run_files.GROW_SCHEMA)
     return read_record(GrowInfo, document, str(path / GROW))
 
 

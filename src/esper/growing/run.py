@@ -15,7 +15,6 @@ from esper.device.selection import parse_device
 from esper.growing.batches import BatchSource, ResidentBatches, StreamedBatches
 from esper.growing.budget import Budget
 from esper.growing.folder import (
-    SCHEMA,
     GrowFolder,
     GrowInfo,
     population_name,
@@ -60,6 +59,7 @@ from esper.leyline.errors import EsperError
 from esper.nissa.trackers.tracking import track_run
 from esper.simic.training.runs.folder import GROW
 from esper.simic.training.runs.provenance import versions
+from esper.storage import run_files
 from esper.storage.sessions import utc_now
 from esper.tolaria.memory_check import free_bytes
 from esper.tolaria.runtime import explain_out_of_memory
@@ -308,7 +308,7 @@ class GrowRun:
         problem, space, settings = self.problem, self.variants[0].space, self.settings
         trace = problem.trace
         return GrowInfo(
-            schema=SCHEMA,
+            schema=run_files.GROW_SCHEMA,
             name=path.name,
             created=utc_now(),
             model=trace.name,

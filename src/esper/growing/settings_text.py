@@ -13,7 +13,7 @@ def settings_of(info: GrowInfo) -> list[tuple[str, str]]:
     rates = ", ".join(f"{rate:g}" for rate in info.rates)
     places = [f"{slot} {place}" for slot, place in zip(info.slots, info.places, strict=True)]
     full_run = f"{info.length:,} batches of {info.batch_size} ({info.epochs:g} epochs)"
-    decay = "" if info.weight_decay is None else f", weight decay {info.weight_decay:g}"
+    decay = f", weight decay {info.weight_decay:g}"
     return [
         ("model", f"{info.model}, {info.host_params:,} parameters, {info.host_macs:,} MACs"),
         ("budget", budget_text(info.budget)),

@@ -43,10 +43,6 @@ from esper.leyline.slots import InjectionSpec, SlotReport, Topology
 from esper.storage.saves import PathLike, Saved, read_save, write_save
 
 HostFactory = Callable[[], nn.Module]
-_NEWER = frozenset(
-    {"passes_E", "lifecycle/closed_ES", "lifecycle/stopped_E", "lifecycle/trained_E"}
-)
-"""Tensors that saves of older versions do not have."""
 _EXECUTORS: dict[str, Callable[[], Executor]] = {"vmap": VmapExecutor, "loop": LoopExecutor}
 
 
@@ -115,10 +111,10 @@ class PopulationContent:
     banks: tuple[BankSpec, ...]
     """In order of first use, which sums over banks follow."""
     gates: tuple[GateSpec, ...]
-    passes: int = 0
-    """Most training passes of a member in this episode; since schema 2. The tensor `passes_E` has
-    those of each, where random layers resume."""
-    member_ids: tuple[int, ...] | None = None
+    passes: int
+    """Most training passes of a member in this episode. The tensor `passes_E` has those of each,
+    where random layers resume."""
+    member_ids: tuple[int, ...] | None
     """Members' numbers in the names of random streams; None: their indices."""
 
 
@@ -201,7 +197,6 @@ def load_population(
         host_factory, slots, content.blueprints, content.members, content.seed, device, config, loss
     )
     population.round = content.round
-    population.passes_E.fill_(content.passes)
     if content.member_ids is not None:
         population.member_ids[:] = content.member_ids
     population.probe = content.probe
@@ -214,8 +209,7 @@ def load_population(
         size = (population.members, store.parameters_per_member)
         if name in saved.tensors and saved.tensors[name].shape == size:
             saved.tensors[name] = store.part(saved.tensors[name])
-    # Arrays that older versions did not have keep their initial values.
-    _fill({n: t for n, t in own.items() if n in saved.tensors or n not in _NEWER}, saved)
+    _fill(own, saved)
     return population
 
 

@@ -224,9 +224,7 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
     ),
     ".codec": (
         "MAX_INTEGER_BITS",
-        "ALWAYS_WRITTEN",
         "Json",
-        "default_of",
         "from_json",
         "read_enum",
         "read_record",
@@ -279,10 +277,8 @@ if TYPE_CHECKING:
     from esper.leyline.arrays import map_member_arrays as map_member_arrays
     from esper.leyline.arrays import require_choice as require_choice
     from esper.leyline.arrays import require_equal_lengths as require_equal_lengths
-    from esper.leyline.codec import ALWAYS_WRITTEN as ALWAYS_WRITTEN
     from esper.leyline.codec import MAX_INTEGER_BITS as MAX_INTEGER_BITS
     from esper.leyline.codec import Json as Json
-    from esper.leyline.codec import default_of as default_of
     from esper.leyline.codec import from_json as from_json
     from esper.leyline.codec import read_enum as read_enum
     from esper.leyline.codec import read_record as read_record

@@ -4,21 +4,19 @@ Arrays become lists and get their dtype back from the hint; an empty array comes
 dimensional. Enum members are written by name. JSON has no NaN or infinities: they are written as
 the strings "NaN", "Infinity" and "-Infinity".
 
-A missing field takes its default, so that records written before the field existed still load. A
-new field therefore needs a default that reproduces the old behaviour; if it has none, increase the
-file's schema and let its reader handle the old one.
+Every field is written and must be there when it is read, also one with a default. Whoever adds,
+removes or renames a field of a file increases the file's schema.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import (
-    Any,
     Final,
     Literal,
     TypeAlias,
@@ -34,9 +32,6 @@ import numpy as np
 from esper.leyline.errors import EsperError, shown, unknown_name
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-ALWAYS_WRITTEN: Final[Mapping[str, bool]] = MappingProxyType({"always_written": True})
-"""Metadata of a field that every record has: reading fails without it, although it has a default
-for callers that build one."""
 MAX_INTEGER_BITS: Final = 128
 """Largest integer, in bits: Python refuses to print much longer ones."""
 _NON_FINITE: Final = ("NaN", "Infinity", "-Infinity")
@@ -104,35 +99,19 @@ def read_enum(cls: type[_EnumT], data: object, where: str) -> _EnumT:
 
 
 def read_record(cls: type[_T], data: object, where: str, **narrowed: object) -> _T:
-    """Read a dataclass written as an object; `narrowed` overrides the type of single fields.
-
-    Missing fields take their default; a missing field without one raises.
-    """
+    """Read a dataclass written as an object; `narrowed` overrides the type of single fields."""
     entries = _require(dict, data, where)
     hints = _field_hints(cls) | narrowed
     for name in entries:
         if name not in hints:
             raise unknown_name("field", name, hints, f"in {where}")
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.name not in entries and default_of(field) is MISSING:
-            raise EsperError(f"{where}: field {field.name!r} is missing")
+    for name in hints:
+        if name not in entries:
+            raise EsperError(f"{where}: field {name!r} is missing")
     build: Callable[..., _T] = cls
     return build(
-        **{
-            name: from_json(hints[name], entries[name], f"{where}.{name}")
-            for name in hints
-            if name in entries
-        }
+        **{name: from_json(hints[name], entries[name], f"{where}.{name}") for name in hints}
     )
-
-
-def default_of(field: Field[Any]) -> object:
-    """Default of a field for records written before it existed; MISSING if it has none."""
-    if field.metadata.get("always_written"):
-        return MISSING
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return field.default
 
 
 def _read_union(args: tuple[object, ...], data: object, where: str) -> object:

@@ -10,14 +10,11 @@ Shape letters: E members, N occurrences, S slots, O operations, A heads, Z stage
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
-
-import numpy as np
 
 from esper.leyline.actions import ActionHead
 from esper.leyline.arrays import ArrayStruct, Bools, Codes, Doubles, Floats, Ints
@@ -138,17 +135,10 @@ class StepCompleted(Payload):
     """Value estimate of the controller; NaN without one."""
     live_seeds_E: Ints
     params_over_host_E: Floats
-    train_accuracy_E: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
-    """On the train batches of the step; NaN in events of older versions, as is the next."""
-    spent_E: Doubles = field(default_factory=lambda: np.zeros(0))
+    train_accuracy_E: Floats
+    """On the train batches of the step."""
+    spent_E: Doubles
     """Share of the compute budget spent, 0..1."""
-
-    def __post_init__(self) -> None:
-        for name in ("train_accuracy_E", "spent_E"):
-            if not getattr(self, name).size:  # not recorded
-                unknown_E = np.full(self.score_E.shape, np.nan, getattr(self, name).dtype)
-                object.__setattr__(self, name, unknown_E)
-        self.sizes()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -459,9 +449,9 @@ class ActionDistribution(Payload):
     """Mean probability given by the controller."""
     chosen_OZ: Ints
     """Operation counts by `SeedStage` of the target slot; WAIT is in no column."""
-    slot_chosen: tuple[int, ...] = ()
-    """Member-steps at which an operation targeted each slot; empty in events of older versions."""
-    slot_executed: tuple[int, ...] = ()
+    slot_chosen: tuple[int, ...]
+    """Member-steps at which an operation targeted each slot."""
+    slot_executed: tuple[int, ...]
     """How many of these were executed."""
 
 
@@ -486,8 +476,8 @@ class RewardSummary(Payload):
     value_EP: Doubles
     """Sum over the steps of each component."""
     total_E: Doubles
-    slot_reward: tuple[float, ...] = ()
-    """Reward of steps whose operation targeted each slot, all members; empty in older events."""
+    slot_reward: tuple[float, ...]
+    """Reward of steps whose operation targeted each slot, all members."""
 
 
 # ---- performance and anomalies ----------------------------------------------------------------
@@ -527,10 +517,10 @@ class Throughput(Payload):
     """Mean rows (main, shadow, counterfactual) per member."""
     step_seconds_p50: float
     step_seconds_p95: float
-    device_share: float = math.nan
-    """Share of the round that the device trained and validated; NaN in events of older versions."""
-    gpu_memory: float = math.nan
-    """Most bytes that tensors took on the GPU so far; NaN on a CPU and in older events."""
+    device_share: float
+    """Share of the round that the device trained and validated."""
+    gpu_memory: float
+    """Most bytes that tensors took on the GPU so far; NaN on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)

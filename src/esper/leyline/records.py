@@ -5,7 +5,6 @@ Shape letters: E members, O operations, A action heads.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -171,16 +170,15 @@ class BatchSummary(Payload):
     entropy_coef: float
     """NaN if nothing learns."""
     stage_counts: tuple[int, ...]
-    """Slots of all members in each `SeedStage`, at the end of the round; stages that an older
-    version did not know have none."""
+    """Slots of all members in each `SeedStage`, at the end of the round."""
     active_slots: float
     """Mean number of slots per member that hold a seed."""
     rollbacks: int
     member_steps_per_second: float
     seconds: float
-    mean_train_accuracy: float = math.nan
-    """On the train batches of the last step, over members; NaN in events of older versions."""
-    cut_steps: int = 0
+    mean_train_accuracy: float
+    """On the train batches of the last step, over members."""
+    cut_steps: int
     """Steps that members did not take because their rank was a straggler; means, extremes and best
     score leave these members out."""
 
@@ -190,10 +188,7 @@ class BatchSummary(Payload):
         return self.episodes_done >= (self.round_index + 1) * self.members
 
     def __post_init__(self) -> None:
-        missing = len(SeedStage) - len(self.stage_counts)
-        if missing > 0:
-            object.__setattr__(self, "stage_counts", (*self.stage_counts, *(0,) * missing))
-        elif missing:
+        if len(self.stage_counts) != len(SeedStage):
             raise EsperError(
                 f"BatchSummary.stage_counts: {len(self.stage_counts)} counts "
                 f"for {len(SeedStage)} stages"

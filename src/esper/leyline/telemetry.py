@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from esper.leyline import payloads as p
-from esper.leyline.codec import ALWAYS_WRITTEN, Json, read_enum, read_record, to_json
+from esper.leyline.codec import Json, read_enum, read_record, to_json
 from esper.leyline.errors import EsperError, unknown_name
 from esper.leyline.records import BatchSummary
 
@@ -115,14 +115,14 @@ class TelemetryEvent:
 
     type: TelemetryEventType
     payload: p.Payload
-    round_index: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
+    round_index: int | None = None
     """None outside a round."""
-    step: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
+    step: int | None = None
     """Step of the episode; None for events of a round or a run."""
-    env_id: int | None = field(default=None, metadata=ALWAYS_WRITTEN)
+    env_id: int | None = None
     """Member the event is about; None if the payload has columns over members."""
-    device: str | None = field(default=None, metadata=ALWAYS_WRITTEN)
-    wall_time: float = field(default_factory=time.time, metadata=ALWAYS_WRITTEN)
+    device: str | None = None
+    wall_time: float = field(default_factory=time.time)
     """Seconds since 1970, for display only."""
     schema_version: int = SCHEMA_VERSION
 

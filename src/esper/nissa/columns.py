@@ -93,14 +93,19 @@ def schema_of(kind: TelemetryEventType) -> pa.Schema:
     return pa.schema(columns, {SCHEMA_KEY: str(SCHEMA_VERSION), TYPE_KEY: kind.name})
 
 
-def require_schema(schema: pa.Schema, path: Path) -> None:
-    """Raise if the part has another schema version or was not written by Esper."""
+def require_columns(schema: pa.Schema, kind: TelemetryEventType, path: Path) -> None:
+    """Raise unless a part has the columns of its event type, of this version of the schema."""
     version = (schema.metadata or {}).get(SCHEMA_KEY, b"none")
     if version != str(SCHEMA_VERSION).encode():
         raise EsperError(
-            f"{path}: event schema version {version.decode()}, this Esper reads version "
-            f"{SCHEMA_VERSION}; read the run with the release that wrote it"
+            f"{path}: event schema version {version.decode(errors='replace')}, this Esper reads "
+            f"version {SCHEMA_VERSION}; read the run with the release that wrote it"
         )
+    wanted, types = schema_of(kind), dict(zip(schema.names, schema.types, strict=True))
+    wrong = [one.name for one in wanted if types.get(one.name) != one.type]
+    if wrong or len(schema) != len(wanted):
+        what = f"column {wrong[0]} is missing or of another type" if wrong else "unknown columns"
+        raise EsperError(f"{path}: not a file of {kind.name} events ({what})")
 
 
 def rows_of(event: TelemetryEvent, number: int) -> pa.RecordBatch:

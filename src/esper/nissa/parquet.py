@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
-from esper.nissa.columns import EVENTS_KEY, require_schema, rows_of, schema_of
+from esper.nissa.columns import EVENTS_KEY, require_columns, rows_of, schema_of
 from esper.nissa.writer_lock import lock_for_writing
 from esper.storage.atomic import require_writable, write_atomic
 
@@ -86,7 +86,7 @@ class _OpenPart:
             left_over.unlink()
         before = sorted(self._folder.glob(PARTS))
         self._number = int(before[-1].stem.rpartition("-")[2]) + 1 if before else 1
-        self._events = _events_until(before[-1]) if before else 0
+        self._events = _events_until(before[-1], kind) if before else 0
         self._written = schema_of(kind).empty_table()
         self._new: list[pa.RecordBatch] = []
         self.rows = 0
@@ -123,9 +123,9 @@ class _OpenPart:
         self.rows = 0
 
 
-def _events_until(part: Path) -> int:
+def _events_until(part: Path, kind: TelemetryEventType) -> int:
     """Return the number of events of the type up to the end of a part."""
     with part.open("rb") as file:  # pyarrow cannot open paths that are not UTF-8
         schema = pq.read_schema(file)
-    require_schema(schema, part)
+    require_columns(schema, kind, part)
     return int(schema.metadata[EVENTS_KEY])

@@ -10,7 +10,7 @@ from pyarrow import parquet as pq
 
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEvent, TelemetryEventType
-from esper.nissa.columns import require_schema, schema_of
+from esper.nissa.columns import require_columns, schema_of
 from esper.nissa.parquet import PARTS, folder_of
 from esper.storage.json_lines import read_json_lines
 
@@ -39,9 +39,8 @@ def _read_part(path: Path, kind: TelemetryEventType) -> pa.Table:
     try:
         # pyarrow cannot open paths that are not UTF-8
         with path.open("rb") as raw, pq.ParquetFile(raw) as file:
-            require_schema(file.schema_arrow, path)
+            require_columns(file.schema_arrow, kind, path)
             table = file.read()
     except pa.ArrowInvalid as error:
         raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
-    # Older parts have signed seed columns; a negative value is the same seed modulo 2**64.
-    return table.cast(schema_of(kind), safe=False)
+    return table.cast(schema_of(kind))  # without pyarrow's own metadata

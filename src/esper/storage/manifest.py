@@ -4,8 +4,8 @@ Tensor saves (`saves.py`) and checkpoints of runs share this format:
 
     {"format": ..., "schema": ..., ..., "checksum": ...}
 
-`format`, `schema` and `checksum` never change. `schema` increases with every change that older
-readers would not understand, so that they can report which version is needed.
+`format`, `schema` and `checksum` never change. `schema` increases with every change of the
+other entries, and a reader refuses any other than its own.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ from pathlib import Path
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
 from esper.storage.atomic import write_atomic
-from esper.storage.sealed_json import is_sealed, parse_json, seal
-
-
-class NewerFormatError(EsperError):
-    """A valid manifest that needs a newer Esper; callers must not skip it as damaged."""
+from esper.storage.sealed_json import is_sealed, parse_json, require_schema, seal
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,7 @@ class FolderFormat:
     name: str
     """Value of `format` in its manifests."""
     schema: int
-    """Newest schema this Esper reads, and the one it writes."""
+    """The one this Esper reads and writes."""
     holds: str
     """What such a folder contains, for messages."""
     advice: str = ""
@@ -83,21 +79,8 @@ def read_manifest(path: Path, form: FolderFormat) -> dict[str, Json]:
         )
     if not is_sealed(document):
         raise EsperError(f"{path} is damaged, its checksum is wrong{form.advice}")
-    _check_schema(path, form, document)
+    require_schema(path, document.get("schema"), form.schema)
     return document
-
-
-def _check_schema(path: Path, form: FolderFormat, document: Mapping[str, Json]) -> None:
-    schema = document.get("schema")
-    if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-        raise EsperError(f"{path}: schema {schema!r}, expected a number from 1 to {form.schema}")
-    if schema > form.schema:
-        versions = document.get("versions")
-        by = "" if versions is None else f", versions {versions!r}"
-        raise NewerFormatError(
-            f"{path} was written by a newer Esper (schema {schema}{by}); this one reads up to "
-            f"schema {form.schema}: update esper"
-        )
 
 
 def read_bytes(path: Path, advice: str = "") -> bytes:

@@ -11,10 +11,10 @@ SESSIONS: Final = "sessions.json"
 
 # ---- esper train -------------------------------------------------------------------------------
 RUN: Final = "run.json"
+RUN_SCHEMA: Final = 3
+"""Version of `run.json` and the files beside it. Incremented by every change of them."""
 CONFIG: Final = "config.json"
 SESSION: Final = "session.json"
-FORMER_SESSION: Final = "surroundings.json"
-"""Name of `SESSION` in older run folders; still read."""
 CHECKPOINTS: Final = "checkpoints"
 CHECKPOINT: Final = "checkpoint.json"
 """Manifest of a checkpoint."""
@@ -32,6 +32,8 @@ LEARNING: Final = "learning.json"
 
 # ---- esper grow --------------------------------------------------------------------------------
 GROW: Final = "grow.json"
+GROW_SCHEMA: Final = 1
+"""Version of `grow.json` and the files beside it, as all of these."""
 SEARCH: Final = "search.json"
 RESULT: Final = "result.json"
 GROWN_NETWORKS: Final = "networks"
@@ -43,6 +45,7 @@ COMPARISON: Final = "compare.json"
 
 # ---- esper audit -------------------------------------------------------------------------------
 AUDIT: Final = "audit.json"
+AUDIT_SCHEMA: Final = 1
 RECORDS: Final = "records"
 PACKED: Final = "records.parquet"
 """File with all contexts of a packed folder."""

@@ -42,8 +42,7 @@ from esper.storage.manifest import (
 from esper.storage.sealed_json import is_sealed, parse_json
 
 SCHEMA: Final = 3
-"""Increase with every change of the manifest or the tensor names that older readers would not
-understand."""
+"""Increase with every change of the manifest or the tensor names."""
 FORMAT: Final = FolderFormat("esper-save", SCHEMA, "save", ": load another save")
 MANIFEST: Final = "manifest.json"
 

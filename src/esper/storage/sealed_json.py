@@ -44,10 +44,23 @@ def read_document(path: Path) -> Json:
         raise EsperError(f"{path} is damaged, not JSON ({parse_error_line(error)})") from None
 
 
+class OtherSchemaError(EsperError):
+    """A file of another version of its format: it is not damaged, and must not be skipped."""
+
+
+def require_schema(where: object, found: object, wanted: int) -> None:
+    """Raise unless a file has the one version of its format that this Esper reads."""
+    if type(found) is not int or found != wanted:
+        raise OtherSchemaError(
+            f"{where} has schema {shown(found)}, this Esper reads schema {wanted}: read it with "
+            f"the release that wrote it"
+        )
+
+
 def unseal(document: Json) -> Json:
     """Remove the checksum from a document; raises if it is wrong.
 
-    Documents of older versions have none and pass unchanged.
+    A document that somebody edited has none and passes unchanged.
     """
     if not isinstance(document, dict) or _SEAL not in document:
         return document

@@ -137,7 +137,7 @@ def recorded_session(folder: Path, command: str = "") -> Iterator[SessionLog]:
 
 
 def read_sessions(folder: Path) -> tuple[WorkSession, ...]:
-    """Sessions of a folder, oldest first; none in folders of older versions."""
+    """Sessions of a folder, oldest first; none before the first process recorded one."""
     path = folder / SESSIONS
     if not path.exists():
         return ()

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from esper.leyline.actions import CLASSIC_OPS, LifecycleOp
+from esper.leyline.actions import LifecycleOp
 from esper.leyline.errors import EsperError
 from esper.leyline.limits import MAX_NETWORK_WIDTH, require_at_most
 
@@ -29,8 +29,7 @@ class NetworkConfig:
     """Recurrent core; `memoryless` is the feed-forward ablation."""
     op_prior: tuple[float, ...] = (0.0,) * len(LifecycleOp)
     """Initial logit bias of each `LifecycleOp`. Under a uniform initial policy no seed survives
-    long enough to show a contribution. Files from before the plan phase have one number for each of
-    the first operations; the rest is 0."""
+    long enough to show a contribution."""
 
     def __post_init__(self) -> None:
         require_at_most("NetworkConfig.width=", self.width, MAX_NETWORK_WIDTH)
@@ -39,9 +38,6 @@ class NetworkConfig:
         for name in ("width", "attention_heads", "embedding"):
             if getattr(self, name) < 1:
                 raise EsperError(f"NetworkConfig.{name}={getattr(self, name)}: must be 1 or more")
-        if len(self.op_prior) == len(CLASSIC_OPS):
-            newer = (0.0,) * (len(LifecycleOp) - len(CLASSIC_OPS))
-            object.__setattr__(self, "op_prior", (*self.op_prior, *newer))
         fits = len(self.op_prior) == len(LifecycleOp)
         if not (fits and (np.abs(self.op_prior) <= MAX_ABS_PRIOR).all()):
             raise EsperError(

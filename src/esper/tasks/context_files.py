@@ -35,6 +35,10 @@ def _parse(content: bytes, where: str) -> ContextSpec:
         document = parse_json(content)
     except ValueError as error:
         raise EsperError(f"{where}: not valid JSON ({error})") from None
+    if isinstance(document, dict):
+        defaults = to_json(ContextSpec())
+        assert isinstance(defaults, dict)  # records encode to objects
+        document = defaults | document
     return read_record(ContextSpec, document, where)
 
 

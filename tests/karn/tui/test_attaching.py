@@ -20,7 +20,7 @@ from esper.karn.tui.run_screen import RunScreen
 from esper.leyline.errors import EsperError
 from esper.scripts.tui import main
 from esper.storage.folder_lock import FolderLock
-from esper.storage.run_files import EVENTS, POLICY, RUN
+from esper.storage.run_files import EVENTS, POLICY, RUN, RUN_SCHEMA
 from tui_support import screen_text
 
 LONGEST = 90.0
@@ -36,7 +36,7 @@ def run(tmp_path) -> Path:
     path.mkdir(parents=True)
     session = {"started": "2026-01-02 03:04:05", "from_round": 0}
     info = {"task": "synthetic", "seed": 3, "created": "2026-01-02 03:04:05", "sessions": [session]}
-    (path / RUN).write_text(json.dumps(info))
+    (path / RUN).write_text(json.dumps(info | {"schema": RUN_SCHEMA}))
     (path / POLICY).write_text(json.dumps({"policy": "random"}))
     return path
 

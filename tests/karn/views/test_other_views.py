@@ -79,14 +79,11 @@ def test_a_comparison_tells_what_its_report_tells(compared):
             assert contender.difference.value == pytest.approx(student["value"])
 
 
-def test_a_comparison_of_an_older_version_is_complete_if_it_has_a_report(compared, tmp_path):
+def test_a_comparison_that_recorded_no_session_yet_has_done_nothing(compared, tmp_path):
     shutil.copytree(compared, tmp_path / "run")
     (tmp_path / "run" / "sessions.json").unlink()
-    assert views.run_summary(tmp_path / "run").state is RunState.FINISHED
-    (tmp_path / "run" / "compare.json").unlink()
     found = views.run_summary(tmp_path / "run")
-    assert (found.state, found.done, found.total) == (RunState.INTERRUPTED, 2, None)
-    assert len(views.read_contenders(tmp_path / "run")) == 2
+    assert (found.state, found.done, found.total) == (RunState.INTERRUPTED, 0, None)
 
 
 def test_an_audit_tells_topologies_and_contenders(audited):
@@ -103,7 +100,7 @@ def test_an_audit_tells_topologies_and_contenders(audited):
     assert all(len(curve.points) == 4 for curve in curves)
 
 
-def test_half_an_audit_of_an_older_version_is_interrupted(audited, tmp_path):
+def test_unpacked_records_are_finished_if_they_are_whole(audited, tmp_path):
     shutil.copytree(audited, tmp_path / "run")
     (tmp_path / "run" / "sessions.json").unlink()
     assert views.run_summary(tmp_path / "run").state is RunState.FINISHED

@@ -96,7 +96,7 @@ def test_what_a_newer_esper_wrote_is_refused_and_stays(run):
     data = json.loads(manifest.read_text())
     manifest.write_text(json.dumps(seal(data | {"schema": SCHEMA + 1})))
     before = content(run / "checkpoints")
-    assert "newer Esper" in refused(lambda: resumed_run(run))
+    assert "has schema" in refused(lambda: resumed_run(run))
     assert content(run / "checkpoints") == before
 
 

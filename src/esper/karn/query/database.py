@@ -1,7 +1,7 @@
 """Runs one SELECT over the records of a run, in a DuckDB database in memory.
 
-The database reads nothing but tables it was given, so a query can neither write nor see other
-files. Parts of events are opened before the query: one that is replaced meanwhile keeps its rows.
+The database has no access to files from the start, and nobody can give it any: it reads nothing but
+tables it was given, whatever a query or a name in a run holds. Parts of events are opened before the query: one that is replaced meanwhile keeps its rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyarrow import dataset as ds
@@ -24,7 +24,7 @@ from esper.karn.views.setup import RunSetup, setup_of
 from esper.karn.views.tables import EventTables
 from esper.leyline.errors import EsperError, shorten
 from esper.leyline.telemetry import TelemetryEventType
-from esper.nissa.columns import require_schema, schema_of
+from esper.nissa.columns import require_columns, schema_of
 from esper.nissa.parquet import PARTS, folder_of
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _ROWS_AT_ONCE = 10_000
 _STATEMENTS = ("SELECT", "EXPLAIN")
+_CLOSED: Final = {"enable_external_access": "false", "lock_configuration": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,10 @@ def run_query(run: Path, sql: str) -> Iterator[QueryResult]:
     kind_of(run)  # raises unless it is a run
     duckdb = _import_duckdb()
     with ExitStack() as stack:
-        connection = stack.enter_context(duckdb.connect(":memory:"))
+        connection = stack.enter_context(duckdb.connect(":memory:", config=_CLOSED))
         _require_select(connection, sql)
         try:
             _add_views(connection, stack, run, sql)
-            connection.execute("SET enable_external_access = false")
-            connection.execute("SET lock_configuration = true")
             connection.execute(sql)
         except duckdb.Error as error:
             raise EsperError(_one_line(error)) from None
@@ -138,7 +137,7 @@ def _dataset(stack: ExitStack, folder: Path, kind: TelemetryEventType) -> Any:
     for path in paths:
         fragment = form.make_fragment(pa.PythonFile(stack.enter_context(path.open("rb")), "r"))
         try:
-            require_schema(fragment.physical_schema, path)
+            require_columns(fragment.physical_schema, kind, path)
         except pa.ArrowInvalid as error:
             raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
         fragments.append(fragment)
@@ -148,7 +147,7 @@ def _dataset(stack: ExitStack, folder: Path, kind: TelemetryEventType) -> Any:
 def _counted(sessions: Sequence[RunSession]) -> str:
     """As `sessions.counted_rows`, in SQL."""
     rules = [
-        f"(wall_time >= {later.started} OR round IS NULL OR round < {later.from_round})"
+        f"(wall_time >= '{later.started}'::DOUBLE OR round IS NULL OR round < {later.from_round})"
         for later in sessions[1:]
     ]
     return " AND ".join(rules) or "true"

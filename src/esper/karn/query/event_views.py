@@ -143,9 +143,9 @@ def _names_of(base: str) -> str:
 
 
 def _named(sql: str, setup: RunSetup) -> str:
-    return sql.replace("{slots}", _list(setup.slots)).replace(
-        "{blueprints}", _list(setup.blueprints)
-    )
+    """Put the names in, in one pass: what looks like a placeholder in a name stays."""
+    lists = {"{slots}": _list(setup.slots), "{blueprints}": _list(setup.blueprints)}
+    return re.sub("{slots}|{blueprints}", lambda found: lists[found[0]], sql)
 
 
 def _list(names: Sequence[str]) -> str:

@@ -61,7 +61,7 @@ class AuditRow:
 
 def read_audit_setup(run: Path) -> AuditSetup:
     """Setup of an audit."""
-    info = read_entries(run / f.AUDIT)
+    info = read_entries(run / f.AUDIT, f.AUDIT_SCHEMA)
     return AuditSetup(
         task=text(info, "task"),
         seed=whole(info, "seed"),

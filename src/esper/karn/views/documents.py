@@ -1,7 +1,6 @@
 """Entries of JSON documents in run folders, without the classes that wrote them.
 
-Files of older and newer versions are read as far as they go: an entry that is missing or of another
-type counts as unknown. A file that is damaged raises.
+An entry that is missing or of another type counts as unknown. A file that is damaged raises.
 """
 
 from __future__ import annotations
@@ -13,17 +12,19 @@ from typing import Final
 
 from esper.leyline.codec import Json
 from esper.leyline.errors import EsperError
-from esper.storage.sealed_json import read_document
+from esper.storage.sealed_json import read_document, require_schema
 
 Entries = Mapping[str, Json]
 _NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-def read_entries(path: Path) -> Entries:
-    """Entries of a JSON file; raises in one line if it cannot be read."""
+def read_entries(path: Path, schema: int | None = None) -> Entries:
+    """Entries of a JSON file; raises in one line if it cannot be read or is of another schema."""
     document = read_document(path)
     if not isinstance(document, dict):
         raise EsperError(f"{path} is damaged: expected an object")
+    if schema is not None:
+        require_schema(path, document.get("schema"), schema)
     return document
 
 

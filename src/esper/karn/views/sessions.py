@@ -56,7 +56,7 @@ def read_sessions(path: Path) -> tuple[RunSession, ...]:
 
 
 def read_work_sessions(path: Path) -> tuple[RunSession, ...]:
-    """Sessions of a run of another kind; none in folders of older versions."""
+    """Sessions of a run of another kind; unpacked records have none."""
     if not (path / SESSIONS).exists():
         return ()
     return tuple(map(_work_session, objects(read_entries(path / SESSIONS), "sessions")))

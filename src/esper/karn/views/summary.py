@@ -143,7 +143,7 @@ def _stamp(seconds: float) -> str:
 
 def _train(run: RunSummary, running: bool) -> RunSummary:
     path = run.path
-    info = read_entries(path / f.RUN)
+    info = read_entries(path / f.RUN, f.RUN_SCHEMA)
     config = read_entries(path / f.CONFIG) if (path / f.CONFIG).exists() else {}
     sessions = read_sessions(path)
     learns = not (path / f.POLICY).exists()
@@ -234,7 +234,7 @@ def _grow(run: RunSummary, running: bool) -> RunSummary:
     path = run.path
     if running and not (path / f.GROW).exists():  # written a moment after the folder
         return replace(run, state=RunState.RUNNING)
-    info = read_entries(path / f.GROW)
+    info = read_entries(path / f.GROW, f.GROW_SCHEMA)
     result = read_entries(path / f.RESULT) if (path / f.RESULT).exists() else {}
     search = read_entries(path / f.SEARCH) if (path / f.SEARCH).exists() else {}
     spent = real(search, "compute") / real(info, "length")
@@ -276,23 +276,16 @@ def _grow_state(running: bool, result: Entries, last: RunSession | None) -> RunS
 
 
 def _compare(run: RunSummary, running: bool) -> RunSummary:
-    """Folders of older versions have no sessions: their report tells whether they are complete."""
-    path, settings = run.path, read_entries(run.path / f.SETTINGS)
-    report, sessions = path / f.COMPARISON, read_work_sessions(path)
-    if sessions:
-        done, total = sessions[-1].done, sessions[-1].total or None
-    else:
-        done = len(list((path / f.POLICIES).glob("*.json")))
-        total = len(objects(read_entries(report), "policies")) if report.exists() else None
+    settings, sessions = read_entries(run.path / f.SETTINGS), read_work_sessions(run.path)
     run = replace(
         run,
         task=text(settings, "task"),
         seed=whole(settings, "first_seed"),
-        done=done,
-        total=total,
+        done=sessions[-1].done if sessions else 0,
+        total=(sessions[-1].total or None) if sessions else None,
         unit="policies",
     )
-    return _with_sessions(run, running, sessions, report.exists(), path / f.SETTINGS)
+    return _with_sessions(run, running, sessions, False, run.path / f.SETTINGS)
 
 
 def _audit(run: RunSummary, running: bool) -> RunSummary:

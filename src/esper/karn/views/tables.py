@@ -19,9 +19,9 @@ from esper.karn.views.documents import read_entries, text
 from esper.karn.views.sessions import RunSession, counted_rows, read_sessions
 from esper.leyline.errors import EsperError
 from esper.leyline.telemetry import TelemetryEventType
-from esper.nissa.columns import require_schema, schema_of
+from esper.nissa.columns import require_columns, schema_of
 from esper.nissa.parquet import PARTS, folder_of
-from esper.storage.run_files import FORMER_SESSION, RUN, SESSION
+from esper.storage.run_files import RUN, SESSION
 
 Row = dict[str, Any]
 """A row by column name."""
@@ -40,11 +40,10 @@ EVERY: Rounds = Rounds()
 
 def events_folder(run: Path) -> Path:
     """Folder that the events of a run are in: its own, unless `--telemetry-dir` named another."""
-    for name in (SESSION, FORMER_SESSION):
-        if (run / name).exists():
-            elsewhere = text(read_entries(run / name), "telemetry_dir")
-            return Path(elsewhere) if elsewhere else run
-    return run
+    if not (run / SESSION).exists():
+        return run
+    elsewhere = text(read_entries(run / SESSION), "telemetry_dir")
+    return Path(elsewhere) if elsewhere else run
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class EventTables:
         `event`, `row`, `wall_time`, `round` and `step` are there in any case.
         """
         schema = _wanted(schema_of(kind), columns)
-        parts = [_read_part(path, schema, rounds) for path in self._parts(kind)]
+        parts = [_read_part(path, kind, schema, rounds) for path in self._parts(kind)]
         table = pa.concat_tables([schema.empty_table(), *parts])
         counted_N = counted_rows(
             self.sessions, table.column("wall_time").to_numpy(), numpy_ints(table, "round")
@@ -119,21 +118,17 @@ def _range_of(metadata: pq.FileMetaData) -> tuple[int | None, int | None]:
     return min(one.min for one in known), max(one.max for one in known)
 
 
-def _read_part(path: Path, schema: pa.Schema, rounds: Rounds) -> pa.Table:
+def _read_part(path: Path, kind: TelemetryEventType, schema: pa.Schema, rounds: Rounds) -> pa.Table:
     try:
         # pyarrow cannot open paths that are not UTF-8
         with path.open("rb") as raw, pq.ParquetFile(raw) as file:
-            require_schema(file.schema_arrow, path)
+            require_columns(file.schema_arrow, kind, path)
             if _left_out(file.metadata, rounds):
                 return schema.empty_table()
-            present = [name for name in schema.names if name in file.schema_arrow.names]
-            table = file.read(columns=present)
+            table = file.read(columns=schema.names)
     except pa.ArrowInvalid as error:
         raise EsperError(f"{path}: not a Parquet file, or damaged ({error})") from None
-    for field in schema:  # an older version did not have it
-        if field.name not in present:
-            table = table.append_column(field, pa.nulls(len(table), field.type))
-    return _between(table.select(schema.names).cast(schema, safe=False), rounds)
+    return _between(table.select(schema.names).cast(schema), rounds)
 
 
 def _left_out(metadata: pq.FileMetaData, rounds: Rounds) -> bool:

@@ -127,7 +127,7 @@ class PolicyResult(ArrayStruct):
     device: str
     """Device name."""
     contexts: HostContexts | None = None
-    """Contexts of the hosts; None in results of older versions, where all were fixed."""
+    """Contexts of the hosts; None: all were fixed."""
     search: SearchCompute | None = None
     """Compute of a search over several members per host; None for other policies."""
 

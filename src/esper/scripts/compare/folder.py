@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import esper
 from esper.leyline.codec import Json, read_record, to_json
-from esper.leyline.context import FIXED
 from esper.leyline.errors import EsperError
 from esper.scripts.cli.report_files import json_bytes
 from esper.scripts.compare.comparison import ComparisonSettings, PolicyResult
@@ -91,10 +90,7 @@ def open_folder(folder: Path, settings: ComparisonSettings) -> None:
     (folder / POLICIES).mkdir(exist_ok=True)
     wanted = to_json(settings)
     if path.exists():
-        saved = read_document(path)
-        if isinstance(saved, dict):  # missing in folders of older versions
-            saved = {"kernels": "auto", "context": to_json(FIXED), **saved}
-        different = next(differences(saved, wanted), None)
+        different = next(differences(read_document(path), wanted), None)
         if different is not None:
             raise EsperError(
                 f"{folder} holds a comparison with other settings: {different}; set it back or "

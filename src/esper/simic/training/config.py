@@ -19,7 +19,6 @@ from esper.leyline.actions import (
     AlphaCurve,
     BlendStyle,
 )
-from esper.leyline.codec import ALWAYS_WRITTEN
 from esper.leyline.compute import ComputeSettings
 from esper.leyline.context import ContextSpec
 from esper.leyline.errors import EsperError, unknown_name
@@ -60,9 +59,7 @@ still chooses what to grow, where and when."""
 class TaskConfig:
     """The task, and changes to its settings."""
 
-    name: Annotated[str, tyro.conf.arg(name="task")] = field(
-        default="digits_impaired", metadata=ALWAYS_WRITTEN
-    )
+    name: Annotated[str, tyro.conf.arg(name="task")] = "digits_impaired"
     """Task to train on: a name that `esper tasks` lists, or your own as FILE.py[:NAME]."""
     blueprints: tuple[str, ...] = ()
     """Blueprints that may be grown; default: all of the task's."""
@@ -125,7 +122,7 @@ class TaskConfig:
 class PopulationConfig(ComputeSettings):
     """The population of hosts that the controller is trained on."""
 
-    envs: int = field(default=16, metadata=ALWAYS_WRITTEN)
+    envs: int = 16
     """E: members trained in parallel; E episodes make a round."""
     rollout_steps: int | None = None
     """Steps per rollout; None: whole episodes."""
@@ -184,17 +181,13 @@ class PopulationConfig(ComputeSettings):
 class TrainingConfig:
     """All settings of a PPO training run."""
 
-    task: Annotated[TaskConfig, NO_PREFIX] = field(
-        default_factory=TaskConfig, metadata=ALWAYS_WRITTEN
-    )
+    task: Annotated[TaskConfig, NO_PREFIX] = field(default_factory=TaskConfig)
     """The task."""
-    population: Annotated[PopulationConfig, NO_PREFIX] = field(
-        default_factory=PopulationConfig, metadata=ALWAYS_WRITTEN
-    )
+    population: Annotated[PopulationConfig, NO_PREFIX] = field(default_factory=PopulationConfig)
     """The population."""
-    rounds: int = field(default=100, metadata=ALWAYS_WRITTEN)
+    rounds: int = 100
     """Training rounds; each is one episode per member, followed by an update."""
-    seed: int = field(default=0, metadata=ALWAYS_WRITTEN)
+    seed: int = 0
     """Seed of all random draws: hosts, batches, actions, initial policy weights."""
     updates_per_rollout: int = 1
     """Update passes per rollout; the KL limit may end them early."""
@@ -203,9 +196,9 @@ class TrainingConfig:
     cut_stragglers: float | None = None
     """Under torchrun: once this share of the ranks has finished its rollout, the others end theirs
     early; results then depend on the speed of the machines. Default: never."""
-    ppo: Annotated[PPOConfig, NO_PREFIX] = field(default_factory=PPOConfig, metadata=ALWAYS_WRITTEN)
+    ppo: Annotated[PPOConfig, NO_PREFIX] = field(default_factory=PPOConfig)
     """PPO settings."""
-    reward: RewardConfig = field(default_factory=RewardConfig, metadata=ALWAYS_WRITTEN)
+    reward: RewardConfig = field(default_factory=RewardConfig)
     """Reward settings."""
 
     def __post_init__(self) -> None:

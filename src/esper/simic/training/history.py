@@ -5,13 +5,14 @@ Shape letters: E members, S slots, O operations, Z stages.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
 from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Ints
+from esper.leyline.errors import EsperError
 from esper.leyline.payloads import PPOUpdateMetrics, SlotPayload
 from esper.leyline.records import PlanRecord, Rollout, StepRecord
 from esper.leyline.stages import SeedStage
@@ -42,22 +43,18 @@ class RoundRecord(ArrayStruct):
     """Decisions of members for WAIT, the plan phase included."""
     chosen_OZ: Ints
     """Decisions of members for each operation, by the stage of its slot; WAIT and STOP have no slot
-    and are not counted here. Records of older versions had fewer operations and stages: 0."""
+    and are not counted here."""
     metrics: PPOUpdateMetrics
     rollout_seconds: float
     update_seconds: float
-    stopped: int = 0
+    stopped: int
     """Decisions of members for STOP."""
-    steps_E: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """Steps of each member: below `steps` where the rollout of its rank was cut. Records of older
-    versions have none: all took `steps`."""
+    steps_E: Ints
+    """Steps of each member: below `steps` where the rollout of its rank was cut."""
 
     def __post_init__(self) -> None:
-        if not self.steps_E.size:
-            object.__setattr__(self, "steps_E", np.full(len(self.score_E), self.steps))
-        ops, stages = (max(0, n - m) for n, m in zip(_SHAPE_OZ, self.chosen_OZ.shape, strict=True))
-        if ops or stages:
-            object.__setattr__(self, "chosen_OZ", np.pad(self.chosen_OZ, ((0, ops), (0, stages))))
+        if self.chosen_OZ.shape != _SHAPE_OZ:
+            raise EsperError(f"RoundRecord.chosen_OZ: {self.chosen_OZ.shape}, expected {_SHAPE_OZ}")
         self.sizes()
 
     @property

@@ -36,17 +36,16 @@ from esper.storage.atomic import sync_folder, write_advice
 from esper.storage.manifest import (
     FileRecord,
     FolderFormat,
-    NewerFormatError,
     check_file,
     read_bytes,
     read_manifest,
     record_of,
     write_manifest,
 )
+from esper.storage.sealed_json import OtherSchemaError
 
 SCHEMA: Final = 1
-"""Incremented by every change that older readers cannot parse, and by a new field whose default
-differs from the earlier behaviour."""
+"""Incremented by every change of the files."""
 FORMAT: Final = FolderFormat("esper-checkpoint", SCHEMA, "checkpoint")
 MANIFEST: Final = run_files.CHECKPOINT
 STATE: Final = "state.json"
@@ -114,7 +113,7 @@ class CheckpointStore:
     def newest_valid(self) -> CheckpointSearch:
         """Find the newest checkpoint whose checksums match.
 
-        Raises for one written by a newer Esper instead of skipping it: it is not damaged.
+        Raises for one of another schema instead of skipping it: it is not damaged.
         """
         return _first_valid(reversed(self.paths()))
 
@@ -256,7 +255,7 @@ def _first_valid(paths: Iterator[Path]) -> CheckpointSearch:
     for path in paths:
         try:
             verify(path)
-        except NewerFormatError:
+        except OtherSchemaError:
             raise
         except EsperError as error:
             skipped.append(str(error))

@@ -9,17 +9,16 @@ Shape letters: E members.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-from esper.leyline.codec import Json, default_of, read_record, to_json
+from esper.leyline.codec import Json, read_record, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import CheckpointReason, CheckpointSaved, Payload
 from esper.leyline.telemetry import TelemetryEvent
@@ -162,23 +161,6 @@ def task_facts(spec: TaskSpec) -> dict[str, Json]:
             facts[field.name] = to_json(getattr(spec, field.name))
         except EsperError:  # a user's function cannot be compared
             continue
-    return facts
-
-
-def with_new_defaults(saved: Json, now: object) -> Json:
-    """Add defaults for fields that the task's dataclasses gained since `saved` was written.
-
-    Only fields of `now` that have a default are added.
-    """
-    if not isinstance(saved, dict) or not is_dataclass(now):
-        return saved
-    facts = dict(saved)
-    for field in fields(now):
-        if field.name in saved:
-            facts[field.name] = with_new_defaults(saved[field.name], getattr(now, field.name))
-        elif field.name not in _NOT_COMPARED and default_of(field) is not MISSING:
-            with contextlib.suppress(EsperError):  # no JSON form: not compared
-                facts[field.name] = to_json(default_of(field))
     return facts
 
 

@@ -51,19 +51,14 @@ from esper.storage.run_files import CONFIG as CONFIG
 from esper.storage.run_files import GROW as GROW
 from esper.storage.run_files import GROWN_NETWORKS as GROWN_NETWORKS
 from esper.storage.run_files import RUN as RUN
+from esper.storage.run_files import RUN_SCHEMA as SCHEMA
 from esper.storage.run_files import SESSION as SESSION
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import read_document, require_schema, seal
 from esper.storage.sessions import SessionEnd as SessionEnd
 from esper.storage.sessions import one_line, utc_now
 from esper.tasks.task_files import task_file_digest
 
 RETENTION: Final = "retention.json"
-_FORMER_NAMES: Final = {RETENTION: "keeping.json", SESSION: run_files.FORMER_SESSION}
-"""Names of these files in older run folders; still read."""
-SCHEMA: Final = 3
-"""Schema version of `run.json` and the files beside it. Incremented by every change that older
-readers cannot parse, and by a new field whose default differs from the earlier behaviour."""
-
 LevelName = Literal["off", "minimal", "normal", "debug"]
 """Lower-case name of a `TelemetryLevel`."""
 
@@ -99,7 +94,7 @@ class Session:
     task_file: str = ""
     """SHA-256 of the task file; empty for built-in tasks."""
     ended: str = ""
-    """UTC; empty while it runs, if the process was killed, and in folders of older versions."""
+    """UTC; empty while it runs, or if the process was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,31 +409,24 @@ def read_checkpoint_config(path: Path) -> TrainingConfig:
 
 def read_retention(path: Path) -> Retention:
     """Read the retention settings of the last session."""
-    where = _existing(path, RETENTION)
-    advice = "delete it to keep checkpoints by the defaults"
-    return Retention() if where is None else _read_record(Retention, where, advice)
+    if not (path / RETENTION).exists():
+        return Retention()
+    return _read_record(
+        Retention, path / RETENTION, "delete it to keep checkpoints by the defaults"
+    )
 
 
 def read_session_settings(path: Path) -> SessionSettings:
     """Read the session settings of the last session."""
-    where = _existing(path, SESSION)
+    if not (path / SESSION).exists():
+        return SessionSettings()
     advice = "delete it, and pass flags for what differs from the defaults"
-    return SessionSettings() if where is None else _read_record(SessionSettings, where, advice)
-
-
-def _existing(path: Path, name: str) -> Path | None:
-    """Path of a run's file under its current or former name; None if missing."""
-    places = (path / name, path / _FORMER_NAMES[name])
-    return next((place for place in places if place.exists()), None)
+    return _read_record(SessionSettings, path / SESSION, advice)
 
 
 def _require_known_schema(where: Path, data: Json) -> None:
-    schema = data.get("schema") if isinstance(data, dict) else None
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise EsperError(
-            f"{where} was written by a newer Esper (schema {shown(schema)}, this one reads up to "
-            f"{SCHEMA}): update esper"
-        )
+    if isinstance(data, dict):
+        require_schema(where, data.get("schema"), SCHEMA)
 
 
 def _read_record(
@@ -449,8 +437,8 @@ def _read_record(
 ) -> _Record:
     """Parse a JSON file of a run folder; `advice` is appended to errors.
 
-    A file without a checksum was written by an older Esper or edited on purpose; its settings are
-    compared with the checkpoint when the run resumes.
+    A file without a checksum was edited on purpose; its settings are compared with the checkpoint
+    when the run resumes.
     """
     try:
         data = read_document(path)

@@ -31,7 +31,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.signals import NO_BLUEPRINT
 from esper.storage.atomic import write_advice, write_atomic
 from esper.storage.run_files import MEMBER_LIST as LIST
-from esper.storage.sealed_json import read_document, seal
+from esper.storage.sealed_json import read_document, require_schema, seal
 
 if TYPE_CHECKING:
     from esper.leyline.payloads import EpisodeOutcome
@@ -43,7 +43,7 @@ KEEP_MEMBERS: Final = 3
 """Default number of members kept."""
 PT2: Final = ".pt2"
 SCHEMA: Final = 1
-"""Schema version of the list. Incremented by every change that older readers cannot parse."""
+"""Schema version of the list. Incremented by every change of it."""
 
 _OWN: Final = re.compile(r"\d{6,}-\d{4,}(\.pt2)?|\.\d{6,}-\d{4,}\.pt2\.\w+\.tmp")
 """Names in the folder that belong to members, unfinished exports included."""
@@ -210,9 +210,9 @@ def read_members(folder: Path) -> tuple[KeptMember, ...]:
     if not path.exists():
         return ()
     try:
-        found = read_record(MemberList, read_document(path), str(path))
+        document = read_document(path)
+        if isinstance(document, dict):
+            require_schema(path, document.get("schema"), SCHEMA)
+        return read_record(MemberList, document, str(path)).members
     except EsperError as error:
         raise EsperError(f"{error}; delete it to keep members of the coming rounds only") from None
-    if found.schema > SCHEMA:
-        raise EsperError(f"{path} was written by a newer Esper: update esper")
-    return found.members

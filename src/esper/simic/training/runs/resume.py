@@ -20,7 +20,6 @@ from esper.simic.training.runs.checkpoints import (
     emit_checkpoint_event,
     read_checkpoint,
     task_facts,
-    with_new_defaults,
 )
 from esper.simic.training.runs.folder import CONFIG, checkpoints_dir, read_info
 from esper.simic.training.runs.provenance import versions
@@ -206,8 +205,7 @@ def check_task(checkpoint: Checkpoint, spec: TaskSpec) -> None:
 
 def check_task_facts(facts: Json, spec: TaskSpec, where: str) -> None:
     """Raise if `spec` differs from the saved task facts of `where`."""
-    saved = with_new_defaults(facts, spec)
-    found = [*_differences("task", saved, task_facts(spec))]
+    found = [*_differences("task", facts, task_facts(spec))]
     if found:
         raise _mismatch(where, found)
 
