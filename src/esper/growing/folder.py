@@ -18,6 +18,7 @@ JSON files carry a checksum.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -95,11 +96,18 @@ class GrowInfo:
     train_macs: int = 0
     """Training MACs of the bare host for one sample, forward and backward."""
     constant_score: float = float("nan")
-    """Score of the best constant prediction."""
+    """Validation score of the best constant prediction; NaN: not known."""
     amp: bool = False
     """Whether networks were trained in bfloat16."""
     weight_decay: float | None = None
     """None: not recorded, by an older version, which had the optimiser's default alone."""
+    higher_is_better: bool = True
+    """Whether a higher score is better."""
+
+    def rank(self, score: float, params: int) -> tuple[float, int]:
+        """Sort key of a network: the better score, then the smaller size; NaN is the worst."""
+        merit = score if self.higher_is_better else -score
+        return (-math.inf if math.isnan(merit) else merit, -params)
 
 
 class GrowFolder:
