@@ -228,13 +228,12 @@ def train_static(
     x, _ = run.batches.batch(0)
     space = make_space(builder, x[0], esper.Budget())
     population = builder(range(len(rates)))
-    trainer = BracketTrainer(
-        population, space, run.batches, made.objective, run.length.batches, rates
-    )
+    trainer = BracketTrainer(population, space, run.batches, run.length.batches, rates)
     trainer.train(run.length.batches)
     scores = []
     for part in (data.val, data.test):
-        held = Validation(made.packed(part).to(device), part.targets.to(device), VAL_BATCH)
+        inputs, targets = made.packed(part).to(device), part.targets.to(device)
+        held = Validation(inputs, targets, VAL_BATCH, made.metric)
         scores.append(trainer.validate(held)[0])
     params = space.costs.host_params
     points = [Point(params, float(v), float(t)) for v, t in zip(*scores, strict=True)]

@@ -274,9 +274,7 @@ def _prepared(given: Candidate, settings: GrowSettings, printer: ProgressPrinter
 def _train_planted(run: GrowRun) -> BracketTrainer:
     """Plant a seed in all slots that it fits, and train all weights on one batch."""
     space, population = run.variants[0].space, run.builder([0])
-    trainer = BracketTrainer(
-        population, space, run.batches, run.problem.objective, 1, run.rates, run.builder.autocast
-    )
+    trainer = BracketTrainer(population, space, run.batches, 1, run.rates, run.builder.autocast)
     trainer.plant([next(iter(space.uniform()))])
     trainer.train(1)
     _, loss_E = trainer.validate(run.val)

@@ -241,6 +241,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         host_runs: float | None = None,
         epochs: float | Literal["auto"] = "auto",
         weight_decay: float | Literal["auto"] = "auto",
+        metric: str | Callable[..., Any] = "auto",
         validation_fraction: float = 0.2,
         refit: bool = True,
         standardize: bool = True,
@@ -254,6 +255,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         self.host_runs = host_runs
         self.epochs = epochs
         self.weight_decay = weight_decay
+        self.metric = metric
         self.validation_fraction = validation_fraction
         self.refit = refit
         self.standardize = standardize
@@ -329,7 +331,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             weight_decay=training.weight_decay
             if self.weight_decay == "auto"
             else self.weight_decay,
-            metric=METRIC,
+            metric=METRIC if self.metric == "auto" else self.metric,
         )
         return prepare_run(
             model,
@@ -409,6 +411,9 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
     epochs : length of a training run, or "auto".
     weight_decay : of AdamW; "auto": 0.3; with a model of your own, and in the regressor,
         as in `esper.grow`.
+    metric : of the held-out samples, by which the network is chosen, as in `esper.grow`: a name
+        ("f1", "roc_auc", "r2", ...) or a function; "auto": the explained share of the loss. A
+        function gets logits and class indices, in the regressor standardised numbers.
     validation_fraction : share of the samples that chooses between networks.
     refit : whether the chosen network is trained again on all samples.
     standardize : whether features are standardised; the network that comes back does it itself.

@@ -228,7 +228,12 @@ OUTPUTS: list[tuple[Any, Any, Any, str]] = [
     (Y.float(), "auto", OUT, "are float32 of whole numbers up to 3, and the model has 4 outputs"),
     (X, "auto", OUT, "outputs (4,) and targets (3,) per sample would broadcast to wrong pairs"),
     (X[:, 0], "cross_entropy", OUT, "loss 'cross_entropy' takes class indices, as in y.long()"),
-    (X[:, 0], lambda o, t: o.sum() * torch.nan, OUT, "loss own: the best constant prediction has"),
+    (
+        X[:, 0],
+        lambda o, t: o.sum() * torch.nan,
+        OUT,
+        "loss own is nan on the first samples, before",
+    ),
     (Y, lambda o, t: o.sum() * torch.nan, OUT, "loss own is nan on the first samples, before tra"),
     (Y, lambda o, t: torch.tensor(1.0), OUT, "loss own has no gradient; compute it with torch"),
     (Y, "crossentropy", OUT, "unknown loss 'crossentropy'"),

@@ -229,7 +229,7 @@ def test_no_other_constant_is_better(name):
 def test_mse_explains_variance():
     targets = numbers(100)
     made = make_objective(targets=targets, output_shape=(1,))
-    assert (made.name, made.metric, made.kind) == ("mse", "R2", "numbers")
+    assert (made.name, made.metric, made.kind) == ("mse", "explained", "numbers")
     assert made.constant_loss == pytest.approx(float(targets.var(correction=0)), rel=1e-5)
     perfect = made.merit(targets.view(1, -1, 1), targets[None])
     assert (perfect == 1).all()
@@ -359,7 +359,7 @@ ONE_TO_FIVE = torch.arange(20) % 5 + 1
         (ONE_TO_FIVE, (6,), {"loss": "crossentropy"}, "did you mean 'cross_entropy'?"),
         (ONE_TO_FIVE, (6,), {"metric": "acuracy"}, "did you mean 'accuracy'?"),
         (ONE_TO_FIVE, (6,), {"metric": "exact_match"}, "metric 'exact_match': not for loss 'cros"),
-        (ONE_TO_FIVE, (6,), {"metric": "R2"}, "is the explained share under loss 'mse'"),
+        (ONE_TO_FIVE, (6,), {"metric": "R2"}, "unknown metric 'R2': valid: auto, accuracy"),
         (numbers(20), (1,), {"metric": "accuracy"}, "metric 'accuracy': not for loss 'mse'"),
         (ONE_TO_FIVE, (6,), {"class_weights": [1, 2]}, "class_weights of shape (2,): the model h"),
         (ONE_TO_FIVE, (6,), {"class_weights": [0.0] * 6}, "finite, 0 or more, and not all 0"),

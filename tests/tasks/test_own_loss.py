@@ -145,7 +145,7 @@ def test_labels_of_plain_data_are_still_classes():
         (FLOATS, {"loss": None}, "task mine: its data are OwnTargetData; give the task a loss"),
         (FLOATS, {}, "task mine: loss 'mse': outputs (2,) and targets of one number per sample"),
         (FLOATS, {"loss": "nse"}, "task mine: unknown loss 'nse': did you mean 'mse'? valid: auto"),
-        (FLOATS, {"loss": "binary", "num_classes": 1, "metric": "R2"}, "task mine: metric 'R2' is"),
+        (FLOATS, {"loss": "binary", "num_classes": 1, "metric": "R2"}, "task mine: unknown metric"),
         (np.arange(8), {"loss": "cross_entropy"}, "task mine: train: label 2 of sample 2, the mod"),
     ],
 )

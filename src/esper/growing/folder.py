@@ -18,6 +18,7 @@ JSON files carry a checksum.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -94,10 +95,17 @@ class GrowInfo:
     train_macs: int
     """Training MACs of the bare host for one sample, forward and backward."""
     constant_score: float
-    """Score of the best constant prediction."""
+    """Validation score of the best constant prediction; NaN: not known."""
     amp: bool
     """Whether networks were trained in bfloat16."""
     weight_decay: float
+    higher_is_better: bool
+    """Whether a higher score is better."""
+
+    def rank(self, score: float, params: int) -> tuple[float, int]:
+        """Sort key of a network: the better score, then the smaller size; NaN is the worst."""
+        merit = score if self.higher_is_better else -score
+        return (-math.inf if math.isnan(merit) else merit, -params)
 
 
 class GrowFolder:

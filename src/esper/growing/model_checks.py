@@ -15,7 +15,7 @@ from esper.growing.data import GrowData
 from esper.growing.parts import Inputs, named_inputs
 from esper.leyline.errors import EsperError, shown
 from esper.leyline.user_errors import format_error
-from esper.tasks.objectives import Objective, make_objective
+from esper.tasks.objectives import TrainingLoss, make_training_loss
 from esper.tasks.row_terms import dtype_name
 
 _CHANNELS: Final = (1, 3, 4)
@@ -24,7 +24,7 @@ _ROUNDING: Final = 1e-4
 
 def check_against_model(
     data: GrowData,
-    loss: Objective | str | Callable[..., Any],
+    loss: TrainingLoss | str | Callable[..., Any],
     output: object,
     samples: int | None = None,
 ) -> None:
@@ -34,10 +34,10 @@ def check_against_model(
     """
     logits = check_output(output, samples)
     shape = tuple(logits.shape[1:])
-    if isinstance(loss, Objective):
+    if isinstance(loss, TrainingLoss):
         objective = loss
     else:
-        objective = make_objective(loss, targets=data.sample.targets, output_shape=shape)
+        objective = make_training_loss(loss, targets=data.sample.targets, output_shape=shape)
     for name, part in (("train", data.sample), ("val", data.val), ("test", data.test)):
         objective.check_targets(part.targets, name)
     if objective.kind == "classes":
@@ -100,7 +100,7 @@ def _refuse_probabilities(logits: Tensor, name: str) -> None:
         )
 
 
-def _check_loss(objective: Objective, logits: Tensor, targets: Tensor) -> None:
+def _check_loss(objective: TrainingLoss, logits: Tensor, targets: Tensor) -> None:
     outputs = logits.detach().unsqueeze(0).requires_grad_()
     with torch.enable_grad():
         loss_R = objective.loss(outputs, targets.to(outputs.device).unsqueeze(0))

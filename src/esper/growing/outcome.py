@@ -11,17 +11,16 @@ from torch import Tensor, nn
 
 from esper.growing.data import GrowData
 from esper.growing.folder import NETWORKS, RESULT, GrowFolder, GrowInfo
-from esper.growing.parts import Inputs, map_inputs
+from esper.growing.measuring import judge
+from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
 from esper.growing.records import GROWN_ORIGINS, Candidate
-from esper.growing.result import GrowResult, NetworkRecord, ResultRecord, judge
+from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.search import Search, control_numbers, frontier_numbers
 from esper.kasmina.export import export_pt2
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.tracing import plain_model
 from esper.leyline.errors import EsperError
-
-TEST_BATCH = 512
 
 
 def make_result(
@@ -56,7 +55,7 @@ def make_result(
     front = frontier_numbers(candidates)
     networks = sorted((records[n] for n in wanted if n in front), key=lambda r: r.params)
     host = records[next(iter(control_numbers(candidates)))]
-    pick = max((*networks, host), key=lambda record: (record.val_score, -record.params))
+    pick = max((*networks, host), key=lambda record: info.rank(record.val_score, record.params))
     static = tuple(
         _record(c, info) for c in candidates if c.finished and c.origin not in GROWN_ORIGINS
     )
@@ -105,16 +104,15 @@ def _record(
 def _judged(
     model: nn.Module, candidate: Candidate, problem: Problem, info: GrowInfo
 ) -> NetworkRecord:
-    inputs, merit = problem.trace.inputs, problem.objective.merit
+    inputs, test = problem.trace.inputs, problem.data.test
 
-    def call(plain: nn.Module, batch: tuple[Inputs, slice]) -> Tensor:
-        raw = map_inputs(lambda value: value[batch[1]], batch[0])
-        out: Tensor = inputs.call(plain, inputs.values(raw))
+    def run(some: slice) -> Tensor:
+        raw = map_inputs(lambda value: value[some], test.inputs)
+        out: Tensor = inputs.call(model, inputs.values(raw))
         return out
 
-    test = problem.data.test
-    score = judge(model, test.inputs, test.targets, merit, call, TEST_BATCH)
-    return _record(candidate, info, *score)
+    found = judge(problem.metric, run, test.targets)
+    return _record(candidate, info, found.value, found.error)
 
 
 def _export_all(

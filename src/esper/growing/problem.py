@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.growing.data import GrowData
 from esper.growing.folder import architecture_of
+from esper.growing.measuring import constant_score
+from esper.growing.metric_forms import Metric, OwnMetric
+from esper.growing.metrics import make_metric
 from esper.growing.model_checks import check_against_model, model_failure
 from esper.growing.parts import GrowPart, Inputs
 from esper.growing.settings import GrowSettings
+from esper.growing.streams import StreamSource
 from esper.kasmina.initialisation import build
 from esper.kasmina.tracing import HostTrace, trace_model
 from esper.leyline.errors import EsperError, unknown_name
-from esper.tasks.objectives import Objective, choose_loss, make_objective
+from esper.tasks.objectives import TrainingLoss, choose_loss, make_training_loss
 
 Model = nn.Module | Callable[[], nn.Module]
 
@@ -28,8 +33,13 @@ class Problem:
     model: Model
     trace: HostTrace
     data: GrowData
-    objective: Objective
+    loss: TrainingLoss
+    metric: Metric
     architecture: str
+
+    def constant_score(self, part: GrowPart) -> float:
+        """Metric of the best constant prediction on a part; NaN if it is not known."""
+        return constant_score(self.metric, self.data.val.targets, part.targets)
 
     def packed(self, part: GrowPart) -> Tensor:
         """Inputs of a part as the one tensor that hosts take."""
@@ -52,17 +62,30 @@ def make_problem(model: Model, data: GrowData, settings: GrowSettings) -> Proble
         # Beside their weights labels are floats, which would be taken for numbers to predict.
         loss = choose_loss(data.sample.targets, shape) if loss == "auto" else loss
         data = data.with_weighted_targets()
-    objective = make_objective(
+    made = make_training_loss(
         loss,
-        settings.metric,
         targets=data.sample.targets,
         output_shape=shape,
         class_weights=settings.class_weights,
         label_smoothing=settings.label_smoothing,
         weighted=weighted,
     )
-    check_against_model(data, objective, outputs, len(example))
-    return Problem(model, trace, data, objective, architecture_of(host))
+    check_against_model(data, made, outputs, len(example))
+    metric = _checked_metric(settings.metric, made, data)
+    return Problem(model, trace, data, made, metric, architecture_of(host))
+
+
+def _checked_metric(wanted: str | Callable[..., Any], loss: TrainingLoss, data: GrowData) -> Metric:
+    """The metric, tried on random outputs of the whole validation part."""
+    streamed, val = isinstance(data.train, StreamSource), data.val.targets
+    whole = val if streamed else data.sample.targets
+    metric = make_metric(wanted, loss, data.sample.targets, whole)
+    for name, part in (("val", data.val), ("test", data.test)):
+        metric.check(part.targets, name)
+    if isinstance(metric, OwnMetric):
+        generator = torch.Generator().manual_seed(0)
+        metric.value(torch.randn(len(val), *loss.shape, generator=generator), val)
+    return metric
 
 
 def _try_model(model: Model, inputs: Inputs) -> None:

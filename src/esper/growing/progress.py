@@ -156,7 +156,8 @@ def progress_of(search: Search, field: Field) -> Progress:
     """Where a search is."""
     state, settings = search.state, search.settings
     known = [c for c in state.candidates if c.finished] or list(state.candidates)
-    scores = [c.score for c in known if not math.isnan(c.score)]
+    scored = [c for c in known if not math.isnan(c.score)]
+    best = max(scored, key=lambda c: c.merit, default=None)
     return Progress(
         bracket=state.bracket,
         stage=state.stage,
@@ -164,7 +165,7 @@ def progress_of(search: Search, field: Field) -> Progress:
         members=len(state.members),
         batch=max(t.batch for t in field.trainers.values()),
         length=settings.length,
-        best_score=max(scores, default=math.nan),
+        best_score=math.nan if best is None else best.score,
         runs=search.runs,
         budget_runs=settings.runs,
         seconds=search.seconds,

@@ -119,7 +119,7 @@ class Proposer:
 
     def _later(self, count: int) -> Iterator[Proposal]:
         finished = [candidate for candidate in self.known if candidate.finished]
-        score_N = np.array([candidate.score for candidate in finished])
+        score_N = np.array([candidate.merit for candidate in finished])
         size_N = np.array([float(candidate.params) for candidate in finished])
         front = [finished[index] for index in pareto(score_N, size_N)]
         for one in reversed(front):

@@ -35,6 +35,8 @@ class Candidate:
     macs: int
     curve: tuple[tuple[int, float], ...] = ()
     """(batches, validation score) at the end of every stage."""
+    lower_is_better: bool = False
+    """Whether a lower score is better."""
     compute: float = 0.0
     """Training compute, in batches of the bare host; of a copy, since it was made."""
     loss: float = math.nan
@@ -48,6 +50,11 @@ class Candidate:
     def score(self) -> float:
         """Last validation score; NaN before the first."""
         return self.curve[-1][1] if self.curve else math.nan
+
+    @property
+    def merit(self) -> float:
+        """The last validation score so that higher is better; NaN before the first."""
+        return -self.score if self.lower_is_better else self.score
 
     @property
     def key(self) -> tuple[int, Topology, float]:

@@ -30,7 +30,6 @@ def refit_network(run: GrowRun, record: NetworkRecord, samples: GrowPart) -> nn.
         variant.builder([record.number]),
         variant.space,
         batches,
-        run.problem.objective,
         length,
         [record.rate],
         variant.builder.autocast,

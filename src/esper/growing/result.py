@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.growing.folder import NETWORKS, RESULT, GrowInfo, read_info, read_state
 from esper.growing.records import Origin, SearchState
@@ -217,7 +216,7 @@ class GrowResult:
                 f"no network within params={params}, macs={macs}: the smallest has "
                 f"{smallest.params} parameters and {smallest.macs} MACs"
             )
-        return max(within, key=lambda network: (network.val_score, -network.params))
+        return max(within, key=lambda network: self.info.rank(network.val_score, network.params))
 
     def report(self, path: str | os.PathLike[str] | None = None) -> Path:
         """Write a self-contained HTML page; returns its path."""
@@ -273,26 +272,3 @@ def _cells(network: GrownNetwork) -> tuple[str, ...]:
         f"{record.runs:.2f}",
         described,
     )
-
-
-def judge(
-    model: nn.Module,
-    inputs: Any,
-    targets: Tensor,
-    merit: Callable[[Tensor, Tensor], Tensor],
-    call: Callable[[nn.Module, Any], Tensor],
-    batch_size: int,
-) -> tuple[float, float]:
-    """Score of a plain model on samples, and its standard error.
-
-    `call`: runs the model on some of the inputs.
-    """
-    values = []
-    with torch.no_grad():
-        for first in range(0, len(targets), batch_size):
-            some = slice(first, first + batch_size)
-            outputs = call(model, (inputs, some))
-            values.append(merit(outputs.float()[None], targets[some][None])[0])
-    merit_N = torch.cat(values).double()
-    error = float(merit_N.std() / math.sqrt(len(merit_N))) if len(merit_N) > 1 else math.nan
-    return float(merit_N.mean()), error

@@ -106,12 +106,15 @@ class GrowRun:
             problem.packed(data.val).to(self.device),
             data.val.targets.to(self.device),
             VAL_BATCH,
+            problem.metric,
         )
+        self.constant = problem.constant_score(data.val)
+        """Validation score of the best constant prediction."""
 
     def _builder(self, trace: HostTrace, config: PopulationConfig) -> Builder:
-        settings, objective = self.settings, self.problem.objective
+        settings, loss = self.settings, self.problem.loss
         amp = settings.mixed_precision
-        return Builder(trace, config, objective, settings.seed, self.device, amp)
+        return Builder(trace, config, loss, settings.seed, self.device, amp)
 
     def _batches(self, size: int) -> tuple[BatchSource, int | None]:
         train, inputs = self.problem.data.train, self.problem.trace.inputs
@@ -143,9 +146,7 @@ class GrowRun:
                 probed = min(PROBE_MEMBERS, self._most_members(space))
                 self.probe = Probe(math.nan, probed)
                 if probe or self.budget.minutes is not None:
-                    found = measure_speed(
-                        self.builder, space, self.batches, self.problem.objective, probed
-                    )
+                    found = measure_speed(self.builder, space, self.batches, probed)
                     self.probe = Probe(self.ranks.measured(found.seconds), probed)
             base = Variant("", self.builder, space, 1.0)
             self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
@@ -192,12 +193,10 @@ class GrowRun:
         """Whether the model was given with weights that already solve the problem in part."""
         if not isinstance(self.problem.model, nn.Module):
             return False
-        trainer = BracketTrainer(
-            self.builder([0]), base.space, self.batches, self.problem.objective, 1, self.rates[:1]
-        )
-        score = float(trainer.validate(self.val)[0][0])
-        constant = self.problem.objective.constant_score
-        return score > constant + TRAINED * (1.0 - constant)
+        trainer = BracketTrainer(self.builder([0]), base.space, self.batches, 1, self.rates[:1])
+        score, metric = float(trainer.validate(self.val)[0][0]), self.problem.metric
+        gained = metric.merit(score - self.constant)
+        return bool(gained > TRAINED * metric.merit(metric.best - self.constant))
 
     def _announce(self, before: Length) -> None:
         say, trace, data = self.printer.say, self.problem.trace, self.problem.data
@@ -257,9 +256,9 @@ class GrowRun:
             seed=self.settings.seed,
             policy=self.settings.search_policy,
         )
-        objective, ranks = problem.objective, self.ranks
+        ranks = self.ranks
         search = Search(
-            settings, self.variants, self.batches, self.val, objective, folder, printer, ranks
+            settings, self.variants, self.batches, self.val, self.constant, folder, printer, ranks
         )
         state = read_state(folder.path) if resumed else None
         populations = {} if state is None else self._populations(folder.path, state)
@@ -293,7 +292,7 @@ class GrowRun:
             return {}
         self.printer.say(f"resuming at bracket {state.bracket + 1}, batch {state.batch}")
         held = path / population_name(state)
-        loss = self.problem.objective.loss
+        loss = self.problem.loss.loss
         # A save names the executor, but for 'sharded', which a run may be resumed with or without.
         wanted = self.settings.executor
         executor = wanted if wanted == "sharded" else None
@@ -315,8 +314,8 @@ class GrowRun:
             fingerprint=problem.data.fingerprint,
             architecture=problem.architecture,
             notes=problem.data.notes,
-            loss=problem.objective.name,
-            metric=problem.objective.metric,
+            loss=problem.loss.name,
+            metric=problem.metric.name,
             topology=trace.topology,
             slots=trace.slots,
             places=_places(self.variants[0]),
@@ -337,9 +336,10 @@ class GrowRun:
             budget=self.budget,
             versions=versions(),
             train_macs=space.training.host,
-            constant_score=problem.objective.constant_score,
+            constant_score=self.constant,
             amp=settings.mixed_precision,
             weight_decay=self.weight_decay,
+            higher_is_better=problem.metric.higher_is_better,
         )
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:

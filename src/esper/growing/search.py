@@ -30,7 +30,6 @@ from esper.growing.variants import Field, Variant
 from esper.kasmina.population import Population
 from esper.leyline.arrays import Bools, Doubles, Ints
 from esper.leyline.streams import stream_seed
-from esper.tasks.objectives import Objective
 
 VARIATIONS: Final = 0.25
 """Cost of copies with a seed less or more, as a share of the survivors'."""
@@ -110,16 +109,19 @@ class Search:
         variants: Sequence[Variant],
         batches: BatchSource,
         val: Validation,
-        objective: Objective,
+        constant: float,
         store: SearchStore,
         observer: SearchObserver,
         ranks: Ranks = ALONE,
     ) -> None:
-        """`variants`: the model as given first; `ranks`: the processes that search together."""
+        """`variants`: the model as given first; `constant`: validation score of the best constant
+        prediction; `ranks`: the processes that search together.
+        """
         self.settings, self.variants = settings, variants
         self.state = SearchState()
         self._batches, self._val = batches, val
-        self._objective, self._store, self._observer = objective, store, observer
+        self._metric, self._constant = val.metric, constant
+        self._store, self._observer = store, observer
         self._ranks = ranks
         self._began = self._saved_at = ranks.now()
         self._earlier_seconds = 0.0
@@ -231,6 +233,7 @@ class Search:
                     state.bracket,
                     size.params,
                     size.macs,
+                    lower_is_better=not self._metric.higher_is_better,
                 )
             )
         self.state = replace(
@@ -269,7 +272,6 @@ class Search:
             population,
             self.variants[host].space,
             self._batches,
-            self._objective,
             self.settings.length,
             [candidate.rate for candidate in candidates],
             self.variants[host].builder.autocast,
@@ -287,7 +289,7 @@ class Search:
             self._record(field, score_E, loss_E, finished=last)
             self._observer.on_stage(self, field)
             if not last:
-                self._halve(field, score_E)
+                self._halve(field, self._metric.merit(score_E))
                 self.state = replace(self.state, stage=stage + 1)
                 self._save(field)
                 self._ranks.on_first(self._observer.on_saved)
@@ -338,7 +340,10 @@ class Search:
     # ---- halving --------------------------------------------------------------------------
 
     def _halve(self, field: Field, score_E: Doubles) -> None:
-        """Keep the better members that make up half of the cost, and add copies of some."""
+        """Keep the better members that make up half of the cost, and add copies of some.
+
+        `score_E`: higher is better.
+        """
         here = [self.state.candidates[number] for number in self.state.members]
         costs = [self._cost(candidate) for candidate in here]
         size_E = np.array([float(candidate.params) for candidate in here])
@@ -430,7 +435,8 @@ class Search:
         """
         pruned: list[tuple[int, int, str]] = []
         member_N, slot_N, score_N = field.without_each_seed(self._val)
-        lost_N = np.where(np.isin(member_N, kept), score_E[member_N] - score_N, np.inf)
+        missed_N = score_E[member_N] - self._metric.merit(score_N)
+        lost_N = np.where(np.isin(member_N, kept), missed_N, np.inf)
         for index in np.argsort(lost_N, kind="stable"):
             if np.isfinite(lost_N[index]):
                 pruned.append((int(member_N[index]), int(slot_N[index]), EMPTY))
@@ -499,9 +505,9 @@ class Search:
         spaces = [variant.space for variant in self.variants]
         smallest = min(space.costs.host_params for space in spaces)
         largest = max(space.size(space.largest()).params for space in spaces)
-        score_N = np.array([c.score for c in some])
+        score_N = np.array([c.merit for c in some])
         size_N = np.array([float(c.params) for c in some])
-        worst = float(np.nan_to_num(self._objective.constant_score))
+        worst = float(np.nan_to_num(self._metric.merit(self._constant)))
         return hypervolume(score_N, size_N, max(largest, smallest + 1), smallest, min(worst, 0.99))
 
 
@@ -513,7 +519,7 @@ def _known(score: float) -> float:
 def frontier_numbers(candidates: Sequence[Candidate]) -> set[int]:
     """Numbers of the finished candidates that none dominates on validation."""
     finished = [c for c in candidates if c.finished]
-    score_N = np.array([c.score for c in finished])
+    score_N = np.array([c.merit for c in finished])
     size_N = np.array([float(c.params) for c in finished])
     return {finished[index].number for index in pareto(score_N, size_N)} if finished else set()
 
@@ -521,5 +527,5 @@ def frontier_numbers(candidates: Sequence[Candidate]) -> set[int]:
 def control_numbers(candidates: Sequence[Candidate]) -> set[int]:
     """Number of the best run of the model as given, trained in full."""
     bare = [c for c in candidates if c.finished and c.host == 0 and not any(c.topology)]
-    best = max(bare, key=lambda c: _known(c.score), default=None)
+    best = max(bare, key=lambda c: _known(c.merit), default=None)
     return set() if best is None else {best.number}

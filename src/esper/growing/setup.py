@@ -27,7 +27,7 @@ from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.optim import OptimConfig
 from esper.leyline.user_errors import is_out_of_memory
-from esper.tasks.objectives import Objective
+from esper.tasks.objectives import TrainingLoss
 from esper.tolaria.memory_check import free_bytes
 
 OPTIMIZERS: Final = ("auto", "adamw", "sgd")
@@ -145,13 +145,13 @@ class Builder:
         self,
         trace: HostTrace,
         config: PopulationConfig,
-        objective: Objective,
+        loss: TrainingLoss,
         seed: int,
         device: torch.device,
         amp: bool = False,
     ) -> None:
         """`amp`: train in bfloat16 by autocast."""
-        self.trace, self.config, self.objective = trace, config, objective
+        self.trace, self.config, self.loss = trace, config, loss
         self.seed, self.device, self.amp = seed, device, amp
 
     @contextlib.contextmanager
@@ -176,7 +176,7 @@ class Builder:
             self.seed,
             self.device,
             self.config,
-            self.objective.loss,
+            self.loss.loss,
         )
         population.member_ids[:] = numbers
         population.reset(0)
@@ -244,12 +244,12 @@ class Probe:
 
 
 def measure_speed(
-    builder: Builder, space: TopologySpace, batches: BatchSource, objective: Objective, members: int
+    builder: Builder, space: TopologySpace, batches: BatchSource, members: int
 ) -> Probe:
     """Time some training batches of a population like those of the search."""
     population = builder(range(members))
     rates = [1e-6] * members
-    trainer = BracketTrainer(population, space, batches, objective, 1000, rates, builder.autocast)
+    trainer = BracketTrainer(population, space, batches, 1000, rates, builder.autocast)
     topologies = [space.bare, *space.uniform()]
     trainer.plant([topologies[e % len(topologies)] for e in range(members)])
     trainer.train(1)  # includes set-up

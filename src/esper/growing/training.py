@@ -17,6 +17,8 @@ from torch import Tensor
 
 from esper.device.transfer import fetch
 from esper.growing.batches import BatchSource
+from esper.growing.measuring import score_rows
+from esper.growing.metric_forms import Metric
 from esper.growing.topologies import EMPTY, Topology, TopologySpace
 from esper.kasmina.gates import gate_signals
 from esper.kasmina.population import Population
@@ -24,7 +26,6 @@ from esper.kasmina.rows import whole_rows
 from esper.leyline.actions import LifecycleOp
 from esper.leyline.arrays import Bools, Doubles, Floats, Ints
 from esper.leyline.stages import SeedStage
-from esper.tasks.objectives import Objective
 from esper.tolaria.batch_ops import TrainTotals, process_train_batch
 from esper.tolaria.setup import make_graph_cache
 
@@ -32,6 +33,9 @@ WARM_UP: Final = 0.05
 """Share of a training run in which the learning rate rises to its full value."""
 CHUNKS: Final = 100
 """Steps of a full training run: rates are set and ramps advance once per step."""
+
+KEPT_NUMBERS: Final = 32_000_000
+"""Numbers that a metric may keep of the outputs of all members that are validated at once."""
 
 Ticker = Callable[[int], None]
 """Called with the number of batches of the current member after every chunk."""
@@ -44,6 +48,7 @@ class Validation:
     inputs: Tensor
     targets: Tensor
     batch_size: int
+    metric: Metric
 
 
 def rate_share(batch: int, length: int) -> float:
@@ -66,7 +71,6 @@ class BracketTrainer:
         population: Population,
         space: TopologySpace,
         batches: BatchSource,
-        objective: Objective,
         length: int,
         rate_E: Sequence[float],
         autocast: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
@@ -75,7 +79,7 @@ class BracketTrainer:
         `autocast`: context of training batches.
         """
         self.space, self.batches = space, batches
-        self.objective, self.length = objective, length
+        self.length = length
         self.rate_E: Doubles = np.asarray(rate_E, dtype=np.float64)
         self.batch = 0
         """Batches trained on."""
@@ -186,21 +190,32 @@ class BracketTrainer:
     def _validate_rows(
         self, part: Validation, member_R: Ints, alpha_RS: Floats
     ) -> tuple[Doubles, Doubles]:
-        """Score and loss `[R]` of members with given alphas."""
+        """Score over the whole part and loss `[R]` of members with given alphas."""
+        # What the metric keeps of all rows fits into memory; that of all samples has to.
+        size = max(1, KEPT_NUMBERS // (part.metric.numbers * len(part.targets)))
+        some = [slice(first, first + size) for first in range(0, len(member_R), size)]
+        found = [self._validate_some(part, member_R[rows], alpha_RS[rows]) for rows in some]
+        scores, losses = zip(*found, strict=True)
+        return np.concatenate(scores), np.concatenate(losses)
+
+    def _validate_some(
+        self, part: Validation, member_R: Ints, alpha_RS: Floats
+    ) -> tuple[Doubles, Doubles]:
         population, rows = self.population, len(member_R)
         plan = population.plan_rows(whole_rows(member_R, alpha_RS))
-        totals = torch.zeros(2, rows, dtype=torch.float64, device=population.device)
+        loss_R = torch.zeros(rows, dtype=torch.float64, device=population.device)
+        kept = []
         for first in range(0, len(part.targets), part.batch_size):
             some = slice(first, first + part.batch_size)
             x, target = part.inputs[None, some], part.targets[None, some]
             with torch.no_grad():  # in float32, as plain networks are judged
                 outputs = population.forward(x, plan)
             target_R = target.expand(rows, *target.shape[1:])
-            totals[0] += self.objective.merit(outputs.float(), target_R).double().sum(dim=1)
-            totals[1] += self.objective.loss(outputs.float(), target_R) * target.shape[1]
-        # SYNC: one transfer per validation.
-        score_R, loss_R = (totals / len(part.targets)).cpu().numpy()
-        return score_R, loss_R
+            kept.append(part.metric.keep(outputs.float(), target_R))
+            loss_R += population.loss(outputs.float(), target_R) * target.shape[1]
+        # SYNC: three transfers per validation.
+        score_R = score_rows(part.metric, torch.cat(kept, dim=1).cpu(), part.targets.cpu())
+        return score_R, (loss_R / len(part.targets)).cpu().numpy()
 
     # ---- halving and variations -----------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,18 @@ _FIT_STEPS: Final = 300
 _FIT_LR: Final = 0.1
 
 
+def function_name(function: Callable[..., Any]) -> str:
+    """Name of a user's function; that of its class if it is an object.
+
+    >>> function_name(max), function_name(partial(max, 1)), function_name(lambda: 0)
+    ('max', 'max', 'own')
+    """
+    if isinstance(function, partial):
+        return function_name(function.func)
+    name = str(getattr(function, "__name__", type(function).__name__))
+    return "own" if name == "<lambda>" else name
+
+
 class MemberFunction:
     """`function(outputs [B, ...], targets [B, ...])` of one network, applied to each row.
 
@@ -33,8 +46,7 @@ class MemberFunction:
 
     def __init__(self, function: Callable[..., Any], what: str) -> None:
         """`what`: loss or metric, for messages."""
-        name = getattr(function, "__name__", type(function).__name__)
-        self.name = "own" if name == "<lambda>" else str(name)
+        self.name = function_name(function)
         self.__qualname__ = self.name  # saved populations remember their loss by this name
         self.function = copy.deepcopy(function) if isinstance(function, nn.Module) else function
         self.what = what

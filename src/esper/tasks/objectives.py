@@ -3,7 +3,8 @@
 A loss gives one number per row; a merit one per sample, whose mean is the score: an accuracy, or
 the explained share `1 - loss / loss of the best constant prediction`. The best constant is found on
 the training targets, so 0 means "no better than predicting the same for every sample". Explained
-shares may be negative; clip them only where they are shown.
+shares may be negative; clip them only where they are shown. `esper.grow` takes its losses from here
+and its metrics from `growing/metrics.py`.
 
 Shape letters: R rows, B batch, N training samples, K classes.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -51,18 +52,36 @@ _SCORED_BY_LOSS: Final = ("language", "mse", "mae", "huber")
 """Losses whose default metric is the explained share."""
 
 
-@dataclass(frozen=True, eq=False)
-class Objective:
-    """A loss and a metric that fit one model and one data set."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TrainingLoss:
+    """A loss that fits one model and one data set."""
 
     name: str
     """Name of the loss, or of the user's function."""
-    metric: str
-    """Name shown to people: accuracy, exact_match, R2 (explained share under MSE), explained."""
     kind: TargetKind
     """What targets are; `own`: only the user's function knows."""
+    shape: tuple[int, ...]
+    """Outputs of one sample."""
     loss: RowLoss
     """Mean over the samples of each row `[R]`."""
+    terms: RowTerms | MemberFunction
+    """The same sample by sample."""
+    check_targets: Callable[[Tensor, str], None]
+    """Raise if targets of a part (by its name) have no meaning for the loss."""
+
+    def best_constant(self, targets: Tensor) -> float:
+        """Loss of the best constant prediction on targets `[N, ...]`."""
+        if isinstance(self.terms, MemberFunction):
+            return fit_constant(self.terms, targets, self.shape)
+        return self.terms.constant_loss(targets)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Objective(TrainingLoss):
+    """A loss and a metric that fit one model and one data set."""
+
+    metric: str
+    """Name shown to people."""
     merit: Merit
     """Metric of each sample `[R, B]`, higher is better."""
     constant_loss: float
@@ -70,8 +89,6 @@ class Objective:
     constant_score: float
     """Metric of the best constant prediction: the share of the largest class, or 0; NaN if not
     measured."""
-    check_targets: Callable[[Tensor, str], None]
-    """Raise if targets of a part (by its name) have no meaning for the loss."""
 
     def score(self, merit_R: Doubles) -> Doubles:
         """Return mean merits as scores: finite, and in 0..1 unless the metric is the user's own."""
@@ -123,9 +140,8 @@ def check_sample_weights(weights: Tensor, samples: int) -> None:
         )
 
 
-def make_objective(
+def make_training_loss(
     loss: str | Callable[..., Any] = "auto",
-    metric: str | Callable[..., Any] = "auto",
     *,
     targets: Tensor,
     output_shape: Sequence[int],
@@ -134,19 +150,18 @@ def make_objective(
     ignore_index: int = IGNORED,
     huber_delta: float = 1.0,
     weighted: bool = False,
-) -> Objective:
-    """Return the objective for training targets `[N, ...]` and outputs of `output_shape` a sample.
+) -> TrainingLoss:
+    """Return the loss for training targets `[N, ...]` and outputs of `output_shape` a sample.
 
     `loss`: a name of `LOSSES`, "auto" (by dtype and shape of the targets), or a function
-    `(outputs [B, ...], targets [B, ...]) -> number or numbers` for one network. `metric`: a name of
-    `METRICS`, "auto", or such a function whose result is better when higher.
+    `(outputs [B, ...], targets [B, ...]) -> number or numbers` for one network.
     """
     shape = tuple(int(size) for size in output_shape)
     options = LossOptions(class_weights, label_smoothing, ignore_index, huber_delta, weighted)
     if not len(targets):
-        raise EsperError("no training targets: an objective is chosen by their values")
+        raise EsperError("no training targets: a loss is chosen by their values")
     if callable(loss):
-        return _own_objective(loss, metric, targets, shape, options)
+        return _own_loss(loss, shape, options)
     plain = targets[..., 0] if weighted else targets
     name = choose_loss(plain, shape, ignore_index) if loss == "auto" else loss
     if name not in LOSSES:
@@ -154,17 +169,51 @@ def make_objective(
     _check_options(name, options)
     terms = _make_terms(name, plain, shape, options)
     terms.check_targets(targets, "train")
-    constant_loss = terms.constant_loss(targets)
+    made = TrainingLoss(
+        name=name, kind=_KIND[name], shape=shape, loss=_row_loss(terms, plain, options),
+        terms=terms, check_targets=terms.check_targets,
+    )  # fmt: skip
+    constant_loss = made.best_constant(targets)
     if not constant_loss > 0:
         raise EsperError(
             f"loss {name}: the best constant prediction has loss {constant_loss:g} on the training "
             f"targets, all {_first_value(plain)}; there is nothing to learn, check the targets"
         )
-    score, shown = _metric(name, metric, terms, constant_loss)
-    majority = terms.majority(targets) if shown in ("accuracy", "exact_match") else 0.0
+    return made
+
+
+def make_objective(
+    loss: str | Callable[..., Any] = "auto",
+    metric: str | Callable[..., Any] = "auto",
+    *,
+    targets: Tensor,
+    output_shape: Sequence[int],
+    **options: Any,
+) -> Objective:
+    """Return the loss of `make_training_loss`, which takes the options, with a metric.
+
+    `metric`: a name of `METRICS`, "auto", or a function `(outputs [B, ...], targets [B, ...]) ->
+    number or numbers` for one network whose result is better when higher.
+    """
+    made = make_training_loss(loss, targets=targets, output_shape=output_shape, **options)
+    if callable(metric):
+        own = MemberFunction(metric, "metric")
+        constant = float("nan") if made.kind == "own" else made.best_constant(targets)
+        return _objective(made, own.name, own.per_sample, constant, float("nan"))
+    if isinstance(made.terms, MemberFunction):
+        return _own_objective(made, made.terms, metric, targets)
+    constant = made.best_constant(targets)
+    score, shown = _metric(made.name, metric, made.terms, constant)
+    majority = made.terms.majority(targets) if shown in ("accuracy", "exact_match") else 0.0
+    return _objective(made, shown, score, constant, majority)
+
+
+def _objective(
+    made: TrainingLoss, metric: str, merit: Merit, constant_loss: float, constant_score: float
+) -> Objective:
     return Objective(
-        name, shown, _KIND[name], _row_loss(name, terms, plain, options), score, constant_loss,
-        float("nan") if callable(metric) else majority, terms.check_targets,
+        **{field.name: getattr(made, field.name) for field in fields(TrainingLoss)},
+        metric=metric, merit=merit, constant_loss=constant_loss, constant_score=constant_score,
     )  # fmt: skip
 
 
@@ -262,6 +311,11 @@ def _check_options(name: str, options: LossOptions) -> None:
         raise EsperError(f"class_weights: not for loss {name!r}, which has no classes")
 
 
+def infer_terms(targets: Tensor, shape: tuple[int, ...]) -> RowTerms:
+    """What targets `[N, ...]` and outputs mean, whatever the loss; raises if they do not fit."""
+    return _make_terms(choose_loss(targets, shape), targets, shape, LossOptions())
+
+
 def _make_terms(
     name: str, targets: Tensor, shape: tuple[int, ...], options: LossOptions
 ) -> RowTerms:
@@ -302,7 +356,7 @@ def _weights(options: LossOptions, classes: int) -> Tensor | None:
     return weights_K
 
 
-def _row_loss(name: str, terms: RowTerms, targets: Tensor, options: LossOptions) -> RowLoss:
+def _row_loss(terms: RowTerms, targets: Tensor, options: LossOptions) -> RowLoss:
     """The population's own cross-entropy where it computes the same: it is faster on a CPU."""
     if isinstance(terms, ClassTerms) and terms.plain and not options.weighted:
         # Its mean counts ignored positions, and it knows no other index.
@@ -312,20 +366,12 @@ def _row_loss(name: str, terms: RowTerms, targets: Tensor, options: LossOptions)
     return terms
 
 
-def _metric(
-    name: str, metric: str | Callable[..., Any], terms: RowTerms, constant_loss: float
-) -> tuple[Merit, str]:
+def _metric(name: str, metric: str, terms: RowTerms, constant_loss: float) -> tuple[Merit, str]:
     """Return the merit and the name shown to people."""
-    if callable(metric):
-        own = MemberFunction(metric, "metric")
-        return own.per_sample, own.name
     if metric == "auto":
         metric = "explained" if name in _SCORED_BY_LOSS else "accuracy"
-    if metric in ("explained", "R2"):
-        shown = "R2" if name == "mse" else "explained"
-        if metric == "R2" and name != "mse":
-            raise EsperError(f"metric 'R2' is the explained share under loss 'mse', not {name!r}")
-        return Explained(terms, constant_loss), shown
+    if metric == "explained":
+        return Explained(terms, constant_loss), metric
     if metric == "accuracy" and not isinstance(terms, NumberTerms):
         return terms.accuracy, metric
     if metric == "exact_match" and _KIND[name] == "multilabel":
@@ -352,50 +398,52 @@ class Explained:
 # ---- the user's own functions ----------------------------------------------------------------
 
 
-def _own_objective(
-    loss: Callable[..., Any],
-    metric: str | Callable[..., Any],
-    targets: Tensor,
-    shape: tuple[int, ...],
-    options: LossOptions,
-) -> Objective:
+def _own_loss(
+    loss: Callable[..., Any], shape: tuple[int, ...], options: LossOptions
+) -> TrainingLoss:
     if options != LossOptions():
         raise EsperError(
             "class_weights, label_smoothing, ignore_index, huber_delta and weighted are options of "
             "the built-in losses: your own loss function decides about them itself"
         )
     own = MemberFunction(loss, "loss")
-    if callable(metric):
-        judge = MemberFunction(metric, "metric")
-        nan = float("nan")
-        return Objective(own.name, judge.name, "own", own, judge.per_sample, nan, nan, _accept)
+    return TrainingLoss(
+        name=own.name, kind="own", shape=shape, loss=own, terms=own, check_targets=_accept
+    )
+
+
+def _own_objective(
+    made: TrainingLoss, own: MemberFunction, metric: str, targets: Tensor
+) -> Objective:
     integers = not targets.dtype.is_floating_point
-    axis = class_axis(shape, tuple(targets.shape[1:])) if integers else None
+    axis = class_axis(made.shape, tuple(targets.shape[1:])) if integers else None
     if metric == "accuracy" or (metric == "auto" and axis is not None):
         if axis is None:
             raise EsperError(
                 f"metric 'accuracy' needs class labels: targets are {dtype_name(targets)} "
-                f"{tuple(targets.shape[1:])}, outputs {shape} per sample; give metric='explained' "
-                f"or a function"
+                f"{tuple(targets.shape[1:])}, outputs {made.shape} per sample; give "
+                f"metric='explained' or a function"
             )
-        terms = ClassTerms(name="accuracy", shape=shape, axis=axis)
+        terms = ClassTerms(name="accuracy", shape=made.shape, axis=axis)
         terms.check_targets(targets, "train")
-        return Objective(
-            own.name, "accuracy", "own", own, terms.accuracy, float("nan"),
-            terms.majority(targets), terms.check_targets,
-        )  # fmt: skip
+        checked = replace(made, check_targets=terms.check_targets)
+        constant = terms.majority(targets)
+        return _objective(checked, "accuracy", terms.accuracy, float("nan"), constant)
     if metric not in ("auto", "explained"):
         raise unknown_name("metric", metric, ("auto", "accuracy", "explained", "a function"))
-    constant_loss = fit_constant(own, targets, shape)
+    constant_loss = explainable_loss(made, targets)
+    return _objective(made, "explained", Explained(own, constant_loss), constant_loss, 0.0)
+
+
+def explainable_loss(made: TrainingLoss, targets: Tensor) -> float:
+    """Loss of the best constant prediction; raises if no share of it can be a score."""
+    constant_loss = made.best_constant(targets)
     if not 0 < constant_loss < float("inf"):
         raise EsperError(
-            f"loss {own.name}: the best constant prediction has loss {constant_loss:g}, so no "
+            f"loss {made.name}: the best constant prediction has loss {constant_loss:g}, so no "
             f"share of it can be the score; give metric= as well"
         )
-    return Objective(
-        own.name, "explained", "own", own, Explained(own, constant_loss), constant_loss, 0.0,
-        _accept,
-    )  # fmt: skip
+    return constant_loss
 
 
 def _accept(targets: Tensor, part: str) -> None:

@@ -118,14 +118,14 @@ class RowTerms(abc.ABC):
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the weighted mean of each row `[R]`."""
-        losses, weights = self._weighted_terms(outputs, targets)
+        losses, weights = self.weighted_terms(outputs, targets)
         if weights is None:
             return row_sums(losses) / losses[0].numel()
         return row_sums(losses) / _total(weights)
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`, whose mean over B is the row's loss."""
-        losses, weights = self._weighted_terms(outputs, targets)
+        losses, weights = self.weighted_terms(outputs, targets)
         per_RB = losses.reshape(*losses.shape[:2], -1)
         if weights is None:
             return row_sums(per_RB, 2) / per_RB.shape[2]
@@ -133,7 +133,7 @@ class RowTerms(abc.ABC):
 
     def accuracy(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`: the share of correct predictions; ignored positions do not count."""
-        right, counted = self.correct(outputs, self._plain(targets))
+        right, counted = self.correct(outputs, self.plain_targets(targets))
         right_RBP = right.reshape(*right.shape[:2], -1).to(torch.float32)
         if counted is None:
             return right_RBP.mean(dim=2)
@@ -142,7 +142,7 @@ class RowTerms(abc.ABC):
 
     def exact_match(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return `[R, B]`: 1 where all predictions of a sample are right."""
-        right, _ = self.correct(outputs, self._plain(targets))
+        right, _ = self.correct(outputs, self.plain_targets(targets))
         return right.reshape(*right.shape[:2], -1).all(dim=2).to(torch.float32)
 
     def _weights_on(self, values: Tensor) -> Tensor | None:
@@ -154,12 +154,14 @@ class RowTerms(abc.ABC):
             self._copies[key] = self.weights_K.to(values)
         return self._copies[key]
 
-    def _plain(self, targets: Tensor) -> Tensor:
+    def plain_targets(self, targets: Tensor) -> Tensor:
+        """Targets without the weights of their samples."""
         return targets[..., 0] if self.weighted else targets
 
-    def _weighted_terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    def weighted_terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return losses `[R, B, ...]` times their weights, and these; those of samples included."""
         wide = outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
-        losses, weights = self.terms(wide, self._plain(targets))
+        losses, weights = self.terms(wide, self.plain_targets(targets))
         if not self.weighted:
             return losses, weights
         own = targets[..., 1].reshape(losses.shape).to(losses.dtype)
@@ -193,7 +195,7 @@ class ClassTerms(RowTerms):
 
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Cross-entropy of each position in nats, 0 where ignored."""
-        logits, labels = self._classes_last(outputs), targets.long()
+        logits, labels = self.classes_last(outputs), targets.long()
         weights_K = self._weights_on(logits)
         losses = F.cross_entropy(
             logits.reshape(-1, self.classes),
@@ -214,7 +216,7 @@ class ClassTerms(RowTerms):
         """Whether the largest output is the label's."""
         labels = targets.long()
         counted = labels != self.ignore_index
-        return (self._classes_last(outputs).argmax(dim=-1) == labels) & counted, counted
+        return (self.classes_last(outputs).argmax(dim=-1) == labels) & counted, counted
 
     def constant_loss(self, targets: Tensor) -> float:
         """Loss of predicting the class frequencies, weighted and smoothed as the loss is."""
@@ -232,7 +234,7 @@ class ClassTerms(RowTerms):
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if labels are not 0 to K - 1."""
-        targets = self._plain(targets)
+        targets = self.plain_targets(targets)
         if targets.dtype.is_floating_point and bool((targets != targets.round()).any()):
             raise EsperError(
                 f"{part} targets are {dtype_name(targets)} such as "
@@ -252,12 +254,13 @@ class ClassTerms(RowTerms):
 
     def _counts(self, targets: Tensor) -> Tensor:
         """Return the number of labels of each class `[K]`, by sample weight."""
-        labels = self._plain(targets).long().flatten()
+        labels = self.plain_targets(targets).long().flatten()
         kept = (labels >= 0) & (labels < self.classes) & (labels != self.ignore_index)
         weights = targets[..., 1].flatten()[kept].double() if self.weighted else None
         return torch.bincount(labels[kept], weights, minlength=self.classes).double()
 
-    def _classes_last(self, outputs: Tensor) -> Tensor:
+    def classes_last(self, outputs: Tensor) -> Tensor:
+        """Outputs `[R, B, ..., K]`."""
         return outputs.movedim(2 + self.axis, -1)
 
 
@@ -286,13 +289,13 @@ def _wrong_labels(
 class _PairedTerms(RowTerms):
     """A loss that pairs every output with one target."""
 
-    def _paired(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def paired(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return outputs in the shape of the targets, and targets as numbers."""
         return outputs.reshape(targets.shape), targets.to(outputs.dtype)
 
     def constant_loss(self, targets: Tensor) -> float:
         """Loss of the best constant of each output alone; sample weights do not move it."""
-        plain = self._plain(targets)
+        plain = self.plain_targets(targets)
         constants = self._constants(plain.double().reshape(len(plain), -1))
         outputs = constants.reshape(plain.shape[1:]).expand(plain.shape)
         with torch.no_grad():
@@ -312,7 +315,7 @@ class BinaryTerms(_PairedTerms):
 
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Logistic loss of each answer in nats."""
-        logits, answers = self._paired(outputs, targets)
+        logits, answers = self.paired(outputs, targets)
         losses = F.binary_cross_entropy_with_logits(logits, answers, reduction="none")
         weights_K = self._weights_on(losses)
         if weights_K is None:
@@ -323,18 +326,18 @@ class BinaryTerms(_PairedTerms):
 
     def correct(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Whether the sign of the logit is right."""
-        logits, answers = self._paired(outputs, targets)
+        logits, answers = self.paired(outputs, targets)
         return (logits > 0) == (answers > 0.5), None
 
     def majority(self, targets: Tensor) -> float:
         """Accuracy of giving each question its more common answer."""
-        plain = self._plain(targets)
+        plain = self.plain_targets(targets)
         share_D = plain.double().reshape(len(plain), -1).mean(dim=0)
         return float(torch.maximum(share_D, 1 - share_D).mean())
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a target is not in 0..1."""
-        targets = self._plain(targets)
+        targets = self.plain_targets(targets)
         wrong = ~((targets >= 0) & (targets <= 1)) if targets.dtype != torch.bool else None
         if wrong is not None and bool(wrong.any()):
             sample = int(torch.nonzero(wrong)[0][0])
@@ -360,7 +363,7 @@ class NumberTerms(_PairedTerms):
 
     def terms(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor | None]:
         """Error of each number."""
-        numbers, wanted = self._paired(outputs, targets)
+        numbers, wanted = self.paired(outputs, targets)
         if self.name == "mse":
             return F.mse_loss(numbers, wanted, reduction="none"), None
         if self.name == "mae":
@@ -377,7 +380,7 @@ class NumberTerms(_PairedTerms):
 
     def check_targets(self, targets: Tensor, part: str) -> None:
         """Raise if a number is not finite."""
-        targets = self._plain(targets)
+        targets = self.plain_targets(targets)
         wrong = ~torch.isfinite(targets)
         if bool(wrong.any()):
             sample = int(torch.nonzero(wrong)[0][0])

@@ -1,0 +1,208 @@
+"""Which metrics `esper.grow` knows, by name, and what they are for; scikit-learn's definitions."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Literal
+
+from torch import Tensor, nn
+
+from esper.growing import metric_forms as forms
+from esper.growing.metric_forms import Metric
+from esper.leyline.errors import EsperError, unknown_name
+from esper.tasks.member_functions import MemberFunction, function_name
+from esper.tasks.objectives import TrainingLoss, explainable_loss, infer_terms
+from esper.tasks.row_terms import ClassTerms, NumberTerms, RowTerms
+
+Reading = Literal["classes", "binary", "multilabel", "numbers"]
+"""What targets mean."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Context:
+    """What a metric is made for."""
+
+    name: str
+    terms: RowTerms
+    reading: Reading
+
+    @property
+    def numbers(self) -> int:
+        return max(2, math.prod(self.terms.shape))
+
+    def mean(self, terms: Callable[..., forms.Sums], **options: Any) -> Metric:
+        return forms.MeanMetric(
+            name=self.name, reading=self.terms, terms=partial(terms, self.terms), **options
+        )
+
+    def squares(self, **options: Any) -> Metric:
+        return forms.SquaredErrors(
+            name=self.name, reading=self.terms, numbers=self.numbers, in_points=False, **options
+        )
+
+    def labels(self, formula: Callable[..., Any]) -> Metric:
+        return forms.LabelMetric(
+            name=self.name, reading=self.terms, multilabel=self.reading == "multilabel",
+            formula=formula, numbers=self.numbers,
+        )  # fmt: skip
+
+    def ranks(self, formula: Callable[..., Any]) -> Metric:
+        return forms.RankMetric(
+            name=self.name, reading=self.terms, multilabel=self.reading == "multilabel",
+            formula=formula, numbers=self.numbers,
+        )  # fmt: skip
+
+
+def _accuracy(made: _Context) -> Metric:
+    return made.mean(forms.all_right if made.reading == "multilabel" else forms.right)
+
+
+def _f1_macro(made: _Context) -> Metric:
+    return made.labels(forms.f1_labels if made.reading == "multilabel" else forms.f1_macro)
+
+
+def _f1(made: _Context) -> Metric:
+    if isinstance(made.terms, ClassTerms) and made.terms.classes != 2:
+        raise EsperError(
+            f"metric 'f1' is for two classes, the model has {made.terms.classes}: give "
+            f"metric='f1_macro'"
+        )
+    return made.labels(forms.f1)
+
+
+LOWER: Final = {"higher_is_better": False, "best": 0.0, "in_points": False}
+LABELLED: Final = ("classes", "binary", "multilabel")
+METRICS: Final[dict[str, tuple[tuple[Reading, ...], Callable[[_Context], Metric]]]] = {
+    "accuracy": (LABELLED, _accuracy),
+    "label_accuracy": (("multilabel",), lambda made: made.mean(forms.right)),
+    "balanced_accuracy": (
+        ("classes", "binary"),
+        lambda made: made.labels(forms.balanced_accuracy),
+    ),
+    "f1": (("classes", "binary"), _f1),
+    "f1_macro": (LABELLED, _f1_macro),
+    "roc_auc": (LABELLED, lambda made: made.ranks(forms.area)),
+    "average_precision": (LABELLED, lambda made: made.ranks(forms.average_precision)),
+    "log_loss": (("classes", "binary"), lambda made: made.mean(forms.log_losses, **LOWER)),
+    "perplexity": (
+        ("classes",),
+        lambda made: made.mean(forms.log_losses, link=forms.exponential, **LOWER | {"best": 1.0}),
+    ),
+    "r2": (("numbers",), lambda made: made.squares()),
+    "mae": (("numbers",), lambda made: made.mean(forms.absolute_errors, **LOWER)),
+    "rmse": (
+        ("numbers",),
+        lambda made: made.squares(higher_is_better=False, best=0.0),
+    ),
+}
+"""Name -> what targets it is for, and how it is made. `explained`, a share of the loss, besides."""
+ALIASES: Final = {
+    "acc": "accuracy", "accuracy_score": "accuracy",
+    "balanced_accuracy_score": "balanced_accuracy",
+    "f1_score": "f1", "f1_binary": "f1", "macro_f1": "f1_macro",
+    "auc": "roc_auc", "auroc": "roc_auc", "roc_auc_score": "roc_auc", "roc_auc_ovr": "roc_auc",
+    "ap": "average_precision", "average_precision_score": "average_precision",
+    "logloss": "log_loss", "neg_log_loss": "log_loss", "nll": "log_loss", "ppl": "perplexity",
+    "r2_score": "r2", "mean_absolute_error": "mae", "neg_mean_absolute_error": "mae",
+    "root_mean_squared_error": "rmse", "neg_root_mean_squared_error": "rmse",
+}  # fmt: skip
+EXPLAINED: Final = "explained"
+NAMES: Final = ("auto", *METRICS, EXPLAINED, "a function")
+
+
+def make_metric(
+    wanted: str | Callable[..., Any], loss: TrainingLoss, train: Tensor, whole: Tensor
+) -> Metric:
+    """Return the metric for a loss.
+
+    `wanted`: a name, "auto", or a function `(outputs [N, ...], targets [N, ...])` of a whole part
+    that returns one number, or one for each sample, better when higher. `train`: training targets,
+    or the first of a stream; `whole`: targets to measure the best constant prediction on.
+    """
+    if callable(wanted):
+        function = copy.deepcopy(wanted).cpu() if isinstance(wanted, nn.Module) else wanted
+        return _own(function_name(wanted), function, loss)
+    terms = _terms(loss, train)
+    name = _default(loss, terms) if wanted == "auto" else _canonical(wanted)
+    if name == EXPLAINED:
+        return _explained(loss, explainable_loss(loss, whole))
+    if name not in METRICS:
+        raise unknown_name("metric", wanted, NAMES)
+    readings, make = METRICS[name]
+    if isinstance(terms, EsperError):
+        raise EsperError(f"metric {name!r}: {terms}")
+    reading = _reading(loss, terms)
+    if reading not in readings:
+        fitting = [other for other, (kinds, _) in METRICS.items() if reading in kinds]
+        raise EsperError(
+            f"metric {name!r}: not for loss {loss.name!r}; give {', '.join(fitting)}, "
+            f"{EXPLAINED} or a function"
+        )
+    return make(_Context(name, terms, reading))
+
+
+def _canonical(name: str) -> str:
+    """The name of a metric, however it is written.
+
+    >>> _canonical("ROC-AUC"), _canonical("r2_score"), _canonical("mine")
+    ('roc_auc', 'r2', 'mine')
+    """
+    plain = name.lower().replace("-", "_").replace(" ", "_")
+    return ALIASES.get(plain, plain)
+
+
+def _terms(loss: TrainingLoss, train: Tensor) -> RowTerms | EsperError:
+    """What targets and outputs mean; under the user's own loss what they look like."""
+    if isinstance(loss.terms, RowTerms):
+        return loss.terms
+    try:
+        terms = infer_terms(train, loss.shape)
+        terms.check_targets(train, "train")
+    except EsperError as error:
+        return error
+    return terms
+
+
+def _reading(loss: TrainingLoss, terms: RowTerms) -> Reading:
+    if isinstance(terms, ClassTerms):
+        return "classes"
+    if isinstance(terms, NumberTerms):
+        return "numbers"
+    return "multilabel" if terms.name == "multilabel" else "binary"
+
+
+def _default(loss: TrainingLoss, terms: RowTerms | EsperError) -> str:
+    """Metric of a loss: accuracy of labels, R2 of squared errors, else the explained share."""
+    if loss.kind == "own":
+        return "accuracy" if isinstance(terms, ClassTerms) else EXPLAINED
+    named = {"cross_entropy": "accuracy", "binary": "accuracy", "multilabel": "label_accuracy"}
+    return {**named, "mse": "r2"}.get(loss.name, EXPLAINED)
+
+
+def _explained(loss: TrainingLoss, constant_loss: float) -> Metric:
+    """One minus the loss relative to that of the best constant prediction."""
+    if isinstance(loss.terms, RowTerms):
+        terms = partial(forms.explained_terms, loss.terms, constant_loss)
+        return forms.MeanMetric(name=EXPLAINED, reading=loss.terms, terms=terms, in_points=False)
+    own = MemberFunction(loss.terms.function, "loss").function  # a copy, if it has weights
+    if isinstance(own, nn.Module):
+        own.cpu()
+
+    def explained(outputs: Tensor, targets: Tensor) -> Any:
+        return 1.0 - own(outputs, targets) / constant_loss
+
+    return _own(EXPLAINED, explained, loss, best=1.0)
+
+
+def _own(
+    name: str, function: Callable[..., Any], loss: TrainingLoss, best: float = math.nan
+) -> Metric:
+    return forms.OwnMetric(
+        name=name, function=function, best=best, in_points=False,
+        numbers=max(2, math.prod(loss.shape)),
+        reading=loss.terms if isinstance(loss.terms, RowTerms) else None,
+    )  # fmt: skip
