@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from esper.kasmina.tracing.initial_weights import Initialisation
 from esper.leyline.errors import EsperError
 
 Sizes = dict[str, Any]
@@ -110,8 +111,6 @@ def fresh_layer(layer: nn.Module, sizes: Sizes) -> nn.Module:
         given["bias"] = layer.bias is not None
     if isinstance(layer, nn.Bilinear):
         return nn.Bilinear(**sizes, bias=layer.bias is not None)
-    if isinstance(layer, nn.PReLU):
-        given["init"] = float(layer.weight.detach().mean())
     return kind(**(given | sizes))
 
 
@@ -162,6 +161,8 @@ class Resizer:
     """Puts fresh layers and tensors into one model, where tied weights stay tied."""
 
     model: nn.Module
+    initialisation: Initialisation
+    """Draws the values."""
     _new: dict[int, tuple[nn.Parameter, nn.Parameter]] = field(default_factory=dict)
     """Id of a parameter of the user's -> itself (so that the id stays its own), its successor."""
 
@@ -169,8 +170,9 @@ class Resizer:
         """Turn a layer into one of other sizes; its hooks and the user's attributes stay."""
         layer = self.model.get_submodule(path)
         fresh = fresh_layer(layer, sizes)
-        for part, owner in ((p, n) for n, p in fresh.named_modules()):
-            self._replace(path, layer.get_submodule(owner), part)
+        for owner, part in fresh.named_modules():
+            whole = f"{path}.{owner}" if path and owner else path or owner
+            self._replace(whole, layer.get_submodule(owner), part)
 
     def _replace(self, path: str, old: nn.Module, fresh: nn.Module) -> None:
         if old._parameters.keys() != fresh._parameters.keys():
@@ -178,7 +180,9 @@ class Resizer:
         for name, new in fresh._parameters.items():
             known = old._parameters[name]
             if new is not None and known is not None:
-                new.data = new.data.to(known.dtype)
+                full = f"{path}.{name}" if path else name
+                drawn = self.initialisation.redraw(full, known, new.data, fresh)
+                new.data = drawn.to(known.dtype)
                 new.requires_grad_(known.requires_grad)
                 fresh._parameters[name] = self._successor(path, known, new)
             old._parameters[name] = fresh._parameters[name]
@@ -195,20 +199,17 @@ class Resizer:
             raise EsperError(f"{path} shares a weight that needs two shapes")
         return found
 
-    def tensor(self, name: str, shape: tuple[int, ...], spread: float) -> None:
+    def tensor(self, name: str, shape: tuple[int, ...]) -> None:
         """Resize a tensor that is no layer's: parameters are drawn again, others repeat.
 
-        A parameter is drawn from a normal distribution of the user's mean and deviation times
-        `spread`; a constant one stays constant. What does not train is cut off, or starts over at
-        its end.
+        What does not train is cut off, or starts over at its end.
         """
         owner, _, leaf = name.rpartition(".")
         module = self.model.get_submodule(owner)
         old: Tensor = getattr(module, leaf)
         value = old.detach()
         if isinstance(old, nn.Parameter) and old.requires_grad:
-            deviation = float(value.std(correction=0)) if value.numel() > 1 else 0.0
-            value = torch.randn(shape, dtype=old.dtype) * (deviation * spread) + value.mean()
+            value = self.initialisation.redraw(name, value, value.new_empty(shape))
         else:
             for axis, size in enumerate(shape):
                 index = torch.arange(size) % value.shape[axis]

@@ -1,9 +1,10 @@
 """The user's model at other widths: `scaled_model(model, example, 1.5)`.
 
 Every layer between the data and the output is replaced by one of the same class with scaled sizes
-and fresh weights. Which widths belong to the data is found in one pass (`width_sources`), new
-widths come from a table (`width_rules`), and what a layer must take in is read off the tensor it is
-given, so that flattening, concatenation and splits need no rules of their own.
+and fresh weights, drawn as the given ones were (`initial_weights`). Which widths belong to the data
+is found in one pass (`width_sources`), new widths come from a table (`width_rules`), and what a
+layer must take in is read off the tensor it is given, so that flattening, concatenation and splits
+need no rules of their own.
 
 Code that reads sizes from integers of its module (`self.width`) is tried with these scaled too, if
 they equal a scaled width. Sizes written out in `forward` cannot be changed, and are an error.
@@ -15,7 +16,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from esper.device.rng import forked_rng
 from esper.kasmina.initialisation import build, check_parameters
 from esper.kasmina.tracing.host import Factory, HostTrace, factory_of, trace_model
+from esper.kasmina.tracing.initial_weights import Initialisation
 from esper.kasmina.tracing.inputs import Inputs, Raw
 from esper.kasmina.tracing.resizing import (
     RESIZABLE,
@@ -57,6 +59,10 @@ from esper.leyline.errors import EsperError
 from esper.leyline.user_errors import format_error, is_out_of_memory, user_code
 
 _SAMPLES = 3
+MANY_DRAWS: Final = 7
+"""Models of a factory, besides the first, whose weights show how they are drawn."""
+SMALL_MODEL: Final = 200_000
+"""Parameters of a model that is cheap to build; of a larger one, two show enough."""
 _ADVICE = "read sizes from tensors in forward, as in x.flatten(1)"
 _ALWAYS = (OUTPUT, FROZEN, POSITIONS)
 _ANCHORS = ((*_ALWAYS, INPUT, EXTRA), (*_ALWAYS, INPUT), _ALWAYS)
@@ -84,12 +90,11 @@ class _Plan:
     """New sizes of everything in a model, by path."""
 
     attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
-    tensors: dict[str, tuple[tuple[int, ...], float]] = field(default_factory=dict)
-    """Name -> shape, and by how much to spread a parameter's values."""
+    tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
     layers: dict[str, Sizes] = field(default_factory=dict)
 
-    def apply(self, model: nn.Module) -> nn.Module:
-        resizer = Resizer(model)
+    def apply(self, model: nn.Module, initialisation: Initialisation) -> nn.Module:
+        resizer = Resizer(model, initialisation)
         self.prepare(model, resizer)
         for path, sizes in self.layers.items():
             resizer.layer(path, sizes)
@@ -99,8 +104,8 @@ class _Plan:
         """Set what is no layer."""
         for (path, name), value in self.attributes.items():
             setattr(model.get_submodule(path), name, value)
-        for name, (shape, spread) in self.tensors.items():
-            resizer.tensor(name, shape, spread)
+        for name, shape in self.tensors.items():
+            resizer.tensor(name, shape)
 
 
 def scaled_factory(
@@ -123,20 +128,26 @@ def scaled_model(
     """Return the user's model with all inner widths multiplied by `factor`, rounded.
 
     Sizes of the raw inputs and of the output stay, and so do frozen layers. The given model is not
-    changed; weights are drawn anew. `output` and `slots` are those of `trace_model`. Raises
-    `EsperError` with the reason if it is not possible.
+    changed; weights are drawn anew, as the given ones were (`initial_weights`). `output` and
+    `slots` are those of `trace_model`. Raises `EsperError` with the reason if it is not possible.
     """
     if not 0 < factor < float("inf"):
         raise EsperError(f"factor={factor}: must be positive and finite")
     with kept_random_state(), _without_fast_path():
-        return _Scaling(factory_of(model), example, factor, output).run(slots)
+        is_instance = isinstance(model, nn.Module)
+        return _Scaling(factory_of(model), is_instance, example, factor, output).run(slots)
 
 
 class _Scaling:
     """Tries rules until a scaled model runs as the user's does."""
 
     def __init__(
-        self, factory: Factory, example: Raw, factor: float, output: str | int | None
+        self,
+        factory: Factory,
+        is_instance: bool,
+        example: Raw,
+        factor: float,
+        output: str | int | None,
     ) -> None:
         self._factory, self._example = factory, example
         self._factor, self._output = factor, output
@@ -148,6 +159,15 @@ class _Scaling:
         with user_code(f"{self._name} fails on the example"), forked_rng(0):
             copied = copy.deepcopy(self._base).eval()
             self._sources = find_sources(copied, self._inputs, self._clones(), output)
+        self._initialisation = self._shown(is_instance)
+
+    def _shown(self, is_instance: bool) -> Initialisation:
+        """Look at the weights of an instance, or of several models of a factory."""
+        size = sum(p.numel() for p in self._base.parameters())
+        more = 0 if is_instance else MANY_DRAWS if size <= SMALL_MODEL else 1
+        others = [build(self._factory, draw, "model").cpu() for draw in range(1, more + 1)]
+        matrices = [name for name, is_matrix in self._sources.tensors.items() if is_matrix]
+        return Initialisation([self._base, *others], matrices, keep=not is_instance)
 
     def run(self, slots: int | Sequence[str]) -> ScaledModel:
         failures: list[Exception] = []
@@ -194,7 +214,7 @@ class _Scaling:
         """Run a copy whose layers are resized when they are called."""
         model = copy.deepcopy(self._base).eval()
         plan = _Plan(attributes, self._tensor_shapes(model, rule, fixed))
-        resizer = Resizer(model)
+        resizer = Resizer(model, self._initialisation)
         calls = _Calls(type(model).__name__)
 
         def resize(path: str, layer: nn.Module) -> Callable[..., None]:
@@ -227,9 +247,9 @@ class _Scaling:
 
     def _tensor_shapes(
         self, model: nn.Module, rule: Rule, fixed: set[str]
-    ) -> dict[str, tuple[tuple[int, ...], float]]:
+    ) -> dict[str, tuple[int, ...]]:
         """Return new shapes of tensors that are no layer's; of most, one axis is the width."""
-        found: dict[str, tuple[tuple[int, ...], float]] = {}
+        found: dict[str, tuple[int, ...]] = {}
         tensors = named_tensors(model)
         for name, is_matrix in self._sources.tensors.items():
             old = tuple(tensors[name].shape)
@@ -242,8 +262,9 @@ class _Scaling:
                 tied = self._sources.tied_widths(name)
                 axes = ([axis for axis in axes if old[axis] in tied] or axes)[-1:]
             if axes:
-                new = tuple(rule.table[n] if axis in axes else n for axis, n in enumerate(old))
-                found[name] = (new, (new[-1] / old[-1]) ** -0.5 if is_matrix else 1.0)
+                found[name] = tuple(
+                    rule.table[n] if axis in axes else n for axis, n in enumerate(old)
+                )
         return found
 
     def _check_shape(self, out: Any, calls: _Calls | None = None) -> None:
@@ -256,10 +277,10 @@ class _Scaling:
 
     def _checked(self, plan: _Plan) -> tuple[Factory, int]:
         """Return a factory of the scaled model and its parameters, if it runs and trains."""
-        factory, base = self._factory, self._base
+        factory, base, initialisation = self._factory, self._base, self._initialisation
 
         def scaled() -> nn.Module:
-            return plan.apply(factory().cpu())
+            return plan.apply(factory().cpu(), initialisation)
 
         model = build(scaled, 0, "scaled model")
         unused = self._without_gradient(copy.deepcopy(base))
