@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,22 @@ def plain():
 @pytest.fixture(scope="module")
 def varied():
     return made_audit(noise=0.02, hidden=0.1, contexts=12)
+
+
+def test_what_a_policy_of_the_bench_gets_is_read_only(plain):
+    bench = Bench(plain)
+    for read_only in (bench.audit.records.accuracy_CHKT, bench.query(0, 0, 0).accuracy):
+        with pytest.raises(ValueError, match="read-only"):
+            read_only[...] = 1.0
+
+    class Cheats(Scripted):
+        def plan(self, obs):
+            for name in ("available_NK", "topology_N", "stopped_N", "control_NT", "compute_NT"):
+                assert not getattr(obs, name).flags.writeable, name
+            assert not obs.context.price_N.flags.writeable
+            return np.zeros(len(obs.topology_N), dtype=np.int64)
+
+    run_policy(bench, Cheats(0, np.full(2, 99)), 2, seed=0)
 
 
 # ---- queries ----------------------------------------------------------------------------------
@@ -142,28 +159,25 @@ def test_nothing_seen_holds_the_future(varied):
 
 
 def test_masks_hold(varied):
-    records = varied.records.accuracy_CHKT
-    kept = records[4, :, 20].copy()
-    records[4, :, 20] = np.nan
-    try:
-        bench = Bench(varied, TermsSpec(capped=1.0))
-        episodes = SimulatedEpisodes(bench, 200)
-        seen = episodes.reset(2)
-        assert not seen.available_NK[episodes.context_N == 4, 20].any()
-        params = np.array(varied.info.params)
-        above = params[None] > seen.context.params_cap_N[:, None]
-        assert above.any()
-        assert not (seen.available_NK & above).any()
-        assert seen.available_NK[:, 0].all()
-        bad = int(np.flatnonzero(~seen.available_NK[:, 26])[0])
-        with pytest.raises(EsperError, match=f"episode {bad}: topology 26 is not available"):
-            episodes.plan(np.full(200, 26))
-        with pytest.raises(EsperError, match="topology 27"):
-            episodes.plan(np.full(200, 27))
-        for policy in (RandomPlan(), Oracle(), *knowing(bench)):
-            assert run_policy(bench, policy, 200, seed=2).score_N.shape == (200,)
-    finally:
-        records[4, :, 20] = kept
+    accuracy_CHKT = varied.records.accuracy_CHKT.copy()
+    accuracy_CHKT[4, :, 20] = np.nan
+    holed = replace(varied, records=replace(varied.records, accuracy_CHKT=accuracy_CHKT))
+    bench = Bench(holed, TermsSpec(capped=1.0))
+    episodes = SimulatedEpisodes(bench, 200)
+    seen = episodes.reset(2)
+    assert not seen.available_NK[episodes.context_N == 4, 20].any()
+    params = np.array(varied.info.params)
+    above = params[None] > seen.context.params_cap_N[:, None]
+    assert above.any()
+    assert not (seen.available_NK & above).any()
+    assert seen.available_NK[:, 0].all()
+    bad = int(np.flatnonzero(~seen.available_NK[:, 26])[0])
+    with pytest.raises(EsperError, match=f"episode {bad}: topology 26 is not available"):
+        episodes.plan(np.full(200, 26))
+    with pytest.raises(EsperError, match="topology 27"):
+        episodes.plan(np.full(200, 27))
+    for policy in (RandomPlan(), Oracle(), *knowing(bench)):
+        assert run_policy(bench, policy, 200, seed=2).score_N.shape == (200,)
 
 
 def test_the_order_of_calls_is_checked(plain):

@@ -134,6 +134,36 @@ def test_a_killed_worker_is_restarted_and_the_run_resumes(alone, tmp_path, victi
     assert not [*tmp_path.glob(".torchrun*")]
 
 
+DIES_IN_IMPORTS = """
+import os
+if os.environ.get("RANK") == "1" and os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0":
+    os._exit(7)
+"""
+
+
+def test_a_rank_that_dies_in_its_imports_does_not_bring_back_the_run_of_an_earlier_job(
+    alone, tmp_path
+):
+    """The earlier job had the same id and was killed; this one is restarted before any note."""
+    (earlier,) = alone.glob("*/run.json")
+    gone = f"{socket.gethostname()}:99999999:1"
+    stale = {"folder": str(earlier.parent), "agent": gone, "agents": [gone]}
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    (runs / ".torchrun-job1.json").write_text(json.dumps(stale))
+    (tmp_path / "sitecustomize.py").write_text(DIES_IN_IMPORTS)
+    words = command(2, *FLAGS, "--rounds", "3", "--runs", str(runs), restarts=1)
+    at = words.index("--standalone")
+    words[at : at + 1] = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job1"]
+    found = environment() | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"}
+    done = subprocess.run(words, env=found, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert [start for start, _ in sessions(runs)] == [0], "it begins a run of its own"
+    assert_alike(figures(runs), figures(alone))
+    assert len(json.loads(earlier.read_text())["sessions"]) == 1
+    assert not [*runs.glob(".torchrun*")]
+
+
 SLOW_RANK_1 = """
 import os, time
 if os.environ.get("RANK") == "1":

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import fields
+
 import numpy as np
 import pytest
+import torch
 
 import esper
 from context_support import planned_engine
 from engine_support import Diary, small_engine, small_task
-from esper.leyline import ActionHead, EsperError, LifecycleOp, SeedStage
+from esper.leyline import ActionHead, ArrayStruct, EsperError, LifecycleOp, SeedStage
 from esper.simic.rewards.score import ScoreReward
 from esper.tamiyo.policy import PolicyClient
+from support import refused
 
 MEMBERS = 3
 
@@ -149,6 +154,82 @@ def test_a_mistake_is_one_line(case):
     with pytest.raises(EsperError, match=expected) as refused:
         run(Broken())
     assert "\n" not in str(refused.value)
+
+
+def arrays_of(struct: ArrayStruct) -> dict[str, np.ndarray]:
+    """All arrays of a struct and those within it."""
+    found = {}
+    for field in fields(struct):
+        value = getattr(struct, field.name)
+        if isinstance(value, np.ndarray):
+            found[field.name] = value
+        elif isinstance(value, ArrayStruct):
+            found |= {f"{field.name}.{name}": v for name, v in arrays_of(value).items()}
+    return found
+
+
+@pytest.mark.parametrize("plans", [False, True])
+def test_everything_a_policy_gets_is_read_only(plans):
+    writable = set()
+
+    class Curious(Grow):
+        def act(self, signals, masks):
+            given = arrays_of(signals) | arrays_of(masks)
+            assert len(given) > 60
+            writable.update(name for name, values in given.items() if values.flags.writeable)
+            return self.wait() if signals.planning else super().act(signals, masks)
+
+        def forget(self, reset_E):
+            writable.update(["reset_E"] if reset_E.flags.writeable else [])
+
+    run(Curious(), planned_engine() if plans else None)
+    PolicyClient(Curious()).reset_state(None, np.ones(MEMBERS, dtype=bool))
+    assert writable == set()
+
+
+def test_a_policy_cannot_change_its_own_reported_sizes():
+    class Cheat(Grow):
+        def act(self, signals, masks):
+            chosen = super().act(signals, masks)
+            signals.slots.params_ES[:] = 1
+            return chosen
+
+    line = refused(lambda: run(Cheat()))
+    assert line.startswith("Cheat.act fails: ValueError at test_policy.py:")
+    assert line.endswith("read-only")
+    diary, sizes = run(Grow()), []
+
+    class Copies(Grow):
+        def act(self, signals, masks):
+            sizes.append(np.array(signals.slots.params_ES))
+            sizes[-1][:] = 1
+            return super().act(signals, masks)
+
+    assert run(Copies()).outcome == diary.outcome
+
+
+def test_a_policy_cannot_change_how_members_train(caplog):
+    class Careless(Grow):
+        def act(self, signals, masks):
+            torch.set_grad_enabled(False)
+            torch.set_default_dtype(torch.float64)
+            return super().act(signals, masks)
+
+    expected, found = run(Grow()), run(Careless())
+    assert found.outcome == expected.outcome
+    said = [record.getMessage() for record in caplog.records if "torch_" in record.name]
+    assert [line.split(":")[0] for line in said] == [
+        "Careless.act calls torch.set_grad_enabled(False)",
+        "Careless.act calls torch.set_default_dtype(torch.float64)",
+    ]
+
+
+def test_a_policy_cannot_end_the_process():
+    class Leaves(Grow):
+        def act(self, signals, masks):
+            sys.exit(0)
+
+    assert "Leaves.act fails: SystemExit at test_policy.py:" in refused(lambda: run(Leaves()))
 
 
 def test_the_helpers_respect_frozen_heads():

@@ -36,7 +36,7 @@ from esper.audit.cases import (
     within_caps,
 )
 from esper.audit.records import Audit
-from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints
+from esper.leyline.arrays import ArrayStruct, Bools, Doubles, Floats, Ints, read_only
 from esper.leyline.errors import EsperError, shown
 
 NOT_PLANNED = -1
@@ -87,7 +87,11 @@ class Bench:
     """Look-up of recorded curves."""
 
     def __init__(self, audit: Audit, terms: TermsSpec = TERMS) -> None:
-        """`terms`: distribution of prices and caps of its episodes."""
+        """`terms`: distribution of prices and caps of its episodes.
+
+        The records become read-only: a policy is made with the bench.
+        """
+        read_only(audit.records)
         self.audit, self.info, self.terms = audit, audit.info, terms
         self.context_C = recorded_contexts(audit)
         """Contexts with records, by their number in the audit."""
@@ -347,4 +351,5 @@ class SimulatedEpisodes:
 
     def _observation(self) -> Observation:
         seen = [history_NT[:, : self._row + 1] for history_NT in self._history_NT.values()]
-        return Observation(self.observed, self.available_NK, self.topology_N, self.stopped_N, *seen)
+        known = self.available_NK, self.topology_N, self.stopped_N
+        return read_only(Observation(self.observed, *known, *seen))

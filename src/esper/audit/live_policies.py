@@ -21,7 +21,7 @@ from esper.audit.leaderboard import BUILT_IN, LIVE_BENCH
 from esper.audit.planners import Planner
 from esper.audit.policies import Policy, SeesAll, fit_planner
 from esper.leyline.actions import ActionHead, LifecycleOp
-from esper.leyline.arrays import Bools, Doubles, Floats, Ints
+from esper.leyline.arrays import Bools, Doubles, Floats, Ints, read_only
 from esper.leyline.codec import Json, to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
@@ -191,7 +191,7 @@ class BenchClient(ScriptedPolicy):
         def seen(history_TE: Doubles) -> Floats:
             return np.ascontiguousarray(history_TE[:rows].T, dtype=np.float32)
 
-        return Observation(
+        seen_now = Observation(
             context=self.cases.observed,
             available_NK=self.available_NK,
             topology_N=played.topology_E,
@@ -201,6 +201,7 @@ class BenchClient(ScriptedPolicy):
             train_loss_NT=seen(episode.train_loss_TE),
             compute_NT=seen(np.stack(played.compute)),
         )
+        return read_only(seen_now)
 
 
 def topology_kinds(bench: Bench) -> Ints:

@@ -21,6 +21,7 @@ from esper.growing.streams import StreamSource
 from esper.kasmina.initialisation import build
 from esper.kasmina.tracing import HostTrace, trace_model
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.user_errors import user_callback
 from esper.tasks.objectives import TrainingLoss, choose_loss, make_training_loss
 
 Model = nn.Module | Callable[[], nn.Module]
@@ -99,16 +100,16 @@ def _try_model(model: Model, inputs: Inputs) -> None:
         return  # tracing decides how several inputs are passed
     base = model if isinstance(model, nn.Module) else build(model, 0, "model")
     modes = {part: part.training for part in base.modules()}
-    try:
-        base.eval()
-        device = next((p.device for p in base.parameters()), torch.device("cpu"))
-        with torch.no_grad():
+    with user_callback(f"model {type(base).__name__} fails"), torch.no_grad():
+        try:
+            base.eval()
+            device = next((p.device for p in base.parameters()), torch.device("cpu"))
             base(inputs.to(device))
-    except Exception as error:  # whatever a user's model raises
-        raise model_failure(error, base, inputs) from error
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+        except Exception as error:  # whatever a user's model raises
+            raise model_failure(error, base, inputs) from error
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
 
 
 def limit_blueprints(trace: HostTrace, blueprints: Sequence[str]) -> HostTrace:

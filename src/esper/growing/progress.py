@@ -15,6 +15,7 @@ from typing import Final, TextIO
 from esper.growing.records import stages_done
 from esper.growing.search import Search
 from esper.growing.variants import Field
+from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking
 
@@ -120,7 +121,8 @@ class ProgressPrinter:
         if self.tracking is not None:
             self.tracking.log(ended.round, ended.figures())
         if self._on_round is not None:
-            self._on_round(ended)
+            with user_callback("on_round fails"):
+                self._on_round(ended)
 
     def _show(self, line: str) -> None:
         self._printed = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.probe import HostProbe
 from esper.kasmina.seed_costs import SeedSizes
+from esper.leyline.arrays import read_only
 from esper.leyline.signals import SlotReports
 
 
@@ -31,7 +32,7 @@ class SlotReporter:
 
     def _make(self, life: Lifecycle, probe: HostProbe | None) -> SlotReports:
         params_ES, macs_ES = self._sizes.per_slot(life.blueprint_ES, life.style_ES, probe)
-        return SlotReports(
+        reports = SlotReports(
             slot_ids=self._slots,
             blueprints=self._blueprints,
             stage_ES=life.stage_ES.copy(),
@@ -51,6 +52,7 @@ class SlotReporter:
             contribution_ES=life.signals.contribution_ES.copy(),
             contribution_se_ES=life.signals.contribution_se_ES.copy(),
         )
+        return read_only(reports)
 
 
 def _state_of(life: Lifecycle, probe: HostProbe | None) -> tuple[object, ...]:

@@ -22,7 +22,16 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "parse_error_line",
         "unknown_name",
     ),
-    ".user_errors": ("MAX_ERROR_CHARS", "user_code", "format_error", "is_out_of_memory"),
+    ".user_errors": (
+        "MAX_ERROR_CHARS",
+        "user_code",
+        "user_callback",
+        "exit_error",
+        "in_user_code",
+        "format_error",
+        "is_out_of_memory",
+    ),
+    ".torch_switches": ("read_switches", "put_back"),
     ".lazy": ("attach",),
     ".optim": ("OptimConfig",),
     ".compute": (
@@ -131,6 +140,8 @@ _NAMES_IN: dict[str, tuple[str, ...]] = {
         "Ints",
         "StructT",
         "map_member_arrays",
+        "read_only",
+        "read_only_view",
         "Codes",
         "Bools",
         "ArrayStruct",
@@ -275,6 +286,8 @@ if TYPE_CHECKING:
     from esper.leyline.arrays import Ints as Ints
     from esper.leyline.arrays import StructT as StructT
     from esper.leyline.arrays import map_member_arrays as map_member_arrays
+    from esper.leyline.arrays import read_only as read_only
+    from esper.leyline.arrays import read_only_view as read_only_view
     from esper.leyline.arrays import require_choice as require_choice
     from esper.leyline.arrays import require_equal_lengths as require_equal_lengths
     from esper.leyline.codec import MAX_INTEGER_BITS as MAX_INTEGER_BITS
@@ -450,9 +463,14 @@ if TYPE_CHECKING:
     from esper.leyline.telemetry import TelemetryEvent as TelemetryEvent
     from esper.leyline.telemetry import TelemetryEventType as TelemetryEventType
     from esper.leyline.telemetry import TelemetryLevel as TelemetryLevel
+    from esper.leyline.torch_switches import put_back as put_back
+    from esper.leyline.torch_switches import read_switches as read_switches
     from esper.leyline.user_errors import MAX_ERROR_CHARS as MAX_ERROR_CHARS
+    from esper.leyline.user_errors import exit_error as exit_error
     from esper.leyline.user_errors import format_error as format_error
+    from esper.leyline.user_errors import in_user_code as in_user_code
     from esper.leyline.user_errors import is_out_of_memory as is_out_of_memory
+    from esper.leyline.user_errors import user_callback as user_callback
     from esper.leyline.user_errors import user_code as user_code
 else:
     __getattr__, __dir__, __all__ = attach(__name__, _NAMES_IN)

@@ -37,6 +37,7 @@ _SHARED: Final = "ES"
 
 _Array = npt.NDArray[Any]
 StructT = TypeVar("StructT", bound="ArrayStruct")
+_ArrayT = TypeVar("_ArrayT", bound=_Array)
 
 _LAYOUTS: dict[type, tuple[tuple[str, str], ...]] = {}
 
@@ -123,6 +124,27 @@ def map_member_arrays(struct: StructT, change: Callable[[_Array], _Array]) -> St
         elif letters.startswith("E"):
             changes[name] = change(value)
     return replace(struct, **changes)
+
+
+def read_only(struct: StructT) -> StructT:
+    """Replace the arrays of a new struct by views that refuse to be written; returns the struct.
+
+    What others hold of the same arrays stays as writable as it was.
+    """
+    for name, letters in _layout(type(struct)):
+        value = getattr(struct, name)
+        if isinstance(value, ArrayStruct):
+            read_only(value)
+        elif letters and value.flags.writeable:
+            object.__setattr__(struct, name, read_only_view(value))
+    return struct
+
+
+def read_only_view(values: _ArrayT) -> _ArrayT:
+    """Return the same values as an array that refuses to be written."""
+    view = values.view()
+    view.flags.writeable = False
+    return view
 
 
 def _same(left: object, right: object) -> bool:

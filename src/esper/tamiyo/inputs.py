@@ -130,6 +130,6 @@ class PolicyInputs:
 def _to_device(arrays: NamedArrays, device: torch.device) -> dict[str, Tensor]:
     """Copy arrays to the device without synchronising."""
     return {
-        name: torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)
+        name: torch.from_numpy(np.array(array, order="C")).to(device, non_blocking=True)
         for name, array in arrays.items()
     }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from esper.leyline.actions import HEAD_CHOICES, ActionHead, LifecycleOp
-from esper.leyline.arrays import Bools
+from esper.leyline.arrays import Bools, read_only
 from esper.leyline.errors import EsperError
 from esper.leyline.masks import ActionMasks
 from esper.tamiyo.actions import HEAD_USED_OA
@@ -24,7 +24,7 @@ UNFREEZABLE_HEADS = (ActionHead.OP, ActionHead.SLOT)
 def build_masks(
     legal_ESO: Bools, fits_ESK: Bools, frozen: Mapping[ActionHead, int] | None = None
 ) -> ActionMasks:
-    """Build the masks of all heads.
+    """Build the masks of all heads, read-only.
 
     `legal_ESO`: `Lifecycle.legal_ops()`. `fits_ESK`: `Lifecycle.fits_ESK()`. `frozen`: heads
     restricted to one index; a frozen blueprint can only grow in slots it fits.
@@ -39,7 +39,7 @@ def build_masks(
     slot_EOS[:, _GROWS] &= np.asarray(blueprint_ESK.any(axis=2))[:, None]
     op_EO = np.asarray(slot_EOS.any(axis=2))
     op_EO[:, LifecycleOp.WAIT] = True
-    return ActionMasks(
+    masks = ActionMasks(
         op_EO=op_EO,
         slot_EOS=slot_EOS,
         blueprint_ESK=blueprint_ESK,
@@ -49,6 +49,7 @@ def build_masks(
         alpha_speed_V=_fixed_head_mask(ActionHead.ALPHA_SPEED, frozen),
         alpha_curve_U=_fixed_head_mask(ActionHead.ALPHA_CURVE, frozen),
     )
+    return read_only(masks)
 
 
 def forced_members(masks: ActionMasks) -> Bools:

@@ -29,7 +29,7 @@ from esper.leyline.actions import (
     ActionSpec,
     LifecycleOp,
 )
-from esper.leyline.arrays import Bools, Ints
+from esper.leyline.arrays import Bools, Ints, read_only_view
 from esper.leyline.errors import EsperError, shown, unknown_name
 from esper.leyline.masks import ActionMasks
 from esper.leyline.protocols import RewardProtocol
@@ -64,9 +64,9 @@ class Policy:
     reads_activation_gradients: bool = False
     """Whether `signals.activation_grad_ES` is measured; an extra pass per step."""
     signals: TrainingSignals
-    """What is observed now; set before `act`."""
+    """What is observed now, read-only; set before `act`."""
     masks: ActionMasks
-    """What is legal now; set before `act`."""
+    """What is legal now, read-only; set before `act`."""
 
     def act(self, signals: TrainingSignals, masks: ActionMasks) -> ActionSpec:
         """Return one action for each member."""
@@ -264,7 +264,7 @@ class PolicyClient(ScriptedPolicy):
         """Tell the policy which members were rolled back."""
         if reset_E.any():
             with user_code(f"{self._name}.forget fails"):
-                self.policy.forget(reset_E)
+                self.policy.forget(read_only_view(reset_E))
 
     def act(
         self, obs: TrainingSignals, masks: ActionMasks, policy_state: None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.leyline.errors import EsperError
-from esper.leyline.user_errors import is_out_of_memory, user_code
+from esper.leyline.user_errors import is_out_of_memory, user_callback, user_code
 from esper.tasks.row_terms import row_sums
 
 FITTED_SAMPLES: Final = 1024
@@ -88,7 +88,8 @@ class MemberFunction:
         return values.unsqueeze(1) if values.ndim == 1 else values
 
     def _checked(self, output: Tensor, target: Tensor) -> Tensor:
-        value = self.function(output, target)
+        with user_callback(f"{self.what} {self.name} fails"):
+            value = self.function(output, target)
         if isinstance(value, int | float):
             return torch.full((), float(value), device=output.device)
         if not isinstance(value, Tensor):

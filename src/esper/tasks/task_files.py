@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Final
 
 from esper.leyline.errors import EsperError, unknown_name
+from esper.leyline.user_errors import user_code
 from esper.tasks.spec import TaskSpec
 
 GROUP: Final = "esper.tasks"
@@ -109,28 +110,12 @@ def _run(path: Path) -> ModuleType:
     module.__file__ = str(path.absolute())  # its own paths hold wherever the process goes
     sys.modules[module.__name__] = module  # dataclasses look up their module here
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    except (Exception, SystemExit) as error:
+        with user_code(f"task file {path} fails", passes=()):
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except BaseException:
         del sys.modules[module.__name__]
-        raise EsperError(f"task file {path} failed: {_format_error(error)}") from error
+        raise
     return module
-
-
-def _format_error(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    line = _line_of(error)
-    return f"{type(error).__name__}{line}" + (f": {text}" if text else "")
-
-
-def _line_of(error: BaseException) -> str:
-    """Return the line of the file itself that was executing."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith(_MODULE):
-            frames.append(trace.tb_lineno)
-        trace = trace.tb_next
-    return f" in line {frames[0]}" if frames else ""
 
 
 def task_entry_points() -> dict[str, EntryPoint]:
@@ -141,14 +126,11 @@ def task_entry_points() -> dict[str, EntryPoint]:
 def load_entry_point(entry: EntryPoint) -> TaskSpec:
     """Load an entry point and return its task."""
     package = entry.dist.name if entry.dist is not None else entry.value
-    try:
+    with user_code(
+        f"task {entry.name!r} of package {package} fails", "update or uninstall it", passes=()
+    ):
         found = entry.load()
         spec = found() if callable(found) and not isinstance(found, TaskSpec) else found
-    except (Exception, SystemExit) as error:
-        raise EsperError(
-            f"task {entry.name!r} of package {package} failed: {_format_error(error)}; update or "
-            f"uninstall it"
-        ) from error
     if not isinstance(spec, TaskSpec):
         raise EsperError(
             f"task {entry.name!r} of package {package}: {entry.value} is not a TaskSpec but "

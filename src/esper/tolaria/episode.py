@@ -15,7 +15,7 @@ import numpy as np
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.population import Population
 from esper.leyline.actions import ActionOutcome, ActionSpec, LifecycleOp
-from esper.leyline.arrays import Bools, Doubles, Ints
+from esper.leyline.arrays import Bools, Doubles, Ints, read_only
 from esper.leyline.payloads import EpisodeOutcome
 from esper.leyline.rewards import RewardInputs
 from esper.leyline.signals import NO_BLUEPRINT, GovernorVerdicts, SlotReports, TrainingSignals
@@ -160,7 +160,7 @@ class EpisodeTracker:
         nan_E = np.full(members, np.nan)
         nobody_E = np.zeros(members, dtype=np.bool_)
         contribution_ES = slots.contribution_ES.astype(np.float64)
-        return RewardInputs(
+        inputs = RewardInputs(
             round_index=signals.round_index,
             step=0,
             episode_length=signals.episode_length,
@@ -193,6 +193,7 @@ class EpisodeTracker:
             truncated_E=nobody_E,
             planning=True,
         )
+        return read_only(inputs)
 
     def reward_inputs(
         self,
@@ -240,7 +241,7 @@ class EpisodeTracker:
         )
         self._set_baseline(row, governor.rolled_back_E, governor.snapshot_step_E)
         self._baseline_slots = now
-        return inputs
+        return read_only(inputs)
 
     def _snapshot_values(self, governor: GovernorVerdicts) -> dict[str, Doubles]:
         """Metrics at the snapshot of rolled-back members; NaN for the others.

@@ -1,4 +1,4 @@
-"""Construction of `TrainingSignals`, the observation of a policy.
+"""Construction of `TrainingSignals`, the observation of a policy, which is read-only.
 
 Shape letters: E members, S slots.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from esper.kasmina.lifecycle import Lifecycle
 from esper.kasmina.population import Population
 from esper.leyline.actions import NO_SLOT, ActionOutcome, ActionSpec
-from esper.leyline.arrays import Doubles, Floats, Ints
+from esper.leyline.arrays import Doubles, Floats, Ints, read_only
 from esper.leyline.errors import EsperError
 from esper.leyline.signals import Counterfactuals, SlotReports, TrainingSignals
 from esper.tamiyo.signals import TrackedSignals
@@ -86,7 +86,7 @@ class Observer:
         }
         gap_ES = life.signals.shadow_loss_ES - life.signals.host_loss_E[:, None]
         target_slot_E = status.last_outcome.target_slot
-        return TrainingSignals(
+        signals = TrainingSignals(
             round_index=population.round,
             step=step,
             episode_length=self.episode_length,
@@ -118,6 +118,7 @@ class Observer:
             candidates=candidates,
             plan_slot=plan_slot,
         )
+        return read_only(signals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ def with_slots(
     signals: TrainingSignals, population: Population, slots: SlotReports, life: Lifecycle
 ) -> TrainingSignals:
     """Return the signals with slots and sizes of the population in this state of its lifecycle."""
-    return replace(signals, slots=slots, **_sizes(population, slots, life))
+    return read_only(replace(signals, slots=slots, **_sizes(population, slots, life)))
 
 
 def _sizes(population: Population, slots: SlotReports, life: Lifecycle) -> dict[str, Any]:

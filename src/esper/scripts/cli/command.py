@@ -11,11 +11,11 @@ import errno
 import io
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar, cast
 
 from esper.leyline.errors import EsperError, shorten
-from esper.leyline.user_errors import is_out_of_memory
+from esper.leyline.user_errors import exit_error, in_user_code, is_out_of_memory
 from esper.scripts.cli.signals import Stopped, signals_interrupt
 from esper.scripts.cli.streams import with_robust_output
 from esper.storage.atomic import is_write_failure, write_advice
@@ -51,7 +51,7 @@ def exit_status_of(work: Callable[[], int | None]) -> int:
 
 def _status_of(work: Callable[[], int | None]) -> int:
     try:
-        with signals_interrupt():
+        with signals_interrupt(), _no_user_exit():
             return work() or 0
     except EsperError as error:
         print(f"error: {_shorten_words(str(error))}", file=sys.stderr)
@@ -77,6 +77,17 @@ def _status_of(work: Callable[[], int | None]) -> int:
         if not isinstance(stop.code, int):
             raise
         return stop.code
+
+
+@contextlib.contextmanager
+def _no_user_exit() -> Iterator[None]:
+    """Refuse `sys.exit()` where no `user_code` has: deep in a user's model, while it trains."""
+    try:
+        yield
+    except SystemExit as error:
+        if not in_user_code(error):
+            raise
+        raise exit_error("user code", error) from error
 
 
 def _advice(error: OSError) -> str:

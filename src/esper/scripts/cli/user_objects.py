@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from esper.leyline.errors import EsperError, parse_error_line, unknown_name
+from esper.leyline.user_errors import user_code
 
 MODULE: Final = "esper_user_file:"
 """Prefix of the module name; the full path follows, so that no import can collide with it."""
@@ -81,10 +82,8 @@ class UserFiles:
         found = self.find(reference)
         if not (inspect.isroutine(found) or inspect.isclass(found)):
             return found
-        try:
+        with user_code(f"{reference} fails", passes=()):
             return found()
-        except (Exception, SystemExit) as error:
-            raise EsperError(f"{reference} failed: {_describe(error)}") from error
 
     def _module(self, path: Path) -> ModuleType:
         if path not in self._modules:
@@ -111,23 +110,12 @@ def _execute(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    except (Exception, SystemExit) as error:
+        with user_code(f"{path} fails", passes=()):
+            exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    except BaseException:
         del sys.modules[module.__name__]
-        raise EsperError(f"{path} failed: {_describe(error)}") from error
+        raise
     return module
-
-
-def _describe(error: BaseException) -> str:
-    """Type, line of the user's file, and message of an error."""
-    text, lines = " ".join(str(error).split()), []
-    trace = error.__traceback__
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__", "")).startswith(MODULE):
-            lines.append(trace.tb_lineno)
-        trace = trace.tb_next
-    where = f" in line {lines[-1]}" if lines else ""
-    return f"{type(error).__name__}{where}" + (f": {text}" if text else "")
 
 
 def read_npz(path: Path) -> tuple[Any, Any]:

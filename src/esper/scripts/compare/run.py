@@ -18,6 +18,7 @@ from esper.jobs.run import run_jobs
 from esper.karn.compare_progress import CompareProgress
 from esper.leyline.codec import to_json
 from esper.leyline.statistics import interquartile_estimate
+from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.tracking import track_run
 from esper.scripts.cli.resuming import resumable
 from esper.scripts.cli.user_objects import user_files
@@ -190,7 +191,8 @@ def _reported(
         def report(done: PolicyDone) -> None:
             tracking.log(done.round, done.figures())
             if on_round is not None:
-                on_round(done)
+                with user_callback("on_round fails"):
+                    on_round(done)
 
         yield report
 

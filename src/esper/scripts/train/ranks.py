@@ -13,7 +13,6 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from esper.scripts.cli.command import REFUSED
 from esper.scripts.train.learner import learn
 from esper.scripts.train.learner_config import TrainPPO, read_train_ppo
 from esper.scripts.train.learner_report import report_learner
-from esper.scripts.train.restarts import forget_run, note_run, run_of_this_job
+from esper.scripts.train.restarts import JobNote, this_agent
 from esper.simic.distributed.world import World, join_world
 from esper.simic.training.config import TrainingConfig
 from esper.simic.training.runs.interrupts import Interrupted
@@ -37,37 +36,39 @@ def train_on_ranks(flags: Sequence[str]) -> None:
     """Run `esper train ppo` together with the other ranks of the job."""
     with join_world() as world, _only_rank_0_speaks(world):
         _require_same_command(world, flags)
+        agents = frozenset(one.decode() for one in world.gather_bytes(this_agent().encode()))
         if world.rank:
             _follow(world)
         else:
-            _lead(world, flags)
+            _lead(world, flags, agents)
 
 
-def _lead(world: World, flags: Sequence[str]) -> None:
-    """Rank 0: read the settings, train, evaluate, report."""
-    config, spec = world.together(lambda: _read(flags))
+def _lead(world: World, flags: Sequence[str], agents: frozenset[str]) -> None:
+    """Rank 0: read the settings, train, evaluate, report; `agents`: of all ranks."""
+    config, spec, note = world.together(lambda: _read(flags, agents))
     place = None if config.data_dir is None else str(config.data_dir)
     settings = {"training": to_json(config.training), "data_dir": place}
     world.broadcast_bytes(json.dumps(settings).encode())
     world.together(lambda: None)  # the others check the settings
     data = world.together(lambda: spec.load(config.data_dir))
     try:
-        with learn(config, spec, data, world, partial(note_run, config.runs)) as learnt:
+        with learn(config, spec, data, world, note.keep) as learnt:
             report_learner(config, learnt)
-        forget_run(config.runs)
+        note.forget()
     finally:
-        if run_of_this_job(config.runs) is None:  # it failed before training: nothing to resume
-            forget_run(config.runs)
+        if note.run() is None:  # it failed before training: nothing to resume
+            note.forget()
 
 
-def _read(flags: Sequence[str]) -> tuple[TrainPPO, TaskSpec]:
-    """Settings and task; a restarted job resumes its run."""
+def _read(flags: Sequence[str], agents: frozenset[str]) -> tuple[TrainPPO, TaskSpec, JobNote]:
+    """Settings, task and note of the job; a restarted job resumes its run."""
     config = read_train_ppo(flags)
     if config.dry_run:
         raise EsperError("--dry-run under torchrun: run it alone, with the --envs of one rank")
     spec = config.check()
-    begun = run_of_this_job(config.runs)
-    return (config if begun is None else replace(config, resume=begun)), spec
+    note = JobNote(config.runs, agents)
+    begun = note.run()
+    return (config if begun is None else replace(config, resume=begun)), spec, note
 
 
 def _follow(world: World) -> None:

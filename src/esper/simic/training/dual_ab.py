@@ -22,6 +22,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.seeds import require_training_seed
 from esper.leyline.statistics import t_interval
 from esper.leyline.streams import stream_seed
+from esper.leyline.user_errors import user_callback
 from esper.simic.client import ActingMode, SimicClient
 from esper.simic.rewards.config import RewardConfig
 from esper.simic.training.baseline import SEED_MASK
@@ -168,7 +169,8 @@ def _train_in_lockstep(
             trainer.run(until=round_index + 1)
         if on_round is not None:
             a, b = (trainer.history[-1].mean_score for trainer in trainers)
-            on_round(repeat, round_index, (a, b))
+            with user_callback("on_round fails"):
+                on_round(repeat, round_index, (a, b))
 
 
 def _judge(

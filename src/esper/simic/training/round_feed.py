@@ -15,6 +15,7 @@ from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.codec import to_json
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import PPOUpdateMetrics
+from esper.leyline.user_errors import user_callback
 from esper.nissa.trackers.names import require_trackers
 from esper.nissa.trackers.tracking import Tracking, track_run
 from esper.simic.training.config import TrainingConfig
@@ -65,7 +66,8 @@ class RoundFeed:
         if self._tracking is not None:
             self._tracking.log(len(trainer.history) - 1, record_figures(record))
         if self._on_round is not None:
-            self._on_round(record)
+            with user_callback("on_round fails"):
+                self._on_round(record)
 
     def __enter__(self) -> RoundFeed:
         return self
