@@ -11,7 +11,7 @@ import copy
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
@@ -28,9 +28,6 @@ from esper.kasmina.layers import (
     MaxPool2d,
 )
 from esper.leyline.slots import InjectionSpec
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 
@@ -352,8 +349,7 @@ class _GraphCall(fx.Interpreter):
 def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     """Return the graph with only the modules it uses, without references to our tracer."""
     whole.graph.eliminate_dead_code(has_effect)
-    # A pickled graph refers to its tracer, and is traced again when it is loaded.
-    whole.graph._tracer_cls = LeafTracer if _needs_our_tracer(whole.graph) else None
+    set_tracer(whole.graph)
     for node in whole.graph.nodes:
         # fx's own mark: whoever traces the graph again, as pickle does, records the call only.
         node.meta = {"is_wrapped": True} if OPAQUE in node.meta else {}
@@ -361,6 +357,11 @@ def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()
     return plain
+
+
+def set_tracer(graph: fx.Graph) -> None:
+    """Let a graph be copied and pickled: it refers to its tracer, and is traced again."""
+    graph._tracer_cls = LeafTracer if _needs_our_tracer(graph) else None
 
 
 def _needs_our_tracer(graph: fx.Graph) -> bool:
