@@ -55,7 +55,9 @@ def info(**changes: object) -> GrowInfo:
         train_macs=270,
         constant_score=float("nan"),
         amp=False,
+        output="null",
         weight_decay=0.01,
+        higher_is_better=True,
     )
     return replace(plain, **changes)
 

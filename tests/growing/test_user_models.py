@@ -72,6 +72,8 @@ def test_a_users_model_is_grown_and_comes_back_as_a_plain_network(kind, tmp_path
         assert trains(again, few)
         classes = {type(part).__module__.split(".")[0] for part in network.model.modules()}
         assert "esper" not in classes
+        trained = [p.numel() for p in network.model.parameters() if p.requires_grad]
+        assert network.params == sum(trained)
     state = result.search_state()
     assert {c.origin for c in state.candidates} >= {"host", "planted"}
     assert len(result.info.slots) >= 1

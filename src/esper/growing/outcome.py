@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from esper.growing.records import GROWN_ORIGINS, Candidate
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.search import Search, control_numbers, frontier_numbers
 from esper.growing.stored import plain_path
+from esper.kasmina.counting import count_parameters
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import plain_model
@@ -116,7 +118,8 @@ def _judged(
         return out
 
     found = judge(problem.metric, run, test.targets)
-    return _record(candidate, info, found.value, found.error)
+    counted = replace(candidate, params=count_parameters(model))
+    return _record(counted, info, found.value, found.error)
 
 
 def _store_all(
