@@ -55,7 +55,9 @@ def info(**changes: object) -> GrowInfo:
         train_macs=270,
         constant_score=float("nan"),
         amp=False,
+        output="null",
         weight_decay=0.01,
+        higher_is_better=True,
     )
     return replace(plain, **changes)
 
@@ -151,7 +153,7 @@ def test_page_tells_everything_and_is_well_formed(tmp_path):
     assert len(found.all("caption")) == len(found.all("table")) > len(found.all("svg")) == 3
     assert found.words.index(RECORD.verdict) < found.words.index("Frontier")
     for words in ("validation score is shown", "4.90 of 5", "1 min 11 s", "cpu", "esper 0.1.0",
-                  "val: 20% of train", "esper export", "torch.export.load", "0005.pt2",
+                  "val: 20% of train", "esper export",
                   "params 1,000, host runs 5", "GrowResult.load"):  # fmt: skip
         assert words in found.words, words
 

@@ -93,7 +93,8 @@ def line_of(status: int, capsys) -> str:
 def test_the_run_folder_holds_report_networks_and_source(place, run):
     assert (run / "source" / "mine.py").read_text() == MINE
     assert "<svg" in (run / "report.html").read_text()
-    assert list((run / "networks").glob("*.pt2"))
+    assert list((run / "networks").glob("*-plain/manifest.json"))
+    assert not list(run.rglob("*.pt2")), "written when asked for"
 
 
 def test_data_files_and_objects_are_grown_on(place, tmp_path, monkeypatch, capsys):
@@ -318,7 +319,7 @@ def test_onnx_of_a_size_equals_the_network(run, tmp_path):
 
 def test_failed_exports_are_one_line(copy, tmp_path, capsys):
     out, number = str(tmp_path / "out.pt2"), GrowResult.load(copy).record.pick
-    file = copy / "networks" / f"{number:04d}.pt2"
+    (file,) = (copy / "networks" / f"{number:04d}-plain").glob("*.safetensors")
     for words, says in (
         ([str(tmp_path / "out.tflite")], "use .pt2, .onnx or .safetensors"),
         (["--params", "3", out], "no network within params=3"),
@@ -328,5 +329,5 @@ def test_failed_exports_are_one_line(copy, tmp_path, capsys):
     file.write_bytes(file.read_bytes()[:100])
     assert "is damaged" in line_of(export.main([str(copy), out]), capsys)
     file.unlink()
-    assert f"{number:04d}.pt2 is missing" in line_of(export.main([str(copy), out]), capsys)
+    assert f"{file.name} is missing" in line_of(export.main([str(copy), out]), capsys)
     assert not Path(out).exists()

@@ -4,7 +4,7 @@
         grow.json       settings, model, data and versions
         search.json     the state of the search
         population-*/   members of the bracket under way, a folder for each variant
-        networks/       networks of the frontier: NUMBER/ (safetensors), NUMBER.pt2
+        networks/       NUMBER/ (weights), NUMBER-plain/ (networks of the frontier)
         source/         copies of the user's files, if they were named
         trackers/       files of TensorBoard, W&B and MLflow, and which runs these are there
         result.json     frontier, pick and verdict
@@ -98,6 +98,8 @@ class GrowInfo:
     """Validation score of the best constant prediction; NaN: not known."""
     amp: bool
     """Whether networks were trained in bfloat16."""
+    output: str
+    """Which output of the model was trained on, as JSON."""
     weight_decay: float
     higher_is_better: bool
     """Whether a higher score is better."""

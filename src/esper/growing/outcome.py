@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from esper.growing.data import GrowData
-from esper.growing.folder import NETWORKS, RESULT, GrowFolder, GrowInfo
+from esper.growing.folder import RESULT, GrowFolder, GrowInfo
 from esper.growing.measuring import judge
 from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
+from esper.growing.progress import ProgressPrinter
 from esper.growing.records import GROWN_ORIGINS, Candidate
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.search import Search, control_numbers, frontier_numbers
-from esper.kasmina.export import export_pt2
+from esper.growing.stored import plain_path
+from esper.kasmina.counting import count_parameters
 from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.plain_saves import save_plain
 from esper.kasmina.tracing import plain_model
 from esper.leyline.errors import EsperError
 
@@ -29,12 +33,12 @@ def make_result(
     search: Search,
     folder: GrowFolder,
     complete: bool,
-    say: Callable[[str], None],
+    printer: ProgressPrinter,
     files: bool = True,
 ) -> GrowResult:
-    """Judge the networks of the frontier and write the result.
+    """Judge the networks of the frontier and write the result; what cannot be written is a warning.
 
-    `files`: networks as `.pt2` and the report as well, which takes seconds.
+    `files`: the networks themselves and the report as well, which takes seconds.
     """
     data = problem.data
     candidates = search.state.candidates
@@ -50,8 +54,10 @@ def make_result(
         member = MorphogeneticModel.load(folder.network_path(number), trace.factory)
         models[number] = plain_model(trace, member)
         records[number] = _judged(models[number], candidates[number], problem, info)
-        say(f"test: network {number}, {records[number].params:,} parameters, "
-            f"{info.metric} {records[number].test_score:.4f}")  # fmt: skip
+        printer.say(
+            f"test: network {number}, {records[number].params:,} parameters, "
+            f"{info.metric} {records[number].test_score:.4f}"
+        )
     front = frontier_numbers(candidates)
     networks = sorted((records[n] for n in wanted if n in front), key=lambda r: r.params)
     host = records[next(iter(control_numbers(candidates)))]
@@ -69,17 +75,17 @@ def make_result(
         seconds=search.seconds,
         complete=complete,
     )
-    folder.write(RESULT, record)
     result = GrowResult(
-        record, info, folder.path, models.__getitem__, lambda: data.example().inputs
+        record, info, folder.path, lambda n: models[n.number], lambda _: data.example().inputs
     )
-    if not files:
-        return result
-    _export_all(models, data, folder, say)
-    try:
-        result.report()
-    except EsperError as error:  # the result itself is safe
-        say(f"no report: {error}")
+    writes: list[Callable[[], object]] = [lambda: folder.write(RESULT, record)]
+    if files:
+        writes += [lambda: _store_all(models, data, folder, printer.say), result.report]
+    for write in writes:
+        try:
+            write()
+        except EsperError as error:  # a full disk: the networks are in memory, and returned
+            printer.warn(str(error))
     return result
 
 
@@ -112,21 +118,21 @@ def _judged(
         return out
 
     found = judge(problem.metric, run, test.targets)
-    return _record(candidate, info, found.value, found.error)
+    counted = replace(candidate, params=count_parameters(model))
+    return _record(counted, info, found.value, found.error)
 
 
-def _export_all(
+def _store_all(
     models: dict[int, nn.Module], data: GrowData, folder: GrowFolder, say: Callable[[str], None]
 ) -> None:
     example: Any = data.example().inputs
-    failed: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
     for number, model in models.items():
-        try:
-            export_pt2(model, folder.path / NETWORKS / f"{number:04d}.pt2", example)
-        except EsperError as error:
-            failed.setdefault(str(error), []).append(str(number))
-    for reason, numbers in failed.items():
-        say(f"kept as safetensors only, network {', '.join(numbers)}: {reason}")
+        reason = save_plain(plain_path(folder.path, number), model, example)
+        if reason:
+            others.setdefault(reason, []).append(str(number))
+    for reason, numbers in others.items():
+        say(f"network {', '.join(numbers)} needs your code to be loaded again: {reason}")
 
 
 def verdict(

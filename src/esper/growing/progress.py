@@ -81,9 +81,16 @@ class ProgressPrinter:
     def say(self, line: str) -> None:
         """Print a line that stays."""
         if self._verbose:
-            self._end_line()
-            print(line, file=self._stream, flush=True)
-            self._printed = time.monotonic()
+            self._print(line)
+
+    def warn(self, line: str) -> None:
+        """Print a line that stays, whether or not progress is printed."""
+        self._print(f"warning: {line}")
+
+    def _print(self, line: str) -> None:
+        self._end_line()
+        print(line, file=self._stream, flush=True)
+        self._printed = time.monotonic()
 
     @contextlib.contextmanager
     def logged(self) -> Iterator[None]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from esper.growing.folder import NETWORKS, read_state
+from esper.growing.folder import read_state
 from esper.growing.records import Candidate
 from esper.growing.report_svg import (
     Curve,
@@ -23,7 +23,7 @@ from esper.growing.report_svg import (
 from esper.growing.settings_text import settings_of
 from esper.leyline.errors import EsperError
 from esper.plotting.html import STYLE, Markup, code, details, markup, table, tag
-from esper.storage.atomic import require_writable, write_atomic
+from esper.storage.atomic import require_writable, write_advice, write_atomic
 
 if TYPE_CHECKING:
     from esper.growing.folder import GrowInfo
@@ -47,7 +47,13 @@ ORIGINS: Final = {
 def write_report(result: GrowResult, path: Path) -> None:
     """Write the page."""
     require_writable(path, "report to")
-    write_atomic(path, page(result).encode(errors="backslashreplace"))
+    content = page(result).encode(errors="backslashreplace")
+    try:
+        write_atomic(path, content)
+    except OSError as error:
+        raise EsperError(
+            f"cannot write {path}: {error.strerror}; {write_advice(error)}, then result.report()"
+        ) from error
 
 
 def page(result: GrowResult) -> str:
@@ -287,8 +293,7 @@ def _cost(result: GrowResult) -> list[Markup]:
 
 def _usage(result: GrowResult) -> list[Markup]:
     folder = str(result.folder)
-    quoted, pick = shlex.quote(folder), result.best.record
-    file = f"{folder}/{NETWORKS}/{pick.number:04d}.pt2"
+    quoted = shlex.quote(folder)
     return [
         tag("p", "In Python, without the code of your model:"),
         code(
@@ -299,8 +304,6 @@ def _usage(result: GrowResult) -> list[Markup]:
             f"small = result.pick(params={result.record.host.params})",
             'small.export("small.onnx")',
         ),
-        tag("p", "With torch alone:"),
-        code("import torch", "", f"model = torch.export.load({file!r}).module()"),
         tag("p", "On the command line:"),
         code(
             f"esper show {quoted}",

@@ -11,15 +11,9 @@ from typing import Any
 
 from torch import nn
 
-from esper.growing.folder import NETWORKS, RESULT, GrowInfo, read_info, read_state
+from esper.growing.folder import RESULT, GrowInfo, read_info, read_state
 from esper.growing.records import Origin, SearchState
-from esper.growing.stored import (
-    example_of,
-    export_model,
-    export_stored,
-    load_program,
-    require_suffix,
-)
+from esper.growing.stored import Model, StoredNetworks, export_model, require_suffix
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.storage.sealed_json import read_document
@@ -73,8 +67,6 @@ class GrownNetwork:
     info: GrowInfo
     _load: Callable[[], nn.Module] = field(repr=False)
     _example: Callable[[], Any] = field(repr=False)
-    _stored: Path | None = field(default=None, repr=False)
-    """Its `.pt2` file, if it is read from a run folder."""
 
     @property
     def params(self) -> int:
@@ -116,10 +108,7 @@ class GrownNetwork:
         """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights alone)."""
         target = Path(path)
         require_suffix(target)
-        if self._stored is not None:
-            export_stored(self._stored, target)
-        else:
-            export_model(self.model, self._example(), target)
+        export_model(self.model, self._example(), target)
         return target
 
 
@@ -131,18 +120,23 @@ class GrowResult:
         record: ResultRecord,
         info: GrowInfo,
         folder: Path,
-        load: Callable[[int], nn.Module],
-        example: Callable[[], Any],
-        stored: Callable[[int], Path] | None = None,
+        load: Callable[[NetworkRecord], nn.Module],
+        example: Callable[[NetworkRecord], Any],
     ) -> None:
-        """`stored`: the `.pt2` file of a network, for results that are read from a folder."""
+        """`load`: makes a network; `example`: returns a batch of its inputs."""
         self.record, self.info, self.folder = record, info, folder
-        self._load, self._example, self._stored = load, example, stored
+        self._load, self._example = load, example
         self._models: dict[int, nn.Module] = {}
 
     @staticmethod
-    def load(folder: str | os.PathLike[str]) -> GrowResult:
-        """Read the result of a run from its folder; the user's code is not needed."""
+    def load(
+        folder: str | os.PathLike[str], model: Model | None = None, trust: bool = False
+    ) -> GrowResult:
+        """Read the result of a run from its folder, which may be a stranger's: nothing in it runs.
+
+        `model`: the one that was grown, or what builds it; only networks with layers of your own
+        need it. `trust`: read those as `.pt2` files instead, which can run code.
+        """
         path = Path(folder)
         info = read_info(path)
         if not (path / RESULT).is_file():
@@ -151,27 +145,22 @@ class GrowResult:
                 f"esper.grow(..., resume={str(path)!r})"
             )
         record = read_record(ResultRecord, read_document(path / RESULT), str(path / RESULT))
-
-        def stored(number: int) -> Path:
-            return path / NETWORKS / f"{number:04d}.pt2"
-
+        stored = StoredNetworks(path, info, model, trust)
         return GrowResult(
             record,
             info,
             path,
-            lambda number: load_program(stored(number)).module(),
-            lambda: example_of(load_program(stored(record.pick))),
-            stored,
+            lambda network: stored.load(network.number, network.variant),
+            lambda network: stored.example(network.number),
         )
 
     def _network(self, record: NetworkRecord) -> GrownNetwork:
         def load() -> nn.Module:
             if record.number not in self._models:
-                self._models[record.number] = self._load(record.number)
+                self._models[record.number] = self._load(record)
             return self._models[record.number]
 
-        file = None if self._stored is None else self._stored(record.number)
-        return GrownNetwork(record, self.info, load, self._example, file)
+        return GrownNetwork(record, self.info, load, lambda: self._example(record))
 
     @property
     def frontier(self) -> list[GrownNetwork]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -237,7 +238,7 @@ class GrowRun:
     # ---- the search -----------------------------------------------------------------------
 
     def search(self, folder: GrowFolder, resumed: bool, files: bool = True) -> GrowResult:
-        """Search, and judge what was found; `files`: write `.pt2` files and the report, too.
+        """Search, and judge what was found; `files`: write the networks and the report, too.
 
         Of several ranks the first one writes.
         """
@@ -269,7 +270,7 @@ class GrowRun:
             complete = search.run(state, populations)
         home = Path(ranks.text(str(folder.path)))  # before rank 0 is busy with files
         files = files and ranks.first
-        result = make_result(problem, info, search, folder, complete, printer.say, files)
+        result = make_result(problem, info, search, folder, complete, printer, files)
         result.folder = home
         return result
 
@@ -338,6 +339,7 @@ class GrowRun:
             train_macs=space.training.host,
             constant_score=self.constant,
             amp=settings.mixed_precision,
+            output=json.dumps(settings.output),
             weight_decay=self.weight_decay,
             higher_is_better=problem.metric.higher_is_better,
         )

@@ -17,11 +17,13 @@ from esper.growing.batches import BatchSource
 from esper.growing.budget import DEFAULT_HOST_RUNS, Budget
 from esper.growing.topologies import TopologySpace
 from esper.growing.training import BracketTrainer
+from esper.kasmina.caps import SeedCosts
 from esper.kasmina.gates import GateConfig
 from esper.kasmina.lifecycle import LifecycleConfig
 from esper.kasmina.population import Population
 from esper.kasmina.population_config import PopulationConfig
-from esper.kasmina.seed_costs import measure_training_costs
+from esper.kasmina.probe import HostProbe
+from esper.kasmina.seed_costs import SeedSizes, measure_training_costs
 from esper.kasmina.tracing import HostTrace
 from esper.leyline.compute import ExecutorName
 from esper.leyline.errors import EsperError, shown, unknown_name
@@ -210,9 +212,9 @@ def make_space(builder: Builder, sample: Tensor, budget: Budget) -> TopologySpac
     assert choice is not None, "set by the forward pass"
     chosen = cast(ExecutorName, choice.executor.name)
     builder.config = replace(builder.config, executor=chosen)  # once for all populations
-    costs = population.seed_sizes.table(probe)
+    costs = _plain_costs(population.seed_sizes, probe, builder.trace)
     budget.check_host(costs.host_params, costs.host_macs)
-    if not costs.host_params:
+    if not population.network.host.parameters_per_member:
         raise EsperError(
             f"{builder.trace.name}: none of its parameters trains; set requires_grad on some"
         )
@@ -225,6 +227,14 @@ def make_space(builder: Builder, sample: Tensor, budget: Budget) -> TopologySpac
         math.inf if budget.params is None else budget.params,
         math.inf if budget.macs is None else budget.macs,
     )
+
+
+def _plain_costs(sizes: SeedSizes, probe: HostProbe, trace: HostTrace) -> SeedCosts:
+    """Sizes as those of the modules that the user gets, what `forward` does not use included."""
+    costs = sizes.table(probe)
+    numbers = {n: p.numel() for n, p in sizes.network.host.template.named_parameters()}
+    host = costs.host_params + sum(numbers[name] for name in trace.trainable)
+    return replace(costs, host_params=host, params_SK=sizes.plain_params())
 
 
 def most_members(space: TopologySpace, device: torch.device, ranks: int = 1) -> int:

@@ -1,19 +1,31 @@
-"""Networks in a run folder: `.pt2` files, read and exported without the user's code."""
+"""Networks in a run folder, and their export.
+
+networks/0018/          weights of the member (`MorphogeneticModel.load`)
+networks/0018-plain/    the network the user gets, with its description (`plain_saves`)
+"""
 
 from __future__ import annotations
 
-import warnings
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import nn
 
-from esper.kasmina.export import export_onnx, export_pt2, program_to_onnx
-from esper.leyline.errors import EsperError
-from esper.storage.atomic import require_writable, write_atomic
+from esper.growing.folder import NETWORKS, GrowInfo
+from esper.growing.widths import named_widths
+from esper.kasmina.export import export_onnx, export_pt2
+from esper.kasmina.member import MorphogeneticModel
+from esper.kasmina.plain_saves import load_plain, plain_example
+from esper.kasmina.tracing import HostTrace, plain_model, scaled_model, trace_model
+from esper.leyline.errors import EsperError, shown
+from esper.storage.atomic import require_writable
 
 SUFFIXES: Final = (".pt2", ".onnx", ".safetensors")
+_WAYS: Final = "; or give your model: GrowResult.load(folder, model=...), --model FILE.py:NAME"
+Model = nn.Module | Callable[[], nn.Module]
 
 
 def require_suffix(target: Path) -> None:
@@ -24,37 +36,47 @@ def require_suffix(target: Path) -> None:
         )
 
 
-def load_program(file: Path) -> torch.export.ExportedProgram:
-    """Read a network; raises in one line if it is missing or damaged."""
-    if not file.is_file():
-        raise EsperError(f"{file} is missing: the run could not export this network")
-    try:
-        return torch.export.load(file)
-    except Exception as error:  # whatever a damaged archive raises
-        raise EsperError(
-            f"{file} is damaged ({type(error).__name__}): restore it from a copy, or run again"
-        ) from error
+def plain_path(run: Path, number: int) -> Path:
+    """Folder of the network the user gets."""
+    return run / NETWORKS / f"{number:04d}-plain"
 
 
-def example_of(program: torch.export.ExportedProgram) -> Any:
-    """The inputs it was exported with: a tensor, a tuple or a dict."""
-    args, kwargs = program.example_inputs
-    return kwargs or (args[0] if len(args) == 1 else args)
+@dataclass(frozen=True, slots=True)
+class StoredNetworks:
+    """Networks of a finished run."""
 
+    run: Path
+    info: GrowInfo
+    model: Model | None = None
+    """The user's, to build networks with its code instead of their descriptions."""
+    trust: bool = False
+    """Whether `.pt2` files may be read, which can run code."""
 
-def export_stored(file: Path, target: Path) -> None:
-    """Write a stored network in the format of the suffix of `target`."""
-    require_suffix(target)
-    program = load_program(file)
-    if target.suffix == ".onnx":
-        program_to_onnx(program, target)
-    elif target.suffix == ".pt2":
-        require_writable(target, "export to")
-        write_atomic(target, file.read_bytes())
-    else:
-        with warnings.catch_warnings():  # torch warns about its own deprecated calls
-            warnings.simplefilter("ignore", FutureWarning)
-            save_weights(program.module(), target)
+    def load(self, number: int, variant: str) -> nn.Module:
+        """Return a network, in eval mode; `variant`: width of its host."""
+        if self.model is None:
+            return load_plain(plain_path(self.run, number), self.trust, _WAYS)
+        trace = self._trace(self.model, variant, self.example(number))
+        member = MorphogeneticModel.load(self.run / NETWORKS / f"{number:04d}", trace.factory)
+        return plain_model(trace, member)
+
+    def example(self, number: int) -> Any:
+        """One sample of its inputs, as a batch of one."""
+        return plain_example(plain_path(self.run, number))
+
+    def _trace(self, model: Model, variant: str, example: Any) -> HostTrace:
+        """Trace the user's model as the run did."""
+        if not callable(model):  # modules are, too
+            raise EsperError(f"model={shown(model)}: give an nn.Module, or what builds one")
+        places = dict(zip(self.info.variants, self.info.variant_places, strict=False))
+        try:
+            output = json.loads(self.info.output)
+            factors, slots = named_widths([variant]), places[variant]
+        except (KeyError, ValueError):
+            raise EsperError(f"{self.run}: no width {shown(variant)}, or no output") from None
+        if not factors:
+            return trace_model(model, example, slots, output)
+        return scaled_model(model, example, factors[0], output, slots).host
 
 
 def export_model(model: nn.Module, example: Any, target: Path) -> None:

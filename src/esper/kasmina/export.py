@@ -79,18 +79,6 @@ def export_onnx(model: nn.Module, path: PathLike, example: Example) -> None:
     _write(target, content)
 
 
-def program_to_onnx(program: torch.export.ExportedProgram, path: PathLike) -> None:
-    """Write a program that `torch.export.load` has read as ONNX; inputs are named as it names them.
-
-    A single input is `x`, the output `y`. Needs the extra `export`.
-    """
-    _require_onnx()
-    target = _checked_path(path)
-    inputs = program.graph_signature.user_inputs
-    names = ["x"] if len(inputs) == 1 else [str(name) for name in inputs]
-    _write(target, _run_exporter("torch.onnx", lambda: _onnx(program, names)))
-
-
 def _require_onnx() -> None:
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -121,7 +109,7 @@ def _checked_path(path: PathLike) -> Path:
 def _checked_model(model: nn.Module, example: Example) -> tuple[nn.Module, _Call]:
     """Return the plain model in eval mode and a call of it with a batch of two."""
     plain = model.to_plain() if isinstance(model, MorphogeneticModel) else copy.deepcopy(model)
-    call = _call_of(plain, example)
+    call = call_of(plain, example)
     try:
         with torch.no_grad():
             out = call.run(plain.eval())
@@ -148,7 +136,8 @@ def _with_keywords(plain: nn.Module, names: Sequence[str]) -> nn.Module:
     return fx.GraphModule(root, graph).eval()
 
 
-def _call_of(plain: nn.Module, example: Example) -> _Call:
+def call_of(plain: nn.Module, example: Example) -> _Call:
+    """Return a call of a model with a batch of two like the first sample of the example."""
     if isinstance(example, Mapping):
         pairs = {name: _pair(value) for name, value in example.items()}
         try:

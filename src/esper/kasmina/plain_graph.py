@@ -11,13 +11,14 @@ import copy
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from esper.kasmina.blending import Gate
+from esper.kasmina.blending import Gate, blend
+from esper.kasmina.counting import count_parameters
 from esper.kasmina.folding import drop_identities, fold_scales, has_effect, merge_linear_seeds
 from esper.kasmina.layers import (
     ChannelNorm,
@@ -27,10 +28,8 @@ from esper.kasmina.layers import (
     MaxPool1d,
     MaxPool2d,
 )
+from esper.leyline.actions import BlendStyle
 from esper.leyline.slots import InjectionSpec
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 
@@ -58,20 +57,50 @@ def plain_seed(seed: nn.Module) -> fx.GraphModule:
     return fx.GraphModule(plain.get_submodule("seed"), plain.graph, "Seed")
 
 
+def plain_parameters(deltas: Sequence[nn.Module]) -> list[int]:
+    """Return the trainable parameters that each seed has in a plain network, its scales folded.
+
+    `deltas`: what seeds add to the activation.
+    """
+    seeds = [_converted(_Added(copy.deepcopy(delta)), {}) for delta in deltas]
+    chain = _Chain([(f"seed{index}", seed, True) for index, seed in enumerate(seeds)])
+    plain, _ = _simplified(chain, "Seeds")  # all in one trace, which takes most of the time
+    parts = dict(plain.named_children())
+    return [count_parameters(parts.get(f"seed{index}", _NONE)) for index in range(len(seeds))]
+
+
+_NONE: Final = nn.Identity()
+
+
+class _Added(nn.Module):
+    """A seed at full strength."""
+
+    def __init__(self, delta: nn.Module) -> None:
+        super().__init__()
+        self.delta = delta
+
+    def forward(self, h: Tensor) -> Tensor:
+        return blend(h, self.delta(h), 1.0, BlendStyle.ADD, None)
+
+
 def _folded(chain: _Chain, name: str) -> fx.GraphModule:
-    """Trace a chain and simplify its graph."""
+    """Trace a chain and simplify its graph; what cannot be traced is logged."""
+    plain, tracer = _simplified(chain, name)
+    plain.meta["untraced"] = untraced = tracer.untraced_paths(plain.graph)
+    if untraced:
+        reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
+        _log.warning("kept whole, as they cannot be traced: %s", reasons)
+    return plain
+
+
+def _simplified(chain: _Chain, name: str) -> tuple[fx.GraphModule, LeafTracer]:
     tracer = LeafTracer()
     graph = tracer.trace(chain.eval())
     whole = fx.GraphModule(chain, graph, name)
     drop_identities(whole)
     fold_scales(whole, chain.seed_paths)
     merge_linear_seeds(whole, chain.seed_paths)
-    plain = _without_unused(whole)
-    plain.meta["untraced"] = untraced = tracer.untraced_paths(plain.graph)
-    if untraced:
-        reasons = "; ".join(f"{path} ({tracer.untraced[path]})" for path in untraced)
-        _log.warning("kept whole, as they cannot be traced: %s", reasons)
-    return plain.eval()
+    return _without_unused(whole).eval(), tracer
 
 
 # ---- replacement of our layers ------------------------------------------------------------
@@ -352,8 +381,7 @@ class _GraphCall(fx.Interpreter):
 def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     """Return the graph with only the modules it uses, without references to our tracer."""
     whole.graph.eliminate_dead_code(has_effect)
-    # A pickled graph refers to its tracer, and is traced again when it is loaded.
-    whole.graph._tracer_cls = LeafTracer if _needs_our_tracer(whole.graph) else None
+    set_tracer(whole.graph)
     for node in whole.graph.nodes:
         # fx's own mark: whoever traces the graph again, as pickle does, records the call only.
         node.meta = {"is_wrapped": True} if OPAQUE in node.meta else {}
@@ -361,6 +389,11 @@ def _without_unused(whole: fx.GraphModule) -> fx.GraphModule:
     plain = fx.GraphModule(whole, whole.graph, type(whole).__name__)
     plain.graph.lint()
     return plain
+
+
+def set_tracer(graph: fx.Graph) -> None:
+    """Let a graph be copied and pickled: it refers to its tracer, and is traced again."""
+    graph._tracer_cls = LeafTracer if _needs_our_tracer(graph) else None
 
 
 def _needs_our_tracer(graph: fx.Graph) -> bool:

@@ -1,6 +1,6 @@
-"""`esper export`: write a grown network from its run folder alone.
+"""`esper export`: write a network from its run folder.
 
-esper export RUN small.onnx                  the pick
+esper export RUN small.onnx                  the pick of a grow run, the best member of another one
 esper export RUN --params 20000 small.onnx   the best one of at most 20,000 parameters
 esper export RUN weights.safetensors         the weights alone
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -21,16 +22,20 @@ from esper.scripts.cli.command import run_command
 
 @dataclass(frozen=True)
 class Export:
-    """Write a grown network from its run folder; the model's own code is not needed."""
+    """Write a network from its run folder; nothing in the folder runs."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder, or its name in ./runs."""
+    """Run folder of `esper grow` or `esper train`, or its name in ./runs."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")]
     """File to write; the suffix decides the format: .onnx, .pt2 (torch.export), .safetensors."""
     params: int | None = None
     """Most parameters of the network; default: the pick of the run."""
     macs: float | None = None
     """Most multiply-accumulates of the network for one sample."""
+    model: str | None = None
+    """FILE.py:NAME of your model, for networks with layers of your own."""
+    trust: bool = False
+    """Read networks with layers of your own from their .pt2 files, which can run code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,13 +48,19 @@ def export(config: Export) -> None:
     from esper.growing.result import GrowResult
     from esper.growing.stored import require_suffix
     from esper.scripts.cli.run_paths import find_run
+    from esper.scripts.cli.user_objects import user_files
 
     require_suffix(config.out)
-    result = GrowResult.load(find_run(config.run))
-    limited = config.params is not None or config.macs is not None
-    network = result.pick(config.params, config.macs) if limited else result.best
-    with phase(f"writing {config.out}"):
-        network.export(config.out)
+    run = find_run(config.run)
+    with ExitStack() as held:
+        model = None
+        if config.model is not None:
+            model = held.enter_context(user_files()).find(config.model)
+        result = GrowResult.load(run, model, config.trust)
+        limited = config.params is not None or config.macs is not None
+        network = result.pick(config.params, config.macs) if limited else result.best
+        with phase(f"writing {config.out}"):
+            network.export(config.out)
     print(
         f"{config.out}: {network.params:,} parameters, {network.macs:,} MACs, "
         f"test {result.info.metric} {network.test_score:.4f}"

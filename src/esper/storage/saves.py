@@ -46,10 +46,11 @@ SCHEMA: Final = 3
 FORMAT: Final = FolderFormat("esper-save", SCHEMA, "save", ": load another save")
 MANIFEST: Final = "manifest.json"
 
-Kind = Literal["population", "member", "controller"]
+Kind = Literal["population", "member", "network", "controller"]
 _LOADER: Final[dict[Kind, str]] = {
     "population": "Population.load",
     "member": "MorphogeneticModel.load",
+    "network": "esper.kasmina.plain_saves.load_plain",
     "controller": "PPOAgent.load",
 }
 _TENSORS: Final = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")

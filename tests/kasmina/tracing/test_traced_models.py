@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from esper.device.rng import forked_rng
 from esper.kasmina import OptimConfig, Population, PopulationConfig
 from esper.kasmina.export import export_onnx, export_pt2
+from esper.kasmina.plain_saves import load_plain, save_plain
 from esper.kasmina.tracing import HostTrace, plain_model, trace_model
 from esper.leyline import BlendStyle
 from support import good_signals
@@ -214,3 +215,26 @@ def test_plain_model_survives_copy_and_pickle(name: str):
         for other in (copy.deepcopy(plain), pickle.loads(pickle.dumps(plain))):
             torch.testing.assert_close(call(other, example), expected)
             assert set(dict(model.named_parameters())) <= set(dict(other.named_parameters()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_model_comes_back_from_its_description(name: str, tmp_path: Path):
+    """Outputs bit for bit in both modes; names, ties, memory layout and what is trained, too."""
+    _, example, host = traced(name)
+    plain = plain_model(host, grown(name).member(1))
+    assert save_plain(tmp_path, plain, example) == ""
+    again = load_plain(tmp_path)
+    assert not again.training
+    for mode in (False, True):
+        with torch.no_grad(), forked_rng(4):
+            expected = call(plain.train(mode), example)
+        with torch.no_grad(), forked_rng(4):
+            assert torch.equal(call(again.train(mode), example), expected)
+    state, found = plain.state_dict(), again.state_dict()
+    assert list(state) == list(found)
+    assert all(found[key].stride() == value.stride() for key, value in state.items())
+    wanted = [(n, p.requires_grad) for n, p in plain.named_parameters()]
+    assert [(n, p.requires_grad) for n, p in again.named_parameters()] == wanted
+    assert _ties(again) == _ties(plain)
+    copied = pickle.loads(pickle.dumps(again.eval()))
+    torch.testing.assert_close(call(copied, example), call(again, example))
