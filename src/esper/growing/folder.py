@@ -99,6 +99,8 @@ class GrowInfo:
     amp: bool
     """Whether networks were trained in bfloat16."""
     weight_decay: float
+    full_length: int
+    """Batches of a training run before the time limit cut it."""
     higher_is_better: bool
     """Whether a higher score is better."""
 
