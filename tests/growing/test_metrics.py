@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from functools import partial
 
@@ -15,8 +14,6 @@ from sklearn import metrics as sk
 from torch import Tensor, nn
 
 import esper
-from esper.growing.api import prepare_run
-from esper.growing.folder import GrowFolder
 from esper.growing.measuring import (
     RESAMPLES,
     constant_score,
@@ -28,9 +25,8 @@ from esper.growing.measuring import (
 )
 from esper.growing.metric_forms import Metric
 from esper.growing.metrics import ALIASES, METRICS, make_metric
-from esper.growing.progress import ProgressPrinter
-from esper.growing.settings import GrowSettings
 from esper.tasks.objectives import make_training_loss, with_sample_weights
+from grow_support import quick_search
 from support import refused
 
 PART = 90
@@ -144,6 +140,8 @@ def test_r2_is_that_of_the_part_and_not_of_the_training_mean():
     assert metric.name == "r2"
     assert scored(metric, outputs, part) == pytest.approx(sk.r2_score(part, outputs))
     assert scored(metric, part[:, None], torch.full((50,), 3.0)) == 0.0, "as scikit-learn has it"
+    far = 1e8 + part.double()  # sums of squares would have lost the spread
+    assert scored(metric, far[:, None], far) == pytest.approx(sk.r2_score(far, far.float()))
 
 
 @pytest.mark.parametrize("layout", ["last", "first"])
@@ -365,16 +363,13 @@ def two_classes() -> tuple[np.ndarray, np.ndarray]:
 def grown(folder, data, outputs: int, train=None, **settings) -> esper.GrowResult:
     """A search of two networks over in a moment, with a test part of 40 that it did not see."""
     x, y = data
-    run = prepare_run(
+    return quick_search(
+        folder,
         lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, outputs)),
-        (x[:60], y[:60]) if train is None else train, (x[60:80], y[60:80]), (x[80:], y[80:]),
+        [(x[:60], y[:60]) if train is None else train, (x[60:80], y[60:80]), (x[80:], y[80:])],
         esper.Budget(host_runs=3),
-        GrowSettings(device="cpu", slots=1, widths=(0.5,), epochs=4, lr=(0.01, 0.03), **settings),
-        ProgressPrinter(verbose=False),
-        probe=False,
-    )  # fmt: skip
-    with contextlib.closing(GrowFolder.create(folder, "metrics", 0)) as home:
-        return run.search(home, resumed=False, files=False)
+        **{"slots": 1, "widths": (0.5,), "epochs": 4, "lr": (0.01, 0.03)} | settings,
+    )
 
 
 def true_scores(result: esper.GrowResult, data, reference) -> list[tuple[float, float]]:
@@ -407,7 +402,8 @@ def test_what_is_printed_is_the_metric_of_the_networks_over_the_whole_part(
         assert network.test_score == pytest.approx(test, abs=1e-5)
         assert network.record.test_se > 0
     best = min if metric == "mae" else max
-    assert result.best.val_score == best(network.val_score for network in networks)
+    every = [one.score for one in result.search_state().candidates if one.finished]
+    assert result.best.val_score == best(every)
     assert result.pick(params=10**9).val_score == result.best.val_score
     name = "r2" if metric == "auto" else getattr(metric, "__name__", metric)
     assert f"test {name}" in str(result)

@@ -101,6 +101,8 @@ class GrowInfo:
     output: str
     """Which output of the model was trained on, as JSON."""
     weight_decay: float
+    full_length: int
+    """Batches of a training run before the time limit cut it."""
     higher_is_better: bool
     """Whether a higher score is better."""
 

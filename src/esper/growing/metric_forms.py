@@ -272,7 +272,7 @@ def balanced_accuracy(hits: Doubles, predicted: Doubles, present: Doubles) -> Do
 
 def f1(hits: Doubles, predicted: Doubles, present: Doubles) -> Doubles:
     """Of class 1."""
-    return np.nan_to_num(_ratio(2.0 * hits, predicted + present))[:, -1]
+    return np.asarray(np.nan_to_num(_ratio(2.0 * hits, predicted + present))[:, -1])
 
 
 def f1_macro(hits: Doubles, predicted: Doubles, present: Doubles) -> Doubles:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 
 from esper.growing.data import GrowData
 from esper.growing.folder import RESULT, GrowFolder, GrowInfo
-from esper.growing.measuring import judge
+from esper.growing.measuring import Measured, difference, judge
 from esper.growing.parts import map_inputs
 from esper.growing.problem import Problem
 from esper.growing.progress import ProgressPrinter
@@ -20,6 +19,7 @@ from esper.growing.records import GROWN_ORIGINS, Candidate
 from esper.growing.result import GrowResult, NetworkRecord, ResultRecord
 from esper.growing.search import Search, control_numbers, frontier_numbers
 from esper.growing.stored import plain_path
+from esper.growing.verdict import Facts, Judged, tried_of, verdict
 from esper.kasmina.counting import count_parameters
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.plain_saves import save_plain
@@ -49,11 +49,14 @@ def make_result(
         )
     models: dict[int, nn.Module] = {}
     records: dict[int, NetworkRecord] = {}
+    measured: dict[int, Measured] = {}
     for number in wanted:
         trace = search.variants[candidates[number].host].trace
         member = MorphogeneticModel.load(folder.network_path(number), trace.factory)
         models[number] = plain_model(trace, member)
-        records[number] = _judged(models[number], candidates[number], problem, info)
+        found = measured[number] = _judged(models[number], problem)
+        counted = replace(candidates[number], params=count_parameters(models[number]))
+        records[number] = _record(counted, info, found.value, found.error)
         printer.say(
             f"test: network {number}, {records[number].params:,} parameters, "
             f"{info.metric} {records[number].test_score:.4f}"
@@ -70,11 +73,13 @@ def make_result(
         host=host,
         static=static,
         pick=pick.number,
-        verdict=verdict(pick, host, static, info.metric),
+        verdict="",
         runs=search.runs,
         seconds=search.seconds,
         complete=complete,
     )
+    facts = _facts(problem, info, candidates, record, measured)
+    record = replace(record, verdict=verdict(facts))
     result = GrowResult(
         record, info, folder.path, lambda n: models[n.number], lambda _: data.example().inputs
     )
@@ -107,9 +112,7 @@ def _record(
     )
 
 
-def _judged(
-    model: nn.Module, candidate: Candidate, problem: Problem, info: GrowInfo
-) -> NetworkRecord:
+def _judged(model: nn.Module, problem: Problem) -> Measured:
     inputs, test = problem.trace.inputs, problem.data.test
 
     def run(some: slice) -> Tensor:
@@ -117,9 +120,7 @@ def _judged(
         out: Tensor = inputs.call(model, inputs.values(raw))
         return out
 
-    found = judge(problem.metric, run, test.targets)
-    counted = replace(candidate, params=count_parameters(model))
-    return _record(counted, info, found.value, found.error)
+    return judge(problem.metric, run, test.targets)
 
 
 def _store_all(
@@ -135,32 +136,45 @@ def _store_all(
         say(f"network {', '.join(numbers)} needs your code to be loaded again: {reason}")
 
 
-def verdict(
-    pick: NetworkRecord, host: NetworkRecord, static: Sequence[NetworkRecord], metric: str
-) -> str:
-    """The outcome in one line."""
-    if pick.number == host.number:
-        return (
-            f"your model is already right: {host.params:,} parameters, test {metric} "
-            f"{host.test_score:.4f}; nothing grown was better on validation"
-        )
-    gain = 100.0 * (pick.test_score - host.test_score)
-    error = 100.0 * math.hypot(pick.test_se, host.test_se)
-    how = "grown" if any(pick.topology) else f"{pick.variant} as wide,"
-    if any(pick.topology) and pick.variant:
-        how = f"{pick.variant} as wide and grown"
-    over = "level with" if abs(gain) <= error else f"{gain:+.1f} points over"
-    if gain < -error:
-        over = f"{gain:+.1f} points against"
-    line = (
-        f"{how} to {pick.params:,} parameters (your model: {host.params:,}), test {metric} "
-        f"{pick.test_score:.4f}, {over} your model"
+def _facts(
+    problem: Problem,
+    info: GrowInfo,
+    candidates: Sequence[Candidate],
+    record: ResultRecord,
+    measured: Mapping[int, Measured],
+) -> Facts:
+    """What the verdict is made from."""
+    every = {one.number: one for one in (*record.networks, record.host)}
+    pick, host, metric = every[record.pick], record.host, problem.metric
+    length = info.length
+    return Facts(
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
+        in_points=metric.in_points,
+        pick=Judged(pick.params, pick.test_score, "" if pick is host else _change(pick)),
+        host=Judged(host.params, host.test_score),
+        constant=problem.constant_score(problem.data.test),
+        difference=difference(measured[pick.number], measured[host.number]),
+        tried=tried_of(
+            candidates, host.number, info.budget.params, length, info.full_length, record.complete
+        ),
+        static_lead=_static_lead(pick, record, info),
     )
+
+
+def _change(pick: NetworkRecord) -> str:
+    """How a network differs from the model as given."""
+    width = f"{pick.variant} as wide" if pick.variant else ""
+    seeds = "grown" if any(pick.topology) else ""
+    return " and ".join(part for part in (width, seeds) if part) or "trained at another rate"
+
+
+def _static_lead(pick: NetworkRecord, record: ResultRecord, info: GrowInfo) -> float:
+    """How far a grown pick is ahead of the best static network of its size on validation."""
     if pick.origin not in GROWN_ORIGINS:
-        return line
-    same_size = [r for r in static if r.number != host.number and r.params <= pick.params]
-    if not same_size:
-        return line
-    best = max(same_size, key=lambda r: np.nan_to_num(r.val_score, nan=-math.inf))
-    ahead = 100.0 * (pick.val_score - best.val_score)
-    return f"{line}; {ahead:+.1f} points on validation over the best static one of that size"
+        return math.nan
+    same_size = [
+        r for r in record.static if r.number != record.host.number and r.params <= pick.params
+    ]
+    best = max(same_size, key=lambda r: info.rank(r.val_score, r.params), default=None)
+    return math.nan if best is None else pick.val_score - best.val_score

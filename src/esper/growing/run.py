@@ -151,6 +151,7 @@ class GrowRun:
                     self.probe = Probe(self.ranks.measured(found.seconds), probed)
             base = Variant("", self.builder, space, 1.0)
             self.runs, self.length = choose_runs(self.budget, space, before, self.probe)
+            self.full_length = before.batches
             self.variants = [base, *self._widths(x[0], base)]
             self.members = min(self._most_members(v.space) for v in self.variants)
         self._announce(before)
@@ -341,6 +342,7 @@ class GrowRun:
             amp=settings.mixed_precision,
             output=json.dumps(settings.output),
             weight_decay=self.weight_decay,
+            full_length=self.full_length,
             higher_is_better=problem.metric.higher_is_better,
         )
 

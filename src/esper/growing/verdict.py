@@ -1,0 +1,234 @@
+"""The outcome of a search in one line, which says no more than was seen.
+
+diverged           the outputs of every network became NaN or infinite
+below a constant   predicting the same for every sample is as good
+inconclusive       nothing beats the model, but too little was tried to call it right
+already right      nothing beats it: other sizes and rates were trained in full
+better, level, worse   the pick against the model, paired over the same test samples
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from esper.growing.measuring import Difference
+from esper.growing.records import Candidate
+
+CAP_SHARE: Final = 0.5
+"""A cap on parameters counts as reached from this share of it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What a search has tried."""
+
+    networks: int
+    in_full: int
+    """Networks trained to the end of a full run."""
+    host_in_full: bool
+    """Whether the model as given is among them."""
+    diverged: int
+    """Networks whose outputs became NaN or infinite."""
+    sizes: tuple[int, ...]
+    """Parameters of those trained in full, distinct and sorted."""
+    rates: tuple[float, ...]
+    """Learning rates of those trained in full, distinct and sorted."""
+    cap: int | None
+    """Most parameters that the budget allows."""
+    batches: int
+    """Of a training run."""
+    wanted_batches: int
+    """Of a training run if there had been time."""
+    complete: bool
+    """Whether the search came to its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A network as it was judged on test."""
+
+    params: int
+    score: float
+    change: str = ""
+    """How it differs from the model as given, as "x2 as wide"; empty: that model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything a verdict depends on."""
+
+    metric: str
+    higher_is_better: bool
+    in_points: bool
+    """Whether differences are written in points."""
+    pick: Judged
+    host: Judged
+    constant: float
+    """Test score of the best constant prediction; NaN: not known."""
+    difference: Difference
+    """Pick minus host on test."""
+    tried: Tried
+    static_lead: float = math.nan
+    """How far a network that was grown is ahead of the best static one of its size on validation;
+    NaN: there is none, or it was not grown."""
+
+
+def tried_of(
+    candidates: Sequence[Candidate],
+    host: int,
+    cap: int | None,
+    batches: int,
+    wanted_batches: int,
+    complete: bool,
+) -> Tried:
+    """What a search has tried; `host`: number of the model as given."""
+    trained = [one for one in candidates if one.curve]
+    full = [one for one in trained if one.finished and one.curve[-1][0] >= batches]
+    return Tried(
+        networks=len(trained),
+        in_full=len(full),
+        host_in_full=any(one.number == host for one in full),
+        diverged=sum(math.isnan(one.score) for one in trained),
+        sizes=tuple(sorted({one.params for one in full})),
+        rates=tuple(sorted({one.rate for one in full})),
+        cap=cap,
+        batches=batches,
+        wanted_batches=max(batches, wanted_batches),
+        complete=complete,
+    )
+
+
+def verdict(facts: Facts) -> str:
+    """The outcome in one line."""
+    if not math.isfinite(facts.pick.score):
+        return _diverged(facts.tried)
+    if _merit(facts, facts.pick.score - facts.constant) <= 0:
+        return _below_a_constant(facts)
+    if not facts.pick.change:
+        return _host_is_best(facts)
+    notes = [_compared(facts), *_limits(facts.tried)]
+    if not math.isnan(facts.static_lead):
+        lead = _amount(facts, _merit(facts, facts.static_lead), signed=True)
+        notes.insert(1, f"{lead} on validation over the best static one of that size")
+    return "; ".join(notes)
+
+
+def _merit(facts: Facts, value: float) -> float:
+    return value if facts.higher_is_better else -value
+
+
+# ---- the outcomes --------------------------------------------------------------------------------
+
+
+def _diverged(tried: Tried) -> str:
+    alone = tried.networks == 1
+    who = "your model" if alone else f"{max(1, tried.diverged)} of {tried.networks} networks"
+    return (
+        f"diverged: outputs of {who} became NaN or infinite; lower lr=, clip gradients, or scale "
+        f"inputs and targets"
+    )
+
+
+def _below_a_constant(facts: Facts) -> str:
+    level = facts.pick.score == facts.constant
+    said = "no better than a constant predictor" if level else "below a constant predictor"
+    line = (
+        f"{said}: test {facts.metric} {facts.pick.score:.4f}, predicting the same for every sample "
+        f"has {facts.constant:.4f} (n = {facts.difference.samples})"
+    )
+    limits = [_count(facts.tried), *_limits(facts.tried)]
+    return f"{line}; {', '.join(limits)}; train longer, try other rates, or check the targets"
+
+
+def _host_is_best(facts: Facts) -> str:
+    host, tried = facts.host, facts.tried
+    of = f"{host.params:,} parameters, test {facts.metric} {host.score:.4f}"
+    lacking = _lacking(facts)
+    if lacking:
+        return f"inconclusive: {', '.join(lacking)}; your model ({of}) was not beaten on validation"
+    sizes = f"{tried.sizes[0]:,} to {tried.sizes[-1]:,} parameters"
+    return (
+        f"your model is already right: {of}; none of {tried.in_full} networks of {sizes} that were "
+        f"trained in full was better on validation"
+    )
+
+
+def _compared(facts: Facts) -> str:
+    pick, host, apart = facts.pick, facts.host, facts.difference
+    line = (
+        f"{pick.change}, to {pick.params:,} parameters (your model: {host.params:,}), test "
+        f"{facts.metric} {pick.score:.4f}"
+    )
+    if not math.isfinite(host.score):
+        return f"{line}; your model diverged: its outputs became NaN or infinite"
+    gain = _merit(facts, apart.value)
+    low, high = sorted(_merit(facts, value) for value in (apart.low, apart.high))
+    if not math.isfinite(low) or not math.isfinite(high):
+        return (
+            f"{line}, {_amount(facts, gain, signed=True)} against your model (n = {apart.samples})"
+        )
+    ends = (_amount(facts, end, signed=True, unit=False) for end in (low, high))
+    interval = f"95 % {' to '.join(ends)}, n = {apart.samples}"
+    if low <= 0 <= high:
+        apart_by = _amount(facts, gain, signed=True)
+        return f"{line}, level with your model ({apart_by}, {interval})"
+    word = "better" if gain > 0 else "worse"
+    return f"{line}, {word} than your model by {_amount(facts, abs(gain))} ({interval})"
+
+
+# ---- what was tried ------------------------------------------------------------------------------
+
+
+def _lacking(facts: Facts) -> list[str]:
+    """Why nothing follows from that no network was better than the model."""
+    tried, host = facts.tried, facts.host
+    room = tried.cap is None or tried.cap > host.params
+    found = []
+    if tried.networks < 2:
+        found.append("only your model was trained, at one learning rate")
+    elif not tried.sizes or set(tried.sizes) == {host.params}:
+        found.append(f"{_count(tried)}, none of another size")
+    elif room and tried.sizes[-1] <= host.params:
+        found.append(f"{_count(tried)}, none larger than your model")
+    if tried.networks > 1 and len(tried.rates) < 2:
+        found.append("one learning rate alone in full")
+    if not tried.host_in_full:
+        found.append("your model itself was not trained in full")
+    return [*found, *_limits(tried)]
+
+
+def _limits(tried: Tried) -> list[str]:
+    """What kept the search from seeing more."""
+    found = []
+    if tried.batches < tried.wanted_batches:
+        share = 100.0 * tried.batches / tried.wanted_batches
+        found.append(
+            f"training runs were cut to {share:.0f} % of their length ({tried.batches:,} of "
+            f"{tried.wanted_batches:,} batches)"
+        )
+    largest = tried.sizes[-1] if tried.sizes else 0
+    if tried.cap is not None and largest < CAP_SHARE * tried.cap:
+        found.append(
+            f"the largest network trained in full has {largest:,} of {tried.cap:,} parameters"
+        )
+    if tried.diverged:
+        found.append(f"{tried.diverged} of {tried.networks} networks diverged")
+    if not tried.complete:
+        found.append("the search was interrupted")
+    return found
+
+
+def _count(tried: Tried) -> str:
+    word = "network" if tried.networks == 1 else "networks"
+    return f"{tried.networks} {word} tried, {tried.in_full} in full"
+
+
+def _amount(facts: Facts, value: float, signed: bool = False, unit: bool = True) -> str:
+    """A difference in points, or in the unit of the metric."""
+    sign = "+" if signed else ""
+    if facts.in_points:
+        return f"{100.0 * value + 0.0:{sign}.1f}{' points' if unit else ''}"
+    return f"{value + 0.0:{sign}.4g}"
