@@ -95,7 +95,9 @@ class GrowRun:
         )
         middle = self.rates[len(self.rates) // 2]
         self.weight_decay = choose_weight_decay(settings.weight_decay, self.optimizer)
-        config = population_config(self.optimizer, middle, self.weight_decay, settings.executor)
+        config = population_config(
+            self.optimizer, middle, self.weight_decay, settings.clip, settings.executor
+        )
         self.builder = self._builder(problem.trace, config)
         data = problem.data
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
@@ -340,6 +342,7 @@ class GrowRun:
             constant_score=problem.objective.constant_score,
             amp=settings.mixed_precision,
             weight_decay=self.weight_decay,
+            clip=settings.clip or 0.0,
         )
 
     def _matching(self, path: Path, now: GrowInfo) -> GrowInfo:
@@ -355,6 +358,7 @@ class GrowRun:
             "seed",
             "amp",
             "weight_decay",
+            "clip",
         )
         for what in names:
             old, new = getattr(before, what), getattr(now, what)
