@@ -33,7 +33,7 @@ TOPICS: Final[dict[str, tuple[str, ...]]] = {
         "task", "contexts", "rent", "blueprints", "episode-length", "batch-size",
         "batches-per-step", "host", "host-shape", "data", "data-dir",
     ),
-    "search": ("slots", "widths", "lr", "optimizer", "weight-decay", "clip", "amp"),
+    "search": ("slots", "widths", "lr", "optimizer", "weight-decay", "amp"),
     "population": (
         "envs", "rollout-steps", "counterfactual-stride", "frozen-heads", "hosts", "processes",
     ),
