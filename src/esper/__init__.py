@@ -3,7 +3,7 @@
     result = esper.grow(model, train=(x, y), budget=esper.Budget(params=50_000, minutes=10))
 
 Importing this module imports nothing else, so that `--help` stays fast: `grow`, `Budget`,
-`GrowResult` and `Policy` (for controllers of your own) are loaded at first use.
+`GrowResult`, `EsperError` and `Policy` (for controllers of your own) are loaded at first use.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,17 +12,19 @@ if TYPE_CHECKING:
     from esper.growing.api import grow as grow
     from esper.growing.budget import Budget as Budget
     from esper.growing.result import GrowResult as GrowResult
+    from esper.leyline.errors import EsperError as EsperError
     from esper.tamiyo.policy import Policy as Policy
 
 __version__ = "0.1.0"
 """The one place of the version: the build reads it from here."""
 
-__all__ = ["Budget", "GrowResult", "Policy", "__version__", "grow"]
+__all__ = ["Budget", "EsperError", "GrowResult", "Policy", "__version__", "grow"]
 
 _HOMES = {
     "grow": "esper.growing.api",
     "Budget": "esper.growing.budget",
     "GrowResult": "esper.growing.result",
+    "EsperError": "esper.leyline.errors",
     "Policy": "esper.tamiyo.policy",
 }
 

@@ -35,9 +35,10 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, fx, nn
 
 from esper.growing.api import prepare_run
+from esper.growing.arrays import check_columns
 from esper.growing.budget import Budget
 from esper.growing.folder import GrowFolder
-from esper.growing.parts import GrowPart
+from esper.growing.parts import GrowPart, sample_keys
 from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
 from esper.growing.records import SearchState
@@ -46,7 +47,7 @@ from esper.growing.result import GrowResult
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
 from esper.growing.setup import RATES
-from esper.growing.splitting import random_cut, stratified_cut
+from esper.growing.splitting import cut_samples
 from esper.leyline.arrays import Doubles, Ints
 from esper.leyline.errors import EsperError, shown
 
@@ -199,11 +200,11 @@ def _batch_size(samples: int) -> int:
 
     An epoch has three batches or more.
 
-    >>> _batch_size(100), _batch_size(1_000), _batch_size(40), _batch_size(100_000)
-    (32, 128, 13, 256)
+    >>> _batch_size(100), _batch_size(1_000), _batch_size(40), _batch_size(100_000), _batch_size(2)
+    (32, 128, 13, 256, 2)
     """
     least, most = BATCH_SIZES
-    wanted = max(least, min(most, 1 << round(math.log2(samples / 8))))
+    wanted = max(least, min(most, 1 << max(0, round(math.log2(samples / 8)))))
     return min(wanted, max(2, samples // 3))
 
 
@@ -266,6 +267,18 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
 
     # ---- fit ------------------------------------------------------------------------------
 
+    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+        """Return arrays; a column of a data frame that holds no numbers is named."""
+        try:
+            return validate_data(  # type: ignore[no-any-return]
+                self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES,
+                **options,
+            )  # fmt: skip
+        except (TypeError, ValueError):
+            if hasattr(X, "columns") and hasattr(X, "to_numpy"):
+                check_columns(X, X.to_numpy(), "X")
+            raise
+
     def _fit(
         self,
         x_ND: Doubles,
@@ -309,7 +322,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
         self, part: GrowPart, outputs: int, seed: int, printer: ProgressPrinter
     ) -> GrowRun:
         assert isinstance(part.inputs, Tensor)
-        held_N, kept_N = self._cut(part.targets, seed)
+        held_N, kept_N = self._cut(part, seed)
         train, held = part.take(kept_N), part.take(held_N)
         val = (held.inputs, held.targets)
         tiny = len(part) < TINY
@@ -362,14 +375,13 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             )
         return partial(self.model, features, outputs), "auto"
 
-    def _cut(self, targets: Tensor, seed: int) -> list[Ints]:
+    def _cut(self, part: GrowPart, seed: int) -> list[Ints]:
         """Samples that are held out to choose the network, and the others."""
         share: Any = self.validation_fraction
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
             raise EsperError(f"validation_fraction={shown(share)}: give a number between 0 and 1")
-        if targets.dtype.is_floating_point:
-            return random_cut(len(targets), [share], seed)
-        return stratified_cut(targets, [share], seed)
+        by_class = not part.targets.dtype.is_floating_point
+        return cut_samples(part.targets, sample_keys(part), [share], seed, by_class)[0]
 
     @contextlib.contextmanager
     def _run_folder(self, seed: int) -> Iterator[GrowFolder]:
@@ -435,9 +447,7 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Grow a network; `sample_weight`: of each sample in the training loss."""
-        X, y = validate_data(
-            self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES
-        )
+        X, y = self._validated(X, y)
         check_classification_targets(y)
         self.classes_, index_N = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         classes = len(self.classes_)
@@ -485,10 +495,7 @@ class GrowingRegressor(RegressorMixin, _Growing):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Grow a network; `sample_weight`: of each sample in the training loss."""
-        X, y = validate_data(
-            self, X, y, dtype=[np.float64, np.float32], ensure_min_samples=LEAST_SAMPLES,
-            multi_output=True, y_numeric=True,
-        )  # fmt: skip
+        X, y = self._validated(X, y, multi_output=True, y_numeric=True)
         self._one_target = y.ndim == 1
         X, y, weights = _weighted(X, y, sample_weight)
         y_NK = y.reshape(len(y), -1).astype(np.float64)

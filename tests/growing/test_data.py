@@ -328,7 +328,8 @@ def test_given_parts_are_taken_whole():
         test=DataLoader(Samples(samples=60), 7, shuffle=True),
     )
     assert (len(part(data.train)), len(data.val), len(data.test)) == (N, 50, 60)
-    assert data.notes == ("test: 60 of 60 samples are also in train, so its scores are too good",)
+    line = "test: 60 of 60 samples are also in train, so its scores are too good; leave them out"
+    assert data.notes == (f"{line} of one",)
 
 
 def test_under_200_samples_validation_is_shared():
@@ -354,11 +355,33 @@ def test_a_handful_of_samples_is_enough(samples):
     assert len(part(data.train)) + len(data.val) == samples
 
 
+@pytest.mark.parametrize("classes", [True, False])
+def test_copies_of_a_sample_are_cut_together(classes):
+    y = labels() if classes else torch.rand(N, generator=torch.Generator().manual_seed(0))
+    copied = torch.randint(0, N, (100,), generator=torch.Generator().manual_seed(1))
+    data = read_data((torch.cat([inputs(), inputs()[copied]]), torch.cat([y, y[copied]])))
+    held = [numbers_of(part(each)) for each in (data.train, data.val, data.test)]
+    assert sum(len(each) for each in held) == N
+    assert len(part(data.train)) + len(data.val) + len(data.test) == N + 100
+    assert all(60 < len(each) < 110 for each in (data.val, data.test))
+    assert "train: 100 samples are copies, cut with their originals" in data.notes
+
+
+def test_where_most_samples_are_copies_they_are_counted():
+    data = read_data((inputs(4).repeat(75, 1), labels(4, 2).repeat(75)))
+    assert numbers_of(part(data.train)) == numbers_of(data.test) == {0, 1, 2, 3}
+    assert any("test: 60 of 60 samples are also in train, so its" in note for note in data.notes)
+
+
 def test_what_deserves_a_note_gets_one():
     both = (inputs(), labels())
     notes = read_data(both, val=both).notes
     assert "val: the same object as train, so its scores are too good" in notes
-    assert "val: 300 of 300 samples are also in train, so its scores are too good" in notes
+    assert any("val: 300 of 300 samples are also in train, so its scores" in n for n in notes)
+    new = (inputs(60) + 1000, labels(60))
+    for given in (new, (new[0].clone(), new[1].clone())):
+        notes = read_data(both, val=new, test=given).notes
+        assert any("test: 60 of 60 samples are also in val, so its" in note for note in notes)
     new = (inputs(60) + 1000, labels(60, 4))
     assert any(
         "val: 15 samples of labels [3] that train does not have" in note

@@ -87,5 +87,5 @@ def test_what_on_round_raises_ends_the_search_which_resumes_without_loss(
 
 def test_a_missing_tracker_is_refused_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr("esper.nissa.trackers.names.find_spec", lambda module: None)
-    assert "esper-morph[mlflow]" in refused(lambda: grow(tmp_path, track=["mlflow"]))
+    assert ".[mlflow]" in refused(lambda: grow(tmp_path, track=["mlflow"]))
     assert not list(tmp_path.iterdir())

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from esper.growing.data import GrowData, read_data
 from esper.growing.model_checks import check_against_model, model_failure
+from esper.kasmina.tracing import trace_model
 from esper.leyline.errors import EsperError
 from esper.tasks.objectives import make_objective
 from support import refused
@@ -82,6 +83,21 @@ def long_generator() -> Any:
 OBJECTS = np.empty(N, dtype=object)
 OBJECTS[:] = [np.zeros(3 + i % 2) for i in range(N)]
 
+
+class Frame:
+    """As much of a pandas data frame as is used."""
+
+    iloc = None
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns, self.values = list(columns), list(columns.values())
+
+    def to_numpy(self) -> np.ndarray:
+        return np.array(list(zip(*self.values, strict=True)), dtype=object)
+
+
+TEXTS = Frame(age=[3.0] * N, city=[4.0] * 9 + ["Rome"] * (N - 9))
+GAPS = Frame(city=[True] * N, age=[1, None] * (N // 2))
 DATA: list[tuple[Any, dict[str, Any], str]] = [
     # -- not data
     (None, {}, "train: None; give (inputs, targets) of arrays or tensors, a Dataset, a DataLoa"),
@@ -118,7 +134,12 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     (exhausted(), {}, "train: the generator is exhausted or empty; make a new one, or give a list"),
     (long_generator(), {"memory_limit": 1e5}, "train: a generator, whose samples take more than"),
     ((X, Y), {"batch_size": 300}, "batch_size=300 is larger than the 144 training samples; set"),
-    ((X, Y), {"batch_size": 0}, "batch_size=0: must be 1 or more"),
+    ((X, Y), {"batch_size": 0}, "batch_size=0: give a whole number of 1 or more"),
+    ((X, Y), {"batch_size": 2.5}, "batch_size=2.5: give a whole number of 1 or more"),
+    ((X, Y), {"batch_size": "8"}, "batch_size='8': give a whole number of 1 or more"),
+    ((X[:, :0], Y), {}, "train inputs: samples of shape (0,) have no features; give at least one"),
+    (((X[:, :0], X[:, :0]), Y), {}, "train inputs: samples of shape (0,) have no features"),
+    (Items([(x[:0], 0) for x in X]), {"stream": "always"}, "samples of shape (0,) have no feat"),
     (DataLoader(TensorDataset(X, Y), 300, drop_last=True), {}, "drop_last=True, batch_size=300 an"),
     ((X[:1], X[:1, 0]), {}, "train has 1 samples: too few to cut 1 more part from it; give val="),
     ((X, Y), {"fractions": (0.5, 0.6)}, "fractions=(0.5, 0.6): give the shares of train that bec"),
@@ -133,6 +154,8 @@ DATA: list[tuple[Any, dict[str, Any], str]] = [
     ((OBJECTS, Y), {}, "train inputs: an object array of ragged samples; pad or crop all"),
     ((X.numpy().astype(object), Y), {}, "train inputs: an object array of float; give numbers, as"),
     ((np.array([["a", "b"]] * N), Y), {}, "train inputs: strings such as 'a'; networks take numb"),
+    ((TEXTS, Y), {}, "train inputs: column 'city' holds text such as 'Rome'; encode it as numbers"),
+    ((GAPS, Y), {}, "train inputs: column 'age' holds NoneType such as 'None'; encode it as num"),
     ((np.zeros((N, 3), "datetime64[s]"), Y), {}, "train inputs: dates (datetime64[s]); give numb"),
     (([[1.0], [1.0, 2.0]], [0, 1]), {}, "train inputs: a ragged list, its rows of 1 to 2 entries"),
     ((X.to_sparse(), Y), {}, "train inputs: a torch.sparse_coo tensor; give a dense one"),
@@ -200,6 +223,18 @@ def iter_again(rows: list[Any]) -> Any:
 
 
 # ---- models -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, X[:2])])
+@pytest.mark.parametrize("as_instance", [True, False])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_script_modules_are_one_line(make, as_instance):
+    scripted = make(nn.Linear(3, 4))
+    model = scripted if as_instance else lambda: scripted
+    line = refused(lambda: trace_model(model, X[:2]))
+    assert "is a ScriptModule of torch.jit, whose code cannot be grown; give the module" in line
+    parts = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), scripted)
+    assert refused(lambda: trace_model(parts, X[:2])).startswith("Sequential: 2 is a ScriptModule")
 
 
 def data(targets: Any = Y) -> GrowData:

@@ -57,6 +57,7 @@ def info(**changes: object) -> GrowInfo:
         amp=False,
         output="null",
         weight_decay=0.01,
+        clip=1.0,
         higher_is_better=True,
     )
     return replace(plain, **changes)

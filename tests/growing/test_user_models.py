@@ -152,7 +152,7 @@ def test_a_killed_search_by_hooks_resumes_bit_for_bit(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(NO_ONNX, reason="needs the extra: pip install 'esper-morph[export]'")
+@pytest.mark.skipif(NO_ONNX, reason="needs the extra: pip install '.[export]'")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_onnx_file_gives_the_networks_outputs(kind, tmp_path):
     import onnxruntime

@@ -313,6 +313,6 @@ def without(module: str, code: str) -> str:
 
 
 def test_what_is_not_installed_is_named_in_one_line():
-    assert "pip install 'esper-morph[gym]'" in without("gymnasium", "import esper.gym")
+    assert "pip install '.[gym]'" in without("gymnasium", "import esper.gym")
     line = without("stable_baselines3", "import esper.gym; esper.gym.sb3")
     assert "pip install stable-baselines3" in line

@@ -15,7 +15,7 @@ from esper.jobs.settings import JobSettings
 from ray_support import COMPARE, compared, finish
 from support import refused
 
-pytest.importorskip("ray", reason="needs pip install 'esper-morph[ray]'")
+pytest.importorskip("ray", reason="needs pip install '.[ray]'")
 
 AUDIT = (
     "audit", "synthetic", "--contexts", "3", "--topologies", "3", "--hosts", "2", "--envs", "4",

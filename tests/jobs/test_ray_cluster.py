@@ -17,7 +17,7 @@ import pytest
 
 from ray_support import COMPARE, compared, finish
 
-pytest.importorskip("ray", reason="needs pip install 'esper-morph[ray]'")
+pytest.importorskip("ray", reason="needs pip install '.[ray]'")
 
 SOURCE = Path(__file__).parents[2] / "src"
 GPUS_LEFT = """

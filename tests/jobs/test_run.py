@@ -21,7 +21,7 @@ from esper.jobs.messages import StepDone
 from esper.jobs.run import JobList, run_jobs
 from esper.jobs.settings import JobSettings
 from esper.jobs.worker import Reporter
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, install_hint
 from support import refused
 
 
@@ -162,7 +162,7 @@ def test_wrong_settings_are_one_line(settings, words):
 def test_without_ray_the_line_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr("esper.jobs.settings.find_spec", lambda name: None)
     text = refused(JobSettings(on="ray").check)
-    assert text == "--on ray: Ray is not installed; pip install 'esper-morph[ray]'"
+    assert text == f"--on ray: Ray is not installed; {install_hint('ray')}"
 
 
 ORPHAN = """

@@ -190,7 +190,7 @@ def test_a_session_that_began_at_no_time_is_no_sql(ask, ppo, tmp_path):
 def test_without_duckdb_one_line_says_what_to_install(ppo, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "duckdb", None)
     assert main([str(ppo), "select 1"]) == 2
-    assert "pip install 'esper-morph[query]'" in capsys.readouterr().err
+    assert "pip install '.[query]'" in capsys.readouterr().err
 
 
 def test_without_a_query_the_views_are_listed(ppo, capsys):

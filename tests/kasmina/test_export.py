@@ -17,12 +17,13 @@ from esper.device.rng import forked_rng
 from esper.kasmina import MorphogeneticModel
 from esper.kasmina.export import export_onnx, export_pt2
 from esper.leyline import BlendStyle
+from esper.leyline.errors import install_hint
 from support import make_population, refused
 
 BATCHES = (1, 5)
 onnx_installed = all(importlib.util.find_spec(n) for n in ("onnx", "onnxruntime", "onnxscript"))
 needs_onnx = pytest.mark.skipif(
-    not onnx_installed, reason="needs the extra: pip install 'esper-morph[export]'"
+    not onnx_installed, reason="needs the extra: pip install '.[export]'"
 )
 
 WITHOUT_ESPER = """
@@ -129,7 +130,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 def test_missing_extra_is_named_with_the_command(tmp_path, monkeypatch):
     without(monkeypatch, "onnx", "onnxscript")
     line = refused(lambda: export_onnx(member(), tmp_path / "member.onnx", images()))
-    assert line == "ONNX export needs onnx and onnxscript: pip install 'esper-morph[export]'"
+    assert line == f"ONNX export needs onnx and onnxscript: {install_hint('export')}"
     assert os.listdir(tmp_path) == []
 
 

@@ -86,7 +86,7 @@ def test_exported_forms_have_the_members_output_at_any_batch_size(kind, tmp_path
         torch.testing.assert_close(loaded(inputs(kind, size)), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.skipif(NO_ONNX, reason="needs the extra: pip install 'esper-morph[export]'")
+@pytest.mark.skipif(NO_ONNX, reason="needs the extra: pip install '.[export]'")
 @pytest.mark.parametrize("kind", FIRST_KIND)
 def test_onnx_has_the_members_output_at_any_batch_size(kind, tmp_path):
     import onnxruntime

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.leyline.errors import install_hint
 from esper.nissa.trackers import tracking as tracking_module
 from esper.nissa.trackers.names import LIBRARIES, require_trackers
 from esper.nissa.trackers.tracking import track_run
@@ -93,7 +94,7 @@ def test_a_missing_library_is_named_with_what_installs_it(monkeypatch, name):
     monkeypatch.setattr("esper.nissa.trackers.names.find_spec", lambda module: None)
     says = refused(lambda: require_trackers([name], "--track"))
     assert says.startswith(f"--track {name}: {name}")
-    assert says.endswith(f"not installed; pip install 'esper-morph[{name}]'")
+    assert says.endswith(f"not installed; {install_hint(name)}")
 
 
 def test_wrong_names_of_trackers_are_refused():

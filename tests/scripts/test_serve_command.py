@@ -20,7 +20,7 @@ def refusal(capsys, *words: str) -> str:
 
 def test_without_the_extra_it_says_how_to_install_it(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
-    assert "pip install 'esper-morph[serve]'" in refusal(capsys, str(tmp_path))
+    assert "pip install '.[serve]'" in refusal(capsys, str(tmp_path))
 
 
 def test_a_port_that_is_none_is_refused(capsys, tmp_path):

@@ -19,7 +19,7 @@ from esper.scripts.train.learner_config import read_train_ppo
 from support import refused
 
 needs_optuna = pytest.mark.skipif(
-    find_spec("optuna") is None, reason="needs pip install 'esper-morph[sweep]'"
+    find_spec("optuna") is None, reason="needs pip install '.[sweep]'"
 )
 FLAGS = (
     "synthetic", "learning-rate=1e-4..3e-3:log", "epochs=1..3", "--rounds", "2", "--envs", "2",
@@ -85,7 +85,7 @@ def test_wrong_input_is_one_line(words, says, capsys, monkeypatch):
 def test_without_optuna_the_line_says_how_to_install_it(capsys, monkeypatch):
     monkeypatch.setattr("esper.scripts.sweep.config.find_spec", lambda name: None)
     assert main(["synthetic", "gamma=0.9..0.99"]) == 2
-    assert "pip install 'esper-morph[sweep]'" in capsys.readouterr().err
+    assert "pip install '.[sweep]'" in capsys.readouterr().err
 
 
 def test_trials_are_scored_on_hosts_of_neither_training_nor_comparisons():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from esper.leyline.errors import install_hint
 from esper.scripts.train import main
 from esper.simic.training.runs.folder import read_session_settings
 from esper.simic.training.runs.round_store import RoundStore
@@ -35,7 +36,7 @@ def test_a_missing_or_unknown_tracker_is_one_line_before_the_run(tmp_path, monke
         assert main([policy, *TINY, "--runs", str(tmp_path / "runs"), "--track", "mlflow"]) == 2
         assert capsys.readouterr().err == (
             "error: --track mlflow: mlflow and sqlalchemy and alembic not installed; "
-            "pip install 'esper-morph[mlflow]'\n"
+            f"{install_hint('mlflow')}\n"
         )
     assert main(["ppo", *TINY, "--track", "tensorbord"]) == 2
     assert capsys.readouterr().err.count("\n") == 1

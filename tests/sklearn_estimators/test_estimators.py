@@ -22,6 +22,7 @@ from torch import nn
 from esper.growing.progress import ProgressPrinter
 from esper.growing.setup import WEIGHT_DECAY as DECAY_OF_GROW
 from esper.sklearn import GrowingClassifier, GrowingRegressor
+from support import refused
 
 X, Y = (part[::3] for part in load_iris(return_X_y=True))
 NAMES = np.array(["setosa", "versicolor", "virginica"])
@@ -228,7 +229,7 @@ MISTAKES = [
     ({"params": 10}, {}, "params=10: the smallest network for 4 features and 3 outputs has 11"),
     ({"params": "many"}, {}, "budget params='many': give a number"),
     ({"host_runs": -1}, {}, "budget host_runs=-1: must be above 0"),
-    ({"epochs": 0}, {}, "epochs=0: give a number above 0"),
+    ({"epochs": 0}, {}, "epochs=0: give a finite number above 0"),
     ({"weight_decay": -1}, {}, "weight_decay=-1: give a number of 0 or more, or 'auto'"),
     ({"validation_fraction": 1.0}, {}, "validation_fraction=1.0: give a number between 0 and 1"),
     ({"device": "tpu"}, {}, "device 'tpu'"),
@@ -244,6 +245,29 @@ def test_a_mistake_is_one_line(options, data, message):
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         quick(**options).fit(**({"X": X, "y": Y} | data))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("kind", "samples"), [(GrowingClassifier, 4), (GrowingRegressor, 3)])
+def test_a_handful_of_samples_is_enough(kind, samples):
+    y = np.arange(samples) % 2 if kind is GrowingClassifier else X[:samples, 0]
+    assert len(quick(kind).fit(X[:samples], y).predict(X)) == len(X)
+
+
+def test_a_column_of_text_is_named():
+    class Frame:
+        """As much of a pandas data frame as is used."""
+
+        columns = ("age", "city")
+        shape = (3, 2)
+
+        def to_numpy(self):
+            return np.array([[1.0, "Rome"], [2.0, "Oslo"], [3.0, "Rome"]], dtype=object)
+
+        def __array__(self, dtype=None, copy=None):
+            return self.to_numpy().astype(dtype or object)
+
+    line = refused(lambda: quick().fit(Frame(), [0, 1, 0]))
+    assert line.startswith("X: column 'city' holds text such as 'Rome'; encode it as numbers, as p")
 
 
 def test_a_target_that_never_changes_is_one_line():

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.growing.budget import Budget
 from esper.growing.data import StreamChoice, read_data
-from esper.growing.folder import GrowFolder, read_info, runs_root
+from esper.growing.folder import GrowFolder, check_sources, read_info, runs_root
 from esper.growing.problem import Model, Problem, make_problem
 from esper.growing.progress import Progress, ProgressPrinter
 from esper.growing.ranks import ALONE, Ranks, ranks_of, scratch_folder
@@ -38,6 +38,7 @@ def grow(
     optimizer: str = "auto",
     lr: float | Sequence[float] | Literal["auto"] = "auto",
     weight_decay: float | Literal["auto"] = "auto",
+    clip: float | None = 1.0,
     loss: str | Callable[..., Any] = "auto",
     metric: str | Callable[..., Any] = "auto",
     seed: int = 0,
@@ -69,17 +70,20 @@ def grow(
     one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
     table; `val` and `test` are cut from it if not given. `slots`: number of places to grow at, or
     paths of the modules they come after. `widths`: multiples of the model's width to try besides.
-    `sample_weights`: of `train`, for the loss. `amp`: train in bfloat16. `folder`: where the run
-    folder is made; `resume`: one to continue; `sources`: files to keep a copy of there. `on_round`:
-    called after every stage, once it is saved; `track`: trackers of it (tensorboard, wandb,
-    mlflow). Ctrl-C ends the search and returns the best so far.
+    `clip`: norm that longer gradients are scaled down to; None: none are. `sample_weights`: of
+    `train`, for the loss. `amp`: train in bfloat16. `folder`: where the run folder is made;
+    `resume`: one to continue; `sources`: files to keep a copy of there. `on_round`: called after
+    every stage, once it is saved; `track`: trackers of it (tensorboard, wandb, mlflow). Ctrl-C ends
+    the search and returns the best so far.
     """
     settings = GrowSettings(
         policy, optimizer, lr, weight_decay, loss, metric, seed, slots, blueprints, widths, epochs,
         batch_size, columns, stream, output, class_weights, label_smoothing, device, executor, amp,
+        clip,
     )  # fmt: skip
     if resume is not None and widths == "auto":  # the budget may allow others by now
         settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
+    check_sources(sources)
     ranks = ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
     with printer.logged():

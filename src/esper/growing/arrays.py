@@ -83,6 +83,8 @@ def _tensor(value: object, where: str) -> Tensor:
             f"torchvision.transforms.ToTensor() to the dataset"
         )
     array = _array(value, where)
+    if array.dtype.kind in "OUS" and array.ndim == 2:
+        check_columns(value, array, where)
     if array.dtype.kind == "c":
         raise EsperError(f"{where}: complex numbers; give real and imaginary parts as two channels")
     if array.dtype.kind in "OUSMmV":
@@ -139,6 +141,18 @@ def _array(value: object, where: str) -> npt.NDArray[Any]:
         raise EsperError(
             f"{where}: a ragged list, its rows{sizes} differ; pad or crop all to one length"
         ) from None
+
+
+def check_columns(frame: Any, array: npt.NDArray[Any], where: str) -> None:
+    """Raise if a column of a data frame holds something else than numbers; `array`: its values."""
+    for name, values in zip(getattr(frame, "columns", ()), array.T, strict=False):
+        for value in values:
+            if not isinstance(value, int | float | np.number | np.bool_):
+                what = "text" if isinstance(value, str) else type(value).__name__
+                raise EsperError(
+                    f"{where}: column {str(name)!r} holds {what} such as {shown(str(value))}; "
+                    f"encode it as numbers, as pandas.get_dummies does, or leave it out"
+                )
 
 
 def _not_numbers(array: npt.NDArray[Any], where: str) -> str:

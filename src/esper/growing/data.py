@@ -30,9 +30,9 @@ from esper.growing.part_checks import (
     note_new_classes,
     note_overlap,
 )
-from esper.growing.parts import GrowPart, RawPart, fingerprint
+from esper.growing.parts import GrowPart, RawPart, fingerprint, sample_keys
 from esper.growing.sources import Source
-from esper.growing.splitting import check_fractions, has_classes, random_cut, stratified_cut
+from esper.growing.splitting import check_fractions, cut_samples, has_classes, random_cut
 from esper.growing.streams import StreamSource
 from esper.leyline.arrays import Ints
 from esper.leyline.errors import EsperError, shown, unknown_name
@@ -141,8 +141,9 @@ def _check_arguments(
             f"columns={shown(columns)}: name the inputs and then the target, as in ('image', "
             f"'label')"
         )
-    if batch_size is not None and (isinstance(batch_size, bool) or batch_size < 1):
-        raise EsperError(f"batch_size={batch_size!r}: must be 1 or more")
+    whole = hasattr(batch_size, "__index__") and not isinstance(batch_size, bool)
+    if batch_size is not None and (not whole or batch_size < 1):
+        raise EsperError(f"batch_size={shown(batch_size)}: give a whole number of 1 or more")
 
 
 def _weights(given: Any) -> Tensor:
@@ -231,7 +232,8 @@ class _Reader:
         check_classes(parts["train"], labels.classes)
         for name in given:
             note_new_classes(parts[name], parts["train"], name, self.notes)
-            note_overlap(parts[name], parts["train"], name, self.notes)
+            note_overlap(parts[name], parts["train"], (name, "train"), self.notes)
+        self._note_shared(parts)
         self._note_rare(parts["train"], labels)
         if self.weights is not None:
             check_sample_weights(self.weights, len(whole))
@@ -243,6 +245,11 @@ class _Reader:
             fingerprint((name, parts[name]) for name in ("train", "val", "test")),
             tuple(self.notes.lines), self.batch_size,
         )  # fmt: skip
+
+    def _note_shared(self, parts: dict[str, GrowPart]) -> None:
+        """Note samples of test that networks are chosen by."""
+        if {"val", "test"} <= parts.keys():
+            note_overlap(parts["test"], parts["val"], ("test", "val"), self.notes)
 
     def _note_rare(self, train: GrowPart, labels: LabelMap) -> None:
         if not has_classes(train.targets):
@@ -265,10 +272,8 @@ class _Reader:
         if cut:
             shares = [self.shares[name] for name in cut]
             by_class = has_classes(train.targets)
-            pieces = (
-                stratified_cut(train.targets, shares, self.seed)
-                if by_class
-                else random_cut(len(train), shares, self.seed)
+            pieces, together = cut_samples(
+                train.targets, sample_keys(train), shares, self.seed, by_class
             )
             for name, index_N in zip((*cut, "train"), pieces, strict=True):
                 piece = train.take(index_N)
@@ -278,6 +283,11 @@ class _Reader:
                 self.notes.add(
                     f"{name}: {self.shares[name]:.0%} of train, {how} ({len(made[name])} samples)"
                 )
+            if together:
+                self.notes.add(f"train: {together} samples are copies, cut with their originals")
+            else:
+                for name in cut:
+                    note_overlap(made[name], made["train"], (name, "train"), self.notes)
         if few:
             made["test"] = made["val"]
             self.notes.add(
@@ -323,6 +333,8 @@ class _Reader:
             check_like_train(part, train.example, name)
         if given["test"] is given["val"]:
             parts["test"] = parts["val"]
+        else:
+            self._note_shared(parts)
         stamp = f"stream of {train.samples} samples, {describe_samples(train.example)}"
         return GrowData(
             train, parts["val"], parts["test"], labels.classes,

@@ -34,7 +34,7 @@ from esper.growing.budget import Budget
 from esper.growing.records import Candidate, SearchState
 from esper.kasmina.population import Population
 from esper.leyline.codec import Json, read_record, to_json
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, shown
 from esper.simic.training.runs.folder import GROW, GROWN_NETWORKS
 from esper.storage import run_files
 from esper.storage.atomic import write_advice, write_atomic
@@ -101,6 +101,8 @@ class GrowInfo:
     output: str
     """Which output of the model was trained on, as JSON."""
     weight_decay: float
+    clip: float
+    """Longest gradient of a network; 0: any."""
     full_length: int
     """Batches of a training run before the time limit cut it."""
     higher_is_better: bool
@@ -228,6 +230,22 @@ def read_state(path: Path) -> SearchState:
     if not (path / SEARCH).exists():
         return SearchState()
     return read_record(SearchState, read_document(path / SEARCH), str(path / SEARCH))
+
+
+def check_sources(files: Sequence[str | os.PathLike[str]]) -> None:
+    """Raise unless all files that a run is to keep a copy of can be read."""
+    if isinstance(files, str | os.PathLike):
+        raise EsperError(f"sources={os.fspath(files)!r}: give a list of files, as in ['model.py']")
+    for file in files:
+        if not isinstance(file, str | os.PathLike):
+            raise EsperError(f"sources: {shown(file)} is no path; give files, as in ['model.py']")
+        try:
+            Path(file).open("rb").close()
+        except OSError as error:
+            raise EsperError(
+                f"sources: cannot read {os.fspath(file)!r} ({error.strerror}); name files that "
+                f"exist, or leave it out"
+            ) from error
 
 
 def architecture_of(model: nn.Module) -> str:

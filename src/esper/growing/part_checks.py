@@ -5,7 +5,7 @@ Shape letters: N samples.
 
 from __future__ import annotations
 
-import hashlib
+import math
 from typing import Final
 
 import numpy as np
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor
 
 from esper.growing.arrays import Notes
-from esper.growing.parts import GrowPart, RawPart, named_inputs
+from esper.growing.parts import GrowPart, RawPart, named_inputs, sample_keys
 from esper.leyline.errors import EsperError, shown
 from esper.tasks.row_terms import dtype_name
 
 MOST_CLASSES: Final = 1000
 """Integer targets with more values than this are not looked at as classes."""
-MOST_COMPARED: Final = 100_000
-"""Samples of a part up to which it is searched for samples of train."""
 
 
 def check_lengths(part: RawPart, where: str) -> None:
@@ -35,6 +33,11 @@ def check_lengths(part: RawPart, where: str) -> None:
             )
     if not len(part):
         raise EsperError(f"{where} is empty: give at least one sample")
+    shapes = [tuple(value.shape[1:]) for _, value in named_inputs(part.inputs)]
+    if not any(math.prod(shape) for shape in shapes):
+        raise EsperError(
+            f"{where} inputs: samples of shape {shapes[0]} have no features; give at least one"
+        )
 
 
 def check_finite(value: Tensor, what: str) -> None:
@@ -99,27 +102,11 @@ def note_new_classes(part: GrowPart, train: GrowPart, where: str, notes: Notes) 
         )
 
 
-def note_overlap(part: GrowPart, train: GrowPart, where: str, notes: Notes) -> None:
-    """Note samples that are also in train: scores on them say nothing about new data."""
-    if max(len(part), len(train)) > MOST_COMPARED:
-        return
-    known = set(_digests(train))
-    shared = sum(digest in known for digest in _digests(part))
+def note_overlap(part: GrowPart, other: GrowPart, names: tuple[str, str], notes: Notes) -> None:
+    """Note samples that two parts share: scores on them say nothing about new data."""
+    shared = int(np.isin(sample_keys(part), sample_keys(other)).sum())
     if shared:
         notes.add(
-            f"{where}: {shared} of {len(part)} samples are also in train, so its scores are too "
-            f"good"
+            f"{names[0]}: {shared} of {len(part)} samples are also in {names[1]}, so its scores "
+            f"are too good; leave them out of one"
         )
-
-
-def _digests(part: GrowPart) -> list[bytes]:
-    """Return a hash of each sample's inputs and target."""
-    columns = [
-        value.contiguous().reshape(len(part), -1).view(torch.uint8).numpy()
-        for _, value in (*named_inputs(part.inputs), ("targets", part.targets))
-        if value[0].numel()
-    ]
-    return [
-        hashlib.blake2b(b"".join(c[i].tobytes() for c in columns), digest_size=16).digest()
-        for i in range(len(part))
-    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,10 @@ from esper.tasks.row_terms import dtype_name
 Inputs = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 """One tensor `[N, ...]`, several in the order of the model's arguments, or several by name."""
 Strings = npt.NDArray[np.str_]
+MOST_COMPARED: Final = 1 << 30
+"""Bytes of a part up to which it is searched for equal samples: about two seconds."""
+KEY_BYTES: Final = 1 << 22
+"""Bytes that are hashed at a time, so that they stay in a cache."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,3 +156,31 @@ def fingerprint(parts: Iterable[tuple[str, GrowPart]], other: str = "") -> str:
             # As bytes: numpy has no bfloat16.
             digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def sample_keys(part: GrowPart) -> npt.NDArray[np.uint64]:
+    """Return a hash of each sample's inputs and target, of 64 bits: equal ones are copies.
+
+    Those of a part beyond `MOST_COMPARED` are random.
+    """
+    key_N = np.zeros(len(part), dtype=np.uint64)
+    if input_bytes(part.inputs) > MOST_COMPARED:
+        return np.random.default_rng().integers(0, 2**64, len(part), dtype=np.uint64)
+    for place, (_, value) in enumerate((*named_inputs(part.inputs), ("targets", part.targets))):
+        if not value[:1].numel():
+            continue
+        words = -(-value[:1].nbytes // 8)
+        factors = np.random.default_rng(place).integers(0, 2**63, words, dtype=np.uint64) * 2 + 1
+        rows = max(1, KEY_BYTES // (8 * words))
+        for start in range(0, len(part), rows):
+            some = value[start : start + rows].reshape(-1, value[:1].numel())
+            dense = some.clone(memory_format=torch.contiguous_format)
+            block = dense.view(torch.uint8).numpy()
+            padded = np.zeros((len(block), 8 * words), dtype=np.uint8)
+            padded[:, : block.shape[1]] = block
+            mixed = padded.view(np.uint64)
+            mixed ^= mixed >> 29  # low bits alone would be lost in a product
+            mixed *= factors
+            mixed ^= mixed >> 32
+            key_N[start : start + rows] = key_N[start : start + rows] * 31 + mixed.sum(axis=1)
+    return key_N

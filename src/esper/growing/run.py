@@ -96,7 +96,9 @@ class GrowRun:
         )
         middle = self.rates[len(self.rates) // 2]
         self.weight_decay = choose_weight_decay(settings.weight_decay, self.optimizer)
-        config = population_config(self.optimizer, middle, self.weight_decay, settings.executor)
+        config = population_config(
+            self.optimizer, middle, self.weight_decay, settings.clip, settings.executor
+        )
         self.builder = self._builder(problem.trace, config)
         data = problem.data
         samples = len(data.train) if isinstance(data.train, GrowPart) else data.train.samples
@@ -342,6 +344,7 @@ class GrowRun:
             amp=settings.mixed_precision,
             output=json.dumps(settings.output),
             weight_decay=self.weight_decay,
+            clip=settings.clip or 0.0,
             full_length=self.full_length,
             higher_is_better=problem.metric.higher_is_better,
         )
@@ -359,6 +362,7 @@ class GrowRun:
             "seed",
             "amp",
             "weight_decay",
+            "clip",
         )
         for what in names:
             old, new = getattr(before, what), getattr(now, what)

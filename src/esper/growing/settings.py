@@ -43,6 +43,7 @@ class GrowSettings:
     device: str | torch.device = "auto"
     executor: ExecutorName = "auto"
     amp: bool | Literal["auto"] = "auto"
+    clip: float | None = 1.0
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -50,13 +51,30 @@ class GrowSettings:
         require_seed(self.seed, "seed")
         if not isinstance(self.amp, bool) and self.amp != "auto":
             raise EsperError(f"amp={shown(self.amp)}: give True, False, or 'auto'")
+        if self.clip is not None and not _is_positive(self.clip):
+            raise EsperError(
+                f"clip={shown(self.clip)}: give the longest gradient, a number above 0, or None"
+            )
+        if self.epochs != "auto" and not _is_positive(self.epochs):
+            raise EsperError(
+                f"epochs={shown(self.epochs)}: give a finite number above 0, or 'auto'"
+            )
+        if self.blueprints is not None:
+            self._check_blueprints()
         if self.widths != "auto":
             self._check_widths()
+
+    def _check_blueprints(self) -> None:
+        names: Any = self.blueprints
+        if isinstance(names, str) or not isinstance(names, Sequence) or not names:
+            raise EsperError(
+                f"blueprints={shown(names)}: give names, as in ['norm'], or None for all that fit"
+            )
 
     def _check_widths(self) -> None:
         widths: Any = self.widths
         numbers = isinstance(widths, Sequence) and not isinstance(widths, str)
-        if not numbers or not all(isinstance(w, int | float) and 0 < w < math.inf for w in widths):
+        if not numbers or not all(map(_is_positive, widths)):
             raise EsperError(
                 f"widths={shown(widths)}: give multiples of the model's width, as in (0.5, 2), () "
                 f"for none, or 'auto'"
@@ -71,3 +89,9 @@ class GrowSettings:
     def search_policy(self) -> SearchPolicy:
         """The policy, decided."""
         return "asha" if self.policy == "asha" else "halving"
+
+
+def _is_positive(value: object) -> bool:
+    """Whether a value is a finite number above 0."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and 0 < float(value) < math.inf  # type: ignore[arg-type]

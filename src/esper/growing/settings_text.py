@@ -14,12 +14,13 @@ def settings_of(info: GrowInfo) -> list[tuple[str, str]]:
     places = [f"{slot} {place}" for slot, place in zip(info.slots, info.places, strict=True)]
     full_run = f"{info.length:,} batches of {info.batch_size} ({info.epochs:g} epochs)"
     decay = f", weight decay {info.weight_decay:g}"
+    clip = f", gradients clipped at {info.clip:g}" if info.clip else ", gradients not clipped"
     return [
         ("model", f"{info.model}, {info.host_params:,} parameters, {info.host_macs:,} MACs"),
         ("budget", budget_text(info.budget)),
         ("loss, metric", f"{info.loss}, {info.metric}"),
         ("full training run", full_run),
-        ("optimizer", f"{info.optimizer}, learning rates {rates}{decay}"),
+        ("optimizer", f"{info.optimizer}, learning rates {rates}{decay}{clip}"),
         ("precision", "bfloat16 by autocast" if info.amp else "float32"),
         ("places to grow", ", ".join(places) or "none"),
         ("other widths", ", ".join(info.variants[1:]) or "none"),

@@ -39,6 +39,7 @@ TRANSFORMER_RATE: Final = 1e-3
 WEIGHT_DECAY: Final = {"adamw": 1e-2, "sgd": 5e-4}
 RUN_BATCHES: Final = 1500
 """Batches of a full training run, as far as the limits on epochs allow."""
+MOST_BATCHES: Final = 2**31
 EPOCHS: Final = (4, 80)
 BATCH_SIZES: Final = (16, 128)
 MOST_MEMBERS: Final = 32
@@ -84,13 +85,14 @@ def choose_length(epochs: float | str, batch_size: int, per_epoch: int | None) -
         least, most = EPOCHS
         chosen = max(least, min(most, round(RUN_BATCHES / per_epoch)))
         return Length(batch_size, chosen, chosen * per_epoch)
-    if isinstance(epochs, bool) or not isinstance(epochs, int | float) or not epochs > 0:
-        raise EsperError(f"epochs={epochs!r}: give a number above 0, or 'auto'")
     if per_epoch is None:
         raise EsperError(
             f"epochs={epochs}: the length of an epoch of this stream is not known; leave epochs out"
         )
-    return Length(batch_size, float(epochs), max(1, round(epochs * per_epoch)))
+    batches = float(epochs) * per_epoch
+    if batches > MOST_BATCHES:
+        raise EsperError(f"epochs={epochs}: {batches:.3g} batches; give fewer")
+    return Length(batch_size, float(epochs), max(1, round(batches)))
 
 
 def choose_rates(
@@ -128,10 +130,14 @@ def choose_weight_decay(wanted: float | str, kind: str) -> float:
 
 
 def population_config(
-    kind: str, rate: float, weight_decay: float, executor: ExecutorName
+    kind: str, rate: float, weight_decay: float, clip: float | None, executor: ExecutorName
 ) -> PopulationConfig:
     """Settings of the populations of a search."""
-    optim = OptimConfig(kind=kind, weight_decay=weight_decay)  # type: ignore[arg-type]
+    optim = OptimConfig(
+        kind=kind,  # type: ignore[arg-type]
+        weight_decay=weight_decay,
+        clip_norm=clip,
+    )
     life = LifecycleConfig(
         gates=GateConfig(min_training_steps=3), min_prune_age=0, embargoed_steps=1
     )

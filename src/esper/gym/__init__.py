@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from esper.leyline.errors import install_hint as _install_hint
 from esper.leyline.lazy import attach
 
 try:
@@ -19,9 +20,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "gymnasium":
         raise
-    raise ImportError(
-        "esper.gym needs gymnasium: install it with pip install 'esper-morph[gym]'"
-    ) from None
+    raise ImportError(f"esper.gym needs gymnasium: {_install_hint('gym')}") from None
 
 from esper.gym import registration as _registration
 

@@ -167,7 +167,7 @@ def _death(error: RayError) -> Message:
     text = " ".join(str(error).split())
     if "No module named 'esper" in text:
         return Failed(
-            f"a machine of the cluster has no esper: install esper-morph {esper.__version__} there",
+            f"a machine of the cluster has no esper: install Esper {esper.__version__} there",
             refused=True,
         )
     return Died(f"its worker has gone ({type(error).__name__}: killed, out of memory, or lost)")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Final
 
-from esper.leyline.errors import EsperError, shown
+from esper.leyline.errors import EsperError, install_hint, shown
 from esper.leyline.limits import require_at_most
 
 LOCAL: Final = "local"
@@ -78,6 +78,4 @@ class JobSettings:
         if not 0 < self.ray_timeout <= 3600:
             raise EsperError(f"--ray-timeout {self.ray_timeout:g}: must be above 0, 3600 at most")
         if self.on != LOCAL and find_spec("ray") is None:
-            raise EsperError(
-                f"--on {self.on}: Ray is not installed; pip install 'esper-morph[ray]'"
-            )
+            raise EsperError(f"--on {self.on}: Ray is not installed; {install_hint('ray')}")

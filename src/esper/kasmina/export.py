@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.kasmina.member import MorphogeneticModel
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, install_hint
 from esper.storage.atomic import require_writable, write_atomic
 
 PathLike = str | os.PathLike[str]
@@ -29,7 +29,6 @@ T = TypeVar("T")
 
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _EXPORT_LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes")
-_INSTALL = "pip install 'esper-morph[export]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,7 @@ def export_onnx(model: nn.Module, path: PathLike, example: Example) -> None:
 def _require_onnx() -> None:
     missing = [name for name in _ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        raise EsperError(f"ONNX export needs {' and '.join(missing)}: {_INSTALL}")
+        raise EsperError(f"ONNX export needs {' and '.join(missing)}: {install_hint('export')}")
 
 
 def _program(plain: nn.Module, call: _Call) -> torch.export.ExportedProgram:

@@ -57,8 +57,20 @@ def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
+def check_not_scripted(module: nn.Module) -> None:
+    """Raise if a module is compiled code of torch.jit, which can be neither traced nor hooked."""
+    for path, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            name = f"{type(module).__name__}: {path}" if path else type(module).__name__
+            raise EsperError(
+                f"{name} is a ScriptModule of torch.jit, whose code cannot be grown; give the "
+                f"module that it was made from, before torch.jit.script or torch.jit.trace"
+            )
+
+
 def check_parameters(module: nn.Module) -> None:
     """Raise unless all tensors are materialised and all parameters are float32."""
+    check_not_scripted(module)
     kind = type(module).__name__
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(tensor):

@@ -31,6 +31,15 @@ class ShapeError(EsperError):
     """A segment or seed whose output has the wrong shape."""
 
 
+def install_hint(extra: str) -> str:
+    """Return how to install what an optional part of Esper needs.
+
+    >>> install_hint("serve")
+    "pip install '.[serve]' in a checkout of Esper"
+    """
+    return f"pip install '.[{extra}]' in a checkout of Esper"
+
+
 def shorten(text: str, most: int = MAX_SHOWN_CHARS) -> str:
     """Shorten long text by cutting out its middle.
 

@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from esper.leyline.errors import install_hint
 from esper.scripts.cli.command import run_command
 
 if TYPE_CHECKING:
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
 PACKAGES: Final = ("numpy", "scipy", "safetensors", "pyarrow", "tyro", "rich", "matplotlib")
 """Required packages, besides torch."""
 EXTRAS: Final = {
-    "onnx": "export to ONNX (pip install 'esper-morph[export]')",
-    "gymnasium": "learner on Gymnasium environments (pip install 'esper-morph[gym]')",
-    "ray": "jobs on a cluster (pip install 'esper-morph[ray]')",
-    "optuna": "esper sweep (pip install 'esper-morph[sweep]')",
-    "tensorboard": "tracking with TensorBoard (pip install 'esper-morph[tensorboard]')",
-    "wandb": "tracking with W&B (pip install 'esper-morph[wandb]')",
-    "mlflow-skinny": "tracking with MLflow (pip install 'esper-morph[mlflow]')",
+    "onnx": f"export to ONNX ({install_hint('export')})",
+    "gymnasium": f"learner on Gymnasium environments ({install_hint('gym')})",
+    "ray": f"jobs on a cluster ({install_hint('ray')})",
+    "optuna": f"esper sweep ({install_hint('sweep')})",
+    "tensorboard": f"tracking with TensorBoard ({install_hint('tensorboard')})",
+    "wandb": f"tracking with W&B ({install_hint('wandb')})",
+    "mlflow-skinny": f"tracking with MLflow ({install_hint('mlflow')})",
 }
 """Optional packages and their purpose."""
 

@@ -82,6 +82,8 @@ class Grow:
     """Optimizer by name."""
     weight_decay: float | Literal["auto"] = "auto"
     """Weight decay of the optimizer; auto: 0.01 with AdamW, 0.0005 with SGD."""
+    clip: float | None = 1.0
+    """Longest gradient of a network: longer ones are scaled down to it; None: none are."""
     loss: str = "auto"
     """Loss by name, or FILE.py:NAME."""
     metric: str = "auto"
@@ -168,6 +170,7 @@ def _grow(config: Grow, budget: Any, resume: Path | None, files: UserFiles) -> G
         optimizer=config.optimizer,
         lr=config.lr or "auto",
         weight_decay=config.weight_decay,
+        clip=config.clip,
         loss=_named(config.loss, files),
         metric=_named(config.metric, files),
         seed=config.seed,

@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import tyro
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, install_hint
 from esper.scripts.cli.command import run_command
 from esper.scripts.cli.run_paths import RUNS
 
@@ -52,9 +52,7 @@ def serve_runs(config: Serve) -> None:
     """Serve until stopped. Imports are local, so that --help is fast."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise EsperError(
-            f"esper serve needs {', '.join(missing)}: pip install 'esper-morph[serve]'"
-        )
+        raise EsperError(f"esper serve needs {', '.join(missing)}: {install_hint('serve')}")
     from esper.karn.web.server import ServeSettings, serve
 
     settings = ServeSettings(config.runs, config.host, config.port, config.token_file, config.names)

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import tyro
 
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, install_hint
 from esper.scripts.cli.command import run_command
 
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def watch(config: Tui) -> None:
     """Open the interface. Imports are local, so that --help is fast."""
     if find_spec("textual") is None:
-        raise EsperError("esper tui needs Textual: pip install 'esper-morph[tui]'")
+        raise EsperError(f"esper tui needs Textual: {install_hint('tui')}")
     from esper.karn.tui.app import EsperTUI
     from esper.karn.views.kinds import find_kind
     from esper.scripts.cli.run_paths import RUNS, find_run

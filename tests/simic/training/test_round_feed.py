@@ -133,7 +133,7 @@ def test_trackers_without_a_folder_or_a_library_are_refused_before_the_run(tmp_p
     says = refused(
         lambda: train_ppo_vectorized(CONFIG, run_dir=tmp_path / "x", spec=SPEC, track=["wandb"])
     )
-    assert "pip install 'esper-morph[wandb]'" in says
+    assert "pip install '.[wandb]'" in says
     assert not (tmp_path / "x").exists()
 
 

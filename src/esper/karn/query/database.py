@@ -22,7 +22,7 @@ from esper.karn.views.kinds import kind_of
 from esper.karn.views.sessions import RunSession
 from esper.karn.views.setup import RunSetup, setup_of
 from esper.karn.views.tables import EventTables
-from esper.leyline.errors import EsperError, shorten
+from esper.leyline.errors import EsperError, install_hint, shorten
 from esper.leyline.telemetry import TelemetryEventType
 from esper.nissa.columns import require_columns, schema_of
 from esper.nissa.parquet import PARTS, folder_of
@@ -64,9 +64,7 @@ def _import_duckdb() -> Any:
     try:
         import duckdb
     except ImportError:
-        raise EsperError(
-            "esper query needs DuckDB: install it with pip install 'esper-morph[query]'"
-        ) from None
+        raise EsperError(f"esper query needs DuckDB: {install_hint('query')}") from None
     return duckdb
 
 

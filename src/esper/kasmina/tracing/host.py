@@ -13,7 +13,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from esper.device.rng import forked_rng
 from esper.kasmina.blueprints.registry import BlueprintRegistry
-from esper.kasmina.initialisation import build, check_parameters
+from esper.kasmina.initialisation import build, check_not_scripted, check_parameters
 from esper.kasmina.network import StackedNetwork
 from esper.kasmina.tracing.causality import is_causal, suitable_attention
 from esper.kasmina.tracing.graph import Additions, ModelGraph, trace_graph
@@ -303,6 +303,7 @@ def factory_of(model: nn.Module | Factory) -> Factory:
     if not isinstance(model, nn.Module):
         return model
     whole: nn.Module = getattr(model, "_orig_mod", model)  # of torch.compile
+    check_not_scripted(whole)
     name = type(whole).__name__
     with user_code(f"{name} cannot be copied", "give its class or a function that builds it"):
         base = copy.deepcopy(whole).cpu()

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Final, Literal, cast
 
-from esper.leyline.errors import EsperError, shown, unknown_name
+from esper.leyline.errors import EsperError, install_hint, shown, unknown_name
 
 TrackerName = Literal["tensorboard", "wandb", "mlflow"]
 
@@ -52,7 +52,6 @@ def require_trackers(names: Sequence[str], where: str = "track") -> tuple[Tracke
         missing = [module for module in LIBRARIES[name].modules if find_spec(module) is None]
         if missing:
             raise EsperError(
-                f"{where} {name}: {' and '.join(missing)} not installed; "
-                f"pip install 'esper-morph[{name}]'"
+                f"{where} {name}: {' and '.join(missing)} not installed; {install_hint(name)}"
             )
     return tuple(dict.fromkeys(known))

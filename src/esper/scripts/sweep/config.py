@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 import tyro
 
 from esper.jobs.settings import JobSettings
-from esper.leyline.errors import EsperError, shorten
+from esper.leyline.errors import EsperError, install_hint, shorten
 from esper.leyline.limits import MAX_MEMBERS
 from esper.leyline.seeds import EVALUATION_SEEDS, require_training_seed
 from esper.scripts.cli.command import read_command_line
@@ -81,7 +81,7 @@ class Sweep:
         if self.training.seed <= TUNING_SEED <= last:
             raise EsperError(f"--seed: trials are scored on hosts of seed {TUNING_SEED}")
         if find_spec("optuna") is None:
-            raise EsperError("esper sweep needs Optuna: pip install 'esper-morph[sweep]'")
+            raise EsperError(f"esper sweep needs Optuna: {install_hint('sweep')}")
         space = read_space(self.settings, self.space)
         for name, axis in space.items():
             for value in axis.ends:

@@ -1,0 +1,100 @@
+"""Weight decay and clipping reach training and are recorded; wrong settings are one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import esper
+from esper.growing.settings_text import settings_of
+from esper.growing.setup import WEIGHT_DECAY, choose_weight_decay
+from support import refused
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def grow(folder: Path, **settings: Any) -> esper.GrowResult:
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((120, 6)).astype(np.float32)
+    data = x, (x.sum(axis=1) > 0).astype(np.int64)
+    chosen = {"budget": esper.Budget(host_runs=1), "epochs": 6, "lr": 0.01, "widths": ()} | settings
+    return esper.grow(mlp, data, folder=folder, device="cpu", verbose=False, **chosen)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> dict[float | str, esper.GrowResult]:
+    decays: tuple[float | str, ...] = ("auto", 20.0)
+    return {decay: grow(tmp_path_factory.mktemp("decay"), weight_decay=decay) for decay in decays}
+
+
+def test_more_of_it_leaves_smaller_weights(results):
+    sums = {
+        decay: sum(float(p.detach().abs().sum()) for p in result.host.model.parameters())
+        for decay, result in results.items()
+    }
+    assert sums[20.0] < 0.8 * sums["auto"]
+
+
+def test_the_run_says_what_it_was(results):
+    assert results["auto"].info.weight_decay == WEIGHT_DECAY["adamw"]
+    line = dict(settings_of(results[20.0].info))["optimizer"]
+    assert line.endswith(", weight decay 20, gradients clipped at 1")
+
+
+def test_a_run_is_resumed_with_its_own(results):
+    folder = results[20.0].folder
+    text = refused(lambda: grow(folder.parent, resume=folder))
+    assert "other weight decay (20.0, now 0.01)" in text
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), "much", True, None])
+def test_what_is_no_weight_decay_is_one_line(wrong):
+    text = refused(lambda: choose_weight_decay(wrong, "adamw"))
+    assert text.startswith("weight_decay=")
+    assert text.endswith("number of 0 or more, or 'auto'")
+
+
+def test_clipped_gradients_move_weights_no_further(tmp_path):
+    sgd = {"optimizer": "sgd", "weight_decay": 0.0, "epochs": 2, "lr": 1.0}
+    free, clipped = (grow(tmp_path, clip=clip, **sgd) for clip in (None, 1e-12))
+    largest = [
+        max(float(p.detach().abs().max()) for p in found.host.model.parameters())
+        for found in (free, clipped)
+    ]
+    assert largest[1] <= 0.5 < largest[0]  # of torch's initial weights, by 4 inputs
+    assert dict(settings_of(free.info))["optimizer"].endswith(", gradients not clipped")
+    line = refused(lambda: grow(tmp_path, resume=free.folder, **sgd))
+    assert "other clip (0.0, now 1.0)" in line
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"clip": 0.0}, "clip=0.0: give the longest gradient, a number above 0, or None"),
+        ({"clip": float("inf")}, "clip=inf: give the longest"),
+        ({"clip": "auto"}, "clip='auto': give the longest"),
+        ({"epochs": float("inf")}, "epochs=inf: give a finite number above 0, or 'auto'"),
+        ({"epochs": 1e300}, "epochs=1e+300: 6e+300 batches; give fewer"),
+        ({"blueprints": ()}, "blueprints=(): give names, as in ['norm'], or None for all that fit"),
+        ({"blueprints": "norm"}, "blueprints='norm': give names, as in ['norm']"),
+        (
+            {"sources": ["gone.py"]},
+            "sources: cannot read 'gone.py' (No such file or directory); na",
+        ),
+        ({"sources": [Path("/")]}, "sources: cannot read '/' (Is a directory); name files that ex"),
+        ({"sources": "mine.py"}, "sources='mine.py': give a list of files, as in ['model.py']"),
+        ({"sources": [3]}, "sources: 3 is no path; give files, as in ['model.py']"),
+    ],
+)
+def test_settings_that_will_not_do_are_one_line(tmp_path, wrong, words):
+    with pytest.raises(esper.EsperError) as error:
+        grow(tmp_path, **wrong)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())
