@@ -19,7 +19,7 @@ import operator
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ from esper.growing.problem import Model
 from esper.growing.progress import ProgressPrinter
 from esper.growing.records import SearchState
 from esper.growing.refit import refit_network
-from esper.growing.result import GrowResult
+from esper.growing.result import GrowResult, NetworkRecord
 from esper.growing.run import GrowRun
 from esper.growing.settings import GrowSettings
 from esper.growing.setup import RATES
@@ -218,7 +218,11 @@ def _epochs(batches: int) -> int:
     return max(least, min(most, round(BATCHES / batches)))
 
 
-def _zeros(features: int) -> Tensor:
+def _network_of(networks: Mapping[int, nn.Module], record: NetworkRecord) -> nn.Module:
+    return networks[record.number]
+
+
+def _example(features: int, _: NetworkRecord) -> Tensor:
     return torch.zeros(2, features)
 
 
@@ -312,8 +316,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]  # scikit-learn ships no ty
             result.record,
             result.info,
             result.folder,
-            models.__getitem__,
-            partial(_zeros, x_ND.shape[1]),
+            partial(_network_of, models),
+            partial(_example, x_ND.shape[1]),
         )
         self.result_.temporary = self.folder is None
         self.model_ = wrap(pick)

@@ -58,6 +58,7 @@ def info(**changes: object) -> GrowInfo:
         output="null",
         weight_decay=0.01,
         clip=1.0,
+        full_length=30,
         higher_is_better=True,
     )
     return replace(plain, **changes)
