@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 import esper
+from esper.storage import atomic
 
 
 class Wavering(nn.Module):
@@ -25,11 +30,15 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Wavering(), nn.ReLU(), nn.Linear(8, 2))
 
 
-def grow(folder, verbose: bool) -> esper.GrowResult:
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def grow(folder, verbose: bool, model=model, **settings) -> esper.GrowResult:
     x = np.random.default_rng(0).standard_normal((60, 4)).astype(np.float32)
     return esper.grow(
         model, (x, (x[:, 0] > 0).astype(np.int64)), budget=esper.Budget(host_runs=2), epochs=1,
-        folder=folder, verbose=verbose, device="cpu", widths=(),
+        folder=folder, verbose=verbose, device="cpu", widths=(), **settings,
     )  # fmt: skip
 
 
@@ -49,3 +58,26 @@ def test_what_is_slow_or_cannot_be_exported_takes_a_line_each(tmp_path, capfd):
     for words in ("executor loop, member by member", "needs your code to be loaded again: 2 is"):
         assert sum(words in line for line in lines) == 1
     assert all(line and not line.startswith(" ") for line in lines)
+
+
+@pytest.mark.parametrize("lost", ["report.html", "0000-plain/manifest.json", "result.json"])
+def test_a_full_disk_at_the_end_costs_a_line_and_no_result(lost, tmp_path, monkeypatch, capfd):
+    write = atomic._write_and_rename
+
+    def full(path: Path, content: bytes) -> None:
+        if str(path).endswith(lost):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(atomic, "_write_and_rename", full)
+    result = grow(tmp_path, verbose=False, model=mlp)
+    lines = capfd.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert "No space left on device; free some space" in lines[0]
+    assert result.model(torch.zeros(2, 4)).shape == (2, 2)
+    if lost != "result.json":
+        assert str(esper.GrowResult.load(result.folder)) == str(result)
+    monkeypatch.undo()
+    again = grow(tmp_path, verbose=False, model=mlp, resume=result.folder)
+    assert (again.folder / "report.html").is_file()
+    assert str(esper.GrowResult.load(result.folder)) == str(again) == str(result)

@@ -90,7 +90,7 @@ def make_result(
         try:
             write()
         except EsperError as error:  # a full disk: the networks are in memory, and returned
-            printer.warn(str(error))
+            printer.warn(f"{error}; nothing is lost: resume={str(folder.path)!r} writes it again")
     return result
 
 

@@ -52,7 +52,7 @@ def write_report(result: GrowResult, path: Path) -> None:
         write_atomic(path, content)
     except OSError as error:
         raise EsperError(
-            f"cannot write {path}: {error.strerror}; {write_advice(error)}, then result.report()"
+            f"cannot write {path}: {error.strerror}; {write_advice(error)}"
         ) from error
 
 
