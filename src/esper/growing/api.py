@@ -70,19 +70,15 @@ def grow(
     one, which gives each network its own. `train`: arrays, tensors, a Dataset, a DataLoader or a
     table; `val` and `test` are cut from it if not given. `slots`: number of places to grow at, or
     paths of the modules they come after. `widths`: multiples of the model's width to try besides.
-    `clip`: norm that longer gradients are scaled down to; None: none are. `sample_weights`: of
-    `train`, for the loss. `amp`: train in bfloat16. `folder`: where the run folder is made;
+    `clip`: norm that longer gradients are scaled down to. `folder`: where the run folder is made;
     `resume`: one to continue; `sources`: files to keep a copy of there. `on_round`: called after
-    every stage, once it is saved; `track`: trackers of it (tensorboard, wandb, mlflow). Ctrl-C ends
-    the search and returns the best so far.
+    every stage. Ctrl-C returns the best so far. docs/grow.md describes all arguments.
     """
     settings = GrowSettings(
         policy, optimizer, lr, weight_decay, loss, metric, seed, slots, blueprints, widths, epochs,
         batch_size, columns, stream, output, class_weights, label_smoothing, device, executor, amp,
-        clip,
-    )  # fmt: skip
-    if resume is not None and widths == "auto":  # the budget may allow others by now
-        settings = replace(settings, widths=named_widths(read_info(Path(resume)).variants))
+        clip)  # fmt: skip
+    settings = _with_known_widths(settings, resume)
     check_sources(sources)
     ranks = ranks_of(executor, device)
     printer = ProgressPrinter(verbose and ranks.first, on_round, track)
@@ -91,6 +87,15 @@ def grow(
         with _run_folder(ranks, resume, folder, name or run.problem.trace.name, seed) as home:
             home.keep_sources(sources)
             return run.search(home, resume is not None)
+
+
+def _with_known_widths(
+    settings: GrowSettings, resume: str | os.PathLike[str] | None
+) -> GrowSettings:
+    """Settings of a run to continue: the budget may allow other widths by now."""
+    if resume is None or settings.widths != "auto":
+        return settings
+    return replace(settings, widths=named_widths(read_info(Path(resume)).variants))
 
 
 @contextlib.contextmanager
