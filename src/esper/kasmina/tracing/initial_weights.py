@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -67,7 +68,7 @@ _LAWS: Final[dict[str, tuple[Law, tuple[float, ...]]]] = {
 """Name -> deviation at a gain of 1, and usual gains; the first one is taken in doubt."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class _Part:
     """A parameter, or a gate's share of it, in the given model."""
 
@@ -89,6 +90,7 @@ class _Part:
         """Relative standard error of the deviation, at most."""
         return math.sqrt(0.5 / self.numbers)
 
+    @cached_property
     def is_default(self) -> bool:
         """Whether torch's default may have drawn it."""
         if not self.fans.default or self.mean:
@@ -101,21 +103,31 @@ class _Part:
             return True
         return self.deviation > 0 and _is_close(self.deviation, self.fans.default, self.error)
 
+    @cached_property
+    def identity_scale(self) -> float:
+        """What it multiplies by if it is a multiple of the identity, else 0."""
+        return _identity_scale(self.value)
+
+    @cached_property
+    def orthogonal_gain(self) -> float:
+        """The norm of its rows or columns if they are orthogonal, else 0."""
+        return _orthogonal_gain(self.value)
+
     def is_random(self) -> bool:
         """Whether its deviation tells of a law."""
-        structured = _identity_scale(self.value) or _orthogonal_gain(self.value)
-        return self.deviation > 0 and not structured and not self.is_default()
+        structured = self.identity_scale or self.orthogonal_gain
+        return self.deviation > 0 and not structured and not self.is_default
 
     def fill(self, new: Tensor, fans: Fans) -> None:
         """Draw it anew into a tensor that holds torch's default."""
         constant = _constant(self.value, new.shape)
-        if constant is not None and not (self.numbers == 1 and self.is_default()):
+        if constant is not None and not (self.numbers == 1 and self.is_default):
             new.copy_(constant)
-        elif scale := _identity_scale(self.value):
-            new.copy_(_identity(new.shape) * scale)
-        elif gain := _orthogonal_gain(self.value):
-            nn.init.orthogonal_(new, gain)
-        elif not self.is_default():
+        elif self.identity_scale:
+            new.copy_(_identity(new.shape) * self.identity_scale)
+        elif self.orthogonal_gain:
+            nn.init.orthogonal_(new, self.orthogonal_gain)
+        elif not self.is_default:
             uniform = self.largest <= _UNIFORM * self.deviation
             new.uniform_(-(3**0.5), 3**0.5) if uniform else new.normal_()
             new.mul_(self.gain * self.law(fans)).add_(self.mean)
@@ -133,6 +145,8 @@ class Initialisation:
         values = [dict(model.named_parameters(remove_duplicate=False)) for model in draws]
         bare = set(matrices)
         for name, parameter in values[0].items():
+            if not parameter.numel():
+                continue
             path, _, leaf = name.rpartition(".")
             layer = draws[0].get_submodule(path)
             every = torch.stack([found[name].detach() for found in values])
@@ -148,6 +162,8 @@ class Initialisation:
         """
         if self._keep and old.shape == new.shape:
             return old.detach()
+        if name not in self._parts:
+            return new  # it holds no numbers
         parts = self._parts[name]
         fans = _fans(layer, name.rpartition(".")[2], new)
         with torch.no_grad():
@@ -181,7 +197,7 @@ def _part(every: Tensor, kind: str, fans: Fans) -> _Part:
     if numbers == 1 or abs(mean) <= _SIGMAS * deviation * numbers**-0.5:
         mean = 0.0
     largest = float((every - mean).abs().max())
-    return _Part(every[0], kind, fans, numbers, mean, deviation, largest)
+    return _Part(every[0].clone(), kind, fans, numbers, mean, deviation, largest)
 
 
 def _find_laws(parts: Sequence[_Part]) -> None:
