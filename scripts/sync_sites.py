@@ -31,6 +31,7 @@ WAITS: Final = frozenset({"item", "cpu", "numpy", "tolist", "synchronize"})
 """Methods that wait if called on a GPU tensor."""
 
 NOT_IN_A_STEP: Final = {
+    "kasmina/plain_saves/describe.py": "describes a network, at the end of a run",
     "kasmina/snapshot.py": "`.numpy()` reads a save that is on the host",
     "kasmina/tracing/host.py": "traces a user's model, before there is a population",
     "kasmina/tracing/inputs.py": "traces a user's model, before there is a population",
@@ -38,7 +39,7 @@ NOT_IN_A_STEP: Final = {
     "kasmina/tracing/widths.py": "scales a user's model, before there is a population",
     "simic/agent/gym_runner.py": "plays environments other than a population",
     "simic/agent/saving.py": "reads a save that is on the host, between rounds",
-    "simic/training/runs/kept_members.py": "exports members, at the end of a run",
+    "simic/training/runs/kept_members.py": "stores members, at the end of a run",
     "simic/telemetry/gradients.py": "one copy for all layers, after an update",
 }
 """Modules whose calls were reviewed, and why they do not wait in a step."""

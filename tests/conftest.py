@@ -49,10 +49,11 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def no_side_work():
-    """Exports and second processes take seconds a run; tests/simic/training/test_kept_members.py
-    and tests/scripts/test_baseline_process.py restore them."""
+    """Plain networks and second processes take time in every run;
+    tests/simic/training/test_kept_members.py and tests/scripts/test_baseline_process.py restore
+    them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeptMembers, "export", lambda self, engine, seconds=0.0: None)
+        patch.setattr(KeptMembers, "store_plain", lambda self, engine, seconds=0.0: None)
         patch.setattr("esper.scripts.compare.baseline_process.START_AFTER", 3600.0)
         yield
 

@@ -22,6 +22,7 @@ from esper.scripts.evaluate import read_evaluate
 from esper.scripts.sweep.config import read_sweep
 from esper.scripts.sweep.space import read_space
 from esper.scripts.train.learner_config import read_train_ppo
+from esper.simic.training.runs.kept_members import KeptMembers
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "commands.md").read_text()
@@ -47,12 +48,17 @@ GROW = ["--epochs", "1", "--host-runs", "1", "--widths", "2", "--device", "cpu",
 TINY = ["--task", "synthetic", *SMALL, "--batch-size", "8", "--blueprints", "norm", "depthwise"]
 
 
+STORE = KeptMembers.store_plain  # conftest.py replaces it when the tests begin
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     """A folder with the run that the pages call RUN, and the file they show."""
     root = tmp_path_factory.mktemp("docs")
     flags = [*TINY, "--rounds", "1", "--quiet", "--runs", str(root / "runs")]
-    assert train.main(["ppo", *flags]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KeptMembers, "store_plain", STORE)
+        assert train.main(["ppo", *flags]) == 0
     (run,) = (root / "runs").iterdir()
     run.rename(run.with_name("RUN"))
     (shown,) = re.findall(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)

@@ -17,6 +17,7 @@ import torch
 
 from esper.karn.views import RunState, list_runs
 from esper.kasmina.member import MorphogeneticModel
+from esper.scripts import export
 from esper.scripts.runs import main as list_runs_command
 from esper.scripts.train import main
 from esper.simic.training.config import TaskConfig
@@ -190,7 +191,8 @@ assert not any(name.split(".")[0] == "esper" for name in sys.modules)
 
 
 def test_the_pt2_file_of_a_member_runs_where_esper_is_not_installed(ends, tmp_path):
-    (file,) = members_dir(ends["Ctrl-C"].run).glob("*.pt2")
+    run, file = ends["Ctrl-C"].run, tmp_path / "best.pt2"
+    assert export.main([str(run), str(file)]) == 0
     spec = TaskConfig("synthetic").spec()
     inputs = torch.randn(3, *spec.input_shape)
     torch.save(inputs, tmp_path / "x.pt")
@@ -199,7 +201,9 @@ def test_the_pt2_file_of_a_member_runs_where_esper_is_not_installed(ends, tmp_pa
         cwd=tmp_path, env={"OMP_NUM_THREADS": "1", "PATH": ""}, check=True, timeout=120,
     )  # fmt: skip
     with torch.no_grad():
-        wanted = MorphogeneticModel.load(file.with_suffix(""), spec.host_factory)(inputs)
+        best = read_members(members_dir(run))[0]
+        member = MorphogeneticModel.load(members_dir(run) / best.name, spec.host_factory)
+        wanted = member(inputs)
     torch.testing.assert_close(torch.load(tmp_path / "y.pt"), wanted)
 
 

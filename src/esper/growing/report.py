@@ -51,9 +51,7 @@ def write_report(result: GrowResult, path: Path) -> None:
     try:
         write_atomic(path, content)
     except OSError as error:
-        raise EsperError(
-            f"cannot write {path}: {error.strerror}; {write_advice(error)}"
-        ) from error
+        raise EsperError(f"cannot write {path}: {error.strerror}; {write_advice(error)}") from error
 
 
 def page(result: GrowResult) -> str:

@@ -13,7 +13,8 @@ from torch import nn
 
 from esper.growing.folder import RESULT, GrowInfo, read_info, read_state
 from esper.growing.records import Origin, SearchState
-from esper.growing.stored import Model, StoredNetworks, export_model, require_suffix
+from esper.growing.stored import Model, StoredNetworks
+from esper.kasmina.export import export_model, require_suffix
 from esper.leyline.codec import read_record
 from esper.leyline.errors import EsperError
 from esper.storage.sealed_json import read_document
@@ -94,6 +95,11 @@ class GrownNetwork:
         return self._load()
 
     @property
+    def example(self) -> Any:
+        """A batch of its inputs."""
+        return self._example()
+
+    @property
     def places(self) -> tuple[str, ...]:
         """Where seeds could grow, in order."""
         return self.info.variant_places[self.info.variants.index(self.record.variant)]
@@ -108,7 +114,7 @@ class GrownNetwork:
         """Write the network: `.pt2` (torch.export), `.onnx`, or `.safetensors` (weights alone)."""
         target = Path(path)
         require_suffix(target)
-        export_model(self.model, self._example(), target)
+        export_model(self.model, self.example, target)
         return target
 
 

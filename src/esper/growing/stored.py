@@ -1,4 +1,4 @@
-"""Networks in a run folder, and their export.
+"""Networks in a run folder.
 
 networks/0018/          weights of the member (`MorphogeneticModel.load`)
 networks/0018-plain/    the network the user gets, with its description (`plain_saves`)
@@ -16,24 +16,13 @@ from torch import nn
 
 from esper.growing.folder import NETWORKS, GrowInfo
 from esper.growing.widths import named_widths
-from esper.kasmina.export import export_onnx, export_pt2
 from esper.kasmina.member import MorphogeneticModel
 from esper.kasmina.plain_saves import load_plain, plain_example
 from esper.kasmina.tracing import HostTrace, plain_model, scaled_model, trace_model
 from esper.leyline.errors import EsperError, shown
-from esper.storage.atomic import require_writable
 
-SUFFIXES: Final = (".pt2", ".onnx", ".safetensors")
 _WAYS: Final = "; or give your model: GrowResult.load(folder, model=...), --model FILE.py:NAME"
 Model = nn.Module | Callable[[], nn.Module]
-
-
-def require_suffix(target: Path) -> None:
-    """Raise unless the suffix of a file names a format."""
-    if target.suffix not in SUFFIXES:
-        raise EsperError(
-            f"export to {target}: the suffix decides the format; use .pt2, .onnx or .safetensors"
-        )
 
 
 def plain_path(run: Path, number: int) -> Path:
@@ -77,22 +66,3 @@ class StoredNetworks:
         if not factors:
             return trace_model(model, example, slots, output)
         return scaled_model(model, example, factors[0], output, slots).host
-
-
-def export_model(model: nn.Module, example: Any, target: Path) -> None:
-    """Write a model in the format of the suffix of `target`."""
-    require_suffix(target)
-    if target.suffix == ".onnx":
-        export_onnx(model, target, example)
-    elif target.suffix == ".pt2":
-        export_pt2(model, target, example)
-    else:
-        save_weights(model, target)
-
-
-def save_weights(model: nn.Module, target: Path) -> None:
-    """Write the weights alone, as safetensors."""
-    from safetensors.torch import save_model
-
-    require_writable(target, "export to")
-    save_model(model, str(target))

@@ -1,4 +1,4 @@
-"""Export a member to `.pt2` and ONNX, for any batch size."""
+"""Export a member to `.pt2` and ONNX, for any batch size, and to safetensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, fx, nn
@@ -27,6 +27,7 @@ Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 """A batch of inputs: one tensor, positional arguments, or keywords."""
 T = TypeVar("T")
 
+SUFFIXES: Final = (".pt2", ".onnx", ".safetensors")
 _ONNX_PACKAGES = ("onnx", "onnxscript")
 _EXPORT_LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes")
 
@@ -49,6 +50,32 @@ class _Call:
         if self.kwargs:
             return dict.fromkeys(self.kwargs, batch)
         return tuple(dict.fromkeys(a, batch) if isinstance(a, dict) else batch for a in self.args)
+
+
+def require_suffix(target: Path) -> None:
+    """Raise unless the suffix of a file names a format."""
+    if target.suffix not in SUFFIXES:
+        raise EsperError(
+            f"export to {target}: the suffix decides the format; use .pt2, .onnx or .safetensors"
+        )
+
+
+def export_model(model: nn.Module, example: Example, target: Path) -> None:
+    """Write a model in the format of the suffix of `target`."""
+    require_suffix(target)
+    if target.suffix == ".onnx":
+        export_onnx(model, target, example)
+    elif target.suffix == ".pt2":
+        export_pt2(model, target, example)
+    else:
+        save_weights(model, target)
+
+
+def save_weights(model: nn.Module, target: Path) -> None:
+    """Write the weights alone, as safetensors."""
+    from safetensors.torch import save_model
+
+    save_model(model, str(_checked_path(target)))
 
 
 def export_pt2(model: nn.Module, path: PathLike, example: Example) -> None:

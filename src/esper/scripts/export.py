@@ -1,6 +1,6 @@
 """`esper export`: write a network from its run folder.
 
-esper export RUN small.onnx                  the pick of a grow run, the best member of another one
+esper export RUN small.onnx                  the pick of `esper grow`, the best of `esper train`
 esper export RUN --params 20000 small.onnx   the best one of at most 20,000 parameters
 esper export RUN weights.safetensors         the weights alone
 """
@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from esper.karn.heartbeat import phase
 from esper.scripts.cli.command import run_command
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,16 @@ class Export:
     """Read networks with layers of your own from their .pt2 files, which can run code."""
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A network of a run."""
+
+    model: nn.Module
+    example: Any
+    size: str
+    score: str
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the command."""
     return run_command(Export, export, argv)
@@ -45,26 +58,50 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def export(config: Export) -> None:
     """Write the network. Imports are local, so that --help is fast."""
-    from esper.growing.result import GrowResult
-    from esper.growing.stored import require_suffix
+    from esper.kasmina.export import export_model, require_suffix
     from esper.scripts.cli.run_paths import find_run
     from esper.scripts.cli.user_objects import user_files
+    from esper.storage.run_files import RUN
 
     require_suffix(config.out)
     run = find_run(config.run)
     with ExitStack() as held:
-        model = None
+        own = None
         if config.model is not None:
-            model = held.enter_context(user_files()).find(config.model)
-        result = GrowResult.load(run, model, config.trust)
-        limited = config.params is not None or config.macs is not None
-        network = result.pick(config.params, config.macs) if limited else result.best
+            own = held.enter_context(user_files()).find(config.model)
+        of_train = (run / RUN).is_file()
+        found = _member(run, config, own) if of_train else _grown(run, config, own)
         with phase(f"writing {config.out}"):
-            network.export(config.out)
-    print(
-        f"{config.out}: {network.params:,} parameters, {network.macs:,} MACs, "
-        f"test {result.info.metric} {network.test_score:.4f}"
-    )
+            export_model(found.model, found.example, config.out)
+    print(f"{config.out}: {found.size}, {found.score}")
+
+
+def _grown(run: Path, config: Export, own: Any) -> _Found:
+    """The pick of `esper grow`, or the best one within limits."""
+    from esper.growing.result import GrowResult
+
+    result = GrowResult.load(run, own, config.trust)
+    limited = config.params is not None or config.macs is not None
+    network = result.pick(config.params, config.macs) if limited else result.best
+    score = f"test {result.info.metric} {network.test_score:.4f}"
+    return _Found(network.model, network.example, _size(network.params, network.macs), score)
+
+
+def _member(run: Path, config: Export, own: Any) -> _Found:
+    """The best member that `esper train` kept, within limits."""
+    from esper.kasmina.counting import count_parameters
+    from esper.simic.training.runs.folder import members_dir
+    from esper.simic.training.runs.kept_members import best_member, load_member, member_example
+
+    folder = members_dir(run)
+    kept = best_member(folder, config.params, config.macs)
+    model = load_member(folder, kept, own, config.trust)
+    size = _size(count_parameters(model), kept.macs)
+    return _Found(model, member_example(folder, kept), size, f"score {kept.score:.4f}")
+
+
+def _size(params: int, macs: int) -> str:
+    return f"{params:,} parameters, {macs:,} MACs"
 
 
 if __name__ == "__main__":

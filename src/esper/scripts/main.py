@@ -45,7 +45,7 @@ COMMANDS: Final = {
     "show": Command("show", "show the outcome of a run"),
     "query": Command("query", "ask a run with SQL: rounds, seeds, members, events"),
     "tui": Command("tui", "watch runs in the terminal, live or after their end"),
-    "export": Command("export", "write a grown network as .onnx, .pt2 or .safetensors"),
+    "export": Command("export", "write a network of a run as .onnx, .pt2 or .safetensors"),
     "report": Command("report", "write the report of a run as one HTML page"),
     "serve": Command("serve", "show runs in the browser, also while they are written"),
 }

@@ -10,19 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from esper.kasmina.member import MorphogeneticModel
 from esper.leyline.errors import EsperError
 from esper.leyline.payloads import EpisodeOutcome
+from esper.scripts import export
 from esper.simic.training.config import PopulationConfig, TaskConfig, TrainingConfig
 from esper.simic.training.runs.folder import members_dir
-from esper.simic.training.runs.kept_members import LIST, KeptMembers, read_members
+from esper.simic.training.runs.kept_members import LIST, KeptMembers, load_member, read_members
 from esper.simic.training.vectorized import train_ppo_vectorized
 from esper.tamiyo.baselines import RandomPolicy, StaticTopology
 from esper.tolaria import EngineConfig, VectorizedEngine
 from support import refused
 
-EXPORT = KeptMembers.export  # conftest.py replaces it when the tests begin
+STORE = KeptMembers.store_plain  # conftest.py replaces it when the tests begin
 TASK = TaskConfig("synthetic", episode_length=6, batch_size=16, batches_per_step=1)
 SPEC = TASK.spec()
 
@@ -93,12 +95,12 @@ def test_a_round_that_is_trained_again_replaces_itself_and_later_ones(tmp_path):
     engine.load_state_dict(engine.state_dict() | {"round": 1})
     again = KeptMembers(tmp_path, keep=5)
     assert len(again.members) == 4
-    exported = {round_: tmp_path / f"00000{round_}-0001.pt2" for round_ in (1, 2)}
-    for path in exported.values():
-        path.write_text("of the first time")
+    stored = {round_: tmp_path / f"00000{round_}-0001-plain" for round_ in (1, 2)}
+    for path in stored.values():
+        path.mkdir()
     run_rounds(again, 1, engine)
-    assert exported[1].exists()
-    assert not exported[2].exists(), "of a network that was replaced"
+    assert stored[1].exists()
+    assert not stored[2].exists(), "of a network that was replaced"
     assert again.members == kept.members
     assert {one.round for one in again.members} == {1, 2}
     engine.load_state_dict(engine.state_dict() | {"round": 0})
@@ -117,16 +119,44 @@ def test_a_diverged_member_is_not_kept_and_ties_go_to_the_earlier(tmp_path):
     assert [(one.round, one.member) for one in kept.members] == [(2, 1), (1, 1)]
 
 
-def test_a_member_that_torch_cannot_export_costs_only_its_file(tmp_path, caplog, monkeypatch):
+def test_a_member_that_cannot_be_stored_costs_only_its_folder(tmp_path, caplog, monkeypatch):
     def fails(*_: object) -> None:
         raise EsperError("no way")
 
-    monkeypatch.setattr("esper.kasmina.export.export_pt2", fails)
+    monkeypatch.setattr("esper.kasmina.plain_saves.folder.write_save", fails)
     engine, kept = engine_of(2), KeptMembers(tmp_path, keep=1)
     run_rounds(kept, 1, engine)
-    EXPORT(kept, engine)
+    STORE(kept, engine)
     assert "no way" in caplog.text
-    assert not list(tmp_path.glob("*.pt2"))
+    assert not list(tmp_path.glob("*-plain"))
+
+
+def test_a_kept_member_is_exported_from_its_folder_alone(tmp_path, capsys):
+    """By the same command as a grown network; equal to the member, bit for bit before the file."""
+    engine, run = engine_of(2), tmp_path / "run"
+    kept = KeptMembers(members_dir(run), keep=2)
+    run_rounds(kept, 1, engine)
+    (run / "run.json").touch()
+    out = tmp_path / "out.safetensors"
+    assert export.main([str(run), str(out)]) == 2
+    assert "resume the run" in capsys.readouterr().err
+    STORE(kept, engine)
+    best = kept.members[0]
+    plain = MorphogeneticModel.load(kept.folder / best.name, SPEC.host_factory).to_plain()
+    inputs = torch.randn(3, *SPEC.input_shape)
+    model = load_member(kept.folder, best)
+    assert torch.equal(model(inputs), plain(inputs))
+    assert torch.equal(load_member(kept.folder, best, SPEC.host_factory)(inputs), plain(inputs))
+    assert export.main([str(run), str(out)]) == 0
+    assert f"score {best.score:.4f}" in capsys.readouterr().out
+    weights = load_file(out)
+    assert all(torch.equal(weights[name], value) for name, value in plain.state_dict().items())
+    assert export.main([str(run), str(out), "--params", "3"]) == 2
+    assert "no member within params=3" in capsys.readouterr().err
+    (tensors,) = (kept.folder / f"{best.name}-plain").glob("*.safetensors")
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"x")
+    assert export.main([str(run), str(out)]) == 2
+    assert "checksum" in capsys.readouterr().err
 
 
 def test_a_damaged_list_is_refused_in_one_line(trained, tmp_path):

@@ -59,11 +59,16 @@ def _tensors(
         named = {path: held} if isinstance(held, Tensor) else _named_tensors(path, held)
         for name, value in named.items():
             key = keys.setdefault(id(value), name)
-            order = sorted(range(value.ndim), key=lambda d: -value.stride(d))
+            order = _memory_order(value.stride())
             values.setdefault(key, _in_order(value, order))
             parameter = isinstance(value, nn.Parameter)
             records[name] = TensorRecord(name, key, parameter, value.requires_grad, tuple(order))
     return tuple(records.values()), values
+
+
+def _memory_order(strides: tuple[int, ...]) -> list[int]:
+    """Return the dimensions from the outermost in memory to the innermost."""
+    return sorted(range(len(strides)), key=lambda dimension: -strides[dimension])
 
 
 def _in_order(value: Tensor, order: list[int]) -> Tensor:

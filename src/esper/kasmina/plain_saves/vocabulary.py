@@ -120,7 +120,7 @@ def _functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 FUNCTIONS: Final[Mapping[str, Callable[..., Any]]] = dict(_functions())
 """Functions that may be called, by name."""
 FUNCTION_NAMES: Final[Mapping[Callable[..., Any], str]] = {
-    function: name for name, function in reversed(FUNCTIONS.items())
+    FUNCTIONS[name]: name for name in reversed(list(FUNCTIONS))
 }
 
 _LAYERS = """

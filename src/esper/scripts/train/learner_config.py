@@ -74,7 +74,7 @@ class TrainPPO:
     keep: int = KEEP
     """Checkpoints to keep besides the best."""
     keep_members: int = KEEP_MEMBERS
-    """Best members of all rounds to keep as networks (safetensors and .pt2); 0: none."""
+    """Best members of all rounds to keep as networks, for esper export; 0: none."""
     data_dir: Path | None = None
     """Folder of the data sets; default $ESPER_DATA_DIR, then ./data."""
     recording: Annotated[Recording, NO_PREFIX] = field(default_factory=Recording)

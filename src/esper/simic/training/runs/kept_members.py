@@ -3,7 +3,7 @@
     members/
         members.json            the kept members, best first; carries a checksum
         000002-0003/            member 3 of the second round (`MorphogeneticModel.load` reads it)
-        000002-0003.pt2         the same for `torch.export.load`, written when the session ends
+        000002-0003-plain/      the same as a plain network (`plain_saves`), when the session ends
 
 Members are fresh in every round, so what a round grew is gone unless it is saved before the next
 one. Saving reads only: results do not depend on it. A member's folder is complete before
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from esper.storage.run_files import MEMBER_LIST as LIST
 from esper.storage.sealed_json import read_document, require_schema, seal
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from esper.leyline.payloads import EpisodeOutcome
     from esper.simic.training.history import RoundRecord
     from esper.simic.training.vectorized_trainer import VectorizedPPOTrainer
@@ -41,12 +43,12 @@ if TYPE_CHECKING:
 
 KEEP_MEMBERS: Final = 3
 """Default number of members kept."""
-PT2: Final = ".pt2"
+PLAIN: Final = "-plain"
 SCHEMA: Final = 1
 """Schema version of the list. Incremented by every change of it."""
 
-_OWN: Final = re.compile(r"\d{6,}-\d{4,}(\.pt2)?|\.\d{6,}-\d{4,}\.pt2\.\w+\.tmp")
-"""Names in the folder that belong to members, unfinished exports included."""
+_OWN: Final = re.compile(rf"\d{{6,}}-\d{{4,}}({PLAIN})?")
+"""Names in the folder that belong to members."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class KeptMember:
 
     @property
     def name(self) -> str:
-        """Name of its folder, and of its .pt2 file without the suffix."""
+        """Name of its folder; that of its plain network has a suffix."""
         return f"{self.round:06d}-{self.member:04d}"
 
 
@@ -133,7 +135,7 @@ class KeptMembers:
         try:
             for kept in ranked:
                 if kept.round == engine.round:
-                    (self.folder / f"{kept.name}{PT2}").unlink(missing_ok=True)
+                    shutil.rmtree(self.folder / f"{kept.name}{PLAIN}", ignore_errors=True)
                     save(kept, self.folder / kept.name)
             self._write(engine.spec.name, ranked)
         except OSError as error:
@@ -141,26 +143,28 @@ class KeptMembers:
                 f"cannot write to {self.folder}: {error.strerror or error}; {write_advice(error)}"
             ) from error
 
-    def export(self, engine: VectorizedEngine, seconds: float = math.inf) -> None:
-        """Write the missing .pt2 files; a member that torch cannot export is logged.
+    def store_plain(self, engine: VectorizedEngine, seconds: float = math.inf) -> None:
+        """Write the missing plain networks; one that cannot be written is logged.
 
         `seconds`: none is begun after this time; the next session writes the rest.
         """
         import torch
 
-        from esper.kasmina.export import export_pt2
         from esper.kasmina.member import MorphogeneticModel
+        from esper.kasmina.plain_saves import save_plain
 
         example, until = engine.validator.control.sample.cpu(), time.monotonic() + seconds
         for kept in self.members:
-            path = self.folder / f"{kept.name}{PT2}"
+            path = self.folder / f"{kept.name}{PLAIN}"
             if path.exists() or time.monotonic() > until:
                 continue
             try:
                 with torch.random.fork_rng(devices=[]):  # building a host draws numbers
                     factory = engine.spec.host_factory
                     member = MorphogeneticModel.load(self.folder / kept.name, factory)
-                    export_pt2(member, path, example)
+                    reason = save_plain(path, member.to_plain(), example)
+                if reason:
+                    logger.warning("%s needs the code of its host to be loaded: %s", path, reason)
             except EsperError as error:
                 logger.warning("%s is not written: %s", path, error)
 
@@ -177,7 +181,7 @@ class KeptMembers:
             return
         named = {kept.name for kept in members}
         for path in self.folder.iterdir():
-            if not _OWN.fullmatch(path.name) or path.name.removesuffix(PT2) in named:
+            if not _OWN.fullmatch(path.name) or path.name.removesuffix(PLAIN) in named:
                 continue
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -216,3 +220,55 @@ def read_members(folder: Path) -> tuple[KeptMember, ...]:
         return read_record(MemberList, document, str(path)).members
     except EsperError as error:
         raise EsperError(f"{error}; delete it to keep members of the coming rounds only") from None
+
+
+def best_member(folder: Path, params: float | None, macs: float | None) -> KeptMember:
+    """The member with the best score within these limits."""
+    members = read_members(folder)
+    if not members:
+        raise EsperError(f"{folder} has no {LIST}: the run kept no members (--keep-members)")
+    for kept in members:
+        small = params is None or kept.parameters <= params
+        if small and (macs is None or kept.macs <= macs):
+            return kept
+    smallest = min(members, key=lambda kept: kept.parameters)
+    raise EsperError(
+        f"no member within params={params}, macs={macs}: the smallest has {smallest.parameters} "
+        f"parameters and {smallest.macs} MACs"
+    )
+
+
+def load_member(
+    folder: Path,
+    kept: KeptMember,
+    host: nn.Module | Callable[[], nn.Module] | None = None,
+    trust: bool = False,
+) -> nn.Module:
+    """Return a kept member as a plain network, in eval mode; nothing in the folder runs.
+
+    `host`: its host, or what builds one, if it has layers of its own; `trust`: read such a member
+    as a `.pt2` file, which can run code.
+    """
+    from esper.kasmina.member import MorphogeneticModel
+    from esper.kasmina.plain_saves import load_plain
+    from esper.kasmina.tracing.host import factory_of
+
+    if host is not None:
+        return MorphogeneticModel.load(folder / kept.name, factory_of(host)).to_plain()
+    return load_plain(
+        _plain_folder(folder, kept), trust, "; or name its host: --model FILE.py:NAME"
+    )
+
+
+def member_example(folder: Path, kept: KeptMember) -> Any:
+    """Return one sample of the inputs of a kept member, as a batch of one."""
+    from esper.kasmina.plain_saves import plain_example
+
+    return plain_example(_plain_folder(folder, kept))
+
+
+def _plain_folder(folder: Path, kept: KeptMember) -> Path:
+    path = folder / f"{kept.name}{PLAIN}"
+    if not path.is_dir():
+        raise EsperError(f"{path} is missing: it is written when a session ends; resume the run")
+    return path

@@ -137,10 +137,10 @@ class PolicySession:
                     self._keep(engine, run_one())
                     on_round(self.rounds[-1])
                     self.interrupts.check()
-                self.members.export(engine)
+                self.members.store_plain(engine)
                 self.interrupts.check()
             except Interrupted as stopped:
-                self.members.export(engine)
+                self.members.store_plain(engine)
                 self._end()
                 raise Interrupted(self._stopped(stopped), stopped.signal_name) from None
             except BaseException as error:

@@ -101,11 +101,11 @@ class FolderSession:
         with self.interrupts:
             try:
                 history = trainer.run()
-                self.members.export(trainer.engine)
+                self.members.store_plain(trainer.engine)
                 self.interrupts.check()
             except Interrupted as interrupted:
                 self.checkpoints.flush(trainer, CheckpointReason.INTERRUPTED)
-                self.members.export(trainer.engine, LAST_SECONDS)
+                self.members.store_plain(trainer.engine, LAST_SECONDS)
                 done = trainer.engine.round >= trainer.rounds
                 folder.end(SessionEnd.FINISHED if done else SessionEnd.INTERRUPTED)
                 raise Interrupted(self._stopped(interrupted, trainer)) from None
