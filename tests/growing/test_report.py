@@ -56,6 +56,8 @@ def info(**changes: object) -> GrowInfo:
         constant_score=float("nan"),
         amp=False,
         weight_decay=0.01,
+        full_length=30,
+        higher_is_better=True,
     )
     return replace(plain, **changes)
 
