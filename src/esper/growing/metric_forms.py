@@ -256,7 +256,8 @@ def _labels(reading: RowTerms, targets: Tensor) -> tuple[Ints, Any]:
 
 def _ratio(above: Doubles, below: Doubles) -> Doubles:
     """`above / below`, NaN where that is 0 / 0."""
-    return np.divide(above, below, out=np.full(above.shape, np.nan), where=below > 0)
+    unknown = np.full(above.shape, np.nan)
+    return np.asarray(np.divide(above, below, out=unknown, where=below > 0))
 
 
 def _mean_known(value_WC: Doubles) -> Doubles:
