@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet as pq
 
 from audit_support import SmallAudit
 from esper import bench as records
+from esper.audit.packed import pack_audit
 from esper.scripts.bench import main
 
 FEW = ("--policies", "table", "--episodes", "2")
@@ -173,6 +177,56 @@ def test_no_code_runs_that_the_command_line_does_not_name(folder, here, capsys):
     assert not (here / "ran.txt").exists()
     assert main([str(folder), *FEW, "--policy", "mine.py:Mine", "--quiet"]) == 0
     assert (here / "ran.txt").exists()
+
+
+EMPTY = ("seeds", "budget", "groups", "permuted", "accuracy", "test", "rollbacks")
+
+
+def without_values(name: str, rows: slice):
+    """A change of a table: some entries of a column are null."""
+
+    def change(table: pa.Table) -> pa.Table:
+        at, values = table.schema.get_field_index(name), table.column(name).to_pylist()
+        values[rows] = [None] * len(values[rows])
+        return table.set_column(at, table.field(at), pa.array(values, table.field(at).type))
+
+    return change
+
+
+def other_in_the_last_row(table: pa.Table) -> pa.Table:
+    at, values = table.schema.get_field_index("budget"), table.column("budget").to_pylist()
+    return table.set_column(at, table.field(at), pa.array([*values[:-1], 99.0]))
+
+
+DAMAGES = {
+    **{f"{name} empty": without_values(name, slice(None)) for name in EMPTY},
+    "one budget empty": without_values("budget", slice(2, 3)),
+    "one list empty": without_values("control", slice(1, 2)),
+    "budget differs": other_in_the_last_row,
+    "half of the rows": lambda table: table.slice(0, len(table) // 2),
+    "a row missing": lambda table: table.slice(1),
+    "no rows": lambda table: table.slice(0, 0),
+    "rows twice": lambda table: pa.concat_tables([table, table]),
+    "no column test": lambda table: table.drop_columns(["test"]),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_records_with_holes_are_one_line(damage, packed, folder, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    if packed:
+        pack_audit(folder, copy)
+    else:
+        shutil.copytree(folder, copy)
+    path, *_ = sorted(copy.rglob("*.parquet"))
+    table = pq.read_table(path)
+    changed = DAMAGES[damage](table).replace_schema_metadata(table.schema.metadata)
+    pq.write_table(changed, path)
+    assert main([str(copy), *FEW, "--quiet"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    whole_contexts = packed and damage in ("half of the rows", "no rows")
+    assert ("of 2 contexts have records" if whole_contexts else f"{path} is damaged") in line
 
 
 @pytest.mark.parametrize(

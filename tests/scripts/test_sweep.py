@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,9 +17,37 @@ import pytest
 from esper.leyline.seeds import EVALUATION_SEEDS
 from esper.scripts.sweep import main
 from esper.scripts.sweep.config import TUNING_SEED, read_sweep
+from esper.scripts.sweep.database import TABLES, damage_is_one_line, require_sound
 from esper.scripts.sweep.space import Choices, Range, read_space
 from esper.scripts.train.learner_config import read_train_ppo
 from support import refused
+
+
+def make_database(path: Path) -> None:
+    """Tables as Optuna names them, with something in them."""
+    with closing(sqlite3.connect(path)) as database:
+        for name in TABLES:
+            database.execute(f"create table {name} (value text)")
+            database.executemany(f"insert into {name} values (?)", [("x" * 500,)] * 20)
+        database.commit()
+
+
+DAMAGES = {
+    "empty": lambda path: path.write_bytes(b""),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "head": lambda path: path.write_bytes(path.read_bytes()[:100]),
+    "random bytes": lambda path: path.write_bytes(random.Random(0).randbytes(20_000)),
+    "zeros": lambda path: path.write_bytes(bytes(20_000)),
+    "text": lambda path: path.write_text("trials"),
+    "no table": lambda path: execute(path, "drop table trials"),
+}
+
+
+def execute(path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(sql)
+        database.commit()
+
 
 needs_optuna = pytest.mark.skipif(
     find_spec("optuna") is None, reason="needs pip install '.[sweep]'"
@@ -100,6 +131,61 @@ def numbers(folder: Path) -> list[dict[str, object]]:
     """Trials without their times and numbers, which differ where one was run again."""
     found = json.loads((folder / "sweep.json").read_text())["trials"]
     return [{**trial, "seconds": 0, "number": 0} for trial in found]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_database_is_one_line(tmp_path, damage):
+    path = tmp_path / "study.db"
+    require_sound(path)  # none yet
+    make_database(path)
+    require_sound(path)
+    DAMAGES[damage](path)
+    line = refused(lambda: require_sound(path))
+    assert line.startswith(f"{path} is damaged (")
+    assert line.endswith("or choose another --out")
+    assert "\n" not in line
+
+
+def test_a_locked_database_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("esper.scripts.sweep.database.LOCK_SECONDS", 0.0)
+    path = tmp_path / "study.db"
+    make_database(path)
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("begin exclusive")
+        assert refused(lambda: require_sound(path)).startswith(f"{path} is locked by another")
+
+
+def test_what_optuna_raises_on_a_database_is_one_line(tmp_path):
+    def fails() -> None:
+        with damage_is_one_line(tmp_path / "study.db"):
+            raise KeyError("Record does not\nexist\n[SQL: select]")
+
+    assert "study.db is damaged ('Record does not" in refused(fails)
+
+
+@needs_optuna
+def test_a_sweep_does_not_start_on_a_damaged_database(tmp_path, capsys):
+    """With a database of Optuna's own: of a search that was stopped before its first trial."""
+    import optuna
+
+    from esper.scripts.sweep.study import open_study
+
+    flags = [*FLAGS, "--trials", "1", "--out", str(tmp_path)]
+    config = read_sweep(flags)
+    study = open_study(config, config.check(), tmp_path)
+    study.ask({"epochs": optuna.distributions.IntDistribution(1, 3)})
+    path = tmp_path / "study.db"
+    sound = path.read_bytes()
+    wrong = {
+        "no study": lambda path: execute(path, "delete from studies"),
+        "values": lambda path: execute(path, "update trial_params set distribution_json = 'x'"),
+    }
+    for damage in (DAMAGES | wrong).values():
+        path.write_bytes(sound)
+        damage(path)
+        assert main(flags) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: {path} is damaged (")
 
 
 @needs_optuna

@@ -195,7 +195,8 @@ def read_packed(path: Path, shape: RowShape, contexts: int) -> list[ContextRows]
     with _naming(path, "get it again from where it came from"):
         table, each = _read_table(path, shape.audit), shape.hosts * len(shape.topologies)
         numbers = _numbers(table, "context")[::each].tolist()
-        if len(table) != each * len(numbers) or not set(numbers) <= set(range(contexts)):
+        unique = len(set(numbers)) == len(numbers) and set(numbers) <= set(range(contexts))
+        if len(table) != each * len(numbers) or not unique:
             raise ValueError("its rows are not those of the audit")
         return [
             _rows(table.slice(at * each, each), replace(shape, context=context))
@@ -207,7 +208,10 @@ def _read_table(path: Path, audit: str) -> pa.Table:
     # pyarrow cannot open paths that are not UTF-8
     with path.open("rb") as raw, pq.ParquetFile(raw, page_checksum_verification=True) as file:
         _check_metadata(path, file.schema_arrow.metadata or {}, audit)
-        return file.read().cast(ROW_SCHEMA)
+        table = file.read().cast(ROW_SCHEMA)
+        for name in table.column_names:
+            _require_filled(table, name)
+        return table
 
 
 @contextmanager
@@ -244,13 +248,13 @@ def _rows(table: pa.Table, shape: RowShape) -> ContextRows:
     for name, values in expected.items():
         if not np.array_equal(_numbers(table, name), values):
             raise ValueError(f"column {name} is not that of this context")
-    first = {name: table.column(name)[0].as_py() for name in _DRAWN}
+    drawn = {name: _drawn_value(table, name) for name in _DRAWN}
     arrays: dict[str, Any] = {
         f"{name}_HKT": _grid(table, name, (*grid, shape.steps + 1)) for name in CURVES
     }
     arrays |= {f"{name}_HKS": _grid(table, name, (*grid, shape.slots)) for name in SLOT_LISTS}
     return ContextRows(
-        drawn=DrawnContext(shape.context, **first),
+        drawn=DrawnContext(shape.context, **drawn),
         topology_K=np.array(shape.topologies, dtype=np.int64),
         test_HK=_numbers(table, "test").reshape(grid),
         rollbacks_HK=_numbers(table, "rollbacks").astype(np.int64).reshape(grid),
@@ -258,11 +262,24 @@ def _rows(table: pa.Table, shape: RowShape) -> ContextRows:
     )
 
 
-def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
+def _require_filled(table: pa.Table, name: str) -> None:
+    """Raise if a column, or a list in it, has empty entries."""
     column = table.column(name)
-    if column.null_count:
+    inner = pa.types.is_list(column.type) and any(c.flatten().null_count for c in column.chunks)
+    if column.null_count or inner:
         raise ValueError(f"column {name} has empty entries")
-    return np.asarray(column.to_numpy())
+
+
+def _drawn_value(table: pa.Table, name: str) -> Any:
+    """What a column says of the context, the same in every row."""
+    values = _numbers(table, name)
+    if not np.isfinite(values).all() or (values != values[0]).any():
+        raise ValueError(f"column {name} is not one number, the same in every row")
+    return values[0].item()
+
+
+def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    return np.asarray(table.column(name).to_numpy())
 
 
 def _grid(table: pa.Table, name: str, shape: tuple[int, ...]) -> Floats:
@@ -270,7 +287,7 @@ def _grid(table: pa.Table, name: str, shape: tuple[int, ...]) -> Floats:
     column = table.column(name).combine_chunks()
     lists = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     lengths = np.diff(np.asarray(lists.offsets))
-    if lists.null_count or (lengths != shape[-1]).any():
+    if (lengths != shape[-1]).any():
         raise ValueError(f"column {name} has lists of other lengths than {shape[-1]}")
     return np.asarray(lists.flatten().to_numpy(), dtype=np.float32).reshape(shape)
 

@@ -32,6 +32,7 @@ from esper.leyline.streams import stream_seed
 from esper.scripts.cli.report_files import json_bytes
 from esper.scripts.compare.folder import differences
 from esper.scripts.sweep.config import Sweep
+from esper.scripts.sweep.database import damage_is_one_line, require_sound
 from esper.scripts.sweep.space import Axis, Choices, Space
 from esper.scripts.sweep.trials import RoundScore, TrialJob, TrialResult
 from esper.storage.atomic import require_not_folders, require_writable, write_atomic
@@ -60,17 +61,19 @@ def open_study(config: Sweep, space: Space, folder: Path) -> optuna.Study:
     else:
         write_atomic(path, json_bytes(wanted))
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(
-        storage=f"sqlite:///{(folder / STUDY).absolute()}",
-        study_name=NAME,
-        direction="maximize",
-        pruner=_pruner(config),
-        load_if_exists=True,
-    )
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a command that was killed
-        study.enqueue_trial(trial.params)
-        study.tell(trial.number, state=TrialState.FAIL)
-    return study
+    require_sound(folder / STUDY)
+    with damage_is_one_line(folder / STUDY):
+        study = optuna.create_study(
+            storage=f"sqlite:///{(folder / STUDY).absolute()}",
+            study_name=NAME,
+            direction="maximize",
+            pruner=_pruner(config),
+            load_if_exists=True,
+        )
+        for trial in study.get_trials(states=(TrialState.RUNNING,)):  # of a command that was killed
+            study.enqueue_trial(trial.params)
+            study.tell(trial.number, state=TrialState.FAIL)
+        return study
 
 
 def _settings(config: Sweep, space: Space) -> Json:
