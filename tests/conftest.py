@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,16 +39,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the list as slow; `*` stands for any text."""
-    lines = SLOW_TESTS.read_text().splitlines()
-    entries = [line for line in lines if line and not line.startswith("#")]
+    """Mark the tests of the list as slow; `*` stands for any text, `!` takes tests off again."""
+    lines = [line for line in SLOW_TESTS.read_text().splitlines() if line and line[0] != "#"]
+    listed = matcher([line for line in lines if line[0] != "!"])
+    kept = matcher([line[1:] for line in lines if line[0] == "!"])
+    for item in items:
+        if listed(item.nodeid) and not kept(item.nodeid):
+            item.add_marker(pytest.mark.slow)
+
+
+def matcher(entries: list[str]) -> Callable[[str], bool]:
+    """Tells whether a test, or its file, is among the entries."""
     plain = {entry for entry in entries if "*" not in entry}
     patterns = [re.escape(entry).replace(r"\*", ".*") for entry in entries if "*" in entry]
     pattern = re.compile("|".join(patterns))
-    for item in items:
-        listed = {item.nodeid, item.nodeid.split("::")[0]} & plain
-        if listed or pattern.fullmatch(item.nodeid):
-            item.add_marker(pytest.mark.slow)
+    return lambda nodeid: (
+        not plain.isdisjoint((nodeid, nodeid.split("::")[0]))
+        or pattern.fullmatch(nodeid) is not None
+    )
 
 
 def pytest_collection_finish() -> None:
