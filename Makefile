@@ -15,6 +15,7 @@ KERNEL_PACKAGES := triton==3.6.0 numpy==2.2.6
 KERNELS         := $(VENV)/kernels
 KERNELS_STAMP   := $(KERNELS)/.installed
 KERNELS_LOG     := $(VENV)/kernels.log
+KERNEL_TESTS    := tests/kasmina/kernels
 
 # Fast tests that guard the fixed names and contracts; add a file here when it is written.
 GUARDRAIL_TESTS := \
@@ -80,7 +81,7 @@ lint: $(STAMP) ## ruff, mypy and the import contracts
 test: ## lint beside the kernels, then all tests but the slow ones
 	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) $(STAMP) $(KERNELS_STAMP)
 	@$(MAKE) --no-print-directory --jobs=$(TEST_JOBS) JOBS=1 test-kernels lint $(WARM)
-	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile --ignore $(KERNEL_TESTS)
 
 test-slow: setup ## the slow tests alone; those that need an extra say so and skip
 	$(BIN)/python -m pytest -m slow
@@ -93,12 +94,10 @@ $(KERNELS_STAMP): constraints.txt | $(BIN)/python
 	@touch $@
 
 test-kernels: $(STAMP) $(KERNELS_STAMP) ## kernels of our own against torch, by Triton's interpreter
-	@if test -d $(KERNELS)/triton; then \
-		TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) \
-			$(BIN)/python -m pytest -q -W ignore::RuntimeWarning -n $(if $(filter 1,$(JOBS)),0,$(JOBS)) $(KERNEL_FLAGS) tests/kasmina/kernels; \
-	else \
-		echo "kernels are not tested: triton cannot be installed here, see $(KERNELS_LOG)"; \
-	fi
+	@test -d $(KERNELS)/triton || \
+		echo "Triton's kernels are not tested: it cannot be installed here, see $(KERNELS_LOG)"
+	@TRITON_INTERPRET=1 PYTHONPATH=$(KERNELS) $(BIN)/python -m pytest -q -W ignore::RuntimeWarning \
+		-n $(if $(filter 1,$(JOBS)),0,$(JOBS)) $(KERNEL_FLAGS) $(KERNEL_TESTS)
 
 guardrail: setup ## the fast tests of names and contracts
 	$(BIN)/python -m pytest $(GUARDRAIL_TESTS)
